@@ -1,0 +1,1 @@
+"""schedd: a durable task scheduler for one machine or a few."""

@@ -1,0 +1,1 @@
+"""Floor 2b: the worker side."""

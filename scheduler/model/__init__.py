@@ -1,0 +1,1 @@
+"""Floor 0: pure rules. No I/O, no SQL."""

@@ -1,0 +1,1 @@
+"""Built-in task types, installed as scheduler.tasks."""
