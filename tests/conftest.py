@@ -1,0 +1,8 @@
+"""What every test shares: the fixtures of support/databases.py, the case markers of support/casebook.py."""
+
+from hypothesis import settings
+
+pytest_plugins = ["support.session", "support.databases", "support.casebook"]
+
+settings.register_profile("schedd", deadline=None, print_blob=True)
+settings.load_profile("schedd")

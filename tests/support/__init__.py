@@ -1,0 +1,1 @@
+"""What the tests stand on: the run, its databases, the book of cases."""

@@ -1,0 +1,200 @@
+"""Databases for the tests: every test that takes one runs on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import postgres_server
+from support.session import locked, shared_directory
+
+DIALECTS = ("sqlite", "postgresql")
+
+
+@dataclass(frozen=True)
+class Database:
+    """Where a test's tasks are kept."""
+
+    url: str
+    dialect: str
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.dialect == "sqlite"
+
+    @property
+    def path(self) -> Path:
+        """The file of an SQLite database."""
+        assert self.is_sqlite
+        return Path(self.url.removeprefix("sqlite:///"))
+
+
+@pytest.fixture(params=DIALECTS)
+def dialect(request: pytest.FixtureRequest) -> str:
+    """Every database fixture is built on this one; to run on one of them only, parametrise it indirectly."""
+    return str(request.param)
+
+
+@pytest.fixture
+def database(dialect: str, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A database of this test alone: migrated, and empty."""
+    if dialect == "sqlite":
+        template: Path = request.getfixturevalue("_sqlite_template")
+        with _short_directory() as directory:
+            shutil.copyfile(template, directory / "jobs.db")
+            yield Database(f"sqlite:///{directory / 'jobs.db'}", dialect)
+    else:
+        server: PostgresDatabases = request.getfixturevalue("postgres_databases")
+        yield Database(server.migrated(), dialect)
+
+
+@pytest.fixture
+def empty_database(dialect: str, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A database without any table; on SQLite the file does not exist yet."""
+    if dialect == "sqlite":
+        with _short_directory() as directory:
+            yield Database(f"sqlite:///{directory / 'jobs.db'}", dialect)
+    else:
+        server: PostgresDatabases = request.getfixturevalue("postgres_databases")
+        name = server.create()
+        yield Database(server.url(name), dialect)
+        server.drop(name)
+
+
+@pytest.fixture
+def store_url(database: Database) -> str:
+    return database.url
+
+
+class _short_directory:
+    """A directory with a short path: socket paths beside an SQLite database have to fit into 107 bytes."""
+
+    def __enter__(self) -> Path:
+        self._path = tempfile.mkdtemp(prefix="t", dir=shared_directory())
+        return Path(self._path)
+
+    def __exit__(self, *exc: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+def _migrate(url: str) -> None:
+    from scheduler.store.migrate import upgrade
+
+    upgrade(url)
+
+
+@pytest.fixture(scope="session")
+def _sqlite_template() -> Path:
+    """One migrated file per run, which each test copies."""
+    template = shared_directory() / "template.db"
+    with locked("template.lock"):
+        if not template.exists():
+            draft = template.with_name("draft.db")
+            _migrate(f"sqlite:///{draft}")
+            with closing(sqlite3.connect(draft)) as connection:
+                connection.execute("pragma wal_checkpoint(truncate)")  # so that the file is all there is
+            draft.rename(template)
+    return template
+
+
+@pytest.fixture(scope="session")
+def postgres_databases() -> PostgresDatabases:
+    with locked("postgres.lock"):
+        postgres_server.start(shared_directory())
+    return PostgresDatabases(shared_directory(), os.environ.get("PYTEST_XDIST_WORKER", "main"))
+
+
+class PostgresDatabases:
+    """The databases of one pytest worker on the run's server."""
+
+    def __init__(self, directory: Path, worker: str) -> None:
+        self._directory = directory
+        self._worker = worker
+        self._numbers = itertools.count(1)
+        self._migrated: str | None = None
+
+    def url(self, name: str) -> str:
+        return postgres_server.url(self._directory, name)
+
+    def create(self) -> str:
+        name = f"schedd_{self._worker}_{next(self._numbers)}"
+        with self._connect("postgres") as connection:
+            connection.execute(f'create database "{name}"')
+        return name
+
+    def drop(self, name: str) -> None:
+        with self._connect("postgres") as connection:
+            connection.execute(f'drop database "{name}" with (force)')
+
+    def migrated(self) -> str:
+        """The worker's migrated database, emptied of what the last test left."""
+        if self._migrated is None:
+            name = self.create()
+            _migrate(self.url(name))
+            self.keep_rows_of_migrations(name)
+            self._migrated = name
+        else:
+            self.reset(self._migrated)
+        return self.url(self._migrated)
+
+    def _connect(self, name: str) -> Any:
+        import psycopg
+
+        return psycopg.connect(
+            host=str(self._directory / "pg"),
+            user="postgres",
+            dbname=name,
+            autocommit=True,
+            connect_timeout=10,
+        )
+
+    def _tables(self, connection: Any, schema: str = "public") -> list[str]:
+        rows = connection.execute(
+            "select quote_ident(tablename) from pg_tables"
+            " where schemaname = %s and tablename <> 'alembic_version'",
+            (schema,),
+        )
+        return [name for (name,) in rows]
+
+    def _filled(self, connection: Any) -> list[str]:
+        """The tables with rows in them; emptying the empty ones too would take eight times as long."""
+        tables = self._tables(connection)
+        checks = [f"select '{table}' where exists (select from {table})" for table in tables]
+        return [name for (name,) in connection.execute(" union all ".join(checks))] if checks else []
+
+    def keep_rows_of_migrations(self, name: str) -> None:
+        with self._connect(name) as connection:
+            connection.execute("create schema kept")
+            for table in self._filled(connection):
+                connection.execute(f"create table kept.{table} as table public.{table}")
+
+    def reset(self, name: str) -> None:
+        with self._connect(name) as connection:
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and pid <> pg_backend_pid()"
+            )
+            connection.execute("set lock_timeout = '10s'")
+            kept = self._tables(connection, "kept")
+            spent = {*self._filled(connection), *kept}
+            if spent:
+                connection.execute(f"truncate {', '.join(sorted(spent))} restart identity cascade")
+            used = connection.execute(
+                "select format('%I.%I', schemaname, sequencename) from pg_sequences"
+                " where last_value is not null"
+            )
+            for (sequence,) in used.fetchall():
+                connection.execute(f"alter sequence {sequence} restart")
+            connection.execute("set session_replication_role = 'replica'")  # no order of foreign keys to keep
+            for table in kept:
+                connection.execute(f"insert into {table} select * from kept.{table}")

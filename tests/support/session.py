@@ -1,0 +1,112 @@
+"""One directory for a whole pytest run, its xdist workers included, and tests that run alone.
+
+The controller (or the only process) makes the directory, holds a lock in it for as long as it lives, and
+removes it at the end. A run that was killed leaves its directory, and perhaps its PostgreSQL, to be removed by
+the next run, which finds the lock free.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PREFIX = "schedd-tests-"
+_shared: Path | None = None
+_owner: int | None = None  # the descriptor of the lock, in the controller only
+_xdist_worker = False
+
+
+def shared_directory() -> Path:
+    assert _shared is not None, "run pytest from the root of the checkout"
+    return _shared
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _shared, _owner, _xdist_worker
+    workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if workerinput is not None:
+        _xdist_worker = True
+        _shared = Path(workerinput["schedd_shared"])
+        return
+    _remove_leftovers()
+    _shared = Path(tempfile.mkdtemp(prefix=PREFIX))
+    _shared.chmod(0o755)  # PostgreSQL runs as another user when pytest runs as root
+    _owner = os.open(_shared / "owner", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(_owner, fcntl.LOCK_EX)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["schedd_shared"] = str(_shared)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    global _owner
+    if _owner is not None and _shared is not None:
+        _remove(_shared)
+        os.close(_owner)
+        _owner = None
+
+
+def _remove(directory: Path) -> None:
+    from support import postgres_server
+
+    postgres_server.stop(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_leftovers() -> None:
+    for directory in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+        try:
+            if directory.stat().st_uid != os.getuid() or time.time() - directory.stat().st_mtime < 60:
+                continue
+            descriptor = os.open(directory / "owner", os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(directory)
+        except BlockingIOError:
+            pass  # that run is alive
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def locked(name: str, operation: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold a lock that all processes of this run share."""
+    descriptor = os.open(shared_directory() / name, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(descriptor, operation)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """Keep tests marked ``alone`` apart from the tests of the other xdist workers.
+
+    Whoever wants in passes the gate; who wants the room alone holds the gate until the room is empty, so that
+    the others cannot keep it waiting for ever.
+    """
+    if not _xdist_worker:
+        return (yield)
+    alone = item.get_closest_marker("alone") is not None
+    with locked("gate"):
+        room = os.open(shared_directory() / "room", os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        os.close(room)

@@ -1,0 +1,128 @@
+"""The tools of the tests themselves: the book of cases, and that databases are really empty each time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+
+from scheduler.store import schema
+from support.casebook import PROPERTY, Case, Casebook, cells_of, read_cases
+from support.databases import Database, PostgresDatabases
+
+
+def report(cells: list[tuple[int, str]], outcome: str, when: str = "call", test: str = "t") -> Any:
+    return SimpleNamespace(
+        user_properties=[(PROPERTY, cells)],
+        failed=outcome == "failed",
+        passed=outcome == "passed",
+        when=when,
+        nodeid=test,
+    )
+
+
+@pytest.fixture
+def book() -> Casebook:
+    return Casebook({1: Case(1, True, "one"), 2: Case(2, False, "two")})
+
+
+def test_a_case_is_shown_when_it_passed_on_both(book: Casebook) -> None:
+    assert book.gaps() == [(1, "sqlite"), (1, "postgresql")]
+    book.add(report([(1, "sqlite")], "passed", test="a"))
+    assert book.gaps() == [(1, "postgresql")]
+    book.add(report([(1, "postgresql")], "passed", test="b"))
+    assert book.gaps() == []
+
+
+def test_setup_and_skipped_tests_show_nothing_and_failures_undo(book: Casebook) -> None:
+    both = [(1, "sqlite"), (1, "postgresql")]
+    book.add(report(both, "passed", when="setup"))
+    book.add(report(both, "skipped"))
+    assert len(book.gaps()) == 2
+    book.add(report(both, "passed"))
+    book.add(report([(1, "sqlite")], "failed", when="teardown", test="other"))
+    assert book.gaps() == [(1, "sqlite")]
+    assert any("FAIL 1" in line for line in book.lines())
+
+
+def test_a_test_that_names_no_database_is_told(book: Casebook) -> None:
+    book.add(report([(1, "")], "passed", test="vague"))
+    assert book.untold() == ["vague"]
+    assert len(book.gaps()) == 2
+
+
+def item(mark: pytest.Mark, **parameters: Any) -> Any:
+    return SimpleNamespace(
+        nodeid="t", iter_markers=lambda name: [mark], callspec=SimpleNamespace(params=parameters)
+    )
+
+
+def test_cells_of_a_test() -> None:
+    known = read_cases()
+    assert cells_of(item(pytest.mark.case(4, 5).mark, dialect="sqlite"), known) == [
+        (4, "sqlite"),
+        (5, "sqlite"),
+    ]
+    assert cells_of(item(pytest.mark.case(4, pure=True).mark), known) == [(4, "sqlite"), (4, "postgresql")]
+    assert cells_of(item(pytest.mark.case(4).mark, other=object()), known) == [(4, "")]
+    with pytest.raises(pytest.UsageError):
+        cells_of(item(pytest.mark.case(67).mark), known)
+    with pytest.raises(pytest.UsageError):
+        cells_of(item(pytest.mark.case(4, pur=True).mark), known)
+
+
+def test_the_book_has_all_cases() -> None:
+    cases = read_cases()
+    assert list(cases) == list(range(1, 67))
+    assert {case.due for case in cases.values()} == {True, False}
+
+
+def row_of(table: sqlalchemy.Table) -> dict[str, Any]:
+    """Some row that the table takes."""
+    needed = [column for column in table.columns if not column.nullable and column.server_default is None]
+    return {column.name: 1 if column.type.python_type is int else "x" for column in needed}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_database_is_migrated_and_empty(database: Database, again: bool) -> None:
+    """Twice on each: the second finds nothing of what the first wrote."""
+    engine = sqlalchemy.create_engine(database.url)
+    with engine.begin() as connection:
+        assert connection.execute(sqlalchemy.select(schema.workers)).all() == []
+        connection.execute(schema.workers.insert().values(row_of(schema.workers)))
+    engine.dispose()
+
+
+def test_an_empty_database_has_no_tables(empty_database: Database) -> None:
+    engine = sqlalchemy.create_engine(empty_database.url)
+    assert sqlalchemy.inspect(engine).get_table_names() == []
+    engine.dispose()
+
+
+def test_postgres_is_emptied_but_for_what_migrations_wrote(postgres_databases: PostgresDatabases) -> None:
+    server = postgres_databases
+    name = server.create()
+    url = server.url(name).replace("postgresql+psycopg", "postgresql")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("create table kinds (id int primary key)")
+        connection.execute("create table tasks (id bigserial primary key, kind int references kinds)")
+        connection.execute("create sequence numbers")
+        connection.execute("insert into kinds values (7)")
+        server.keep_rows_of_migrations(name)
+    for _ in range(2):
+        left_open = psycopg.connect(url)
+        assert left_open.execute("insert into tasks (kind) values (7) returning id").fetchone() == (1,)
+        assert left_open.execute("select nextval('numbers')").fetchone() == (1,)
+        with psycopg.connect(url) as other:
+            other.execute("insert into kinds values (8)")
+        left_open.commit()
+        left_open.execute("select * from tasks")  # a transaction that a test forgot
+        server.reset(name)
+        left_open.close()
+        with psycopg.connect(url) as connection:
+            assert connection.execute("select id from kinds").fetchall() == [(7,)]
+            assert connection.execute("select id from tasks").fetchall() == []
+    server.drop(name)
