@@ -1,8 +1,8 @@
 """One directory for a whole pytest run, its xdist workers included, and tests that run alone.
 
 The controller (or the only process) makes the directory, holds a lock in it for as long as it lives, and
-removes it at the end. A run that was killed leaves its directory, and perhaps its PostgreSQL, to be removed by
-the next run, which finds the lock free.
+removes it at the end. A run that was killed leaves its directory, and perhaps its PostgreSQL, to be removed
+by the next run, which finds the lock free.
 """
 
 from __future__ import annotations
