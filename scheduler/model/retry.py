@@ -29,8 +29,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``jitter`` of itself. ``none`` means a single attempt.
 
     min_wait, max_wait: seconds or timedelta, kept as float seconds (whole microseconds). max_attempts:
-    executions, the first one included; None is unlimited. factor: at least 1. jitter: 0 to 1. retry_on: exception
-    classes, or their names (bare like ``"ConnectionError"`` or with their module); empty retries every error.
+    executions, the first one included; None is unlimited. factor: at least 1. jitter: 0 to 1. retry_on:
+    exception classes, or their names (bare like ``"ConnectionError"`` or with their module); empty retries
+    every error.
 
     Raises ConfigError for values that do not fit.
     """
@@ -123,7 +124,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return not known.isdisjoint(self.retry_on)
 
     def to_json(self) -> str:
-        """The policy as compact JSON, every field written: a later change of defaults alters no stored policy."""
+        """The policy as compact JSON, every field written: stored policies keep their values."""
         return msgspec.json.encode(self).decode()
 
     @classmethod

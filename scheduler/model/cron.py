@@ -1,0 +1,195 @@
+"""Cron expressions: five strict fields, and the minutes of a calendar without zones that they name.
+
+A *minute* here is the number of minutes from 1970-01-01 00:00 on some wall clock; ``zoned.py`` turns it into
+instants. Our own reader, because the libraries guess: croniter 7.0.0 reads ``22 3-3 * * MON`` as every hour
+and accepts ``0 0 30 2 *``, cronsim 2.8 reads ``3-3/5`` as ``3/5``. Both are oracles in the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from calendar import monthrange
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+
+from scheduler.errors import InvalidScheduleError
+
+DAY = 1440  # minutes
+EPOCH_DAY = date(1970, 1, 1).toordinal()
+LAST_DAY = date(
+    9998, 12, 31
+).toordinal()  # a year short of what datetime holds, so that no offset leads out of it
+HORIZON_YEARS = 48  # 29 February on one weekday returns within 40 years, the gap of 2100 included
+
+_MONTHS = {
+    name: number
+    for number, name in enumerate(
+        ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"), 1
+    )
+}
+_WEEKDAYS = {name: number for number, name in enumerate(("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"))}
+_LONGEST_MONTH = (0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_NICKNAMES = {
+    "@YEARLY": "0 0 1 1 *",
+    "@ANNUALLY": "0 0 1 1 *",
+    "@MONTHLY": "0 0 1 * *",
+    "@WEEKLY": "0 0 * * 0",
+    "@DAILY": "0 0 * * *",
+    "@MIDNIGHT": "0 0 * * *",
+    "@HOURLY": "0 * * * *",
+}
+_TERM = re.compile(
+    r"(?:(?P<star>\*)|(?P<low>[0-9]{1,4}|[A-Z]{3})(?:-(?P<high>[0-9]{1,4}|[A-Z]{3}))?)(?:/(?P<step>[0-9]{1,4}))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CronFields:
+    """A cron expression, read. Raises nothing by itself; :func:`parse` builds it."""
+
+    times: tuple[int, ...]  # minutes of the day, ascending
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]  # 0 is Sunday
+    both_days: bool  # day of month AND day of week must match; else either
+    elapsed: bool  # follows elapsed time, not the wall clock
+
+    def matches_day(self, ordinal: int) -> bool:
+        """Whether the date with this proleptic ordinal is one of the expression's."""
+        day = date.fromordinal(ordinal)
+        return day.month in self.months and self._matches(day.day, ordinal)
+
+    def _matches(self, day: int, ordinal: int) -> bool:
+        # Ordinal 1 is a Monday, so the remainder by 7 is cron's own count, 0 for Sunday.
+        if self.both_days:
+            return day in self.days and ordinal % 7 in self.weekdays
+        return day in self.days or ordinal % 7 in self.weekdays
+
+    def minutes_from(self, start: int) -> Iterator[int]:
+        """The expression's minutes from ``start`` on, ascending, for HORIZON_YEARS and not for ever."""
+        of_day = start % DAY
+        for ordinal in self._days_from(start // DAY + EPOCH_DAY):
+            midnight = (ordinal - EPOCH_DAY) * DAY
+            first = bisect_left(self.times, of_day) if midnight + of_day == start else 0
+            for time in self.times[first:]:
+                yield midnight + time
+
+    def _days_from(self, start: int) -> Iterator[int]:
+        if start > LAST_DAY:
+            return
+        first = date.fromordinal(start)
+        ordinal, year, month, day = start, first.year, first.month, first.day
+        for _ in range(12 * HORIZON_YEARS + 1):
+            length = monthrange(year, month)[1]
+            if month in self.months:
+                for offset in range(length - day + 1):
+                    if self._matches(day + offset, ordinal + offset):
+                        yield ordinal + offset
+            ordinal, day = ordinal + length - day + 1, 1
+            if ordinal > LAST_DAY:
+                return
+            year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    low: int
+    high: int
+    names: dict[str, int]
+
+    def expand(self, text: str) -> frozenset[int]:
+        """The numbers that a field names. Raises InvalidScheduleError, saying what is wrong and what fits."""
+        values: set[int] = set()
+        for term in text.split(","):
+            values.update(self._term(term, text))
+        return frozenset(values)
+
+    def _term(self, term: str, text: str) -> range:
+        match = _TERM.fullmatch(term)
+        if match is None:
+            raise self._error(
+                text,
+                f"{term!r} is not one of *, N, N-M, */S, N/S, N-M/S (L, W, # and ? are not read)",
+            )
+        low, high, step = match["low"], match["high"], int(match["step"] or 1)
+        most = self.high - self.low + 1
+        if not 1 <= step <= most:
+            raise self._error(
+                text,
+                f"a step of {step} is not from 1 to {most}; for other periods use an interval",
+            )
+        if match["star"]:
+            return range(self.low, self.high + 1, step)
+        first = self._number(low, text)
+        if high is None:
+            last = self.high if match["step"] else first
+        else:
+            last = self._number(high, text)
+            if high == "SUN" and first > 0:
+                last = 7  # FRI-SUN is no range backwards
+        if last < first:
+            raise self._error(
+                text, f"the range {term} runs backwards; write its two parts, separated by a comma"
+            )
+        return range(first, last + 1, step)
+
+    def _number(self, text: str, field: str) -> int:
+        if text in self.names:
+            return self.names[text]
+        if not text.isdigit() or not self.low <= int(text) <= self.high:
+            names = f" or {', '.join(self.names)}" if self.names else ""
+            raise self._error(field, f"{text} is not one of {self.low}-{self.high}{names}")
+        return int(text)
+
+    def _error(self, field: str, reason: str) -> InvalidScheduleError:
+        return InvalidScheduleError(f"{self.name} field {field!r}: {reason}")
+
+
+_FIELDS = (
+    _Field("minute", 0, 59, {}),
+    _Field("hour", 0, 23, {}),
+    _Field("day-of-month", 1, 31, {}),
+    _Field("month", 1, 12, _MONTHS),
+    _Field("day-of-week", 0, 7, _WEEKDAYS),
+)
+
+
+def normalise(expression: str) -> str:
+    """One spelling for expressions that differ in blanks or case only, so that they compare equal."""
+    return " ".join(expression.upper().split())
+
+
+@lru_cache(maxsize=512)
+def parse(expression: str) -> CronFields:
+    """Read five fields: minute, hour, day of month, month, day of week (docs/recurrence.md has the rules).
+
+    Raises InvalidScheduleError naming the field that does not fit, also when no date can ever match.
+    """
+    text = normalise(expression)
+    prefix = f"cron expression {expression!r}: "
+    if text in _NICKNAMES:
+        raise InvalidScheduleError(f"{prefix}nicknames are not read; write {_NICKNAMES[text]!r}")
+    parts = text.split()
+    if len(parts) != 5:
+        raise InvalidScheduleError(
+            f"{prefix}{len(parts)} fields; write exactly five: minute, hour, day of month, month, day of week"
+        )
+    try:
+        minutes, hours, days, months, weekdays = (f.expand(p) for f, p in zip(_FIELDS, parts, strict=True))
+    except InvalidScheduleError as error:
+        raise InvalidScheduleError(f"{prefix}{error}") from None
+    both_days = parts[2].startswith("*") or parts[4].startswith("*")
+    if both_days and min(days) > max(_LONGEST_MONTH[month] for month in months):
+        raise InvalidScheduleError(f"{prefix}it never fires: day {min(days)} is in none of its months")
+    return CronFields(
+        times=tuple(60 * hour + minute for hour in sorted(hours) for minute in sorted(minutes)),
+        days=days,
+        months=months,
+        weekdays=frozenset(day % 7 for day in weekdays),
+        both_days=both_days,
+        elapsed=parts[0].startswith("*") or parts[1].startswith("*"),
+    )

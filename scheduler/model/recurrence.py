@@ -1,0 +1,249 @@
+"""When a schedule fires: cron in a zone, or a plain interval. docs/recurrence.md is the policy, for users.
+
+A *slot* is an instant at which a schedule is due: microseconds since the epoch, UTC, like every instant here.
+Windows are half-open, (after, until]: what was due at ``after`` was dealt with when ``after`` was reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Literal, NamedTuple
+from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from scheduler.errors import ConfigError, InvalidScheduleError
+from scheduler.model.cron import normalise
+from scheduler.model.times import SECOND, span_us
+from scheduler.model.zoned import DAY_US, ZonedCron, offset_us, zone_of, zoned_cron
+
+Mode = Literal["fixed_rate", "fixed_delay"]
+SHORTEST_US = 1_000  # 1 ms: an interval below it is a mistake in the unit
+LONGEST_US = 100 * 366 * DAY_US
+
+
+class Weekday(Enum):
+    """A day of the week. Its value is cron's number for it, 7 for Sunday."""
+
+    MONDAY = 1
+    TUESDAY = 2
+    WEDNESDAY = 3
+    THURSDAY = 4
+    FRIDAY = 5
+    SATURDAY = 6
+    SUNDAY = 7
+
+
+class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A cron expression in a zone, or an interval. Build it with ``cron()``, ``daily_at()``, ``every()`` …
+
+    ``expression`` (kept in one spelling: capitals, single blanks) and ``tz`` belong to kind cron,
+    ``interval_us`` and ``mode`` to kind interval. Raises InvalidScheduleError for what is invalid or could
+    never fire.
+    """
+
+    kind: Literal["cron", "interval"]
+    expression: str = ""
+    tz: str = ""
+    interval_us: int = 0
+    mode: Mode | Literal[""] = ""
+
+    def __post_init__(self) -> None:
+        if self.kind == "cron":
+            zoned_cron(self.expression, self.tz)
+            force_setattr(self, "expression", normalise(self.expression))
+            return
+        if self.mode not in ("fixed_rate", "fixed_delay"):
+            raise InvalidScheduleError(f"mode must be 'fixed_rate' or 'fixed_delay', not {self.mode!r}")
+        if not SHORTEST_US <= self.interval_us <= LONGEST_US:
+            seconds = self.interval_us / SECOND
+            raise InvalidScheduleError(f"an interval of {seconds:g} s is not from 1 ms to 100 years")
+
+    def next_after(self, after_us: int, anchor_us: int | None = None) -> int:
+        """The first slot strictly after an instant.
+
+        ``anchor_us``: the schedule's first registration. Fixed rate needs it: its slots are anchor + k * interval
+        with k from 1. For fixed delay ``after_us`` is the end of the last run (or the registration, when there
+        was none) and the slot is one interval later. Raises InvalidScheduleError outside the years 2 to 9998.
+        """
+        if self.kind == "cron":
+            return self._cron.next_after(after_us)
+        if self.mode == "fixed_delay":
+            return after_us + self.interval_us
+        anchor = _anchor(anchor_us)
+        return anchor + (self._passed(after_us, anchor) + 1) * self.interval_us
+
+    def slots_between(
+        self, after_us: int, until_us: int, limit: int, anchor_us: int | None = None
+    ) -> tuple[list[int], bool]:
+        """The slots in (after, until], oldest first, at most ``limit``; and whether there are more.
+
+        Fixed delay has one at most, since nothing is due again before the run that it waits for has ended.
+        """
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, not {limit}")
+        slots: list[int] = []
+        while after_us < until_us:
+            after_us = self.next_after(after_us, anchor_us)
+            if after_us > until_us:
+                break
+            if len(slots) == limit:
+                return slots, True
+            slots.append(after_us)
+            if self.mode == "fixed_delay":
+                break
+        return slots, False
+
+    def count_between(self, after_us: int, until_us: int, anchor_us: int | None = None) -> int:
+        """How many slots lie in (after, until]. Does not visit each: a year of minutes takes milliseconds."""
+        if until_us <= after_us:
+            return 0
+        if self.kind == "cron":
+            return self._cron.count_between(after_us, until_us)
+        if self.mode == "fixed_delay":
+            return int(after_us + self.interval_us <= until_us)
+        anchor = _anchor(anchor_us)
+        return self._passed(until_us, anchor) - self._passed(after_us, anchor)
+
+    def newest_between(self, after_us: int, until_us: int, anchor_us: int | None = None) -> int | None:
+        """The last slot in (after, until], or None. For cron it looks back 48 years at most."""
+        if until_us <= after_us:
+            return None
+        if self.kind == "cron":
+            return self._cron.newest_between(after_us, until_us)
+        if self.mode == "fixed_delay":
+            slot = after_us + self.interval_us
+        else:
+            anchor = _anchor(anchor_us)
+            slot = anchor + self._passed(until_us, anchor) * self.interval_us
+            if slot == anchor:
+                return None
+        return slot if after_us < slot <= until_us else None
+
+    def describe(self) -> str:
+        """One line for people, such as ``30 2 * * * Europe/Berlin`` or ``every 1 h 30 min, fixed rate``."""
+        if self.kind == "cron":
+            return f"{self.expression} {self.tz}"
+        return f"every {_span(self.interval_us)}, {self.mode.replace('_', ' ')}"
+
+    def to_json(self) -> str:
+        """The recurrence as compact JSON, the same text for equal recurrences."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Recurrence:
+        """What :meth:`to_json` wrote. Raises InvalidScheduleError when it is something else."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            raise InvalidScheduleError(f"not a stored recurrence: {error}") from None
+
+    @property
+    def _cron(self) -> ZonedCron:
+        return zoned_cron(self.expression, self.tz)
+
+    def _passed(self, instant_us: int, anchor_us: int) -> int:
+        """How many slots of a fixed rate lie at or before an instant."""
+        return max(0, (instant_us - anchor_us) // self.interval_us)
+
+
+def cron(expression: str, tz: str | ZoneInfo = "UTC") -> Recurrence:
+    """Five cron fields in a zone, as docs/recurrence.md reads them. Raises InvalidScheduleError."""
+    if not isinstance(expression, str):
+        raise InvalidScheduleError(f"a cron expression is a text of five fields, not {expression!r}")
+    return Recurrence(kind="cron", expression=expression, tz=_zone_name(tz))
+
+
+def daily_at(hour: int, minute: int, tz: str | ZoneInfo = "UTC") -> Recurrence:
+    """Every day at this time of the wall clock, once, also when the clock changes."""
+    return cron(f"{_part('minute', minute, 59)} {_part('hour', hour, 23)} * * *", tz)
+
+
+def hourly_at(minute: int, tz: str | ZoneInfo = "UTC") -> Recurrence:
+    """Every hour at this minute; in a repeated hour both times."""
+    return cron(f"{_part('minute', minute, 59)} * * * *", tz)
+
+
+def weekly_on(weekday: Weekday, hour: int, minute: int, tz: str | ZoneInfo = "UTC") -> Recurrence:
+    """Every week on this day at this time of the wall clock."""
+    if not isinstance(weekday, Weekday):  # numbers are ambiguous: Python's 0 is Monday, cron's is Sunday
+        raise InvalidScheduleError(f"weekday must be a Weekday such as Weekday.MONDAY, not {weekday!r}")
+    return cron(f"{_part('minute', minute, 59)} {_part('hour', hour, 23)} * * {weekday.value}", tz)
+
+
+def monthly_on(day: int, hour: int, minute: int, tz: str | ZoneInfo = "UTC") -> Recurrence:
+    """Every month on this day at this time of the wall clock; months without the day are left out."""
+    fields = f"{_part('minute', minute, 59)} {_part('hour', hour, 23)} {_part('day', day, 31, 1)} * *"
+    return cron(fields, tz)
+
+
+def every(interval: float | timedelta, mode: Mode = "fixed_rate") -> Recurrence:
+    """Again and again after ``interval``, seconds or timedelta, from 1 ms to 100 years.
+
+    ``fixed_rate`` counts from the first registration, however long the runs take; ``fixed_delay`` from the end
+    of each run. Raises InvalidScheduleError.
+    """
+    try:
+        interval_us = span_us(interval, "an interval", positive=True)
+    except (ConfigError, OverflowError) as error:
+        raise InvalidScheduleError(str(error)) from None
+    return Recurrence(kind="interval", interval_us=interval_us, mode=mode)
+
+
+class ZoneMark(NamedTuple):
+    """How an instant looks in a zone. ``changed``: the offset differs from that of the instant before it."""
+
+    instant_us: int
+    local: str  # RFC 3339, to the second
+    offset: str  # +02:00
+    changed: bool
+
+
+def fold_marks(instants_us: Iterable[int], tz: str | ZoneInfo) -> list[ZoneMark]:
+    """Instants as a zone's clock shows them, marked where the clock was changed since the one before.
+
+    A change that was undone before the next instant (both changes of a year, say) makes no mark. Raises
+    InvalidScheduleError for an unknown zone.
+    """
+    zone = zone_of(_zone_name(tz))
+    marks: list[ZoneMark] = []
+    before: int | None = None
+    for instant in instants_us:
+        offset = offset_us(zone, instant)
+        local = datetime.fromtimestamp(instant // SECOND, UTC).astimezone(zone).isoformat()
+        marks.append(ZoneMark(instant, local, local[19:], before is not None and offset != before))
+        before = offset
+    return marks
+
+
+def _anchor(anchor_us: int | None) -> int:
+    if anchor_us is None:
+        raise ValueError("a fixed rate counts from its first registration; pass it as anchor_us")
+    return anchor_us
+
+
+def _zone_name(tz: object) -> str:
+    name = tz.key if isinstance(tz, ZoneInfo) else tz
+    if not isinstance(name, str):
+        raise InvalidScheduleError(f"tz must be the name of a time zone, like Europe/Berlin, not {tz!r}")
+    return name
+
+
+def _part(what: str, value: object, high: int, low: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidScheduleError(f"{what} must be a whole number from {low} to {high}, not {value!r}")
+    return value
+
+
+def _span(us: int) -> str:
+    parts = []
+    for unit, size in (("d", DAY_US), ("h", 3600 * SECOND), ("min", 60 * SECOND)):
+        count, us = divmod(us, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    if us:
+        parts.append(f"{us / SECOND:.6f}".rstrip("0").rstrip(".") + " s")
+    return " ".join(parts)
