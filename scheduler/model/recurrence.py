@@ -65,9 +65,10 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def next_after(self, after_us: int, anchor_us: int | None = None) -> int:
         """The first slot strictly after an instant.
 
-        ``anchor_us``: the schedule's first registration. Fixed rate needs it: its slots are anchor + k * interval
-        with k from 1. For fixed delay ``after_us`` is the end of the last run (or the registration, when there
-        was none) and the slot is one interval later. Raises InvalidScheduleError outside the years 2 to 9998.
+        ``anchor_us``: the schedule's first registration, needed by fixed rate: its slots are anchor +
+        k * interval with k from 1. For fixed delay ``after_us`` is the end of the last run (the
+        registration, if there was none) and the slot is one interval later. Raises
+        InvalidScheduleError outside the years 2 to 9998.
         """
         if self.kind == "cron":
             return self._cron.next_after(after_us)
@@ -183,8 +184,8 @@ def monthly_on(day: int, hour: int, minute: int, tz: str | ZoneInfo = "UTC") -> 
 def every(interval: float | timedelta, mode: Mode = "fixed_rate") -> Recurrence:
     """Again and again after ``interval``, seconds or timedelta, from 1 ms to 100 years.
 
-    ``fixed_rate`` counts from the first registration, however long the runs take; ``fixed_delay`` from the end
-    of each run. Raises InvalidScheduleError.
+    ``fixed_rate`` counts from the first registration, however long the runs take; ``fixed_delay`` from the
+    end of each run. Raises InvalidScheduleError.
     """
     try:
         interval_us = span_us(interval, "an interval", positive=True)

@@ -75,7 +75,7 @@ class ZonedCron:
         return slot
 
     def count_between(self, after_us: int, until_us: int) -> int:
-        """How many slots lie in (after, until]. Costs some microseconds per day, however many slots it has."""
+        """How many slots lie in (after, until]. Costs microseconds per day, however many slots it has."""
         return sum(slots for slots, _ in self._strides(after_us, until_us))
 
     def newest_between(self, after_us: int, until_us: int) -> int | None:
