@@ -88,14 +88,18 @@ def _binaries(directory: Path) -> Path:
     binaries: Path = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
     if os.geteuid() != 0 or _reachable_by_all(binaries):
         return binaries
-    copy = directory / "pginstall"
+    installed = binaries.parents[1]  # the package; its libraries are found in a directory beside it
+    copy = directory / "site" / installed.name
     if not copy.exists():
-        shutil.copytree(binaries.parent, copy, symlinks=True)
-        for path in (copy, *copy.rglob("*")):
+        shutil.copytree(binaries.parent, copy / binaries.parent.name, symlinks=True)
+        libraries = installed.with_name(installed.name + ".libs")
+        if libraries.exists():
+            shutil.copytree(libraries, copy.with_name(libraries.name), symlinks=True)
+        for path in (copy.parent, *copy.parent.rglob("*")):
             if not path.is_symlink():
                 runs = path.is_dir() or path.parent.name == "bin"
                 path.chmod(path.stat().st_mode | (0o555 if runs else 0o444))
-    return copy / binaries.name
+    return copy / binaries.parent.name / binaries.name
 
 
 def _reachable_by_all(binaries: Path) -> bool:
