@@ -1,0 +1,162 @@
+"""What the daemon writes on stderr: structlog over the standard ``logging``, for a person or as JSON lines.
+
+Whatever is bound with ``structlog.contextvars`` (the engine binds task, kind, attempt, key and correlation
+around every attempt) is on each line that the attempt's code writes, through structlog or plain ``logging``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+import msgspec
+
+from scheduler.config import Log
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+# At "info" alembic tells of every connection, and SQLAlchemy asked for "info" or less writes every statement,
+# with its parameters, which costs more than running it: they stay at "warning" whatever the level.
+_QUIET = {"sqlalchemy": logging.WARNING, "alembic": logging.WARNING}
+_FIRST = ("timestamp", "level", "logger", "event")
+_GONE = frozenset({errno.EPIPE, errno.EBADF, errno.ECONNRESET, errno.ENOTCONN})
+
+
+def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    """Send what structlog and ``logging`` write to ``stream`` (default: stderr). May be called again."""
+    import structlog  # a tenth of a second, which schedctl does not want to pay
+    from structlog.stdlib import (
+        BoundLogger,
+        ExtraAdder,
+        LoggerFactory,
+        PositionalArgumentsFormatter,
+        add_log_level,
+        add_logger_name,
+        filter_by_level,
+    )
+    from structlog.stdlib import ProcessorFormatter as Formatter
+
+    target = stream if stream is not None else sys.stderr
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        add_logger_name,
+        add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    structlog.configure(
+        processors=[filter_by_level, *shared, PositionalArgumentsFormatter(), Formatter.wrap_for_formatter],
+        logger_factory=LoggerFactory(),
+        wrapper_class=BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = _Handler(target)
+    handler.setFormatter(
+        Formatter(
+            processors=[Formatter.remove_processors_meta, *_renderers(settings, target, environ)],
+            foreign_pre_chain=[*shared, ExtraAdder()],
+        )
+    )
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    set_level(settings.level)
+    logging.captureWarnings(True)
+    threading.excepthook = _thread_failed
+
+
+def set_level(level: str) -> None:
+    """The least level that is written: debug, info, warning, error or critical."""
+    logging.getLogger().setLevel(level.upper())
+    for name, least in _QUIET.items():
+        logging.getLogger(name).setLevel(least)
+
+
+def _renderers(settings: Log, stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:
+    import structlog
+
+    terminal = is_terminal(stream)
+    if settings.format == "console" or (settings.format == "auto" and terminal):
+        colors = terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+        plain = structlog.dev.plain_traceback  # not rich's, if that happens to be installed
+        return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+    return [structlog.processors.format_exc_info, _to_json]
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether somebody reads ``stream`` on a terminal; False for a closed one."""
+    try:
+        return stream.isatty()
+    except (OSError, ValueError):
+        return False
+
+
+def _to_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+    """One line of JSON, the fields that every line has in front."""
+    line = {name: event[name] for name in _FIRST if name in event}
+    line.update(event)
+    try:
+        return msgspec.json.encode(line, enc_hook=repr).decode()
+    except (TypeError, ValueError, RecursionError):  # odd keys, lone surrogates, a value that contains itself
+        texts = {str(key): value if isinstance(value, str) else repr(value) for key, value in line.items()}
+        return json.dumps(texts)
+
+
+class _Handler(logging.Handler):
+    """Writes lines to a stream and never raises: better to lose a line than the attempt that wrote it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(Exception):  # such as a closed stream
+            line = self._line(record)
+            try:
+                self._write(line + "\n")
+            except OSError as error:
+                if error.errno in _GONE:
+                    self._abandon()
+
+    def _line(self, record: logging.LogRecord) -> str:
+        try:
+            return self.format(record)
+        except Exception as error:  # arguments that do not fit the text, a value whose repr fails
+            event = record.msg.get("event") if isinstance(record.msg, dict) else record.msg
+            text = f"a log line cannot be formatted ({type(error).__name__}): {event!r}"
+            fields = {"name": record.name, "levelno": record.levelno, "levelname": record.levelname}
+            return self.format(logging.makeLogRecord(fields | {"msg": text}))
+
+    def _write(self, line: str) -> None:
+        try:
+            self.stream.write(line)
+        except UnicodeEncodeError:
+            self.stream.write(line.encode("ascii", "backslashreplace").decode())
+        self.stream.flush()
+
+    def _abandon(self) -> None:
+        """Nobody reads it any more. What is still in its buffer would fail again and make the status 120."""
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.dup2(null, self.stream.fileno())
+            finally:
+                os.close(null)
+
+
+def _thread_failed(args: threading.ExceptHookArgs) -> None:
+    """An exception that ended a thread is a log line like any other."""
+    if args.exc_type is SystemExit:
+        return
+    name = args.thread.name if args.thread is not None else "a thread"
+    error = args.exc_value if args.exc_value is not None else args.exc_type()
+    logging.getLogger("scheduler").error("%s ended by an exception", name, exc_info=error)

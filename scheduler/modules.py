@@ -1,0 +1,221 @@
+"""The users' side of the daemon: their modules are imported, and the task types defined there registered.
+
+Every mistake of theirs becomes a ConfigError of a line or two that names the module, file and line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn, Protocol
+
+from scheduler.config import Config
+from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
+from scheduler.model.task import Task, TaskFunction
+
+BUILTIN = "scheduler.tasks"
+_COMMAND = "CommandTask"
+
+
+class Registering(Protocol):
+    """What of a Scheduler is needed here."""
+
+    def register(self, task_type: Any) -> Any:
+        """Make a Task class or a @task function known."""
+        ...
+
+
+def extend_path(config: Config) -> None:
+    """Put ``[tasks] path`` in front of ``sys.path``, in its order, relative to the current directory."""
+    wanted = [os.path.abspath(os.path.expanduser(entry)) for entry in config.tasks.path]
+    sys.path[:0] = [entry for entry in dict.fromkeys(wanted) if entry not in sys.path]
+    importlib.invalidate_caches()
+
+
+def make_state(config: Config) -> Any:
+    """Call ``[tasks] state`` for what becomes ``ctx.state``; None if it is not set. Raises ConfigError."""
+    if config.tasks.state is None:
+        return None
+    extend_path(config)
+    setting = f"[tasks] state = {config.tasks.state!r}"
+    module_name, _, path = config.tasks.state.partition(":")
+    found: Any = _import(module_name, setting)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{setting}: there is no {part!r} in {module_name}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{setting}: {path} in {module_name} cannot be called")
+    try:
+        return found()
+    except (Exception, SystemExit) as error:
+        _refuse(f"{setting}: it failed", error)
+
+
+class Loader:
+    """Loads task modules into one scheduler; each module is imported, and its ``setup`` called, once."""
+
+    def __init__(self, scheduler: Registering) -> None:
+        self._scheduler = scheduler
+        self._imported: dict[str, ModuleType] = {}
+        self._set_up: list[Callable[[Registering], object]] = []
+        self._kinds: dict[str, None] = {}
+        self.idle: list[str] = []
+        """Modules that define no task type and have no ``setup``: probably listed by mistake."""
+
+    def register(self, config: Config) -> list[str]:
+        """Import what is listed and not yet imported; returns the kinds that are new. Raises ConfigError."""
+        extend_path(config)
+        before = set(self._kinds)
+        for source, setting in builtin_types(config):
+            self._add(source, setting)
+        for name in config.tasks.modules:
+            if name in self._imported:
+                continue
+            module = _import(name, "[tasks] modules")
+            types = list(task_types(module))
+            for source in types:
+                self._add(source, f"module {name}")
+            if not types and not callable(getattr(module, "setup", None)):
+                self.idle.append(name)
+            self._imported[name] = module
+        return [kind for kind in self._kinds if kind not in before]
+
+    def set_up(self) -> None:
+        """Call ``setup(scheduler)`` of the modules that have one and were not set up yet.
+
+        Raises ConfigError, and StoreUnavailableError as it comes: then the remaining ones can be tried again.
+        """
+        for name, module in self._imported.items():
+            setup = getattr(module, "setup", None)
+            if callable(setup) and setup not in self._set_up:  # it may be imported from another listed module
+                self._call(name, setup)
+                self._set_up.append(setup)
+
+    def _call(self, name: str, setup: Callable[[Registering], object]) -> None:
+        try:
+            setup(self._scheduler)
+        except StoreUnavailableError:
+            raise
+        except (Exception, SystemExit) as error:
+            _refuse(f"setup() of module {name} failed", error)
+
+    def _add(self, source: Any, where: str) -> None:
+        try:
+            self._scheduler.register(source)
+        except SchedulerError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        self._kinds[kind_name(source)] = None
+
+
+def load_modules(config: Config, scheduler: Registering) -> list[str]:
+    """Register the task types that ``config`` names and call each module's ``setup``; returns the kinds.
+
+    Raises ConfigError, StoreUnavailableError.
+    """
+    loader = Loader(scheduler)
+    kinds = loader.register(config)
+    loader.set_up()
+    return kinds
+
+
+def kind_name(source: Any) -> str:
+    """The kind of a Task class or @task function."""
+    options = source.task_options if isinstance(source, TaskFunction) else source.__task_options__
+    return str(options.kind)
+
+
+def task_types(module: ModuleType) -> Iterator[Any]:
+    """The Task classes and @task functions defined in ``module``, in its order; imported ones are left out.
+
+    A class without ``run`` from which others derive is their common base, not a task type.
+    """
+    seen: set[int] = set()
+    for value in list(vars(module).values()):
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, TaskFunction):
+            if value.function.__module__ == module.__name__:
+                yield value
+        elif not (isinstance(value, type) and issubclass(value, Task)) or value.__module__ != module.__name__:
+            continue
+        elif callable(getattr(value, "run", None)) or not value.__subclasses__():
+            yield value
+
+
+def builtin_types(config: Config) -> Iterator[tuple[Any, str]]:
+    """The built-in types that ``config`` asks for; CommandTask also when commands are enabled."""
+    wanted = dict.fromkeys(config.tasks.builtin, "[tasks] builtin")
+    if config.command.enabled:
+        wanted.setdefault(_COMMAND, "[command] enabled")
+    if not wanted:
+        return
+    package = _import(BUILTIN, "[tasks] builtin")
+    there = sorted(getattr(package, "__all__", ()))
+    for name, setting in wanted.items():
+        if name not in there:
+            raise ConfigError(
+                f"{setting}: there is no built-in task type {name!r}; there are {', '.join(there) or 'none'}"
+            )
+        try:
+            yield getattr(package, name), f"{setting}: {name}"
+        except ImportError as error:  # an extra that is not installed
+            _refuse(f"{setting}: {name} cannot be loaded", error)
+
+
+def _import(name: str, setting: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        guess = name.removesuffix(".py").replace("/", ".").strip(".")
+        hint = f"; did you mean {guess!r}?" if all(p.isidentifier() for p in guess.split(".")) else ""
+        raise ConfigError(f"{setting}: {name!r} is not a module name{hint}")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name + ".").startswith(error.name + ".") and not _frames(error.__traceback__):
+            raise ConfigError(
+                f"{setting}: there is no module {error.name!r}; [tasks] path is put in front of sys.path, "
+                f"and the current directory, {os.getcwd()}, is on it only if path says so"
+            ) from error
+        _refuse(f"module {name} cannot be imported", error)
+    except (Exception, SystemExit) as error:  # a script without a main guard likes to exit
+        _refuse(f"module {name} cannot be imported", error)
+
+
+def _refuse(what: str, error: BaseException) -> NoReturn:
+    """Raise ConfigError: what failed, file and line, and the error."""
+    if isinstance(error, SyntaxError) and error.filename:
+        where, said = f"{error.filename}:{error.lineno or 0}", f"{type(error).__name__}: {error.msg}"
+    else:
+        frames = _frames(error.__traceback__)
+        where = _place(frames)
+        text = str(error).strip().partition("\n")[0]
+        said = type(error).__name__ + (f": {text}" if text else "")
+    raise ConfigError(f"{what}: {f'{where}: ' if where else ''}{said}") from error
+
+
+def _frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
+    """The frames of a traceback below this module and the import machinery."""
+    return [
+        frame
+        for frame in traceback.extract_tb(trace, limit=200)
+        if frame.filename not in (__file__, importlib.__file__) and not frame.filename.startswith("<frozen ")
+    ]
+
+
+def _place(frames: list[traceback.FrameSummary]) -> str:
+    """Where the users' mistake is: the innermost line of the innermost module that was being imported.
+
+    What fails inside a library function called at import time is the fault of the line that called it.
+    """
+    if not frames:
+        return ""
+    start = max((i for i, frame in enumerate(frames) if frame.name == "<module>"), default=0)
+    end = start
+    while end + 1 < len(frames) and frames[end + 1].filename == frames[start].filename:
+        end += 1
+    return f"{frames[end].filename}:{frames[end].lineno}"

@@ -1,0 +1,262 @@
+"""The daemon's log: lines for a person or as JSON, with what is bound to the attempt; no line raises."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import structlog
+
+from scheduler import log
+from scheduler.config import Log
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level, hook = list(root.handlers), root.level, threading.excepthook
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    threading.excepthook = hook
+    logging.captureWarnings(False)
+    for name in ("sqlalchemy", "alembic"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    structlog.contextvars.clear_contextvars()
+    structlog.reset_defaults()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_json_when_nobody_watches() -> None:
+    stream = io.StringIO()
+    log.configure(Log(), stream)
+    structlog.get_logger("myapp").info("sent", to="a@b.c", seconds=0.25)
+    logging.getLogger("other").warning("%d left", 3, extra={"disk": "/srv"})
+    first, second = lines(stream)
+    assert list(first) == ["timestamp", "level", "logger", "event", "to", "seconds"]
+    assert (first["level"], first["logger"], first["event"]) == ("info", "myapp", "sent")
+    assert (second["level"], second["logger"], second["event"]) == ("warning", "other", "3 left")
+    assert second["disk"] == "/srv"
+    assert first["timestamp"].endswith("Z")  # RFC 3339, UTC
+    assert datetime.fromisoformat(first["timestamp"]).utcoffset() is not None
+
+
+def test_both_kinds_of_line_carry_the_attempt() -> None:
+    stream = io.StringIO()
+    log.configure(Log(), stream)
+    bound = {"task": 7, "kind": "EmailTask", "attempt": 2, "key": "welcome-42", "correlation": "order-42"}
+    with structlog.contextvars.bound_contextvars(**bound):
+        structlog.get_logger().info("by structlog")
+        logging.getLogger("library").info("by logging")
+    logging.getLogger("library").info("outside")
+    first, second, third = lines(stream)
+    assert bound.items() <= first.items()
+    assert bound.items() <= second.items()
+    assert not bound.keys() & third.keys()
+
+
+def test_a_thread_has_its_own_attempt() -> None:
+    stream = io.StringIO()
+    log.configure(Log(), stream)
+    structlog.contextvars.bind_contextvars(task=1)
+
+    def other() -> None:
+        structlog.contextvars.bind_contextvars(task=2)
+        logging.info("there")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(10)
+    logging.info("here")
+    assert [line["task"] for line in lines(stream)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "terminal", "console"),
+    [("auto", True, True), ("auto", False, False), ("console", False, True), ("json", True, False)],
+)
+def test_which_format(setting: Any, terminal: bool, console: bool) -> None:
+    stream = Terminal() if terminal else io.StringIO()
+    log.configure(Log(format=setting), stream, {})
+    logging.getLogger("x").info("hello")
+    assert stream.getvalue().startswith("{") != console
+    assert "hello" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("environ", "colors"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_colours(environ: dict[str, str], colors: bool) -> None:
+    stream = Terminal()
+    log.configure(Log(), stream, environ)
+    logging.getLogger("x").error("hello", exc_info=ValueError("why"))
+    assert ("\x1b[" in stream.getvalue()) == colors
+    assert "ValueError: why" in stream.getvalue()
+
+
+def test_no_colours_where_nobody_sees_them() -> None:
+    stream = io.StringIO()
+    log.configure(Log(format="console"), stream, {})
+    logging.getLogger("x").error("hello")
+    assert "\x1b[" not in stream.getvalue()
+
+
+def test_levels_can_be_changed_while_it_runs() -> None:
+    stream = io.StringIO()
+    log.configure(Log(level="warning"), stream)
+    mine = structlog.get_logger("mine")
+    mine.info("one")
+    mine.warning("two")
+    log.set_level("debug")
+    mine.debug("three")
+    logging.getLogger("sqlalchemy.engine").info("SELECT secret")
+    assert [line["event"] for line in lines(stream)] == ["two", "three"]
+
+
+def test_configured_twice_writes_once() -> None:
+    old, new = io.StringIO(), io.StringIO()
+    log.configure(Log(), old)
+    log.configure(Log(), new)
+    logging.info("hello")
+    assert old.getvalue() == ""
+    assert len(lines(new)) == 1
+
+
+def test_exceptions_and_warnings_are_lines() -> None:
+    stream = io.StringIO()
+    log.configure(Log(), stream)
+    try:
+        raise ValueError("why\nso")
+    except ValueError:
+        structlog.get_logger().exception("one")
+        logging.exception("two")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    one, two, three = lines(stream)
+    assert "ValueError: why\nso" in one["exception"]
+    assert "ValueError: why\nso" in two["exception"]
+    assert "DeprecationWarning: old" in three["event"]
+
+
+def test_a_thread_that_fails_is_a_line() -> None:
+    stream = io.StringIO()
+    log.configure(Log(), stream)
+    failing = threading.Thread(target=lambda: 1 / 0, name="pump")
+    failing.start()
+    failing.join(10)
+    leaving = threading.Thread(target=sys.exit)
+    leaving.start()
+    leaving.join(10)
+    (line,) = lines(stream)
+    assert line["event"] == "pump ended by an exception"
+    assert "ZeroDivisionError" in line["exception"]
+
+
+class Nasty:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+def test_odd_values_do_not_stop_a_line() -> None:
+    logging.getLogger().handlers.clear()  # pytest's own raise where ours must not
+    stream = io.StringIO()
+    log.configure(Log(), stream)
+    endless: list[Any] = []
+    endless.append(endless)
+    mine = structlog.get_logger()
+    mine.info("object", it=object(), when=datetime.min.replace(tzinfo=UTC), path=b"\xff")
+    mine.info("surrogate \udcff", name="\udcff")
+    mine.info("endless", it=endless)
+    mine.info("not a number", it=float("nan"))
+    logging.info("%d", "not a number")
+    mine.info("nasty", it=Nasty())
+    logging.info("%s", Nasty())
+    logging.info("after")
+    events = [line["event"] for line in lines(stream)]
+    assert events[:4] == ["object", "surrogate \udcff", "endless", "not a number"]
+    assert "cannot be formatted" in events[4]
+    assert "%d" in events[4]
+    assert events[5] == "a log line cannot be formatted (RuntimeError): 'nasty'"
+    assert events[-1] == "after"
+
+
+def test_a_closed_stream_is_no_error() -> None:
+    stream = io.StringIO()
+    log.configure(Log(), stream)
+    stream.close()
+    logging.info("lost")
+    log.configure(Log(), stream)
+    logging.info("lost")
+
+
+def test_a_narrow_stream_gets_escapes() -> None:
+    raw = io.BytesIO()
+    log.configure(Log(format="console"), io.TextIOWrapper(raw, encoding="ascii"))
+    logging.info("größer")
+    assert b"gr\\xf6\\xdfer" in raw.getvalue()
+
+
+PROGRAM = """
+import logging, sys
+from scheduler import log
+from scheduler.config import Log
+log.configure(Log())
+sys.stdin.readline()
+for n in range(3):
+    logging.info("line %d", n)
+print("survived")
+"""
+
+
+def test_a_reader_that_went_away_is_no_error() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=-1, stdout=-1, stderr=-1, text=True
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        process.stderr = None
+        out, _ = process.communicate("go\n", timeout=60)
+        assert out == "survived\n"
+        assert process.returncode == 0
+
+
+def test_a_full_disk_loses_lines_only() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            input="go\n",
+            stdout=-1,
+            stderr=full,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.stdout == "survived\n"
+
+
+def test_importing_it_does_not_import_structlog() -> None:
+    code = "import sys, scheduler.log; print('structlog' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout == "False\n"
