@@ -5,24 +5,19 @@ A later source wins: defaults, the file, $CREDENTIALS_DIRECTORY, the environment
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 import typing
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from scheduler.errors import ConfigError
-from scheduler.settings import Duration, Unfit, convert, format_duration, is_duration, mask, optional, shown
+from scheduler.settings import Duration, Reader, format_duration, is_duration, mask, shown
 
-PREFIX = "SCHEDD_"
 PLACES = ("config.toml", "/etc/schedd/config.toml")
-NOT_SETTINGS = frozenset({"SCHEDD_CONFIG", "SCHEDD_DEBUG"})
 _SECRET = frozenset({"store.url"})  # never echoed in an error, shown without its password elsewhere
 
 Count = Annotated[int, Meta(ge=0)]
@@ -104,16 +99,18 @@ class Retention(_Section, frozen=True):
 
 
 class Command(_Section, frozen=True):
-    """``[command]``: whether tasks may run commands."""
+    """``[command]``: whether tasks may run commands, and in which directories (none named: in any)."""
 
     enabled: bool = False
+    roots: tuple[str, ...] = ()
 
 
 class Files(_Section, frozen=True):
     """``[files]``: where the built-in file tasks keep blobs, and the directories they may take files from."""
 
-    blobs: str = "blobs"
+    blobs: str | None = None
     roots: tuple[str, ...] = ()
+    max_pixels: Annotated[int, Meta(ge=1)] = 80_000_000
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,8 +156,6 @@ def _kinds(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str
 KINDS: Mapping[str, Any] = dict(_kinds(Config))
 """Every setting's dotted name and annotated type, in the order of the documentation."""
 
-_SECTIONS = {name.rpartition(".")[0] for name in KINDS} | {"pools"}
-
 
 def find(path: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
     """The configuration file: the one named, else $SCHEDD_CONFIG, else the first of PLACES, else None."""
@@ -176,124 +171,17 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
     Raises ConfigError for what cannot be read, is unknown or does not fit, with the setting and its source.
     """
     file = find(path, environ)
+    reader = Reader(KINDS, _SECRET)
+    layers = [reader.file(file)] if file is not None else []
+    layers += [reader.credentials(environ.get("CREDENTIALS_DIRECTORY")), reader.environment(environ)]
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    layers = [_from_file(file)] if file is not None else []
-    layers += [_from_credentials(environ.get("CREDENTIALS_DIRECTORY")), _from_environment(environ)]
     for layer in layers:
         for name, (value, source) in layer.items():
             values[name], sources[name] = value, source
     config = _build(values, None if file is None else os.path.abspath(file), sources)
     _check(config)
     return config
-
-
-def _from_file(file: str) -> dict[str, tuple[Any, str]]:
-    try:
-        tree = tomllib.loads(Path(file).read_bytes().decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no configuration file {file}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {file}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text (byte {error.start})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is not TOML: {error}") from None
-    found = {}
-    for name, value in _leaves(tree, file):
-        found[name] = (_converted(name, value, f"in {file}", name), file)
-    return found
-
-
-def _leaves(tree: dict[str, Any], file: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a TOML document by dotted name. Raises ConfigError for one that does not exist."""
-    for key, value in tree.items():
-        name = prefix + key
-        if name in KINDS:
-            yield name, value
-        elif name in _SECTIONS:
-            if not isinstance(value, dict):
-                raise ConfigError(f"{name} is a section: write [{name}] and its settings below it, in {file}")
-            yield from _leaves(value, file, name + ".")
-        else:
-            while isinstance(value, dict) and value:  # a section that does not exist: name a setting in it
-                key, value = next(iter(value.items()))
-                name += "." + key
-            raise ConfigError(f"unknown setting {name} in {file}{_hint(name, KINDS)}")
-
-
-def _from_credentials(directory: str | None) -> dict[str, tuple[Any, str]]:
-    """Files such as ``store.url``. Those that begin with none of our sections are left to the tasks."""
-    if not directory:
-        return {}
-    try:
-        names = sorted(os.listdir(directory))
-    except FileNotFoundError:
-        return {}  # inherited from a service that has ended
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the credentials in {directory}: {error.strerror}; "
-            "if they are another service's, unset CREDENTIALS_DIRECTORY"
-        ) from None
-    found = {}
-    for name in names:
-        if name not in KINDS:
-            if name.rpartition(".")[0] in _SECTIONS:
-                raise ConfigError(f"unknown setting: credential {name} in {directory}{_hint(name, KINDS)}")
-            continue
-        where = os.path.join(directory, name)
-        try:
-            text = Path(where).read_bytes().decode().rstrip("\r\n")
-        except OSError as error:
-            raise ConfigError(f"cannot read the credential {where}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"the credential {where} is not UTF-8 text") from None
-        found[name] = (
-            _converted(name, text, f"in {where}", "credential " + name, secret=True),
-            "credential " + name,
-        )
-    return found
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """``SCHEDD_SECTION__NAME``. Other variables may begin with SCHEDD_ too, as a container's links do."""
-    known = {PREFIX + name.upper().replace(".", "__"): name for name in KINDS}
-    single = {variable.replace("__", "_"): variable for variable in known}
-    found: dict[str, tuple[Any, str]] = {}
-    for variable, text in sorted(environ.items()):
-        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS:
-            continue
-        if variable in single:
-            raise ConfigError(
-                f"unknown setting {variable} in the environment; did you mean {single[variable]}?"
-            )
-        if variable not in known:
-            if "__" in variable:
-                raise ConfigError(f"unknown setting {variable} in the environment{_hint(variable, known)}")
-            continue
-        name = known[variable]
-        found[name] = (_converted(name, text, "in the environment", variable), variable)
-    return found
-
-
-def _hint(name: str, names: Mapping[str, object]) -> str:
-    """What was probably meant: the same name in another section, or else a close one."""
-    last = name.rpartition(".")[2]
-    close = [other for other in names if other.rpartition(".")[2] == last]
-    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    return f"; did you mean {' or '.join(close[:3])}?" if close else ""
-
-
-def _converted(name: str, value: object, where: str, called: str, *, secret: bool = False) -> Any:
-    """The checked value. Raises ConfigError with the name, the value unless secret, and what was expected."""
-    text = called != name
-    if text and value == "" and optional(KINDS[name]):
-        return None
-    try:
-        return convert(KINDS[name], value, text=text)
-    except Unfit as error:
-        got = "what is there" if secret or name in _SECRET else shown(value)
-        raise ConfigError(f"setting {called}: expected {error}, not {got}, {where}") from None
 
 
 def _build(values: dict[str, Any], file: str | None, sources: dict[str, str]) -> Config:
@@ -374,3 +262,34 @@ def describe(config: Config) -> list[Setting]:
 def changed(old: Config, new: Config) -> list[str]:
     """The names of the settings that differ."""
     return [name for name in KINDS if old.get(name) != new.get(name)]
+
+
+def scheduler_options(config: Config) -> dict[str, Any]:
+    """The keyword arguments of a Scheduler with this configuration, besides its url and ``state``."""
+    pools = {name: getattr(config.pools, name) for name in ("high", "medium", "low")}
+    return {
+        "auto_migrate": config.store.auto_migrate,
+        "queues": config.worker.queues,
+        "pools": {name: (pool.slots, pool.async_slots) for name, pool in pools.items()},
+        "lease": config.worker.lease,
+        "drain": config.worker.drain,
+        "max_concurrent_tasks": config.worker.max_concurrent_tasks,
+        "timezone": config.schedules.timezone,
+        "misfire_grace": config.schedules.misfire_grace,
+        "retention": msgspec.structs.asdict(config.retention),
+        "settings": task_settings(config),
+    }
+
+
+def task_settings(config: Config) -> dict[str, dict[str, Any]]:
+    """What the built-in tasks see as ``ctx.settings``: ``[command]`` and ``[files]``, with absolute paths."""
+
+    def absolute(path: str) -> str:
+        return os.path.abspath(os.path.expanduser(path))
+
+    command, files = msgspec.structs.asdict(config.command), msgspec.structs.asdict(config.files)
+    for section in (command, files):
+        section["roots"] = [absolute(path) for path in section["roots"]]
+    if files["blobs"] is not None:
+        files["blobs"] = absolute(files["blobs"])
+    return {"command": command, "files": files}

@@ -1,21 +1,28 @@
-"""One setting: turning what a file or the environment says into its type, and showing it without secrets.
+"""Reading settings from their sources, each as the type it has; and showing them without secrets.
 
 Imports nothing heavy: ``schedctl`` reads the configuration on every call.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
+import os
 import re
+import tomllib
 import types
 import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from scheduler.errors import ConfigError
 
+PREFIX = "SCHEDD_"
+NOT_SETTINGS = frozenset({"SCHEDD_CONFIG", "SCHEDD_DEBUG"})
 DURATION = "duration"
 Duration = Annotated[float, DURATION]
 """Seconds; written as a number, or as text such as "90s", "24h", "1h30m" or "30d"."""
@@ -92,14 +99,137 @@ def convert(kind: Any, value: object, *, text: bool) -> Any:
     raise TypeError(f"a setting cannot be of type {kind!r}")  # a mistake in Config, not in anybody's file
 
 
-def optional(kind: Any) -> bool:
-    """Whether the setting may be unset (None)."""
-    return type(None) in typing.get_args(kind)
-
-
 def is_duration(kind: Any) -> bool:
     """Whether the setting is a number of seconds."""
     return _unwrap(kind)[2]
+
+
+class Reader:
+    """Reads settings from their sources, each method as ``{dotted name: (value, source)}``.
+
+    ``kinds``: the settings there are and their annotated types; ``secret``: those never echoed in an error.
+    All raise ConfigError for what cannot be read, is unknown or does not fit.
+    """
+
+    def __init__(self, kinds: Mapping[str, Any], secret: frozenset[str]) -> None:
+        self._kinds = kinds
+        self._secret = secret
+        self._sections = {name[:end] for name in kinds for end, sign in enumerate(name) if sign == "."}
+
+    def file(self, file: str) -> dict[str, tuple[Any, str]]:
+        """The settings of a TOML file."""
+        try:
+            tree = tomllib.loads(Path(file).read_bytes().decode("utf-8-sig"))
+        except FileNotFoundError:
+            raise ConfigError(f"there is no configuration file {file}") from None
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read the configuration file {file}: {error.strerror or error}"
+            ) from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file} is not UTF-8 text (byte {error.start})") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{file} is not TOML: {error}") from None
+        found = {}
+        for name, value in self._leaves(tree, file):
+            found[name] = (self._converted(name, value, name, f"in {file}", text=False), file)
+        return found
+
+    def _leaves(self, tree: dict[str, Any], file: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in tree.items():
+            name = prefix + key
+            if name in self._kinds:
+                yield name, value
+            elif name in self._sections:
+                if not isinstance(value, dict):
+                    raise ConfigError(
+                        f"{name} is a section: write [{name}] and its settings below it, in {file}"
+                    )
+                yield from self._leaves(value, file, name + ".")
+            else:
+                while (
+                    isinstance(value, dict) and value
+                ):  # a section that does not exist: name a setting in it
+                    key, value = next(iter(value.items()))
+                    name += "." + key
+                raise ConfigError(f"unknown setting {name} in {file}{_hint(name, self._kinds)}")
+
+    def credentials(self, directory: str | None) -> dict[str, tuple[Any, str]]:
+        """The files in ``directory`` named like settings (``store.url``).
+
+        Files that begin with the name of no section are left to the tasks.
+        """
+        found = {}
+        for name in _credential_names(directory):
+            where = os.path.join(directory or "", name)
+            if name not in self._kinds:
+                if name.rpartition(".")[0] in self._sections:
+                    raise ConfigError(f"unknown setting: credential {where}{_hint(name, self._kinds)}")
+                continue
+            try:
+                text = Path(where).read_bytes().decode().rstrip("\r\n")
+            except OSError as error:
+                raise ConfigError(f"cannot read the credential {where}: {error.strerror}") from None
+            except UnicodeDecodeError:
+                raise ConfigError(f"the credential {where} is not UTF-8 text") from None
+            source = f"credential {name}"
+            value = self._converted(name, text, source, f"in {where}", text=True, secret=True)
+            found[name] = (value, source)
+        return found
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+        """``SCHEDD_SECTION__NAME``. Other variables may begin with SCHEDD_ too, as a container's links do."""
+        known = {PREFIX + name.upper().replace(".", "__"): name for name in self._kinds}
+        single = {variable.replace("__", "_"): variable for variable in known}
+        found: dict[str, tuple[Any, str]] = {}
+        for variable, text in sorted(environ.items()):
+            if not variable.startswith(PREFIX) or variable in NOT_SETTINGS:
+                continue
+            if variable in single:
+                right = single[variable]
+                raise ConfigError(f"unknown setting {variable} in the environment; did you mean {right}?")
+            if variable not in known:
+                if "__" in variable:
+                    raise ConfigError(
+                        f"unknown setting {variable} in the environment{_hint(variable, known)}"
+                    )
+                continue
+            name = known[variable]
+            value = self._converted(name, text, variable, "in the environment", text=True)
+            found[name] = (value, variable)
+        return found
+
+    def _converted(
+        self, name: str, value: object, called: str, where: str, *, text: bool, secret: bool = False
+    ) -> Any:
+        """The checked value. Raises ConfigError: the name, the value unless secret, what was expected."""
+        if text and value == "" and type(None) in typing.get_args(self._kinds[name]):
+            return None
+        try:
+            return convert(self._kinds[name], value, text=text)
+        except Unfit as error:
+            got = "what is there" if secret or name in self._secret else shown(value)
+            raise ConfigError(f"setting {called}: expected {error}, not {got}, {where}") from None
+
+
+def _credential_names(directory: str | None) -> list[str]:
+    try:
+        return sorted(os.listdir(directory)) if directory else []
+    except FileNotFoundError:
+        return []  # inherited from a service that has ended
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the credentials in {directory}: {error.strerror}; "
+            "if they are another service's, unset CREDENTIALS_DIRECTORY"
+        ) from None
+
+
+def _hint(name: str, names: Mapping[str, object]) -> str:
+    """What was probably meant: the same name in another section, or else a close one."""
+    last = name.rpartition(".")[2]
+    close = [other for other in names if other.rpartition(".")[2] == last]
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return f"; did you mean {' or '.join(close[:3])}?" if close else ""
 
 
 def _unwrap(kind: Any) -> tuple[Any, msgspec.Meta, bool]:
