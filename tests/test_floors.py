@@ -23,9 +23,13 @@ FLOORS = {
     "builder": 2,
     "engine": 2,
     "app": 3,
+    "cli": 3,
     "config": 3,
     "daemon": 3,
-    "cli": 3,
+    "log": 3,
+    "modules": 3,
+    "notify": 3,
+    "settings": 3,
     "testing": 3,
 }
 SIDES = {"builder", "engine"}
