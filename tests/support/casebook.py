@@ -71,9 +71,10 @@ class Casebook:
         self.cells: dict[tuple[int, str], Cell] = defaultdict(Cell)
 
     def add(self, report: pytest.TestReport) -> None:
+        value: Any
         for name, value in report.user_properties:
             if name == PROPERTY:
-                for number, database in value:  # type: ignore[union-attr]
+                for number, database in value:
                     cell = self.cells[number, database]
                     if report.failed:
                         cell.failed.add(report.nodeid)
@@ -123,7 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         cells = cells_of(item, known)
         if cells:
-            item.user_properties.append((PROPERTY, cells))  # type: ignore[arg-type]
+            item.user_properties.append((PROPERTY, cells))
 
 
 class _Collector:
