@@ -30,6 +30,7 @@ FLOORS = {
     "modules": 3,
     "notify": 3,
     "settings": 3,
+    "signals": 3,
     "testing": 3,
 }
 SIDES = {"builder", "engine"}
