@@ -1,1 +1,1 @@
-"""Alembic migrations, installed as scheduler.migrations."""
+"""Alembic migrations, installed as ``scheduler.migrations``. They never import the schema."""

@@ -1,1 +1,95 @@
-"""schedd: a durable task scheduler for one machine or a few."""
+"""schedd: durable tasks with dependencies, priorities, retries and recurrences. These are the public names.
+
+They are loaded when first used, so that importing the package stays cheap and does nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "AsyncContext": "engine.context",
+    "Context": "engine.context",
+    "CycleError": "errors",
+    "ConfigError": "errors",
+    "DependencyFailed": "errors",
+    "DuplicateKeyError": "errors",
+    "InvalidScheduleError": "errors",
+    "InvalidTransitionError": "errors",
+    "LeaseLost": "errors",
+    "PayloadError": "errors",
+    "PermanentError": "errors",
+    "Priority": "model.task",
+    "ResultExpiredError": "errors",
+    "Retry": "errors",
+    "RetryPolicy": "model.retry",
+    "Scheduler": "app",
+    "SchedulerError": "errors",
+    "Snooze": "errors",
+    "StoreUnavailableError": "errors",
+    "Task": "model.task",
+    "TaskCancelledError": "errors",
+    "TaskFailedError": "errors",
+    "TaskId": "model.spec",
+    "TaskState": "model.state",
+    "TaskTimeout": "errors",
+    "TransactionTooLong": "errors",
+    "UnknownDependencyError": "errors",
+    "UnknownScheduleError": "errors",
+    "UnknownTaskError": "errors",
+    "UnregisteredKindError": "errors",
+    "Weekday": "model.recurrence",
+    "task": "model.task",
+}
+__all__ = [*_WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    where = _WHERE.get(name)
+    if where is None:
+        raise AttributeError(f"module 'scheduler' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"scheduler.{where}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])
+
+
+if TYPE_CHECKING:
+    from scheduler.app import Scheduler as Scheduler
+    from scheduler.engine.context import AsyncContext as AsyncContext
+    from scheduler.engine.context import Context as Context
+    from scheduler.errors import ConfigError as ConfigError
+    from scheduler.errors import CycleError as CycleError
+    from scheduler.errors import DependencyFailed as DependencyFailed
+    from scheduler.errors import DuplicateKeyError as DuplicateKeyError
+    from scheduler.errors import InvalidScheduleError as InvalidScheduleError
+    from scheduler.errors import InvalidTransitionError as InvalidTransitionError
+    from scheduler.errors import LeaseLost as LeaseLost
+    from scheduler.errors import PayloadError as PayloadError
+    from scheduler.errors import PermanentError as PermanentError
+    from scheduler.errors import ResultExpiredError as ResultExpiredError
+    from scheduler.errors import Retry as Retry
+    from scheduler.errors import SchedulerError as SchedulerError
+    from scheduler.errors import Snooze as Snooze
+    from scheduler.errors import StoreUnavailableError as StoreUnavailableError
+    from scheduler.errors import TaskCancelledError as TaskCancelledError
+    from scheduler.errors import TaskFailedError as TaskFailedError
+    from scheduler.errors import TaskTimeout as TaskTimeout
+    from scheduler.errors import TransactionTooLong as TransactionTooLong
+    from scheduler.errors import UnknownDependencyError as UnknownDependencyError
+    from scheduler.errors import UnknownScheduleError as UnknownScheduleError
+    from scheduler.errors import UnknownTaskError as UnknownTaskError
+    from scheduler.errors import UnregisteredKindError as UnregisteredKindError
+    from scheduler.model.recurrence import Weekday as Weekday
+    from scheduler.model.retry import RetryPolicy as RetryPolicy
+    from scheduler.model.spec import TaskId as TaskId
+    from scheduler.model.state import TaskState as TaskState
+    from scheduler.model.task import Priority as Priority
+    from scheduler.model.task import Task as Task
+    from scheduler.model.task import task as task

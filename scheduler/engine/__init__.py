@@ -1,1 +1,1 @@
-"""Floor 2b: the worker side."""
+"""Floor 2b, the worker's side: claiming, running, reporting. Never imports the builder."""

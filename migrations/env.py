@@ -1,0 +1,20 @@
+"""Run by alembic, on the connection (or for the dialect) that ``scheduler.store.migrate`` hands over."""
+
+from alembic import context
+
+VERSION_TABLE = "schedd_version"
+connection = context.config.attributes.get("connection")
+
+if connection is None:
+    context.configure(
+        dialect_name=context.config.attributes["dialect"],
+        version_table=VERSION_TABLE,
+        literal_binds=True,
+        output_buffer=context.config.output_buffer,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+else:
+    # The caller's transaction spans everything: a migration that fails leaves nothing behind, on SQLite too.
+    context.configure(connection=connection, version_table=VERSION_TABLE, transactional_ddl=True)
+    context.run_migrations()

@@ -1,0 +1,246 @@
+"""The first schema."""
+
+from __future__ import annotations
+
+from alembic import op
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+metadata = MetaData()
+
+_Id = BigInteger().with_variant(Integer, "sqlite")  # SQLite's rowid alias must be spelled INTEGER
+
+tasks = Table(
+    "schedd_tasks",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=True),
+    # what claiming reads
+    Column("state", SmallInteger, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("lane", Text, nullable=False),  # the kind, or kind + concurrency key
+    Column("pool", SmallInteger, nullable=False),
+    Column("run_at", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("unmet", Integer, nullable=False, server_default=text("0")),
+    # the fence
+    Column("worker", BigInteger),
+    Column("claim", BigInteger, nullable=False, server_default=text("0")),
+    # the budget
+    Column("attempt", Integer, nullable=False, server_default=text("0")),
+    Column("attempt_base", Integer, nullable=False, server_default=text("0")),
+    Column("max_attempts", Integer),  # NULL: unlimited
+    Column("retry", Text),  # RetryPolicy as JSON; NULL: one attempt
+    Column("timeout", BigInteger),
+    Column("dead_letter", SmallInteger, nullable=False, server_default=text("1")),
+    # times
+    Column("created_at", BigInteger, nullable=False),
+    Column("claimed_at", BigInteger),
+    Column("started_at", BigInteger),
+    Column("finished_at", BigInteger),
+    # what is asked of the handler
+    Column("payload", Text),  # NULL: in task_values
+    Column("payload_ref", Text),
+    Column("schema_version", Integer, nullable=False, server_default=text("1")),
+    Column("message_type", Text),
+    Column("correlation", Text),  # NULL: the task's own id
+    Column("causation", Text),
+    Column("subject", Text),
+    Column("sequence", BigInteger),
+    Column("headers", Text),
+    # the key
+    Column("key", Text),
+    Column("held_key", Text),
+    Column("key_retention", BigInteger),
+    Column("key_until", BigInteger),
+    # recurrence
+    Column("schedule", Text),
+    Column("slot", BigInteger),
+    Column("missed", Integer),
+    Column("missed_since", BigInteger),
+    # while it runs
+    Column("cancel_requested", BigInteger),
+    Column("rerun", SmallInteger, nullable=False, server_default=text("0")),
+    Column("progress", Float),
+    Column("progress_message", Text),
+    Column("last_heartbeat_at", BigInteger),
+    Column("suspect", SmallInteger, nullable=False, server_default=text("0")),
+    Column("deaths", SmallInteger, nullable=False, server_default=text("0")),
+    # how it ended
+    Column("result", Text),
+    Column("result_ttl", BigInteger),
+    Column("result_until", BigInteger),
+    Column("error", Text),
+    Column("error_class", Text),
+    Column("fingerprint", Text),
+    Column("status_code", Integer),
+    Column("ended_by", BigInteger),  # the parent whose end ended this task
+    # lineage
+    Column("original_id", BigInteger),
+    Column("replay_count", Integer, nullable=False, server_default=text("0")),
+    # limits on the whole life
+    Column("max_duration", BigInteger),
+    Column("max_delay", BigInteger),
+    sqlite_autoincrement=True,
+    postgresql_with={"fillfactor": "70"},
+)
+
+_CLAIMABLE = "state IN (1, 2, 3)"
+_HELD = "state IN (4, 5)"
+
+
+def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    clause = text(where)
+    return Index(
+        name, *(tasks.c[c] for c in columns), unique=unique, sqlite_where=clause, postgresql_where=clause
+    )
+
+
+_partial("ix_schedd_tasks_ready", "queue", "lane", "pool", "run_at", "id", where=_CLAIMABLE)
+_partial("ix_schedd_tasks_held", "worker", "kind", where=_HELD)
+_partial("ix_schedd_tasks_waiting", "id", where="state = 0")
+_partial("ix_schedd_tasks_done", "state", "finished_at", where="state >= 6")
+_partial("ux_schedd_tasks_held_key", "kind", "held_key", where="held_key IS NOT NULL", unique=True)
+_partial("ux_schedd_tasks_slot", "schedule", "slot", where="schedule IS NOT NULL", unique=True)
+_partial("ix_schedd_tasks_key", "key", where="key IS NOT NULL")
+_partial("ix_schedd_tasks_correlation", "correlation", where="correlation IS NOT NULL")
+_partial("ix_schedd_tasks_subject", "subject", where="subject IS NOT NULL")
+
+edges = Table(
+    "schedd_edges",
+    metadata,
+    Column("parent", BigInteger, nullable=False),
+    Column("child", BigInteger, nullable=False),
+    Column("on_end", SmallInteger, nullable=False),  # index into model.state.When
+    Column("otherwise", SmallInteger, nullable=False),  # index into model.state.Otherwise
+    Column("ok", SmallInteger, nullable=False),  # model.state.satisfied_mask
+    PrimaryKeyConstraint("parent", "child"),
+    sqlite_with_rowid=False,
+)
+Index("ix_schedd_edges_child", edges.c.child)
+Index(  # edges that a parent's success breaks: rare, so that the usual release need not look for them
+    "ix_schedd_edges_broken_by_success",
+    edges.c.parent,
+    sqlite_where=text("ok IN (0, 2, 4, 6, 8, 10, 12, 14)"),
+    postgresql_where=text("ok IN (0, 2, 4, 6, 8, 10, 12, 14)"),
+)
+
+task_values = Table(
+    "schedd_task_values",
+    metadata,
+    Column("task_id", BigInteger, nullable=False),
+    Column("name", Text, nullable=False),  # payload, result, log:<claim>
+    Column("value", Text, nullable=False),
+    PrimaryKeyConstraint("task_id", "name"),
+)
+
+attempts = Table(
+    "schedd_attempts",
+    metadata,
+    Column("task_id", BigInteger, nullable=False),
+    Column("claim", BigInteger, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("worker", BigInteger, nullable=False),
+    Column("claimed_at", BigInteger),
+    Column("started_at", BigInteger),
+    Column("finished_at", BigInteger, nullable=False),
+    Column("outcome", SmallInteger, nullable=False),  # index into model.outcome.AttemptEnd
+    Column("error", Text),
+    Column("error_class", Text),
+    Column("fingerprint", Text),
+    Column("status_code", Integer),
+    PrimaryKeyConstraint("task_id", "claim"),
+    sqlite_with_rowid=False,
+)
+
+outcomes = Table(  # what is remembered of a task that retention removed
+    "schedd_outcomes",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("state", SmallInteger, nullable=False),
+    Column("removed_at", BigInteger, nullable=False),
+)
+Index("ix_schedd_outcomes_removed_at", outcomes.c.removed_at)
+
+schedules = Table(
+    "schedd_schedules",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("options", Text, nullable=False),  # the task's other columns, JSON
+    Column("recurrence", Text, nullable=False),
+    Column("catchup", Text, nullable=False),
+    Column("overlap", Text, nullable=False),
+    Column("anchor", BigInteger, nullable=False),
+    Column("next_at", BigInteger, nullable=False),  # FOREVER while a fixed-delay run is under way
+    Column("paused", SmallInteger, nullable=False, server_default=text("0")),
+    Column("last_slot", BigInteger),
+    Column("last_task", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("seen_at", BigInteger, nullable=False),  # last registered; tells the orphans
+)
+Index("ix_schedd_schedules_next_at", schedules.c.next_at)
+
+workers = Table(
+    "schedd_workers",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=True),
+    Column("incarnation", Text, nullable=False, unique=True),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("state", SmallInteger, nullable=False),  # 0 live, 1 draining, 2 stopped, 3 dead
+    Column("queues", Text, nullable=False),
+    Column("pools", Text, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("heartbeat_at", BigInteger, nullable=False),
+    Column("lease_until", BigInteger, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+kinds = Table(
+    "schedd_kinds",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("schema", Text, nullable=False),
+    Column("options", Text, nullable=False),
+    Column("schema_version", Integer, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+)
+
+worker_kinds = Table(
+    "schedd_worker_kinds",
+    metadata,
+    Column("worker", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("schema_version", Integer, nullable=False),
+    PrimaryKeyConstraint("worker", "kind"),
+)
+
+
+revision = "0001"
+down_revision = None
+
+
+def upgrade() -> None:
+    for table in metadata.sorted_tables:
+        op.execute(CreateTable(table))
+        for index in sorted(table.indexes, key=lambda i: str(i.name)):
+            op.execute(CreateIndex(index))
+    if op.get_context().dialect.name == "sqlite":
+        # A batch reserves ids by raising this number, so the row must be there before the first insert.
+        op.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('schedd_tasks', 0)")
+

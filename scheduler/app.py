@@ -1,0 +1,271 @@
+"""The Scheduler: what a program holds in its hand. Composes the builder and, once started, an engine."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
+
+from scheduler import __version__
+from scheduler.builder import Batch, Caller, TaskBuilder, make_builder
+from scheduler.errors import ConfigError
+from scheduler.model.registry import Registry
+from scheduler.model.task import Task, TaskFunction
+from scheduler.ports import Clock, SystemClock
+from scheduler.queries import Queries
+from scheduler.store.database import Database
+from scheduler.store.doorbell import Bell, make_bell
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from sqlalchemy.orm import Session
+
+    from scheduler.engine.loop import Engine
+
+P = ParamSpec("P")
+
+
+class Scheduler(Queries):
+    """Schedules tasks, and runs them between :meth:`start` and :meth:`stop`. No I/O before first use.
+
+    ``url``: SQLAlchemy URL of a SQLite file or a PostgreSQL database. ``state``: the application's own object,
+    ``ctx.state`` in handlers. ``settings``: sections of the configuration for the built-in tasks. ``pools``: (thread
+    slots, async slots) by name. ``lease``, ``drain``, ``misfire_grace``: seconds. ``retention``: seconds by success,
+    failed, outcomes. ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)`` must return
+    a context manager that surrounds each run. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        url: str = "sqlite:///schedd.db",
+        *,
+        state: Any = None,
+        settings: dict[str, Any] | None = None,
+        queues: Iterable[str] = ("*",),
+        pools: Mapping[str, tuple[int, int]] | None = None,
+        lease: float = 30.0,
+        drain: float = 30.0,
+        max_concurrent_tasks: int = 0,
+        timezone: str = "UTC",
+        misfire_grace: float = 60.0,
+        retention: Mapping[str, float] | None = None,
+        auto_migrate: bool | None = None,
+        log_attempts: str = "notable",
+        capture_root: bool = False,
+        before_schedule: Callable[[Any], Any] | None = None,
+        around_run: Callable[[Any], AbstractContextManager[Any]] | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.clock: Clock = clock if clock is not None else SystemClock()
+        self.database = Database(url, self.clock, auto_migrate=auto_migrate)
+        self.registry = Registry()
+        self.settings = settings if settings is not None else {}
+        self.state = state
+        self._drain = drain
+        self._rng = rng
+        self._around_run = around_run
+        self._options = {
+            "queues": tuple(queues),
+            "pools": _pools(pools),
+            "lease": _positive(lease, "lease"),
+            "max_concurrent": int(max_concurrent_tasks),
+            "misfire_grace": float(misfire_grace),
+            "log_attempts": log_attempts,
+            "capture_root": capture_root,
+        }
+        if retention is not None:
+            self._options["retention"] = dict(retention)
+        self._caller = Caller(self.database, self.registry, self._ring, timezone, before_schedule)
+        self._engine: Engine | None = None
+        self._bell: Bell | None = None
+        self._bell_pid = 0
+        self._lifecycle = threading.RLock()
+
+    @classmethod
+    def from_config(cls, path: str | None = None) -> Self:
+        """A scheduler as a configuration file says, with its task modules registered. Raises ConfigError."""
+        from scheduler.config import load
+        from scheduler.modules import load_modules, make_scheduler
+
+        config = load(path)
+        made = make_scheduler(config, cls)
+        load_modules(config, made)
+        return made
+
+    @classmethod
+    def for_testing(cls, clock: Clock | None = None, **options: Any) -> Self:
+        """A scheduler on a SQLite file in a temporary directory of its own, with a clock that only a test moves."""
+        from scheduler.testing import make_for_testing
+
+        return make_for_testing(cls, clock, options)
+
+    # registering and scheduling
+
+    def register(
+        self,
+        source: type[Task] | TaskFunction[..., Any],
+        kind: str | None = None,
+        build: Callable[[int, str], Any] | None = None,
+    ) -> None:
+        """Make a task type known. The same type twice is harmless.
+
+        ``kind``: another name than its own; ``build(id, payload)``: makes the instance of a stored payload. Raises
+        ConfigError, also if another type has the name.
+        """
+        self.registry.add(source, kind, build)
+        if self._engine is not None:
+            self._engine.ring()
+
+    @overload
+    def task(self, task: Task, /) -> TaskBuilder: ...
+    @overload
+    def task(self, task: TaskFunction[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> TaskBuilder: ...
+    def task(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskBuilder:
+        """Begin to schedule a Task instance, or a call of a @task function. Raises UnregisteredKindError, PayloadError."""
+        return make_builder(self._caller, None, task, args, kwargs)
+
+    def batch(
+        self, correlation: str | None = None, connection: sa.Connection | Session | None = None
+    ) -> Batch:
+        """Many tasks at once, all or none: ``with jobs.batch() as batch: batch.task(...)``."""
+        return Batch(self._caller, correlation, connection)
+
+    def _ring(self) -> None:
+        """Wake our own engine, and those of other processes."""
+        engine = self._engine
+        if engine is not None:
+            engine.ring()
+            engine.ring_others()
+            return
+        with self._lifecycle:
+            if self._bell is None or self._bell_pid != os.getpid():
+                self._bell = make_bell(self.database)
+                self._bell_pid = os.getpid()
+            bell = self._bell
+        bell.ring()
+
+    # running
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, once started. Raises ConfigError before."""
+        if self._engine is None:
+            raise ConfigError("the scheduler has not been started")
+        return self._engine
+
+    def _make_engine(self, *, inline: bool = False) -> Engine:
+        from scheduler.engine.loop import Engine
+        from scheduler.engine.options import EngineOptions
+
+        return Engine(
+            self.database,
+            self.registry,
+            EngineOptions(**self._options),
+            state=self.state,
+            settings=self.settings,
+            around_run=self._around_run,
+            rng=self._rng,
+            inline=inline,
+            version=__version__,
+        )
+
+    def start(self) -> None:
+        """Start to run tasks in this process. Does nothing if it is running.
+
+        Raises StoreUnavailableError if the database cannot be opened.
+        """
+        with self._lifecycle:
+            if self._engine is not None and self._engine.is_running():
+                return
+            engine = self._make_engine()
+            engine.start()
+            self._engine = engine
+
+    def stop(self, drain: float | None = None) -> list[int]:
+        """Stop: claim nothing more and wait up to ``drain`` seconds for what runs.
+
+        Returns the ids still running then; their bodies cannot be ended from outside, so their lease is kept up until
+        they end, and only then the engine goes.
+        """
+        with self._lifecycle:
+            engine = self._engine
+            if engine is None:
+                return []
+            engine.drain()
+            idle = engine.wait_idle(self._drain if drain is None else drain)
+            if idle:
+                engine.stop(hand_back_running=False)
+                self._engine = None
+                return []
+            left = engine.running_ids()
+            threading.Thread(target=self._stop_later, args=(engine,), name="schedd-stop", daemon=True).start()
+            return left
+
+    def _stop_later(self, engine: Engine) -> None:
+        while engine.is_running() and not engine.wait_idle(3600.0):
+            pass
+        with self._lifecycle:
+            if self._engine is engine:
+                engine.stop(hand_back_running=False)
+                self._engine = None
+
+    def stop_now(self) -> list[int]:
+        """Stop for a process that is about to end: the last write hands what runs back, due 2 s later, without using
+        an attempt. Returns those ids."""
+        with self._lifecycle:
+            engine, self._engine = self._engine, None
+            if engine is None:
+                return []
+            left = engine.running_ids()
+            engine.drain()
+            engine.stop(hand_back_running=True)
+            return left
+
+    def is_running(self) -> bool:
+        """Whether this process runs tasks."""
+        return self._engine is not None and self._engine.is_running()
+
+    def close(self) -> None:
+        """Stop, and close the connections."""
+        self.stop()
+        with self._lifecycle:
+            if self._bell is not None:
+                self._bell.close()
+                self._bell = None
+            self.database.dispose()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _positive(value: float, what: str) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+        raise ConfigError(f"{what} must be a number of seconds above 0, not {value!r}")
+    return float(value)
+
+
+def _pools(given: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]]:
+    names = ("high", "medium", "low")
+    pools = {"high": (2, 20), "medium": (8, 100), "low": (4, 50)}
+    for name, sizes in (given or {}).items():
+        if name not in names:
+            raise ConfigError(f"there is no pool {name!r}; there are {', '.join(names)}")
+        if len(sizes) != 2 or any(not isinstance(n, int) or n < 0 for n in sizes):
+            raise ConfigError(f"pool {name} must be (thread slots, async slots), not {sizes!r}")
+        pools[name] = (sizes[0], sizes[1])
+    return pools

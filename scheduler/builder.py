@@ -1,0 +1,463 @@
+"""The caller's side: building tasks, batches and recurrences, and storing them.
+
+Everything that can be checked is checked when it is built; ``schedule()`` stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, overload
+
+import msgspec
+
+from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
+from scheduler.model import recurrence as recur
+from scheduler.model.catchup import CATCHUPS, OVERLAPS
+from scheduler.model.recurrence import Recurrence, Weekday
+from scheduler.model.registry import MAX_KEY, Kind, Registry, bind, encode_json
+from scheduler.model.retry import RetryPolicy
+from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
+from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, When
+from scheduler.model.task import Priority, Task, TaskFunction, check_name
+from scheduler.model.times import instant_us, span_us
+from scheduler.store import schedules
+from scheduler.store.database import Database
+from scheduler.store.doorbell import ring_after_commit
+from scheduler.store.enqueue import callers_connection, enqueue
+from scheduler.store.failures import StoreTrouble
+from scheduler.store.schedules import ScheduleSpec
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from sqlalchemy.orm import Session
+
+P = ParamSpec("P")
+_TRIES = 5
+MAX_HEADERS = 16 * 1024
+
+Seconds = float | timedelta
+Parent = "int | TaskBuilder"
+Conflict = Literal["keep", "reject", "replace"]
+
+
+class Caller:
+    """What builders need of their scheduler."""
+
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry,
+        ring: Callable[[], None],
+        timezone: str = "UTC",
+        before_schedule: Callable[[_Builder], Any] | None = None,
+    ) -> None:
+        self.database = database
+        self.registry = registry
+        self.ring = ring
+        self.timezone = timezone
+        self.before_schedule = before_schedule
+
+    def store(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
+        """Store tasks, in the caller's transaction if there is one, and ring once they are committed."""
+        if connection is not None:
+            own = callers_connection(connection)
+            self.database.open()
+            ids = enqueue(own, specs, self.database.now(), ours=False)
+            ring_after_commit(own, self.ring)
+            return ids
+        ids = self._in_our_own(lambda c: enqueue(c, specs, self.database.now(), ours=True))
+        self.ring()
+        return ids
+
+    def register_schedule(self, spec: ScheduleSpec) -> None:
+        dialect = self.database.dialect
+        self._in_our_own(lambda c: schedules.register(c, dialect, spec, self.database.now()))
+        self.ring()
+
+    def _in_our_own(self, work: Callable[[sa.Connection], Any]) -> Any:
+        for attempt in range(_TRIES):
+            try:
+                with self.database.write() as connection:
+                    return work(connection)
+            except StoreTrouble as trouble:
+                # Two batches that take keys or parents in different orders: one is told to try again.
+                if "collided" not in str(trouble) or attempt == _TRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+
+class _Builder:
+    """What single tasks and recurrences have in common."""
+
+    def __init__(self, caller: Caller, kind: Kind, value: Any, batch: Batch | None = None) -> None:
+        self._caller = caller
+        self._kind = kind
+        self._batch = batch
+        options = kind.options
+        self._spec = TaskSpec(
+            kind=kind.name,
+            payload=kind.encode(value),
+            lane=kind.lane(value),
+            queue=options.queue,
+            pool=int(options.priority),
+            timeout=options.timeout,
+            dead_letter=options.dead_letter,
+            schema_version=options.schema_version,
+            result_ttl=options.result_ttl,
+            edges=[],
+        )
+        if options.retry is not None:
+            self._set_retry(options.retry)
+        self._parents: dict[int | TaskBuilder, tuple[When, Otherwise]] = {}
+        self._catchup: str | None = None
+        self._overlap: str | None = None
+        self._run_on_startup = False
+        self._recurrence: Recurrence | None = None
+
+    def _set_retry(self, policy: RetryPolicy) -> None:
+        self._spec.retry = policy.to_json()
+        self._spec.max_attempts = policy.max_attempts
+
+    def key(
+        self, key: str, conflict: Conflict = "keep", retention: Seconds | None = None
+    ) -> Self:
+        """The caller's name for this piece of work, unique per kind while it lives or is retained.
+
+        ``conflict``: ``keep`` returns the task that holds the key, ``reject`` raises DuplicateKeyError.
+        ``retention``: how long after its success the key stays taken (default 24 h). Raises PayloadError, ConfigError.
+        """
+        if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY:
+            raise PayloadError(f"a key is a text of 1 to {MAX_KEY} characters, not {key!r:.80}")
+        if conflict not in ("keep", "reject"):
+            extra = " (replace is not available yet)" if conflict == "replace" else ""
+            raise ConfigError(f"conflict must be keep or reject, not {conflict!r}{extra}")
+        self._spec.key = key
+        self._spec.conflict = conflict
+        if retention is not None:
+            self._spec.key_retention = span_us(retention, "retention")
+        return self
+
+    def depend_on(
+        self,
+        tasks: int | TaskBuilder | Iterable[int | TaskBuilder],
+        when: str = "success",
+        otherwise: str | None = None,
+    ) -> Self:
+        """Wait for these tasks: ids, or builders of the same batch.
+
+        ``when``: success, failure or finished; ``otherwise``: fail, skip, run or wait, what happens when that can no
+        longer be (default: fail for success, skip for failure). Raises ConfigError for anything else, and for one task
+        named twice with different conditions.
+        """
+        if self._recurrence is not None:
+            raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
+        try:
+            end = When(when)
+            other = DEFAULT_OTHERWISE[end] if otherwise is None else Otherwise(otherwise)
+        except ValueError:
+            raise ConfigError(
+                f"when must be success, failure or finished (not {when!r}), "
+                f"otherwise fail, skip, run or wait (not {otherwise!r})"
+            ) from None
+        listed = [tasks] if isinstance(tasks, (int, TaskBuilder)) else list(tasks)
+        for parent in listed:
+            self._add_parent(parent, (end, other))
+        return self
+
+    def _add_parent(self, parent: int | TaskBuilder, edge: tuple[When, Otherwise]) -> None:
+        if isinstance(parent, TaskBuilder):
+            if self._batch is None or parent._batch is not self._batch:
+                raise ConfigError(
+                    "depend_on takes builders of the same batch only; schedule the other task first and pass its id"
+                )
+        elif not isinstance(parent, int) or isinstance(parent, bool):
+            raise ConfigError(f"depend_on takes task ids and builders, not {parent!r}")
+        elif parent < 1:
+            raise ConfigError(f"depend_on: {parent} is not a task id")
+        present = self._parents.get(parent)
+        if present is not None and present != edge:
+            raise ConfigError(f"depend_on names {parent!r} twice with different conditions: {present[0]} and {edge[0]}")
+        self._parents[parent] = edge
+
+    def with_retry(self, policy: RetryPolicy) -> Self:
+        """Retry as the policy says. Raises ConfigError."""
+        if not isinstance(policy, RetryPolicy):
+            raise ConfigError(f"with_retry takes a RetryPolicy, not {policy!r}")
+        self._set_retry(policy)
+        return self
+
+    def with_automatic_retry(self) -> Self:
+        """Retry with the defaults of RetryPolicy: 10 s doubling up to an hour, five attempts."""
+        return self.with_retry(RetryPolicy())
+
+    def priority(self, level: Priority | str) -> Self:
+        """High, medium or low. Raises ConfigError."""
+        self._spec.pool = int(Priority.parse(level))
+        return self
+
+    def queue(self, name: str) -> Self:
+        """The namespace whose workers may run it. Raises ConfigError."""
+        self._spec.queue = check_name("queue", name)
+        return self
+
+    def at(self, when: datetime) -> Self:
+        """Not before this instant (aware). Raises InvalidScheduleError."""
+        self._spec.run_at = instant_us(when, "at")
+        return self
+
+    def after(self, delay: Seconds) -> Self:
+        """Not before this long from the moment it is stored: seconds or timedelta. Raises ConfigError."""
+        self._spec.delay = span_us(delay, "after")
+        return self
+
+    def timeout(self, limit: Seconds) -> Self:
+        """The longest one attempt may run: seconds or timedelta. Raises ConfigError."""
+        self._spec.timeout = span_us(limit, "timeout", positive=True)
+        return self
+
+    def headers(self, headers: Mapping[str, Any]) -> Self:
+        """Anything JSON to travel beside the payload. Raises PayloadError."""
+        text = encode_json(dict(headers), "headers")
+        if len(text) > MAX_HEADERS:
+            raise PayloadError(f"headers are {len(text)} bytes of JSON, over the limit of {MAX_HEADERS}")
+        self._spec.headers = text
+        return self
+
+    def correlation(self, correlation_id: str) -> Self:
+        """What belongs together; by default the task's own id."""
+        self._spec.correlation = _text(correlation_id, "correlation")
+        return self
+
+    def causation(self, causation_id: str) -> Self:
+        """What caused this task."""
+        self._spec.causation = _text(causation_id, "causation")
+        return self
+
+    def subject(self, subject: str) -> Self:
+        """What the message is about."""
+        self._spec.subject = _text(subject, "subject")
+        return self
+
+    def sequence(self, number: int) -> Self:
+        """A number that the handler can read; schedd does not order by it."""
+        if not isinstance(number, int) or isinstance(number, bool) or not -(2**63) <= number < 2**63:
+            raise PayloadError(f"sequence must be a 64-bit whole number, not {number!r}")
+        self._spec.sequence = number
+        return self
+
+    def payload_ref(self, uri: str) -> Self:
+        """Where the data really is, for payloads too large to store."""
+        self._spec.payload_ref = _text(uri, "payload_ref", 2000)
+        return self
+
+    def max_duration(self, limit: Seconds) -> Self:
+        """Not available yet: raises ConfigError."""
+        raise ConfigError("max_duration is not available yet; use timeout() for one attempt")
+
+    def max_delay(self, limit: Seconds) -> Self:
+        """Not available yet: raises ConfigError."""
+        raise ConfigError("max_delay is not available yet")
+
+    # recurrences
+
+    def _recurring(self, recurrence: Recurrence) -> RecurringBuilder:
+        if self._batch is not None:
+            raise InvalidScheduleError("a batch holds single tasks; register a recurring schedule outside of it")
+        if self._parents:
+            raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
+        made = RecurringBuilder.__new__(RecurringBuilder)
+        made.__dict__.update(self.__dict__)
+        made._recurrence = recurrence
+        return made
+
+    def _zone(self, tz: str | None) -> str:
+        return self._caller.timezone if tz is None else tz
+
+    def cron(self, expression: str, tz: str | None = None) -> RecurringBuilder:
+        """At the instants of a cron expression of five fields. Raises InvalidScheduleError."""
+        return self._recurring(recur.cron(expression, self._zone(tz)))
+
+    def daily_at(self, hour: int, minute: int, tz: str | None = None) -> RecurringBuilder:
+        """Every day at this time. Raises InvalidScheduleError."""
+        return self._recurring(recur.daily_at(hour, minute, self._zone(tz)))
+
+    def hourly_at(self, minute: int, tz: str | None = None) -> RecurringBuilder:
+        """Every hour at this minute. Raises InvalidScheduleError."""
+        return self._recurring(recur.hourly_at(minute, self._zone(tz)))
+
+    def weekly_on(self, weekday: Weekday, hour: int, minute: int, tz: str | None = None) -> RecurringBuilder:
+        """Every week on this day at this time. Raises InvalidScheduleError."""
+        return self._recurring(recur.weekly_on(weekday, hour, minute, self._zone(tz)))
+
+    def monthly_on(self, day: int, hour: int, minute: int, tz: str | None = None) -> RecurringBuilder:
+        """Every month that has this day, at this time. Raises InvalidScheduleError."""
+        return self._recurring(recur.monthly_on(day, hour, minute, self._zone(tz)))
+
+    def every(
+        self, interval: Seconds, mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate"
+    ) -> RecurringBuilder:
+        """Again and again: fixed rate counts from the first registration, fixed delay from the end of each run.
+
+        Raises InvalidScheduleError.
+        """
+        return self._recurring(recur.every(interval, mode))
+
+    def catchup(self, policy: Literal["skip", "last", "all", "none"]) -> Self:
+        """What to do about missed slots. Raises ConfigError."""
+        if policy not in CATCHUPS:
+            raise ConfigError(f"catchup must be one of {', '.join(CATCHUPS)}, not {policy!r}")
+        self._catchup = policy
+        return self
+
+    def overlap(self, policy: Literal["allow", "skip"]) -> Self:
+        """Whether a slot fires while the run before it is still going. Raises ConfigError."""
+        if policy not in OVERLAPS:
+            raise ConfigError(f"overlap must be one of {', '.join(OVERLAPS)}, not {policy!r}")
+        self._overlap = policy
+        return self
+
+    def run_on_startup(self) -> Self:
+        """When registered: run once now if the schedule is new or overdue."""
+        self._run_on_startup = True
+        return self
+
+
+class TaskBuilder(_Builder):
+    """One task to be scheduled. See api.md for what the methods mean."""
+
+    def __repr__(self) -> str:
+        return f"<builder of {self._kind.name}>"
+
+    def schedule(self, connection: sa.Connection | Session | None = None) -> TaskId:
+        """Store the task; what this returned survives a crash. An int with ``.created``.
+
+        ``connection``: the caller's own; the task then commits or rolls back with the caller's rows. Raises
+        UnknownDependencyError, DuplicateKeyError, StoreUnavailableError.
+        """
+        if self._batch is not None:
+            raise ConfigError("this builder belongs to a batch, which stores it at its end; do not schedule() it")
+        return self._caller.store([self._finished({})], connection)[0]
+
+    async def schedule_async(self) -> TaskId:
+        """:meth:`schedule` without blocking the event loop."""
+        return await asyncio.to_thread(self.schedule)
+
+    def _finished(self, positions: Mapping[TaskBuilder, int]) -> TaskSpec:
+        if self._catchup or self._overlap or self._run_on_startup:
+            raise InvalidScheduleError("catchup, overlap and run_on_startup need a recurrence such as cron() or every()")
+        if self._caller.before_schedule is not None:
+            self._caller.before_schedule(self)
+        edges = [
+            EdgeSpec(positions[p], when, other, local=True)
+            if isinstance(p, TaskBuilder)
+            else EdgeSpec(int(p), when, other)
+            for p, (when, other) in self._parents.items()
+        ]
+        return msgspec.structs.replace(self._spec, edges=edges)
+
+
+class RecurringBuilder(_Builder):
+    """A recurring schedule to be registered."""
+
+    def __repr__(self) -> str:
+        return f"<recurring builder of {self._kind.name}>"
+
+    def schedule(self, connection: None = None) -> str:
+        """Register the schedule, or update the one of the same name; returns the name.
+
+        The name is the ``key()``, else the kind and a hash of the payload. Raises StoreUnavailableError.
+        """
+        if connection is not None:
+            raise ConfigError("connection= is for single tasks; a recurring schedule is registered by itself")
+        assert self._recurrence is not None
+        if self._caller.before_schedule is not None:
+            self._caller.before_schedule(self)
+        spec = self._spec
+        name = spec.key or f"{spec.kind}-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
+        self._caller.register_schedule(
+            ScheduleSpec(
+                name,
+                self._recurrence,
+                msgspec.structs.replace(spec, key=None),
+                self._catchup or "skip",
+                self._overlap or "allow",
+                self._run_on_startup,
+            )
+        )
+        return name
+
+    async def schedule_async(self) -> str:
+        """:meth:`schedule` without blocking the event loop."""
+        return await asyncio.to_thread(self.schedule)
+
+
+class Batch:
+    """Many tasks, stored together when the ``with`` block ends, or not at all. ``ids`` are there afterwards."""
+
+    def __init__(
+        self, caller: Caller, correlation: str | None = None, connection: sa.Connection | Session | None = None
+    ) -> None:
+        self._caller = caller
+        self._correlation = None if correlation is None else _text(correlation, "correlation")
+        self._connection = connection
+        self._builders: list[TaskBuilder] = []
+        self._ids: list[TaskId] | None = None
+
+    @overload
+    def task(self, task: Task, /) -> TaskBuilder: ...
+    @overload
+    def task(self, task: TaskFunction[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> TaskBuilder: ...
+    def task(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskBuilder:
+        """A builder of this batch. Raises UnregisteredKindError, PayloadError."""
+        if self._ids is not None:
+            raise ConfigError("this batch is stored already; open another one")
+        builder = make_builder(self._caller, self, task, args, kwargs)
+        if self._correlation is not None:
+            builder.correlation(self._correlation)
+        self._builders.append(builder)
+        return builder
+
+    @property
+    def ids(self) -> list[TaskId]:
+        """The tasks' ids in creation order; ConfigError before the batch is stored."""
+        if self._ids is None:
+            raise ConfigError("the ids of a batch are there once its with block has ended")
+        return self._ids
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            return
+        positions = {builder: i for i, builder in enumerate(self._builders)}
+        specs = [builder._finished(positions) for builder in self._builders]
+        self._ids = self._caller.store(specs, self._connection) if specs else []
+
+
+def make_builder(
+    caller: Caller, batch: Batch | None, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> TaskBuilder:
+    """A builder for a Task instance, or for a call of a @task function. Raises UnregisteredKindError, PayloadError."""
+    if isinstance(task, TaskFunction):
+        kind = caller.registry.of(task)
+        return TaskBuilder(caller, kind, bind(kind, args, kwargs), batch)
+    if isinstance(task, Task):
+        if args or kwargs:
+            raise PayloadError("a task instance takes no further arguments: its fields are the payload")
+        return TaskBuilder(caller, caller.registry.of_instance(task), task, batch)
+    if isinstance(task, type) and issubclass(task, Task):
+        raise PayloadError(f"pass an instance, {task.__name__}(…), not the class")
+    raise PayloadError(f"task() takes a Task instance or a @task function, not {task!r:.80}")
+
+
+def _text(value: object, what: str, longest: int = 255) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= longest:
+        raise PayloadError(f"{what} is a text of 1 to {longest} characters, not {value!r:.80}")
+    return value

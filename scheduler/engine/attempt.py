@@ -1,0 +1,284 @@
+"""Run one attempt of one task and say how it ended. Knows no database."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from scheduler.errors import Cancelled, ConfigError, LeaseLost, PayloadError, PermanentError, Retry, Snooze, TaskTimeout
+from scheduler.model import state as st
+from scheduler.model.fingerprint import describe, traceback_text
+from scheduler.model.outcome import AttemptEnd, Failure, Outcome
+from scheduler.model.registry import Kind, encode_json
+from scheduler.model.retry import RetryPolicy
+from scheduler.model.times import span_us
+from scheduler.ports import SECOND
+
+from scheduler.engine.logs import Tail, current_attempt
+
+if TYPE_CHECKING:
+    from scheduler.engine.context import AsyncContext, Context
+    from scheduler.store.claim import Claimed
+
+MAX_RESULT = 1024 * 1024
+log = logging.getLogger("scheduler.engine")
+
+
+class Runtime(Protocol):
+    """What an attempt needs of its engine."""
+
+    state: Any
+    settings: dict[str, Any]
+    around_run: Callable[[Any], AbstractContextManager[Any]] | None
+
+    def now(self) -> int: ...
+    def monotonic(self) -> float: ...
+    def random(self) -> float: ...
+    def request(self, attempt: Attempt, percent: float | None, message: str | None) -> Any: ...
+    def parent_results(self, task_id: int) -> dict[int, Any]: ...
+    def dependency_failures(self, task_id: int) -> dict[int, str]: ...
+
+
+class Attempt:
+    """One claimed task on its way through a pool."""
+
+    __slots__ = (
+        "asyncio_task",
+        "cancelled",
+        "claimed",
+        "deadline",
+        "handed_at",
+        "kind",
+        "lost",
+        "marked",
+        "pool",
+        "slot",
+        "started_at",
+        "started_mono",
+        "tail",
+        "tail_written",
+        "timed_out",
+    )
+
+    def __init__(self, claimed: Claimed, kind: Kind, pool: int, handed_at: float) -> None:
+        self.claimed = claimed
+        self.kind = kind
+        self.pool = pool
+        self.handed_at = handed_at
+        self.slot: Any = None
+        self.started_at: int | None = None
+        self.started_mono = 0.0
+        self.deadline: float | None = None
+        self.cancelled = False
+        self.lost = False
+        self.timed_out = False
+        self.marked = False
+        self.asyncio_task: Any = None
+        self.tail: Tail | None = None
+        self.tail_written = 0
+
+    def capture(self, text: str) -> None:
+        if self.tail is None:
+            self.tail = Tail()
+        self.tail.add(text)
+
+    def check(self, monotonic: float) -> None:
+        """Raise what should end the body now, if anything: Cancelled, LeaseLost, TaskTimeout."""
+        if self.cancelled:
+            raise Cancelled(f"task {self.claimed.id} was cancelled")
+        if self.lost:
+            raise LeaseLost(f"task {self.claimed.id}: this worker's lease was lost; nothing it does is recorded")
+        if self.deadline is not None and monotonic >= self.deadline:
+            self.timed_out = True
+            raise self.timeout_error()
+
+    def timeout_error(self) -> TaskTimeout:
+        return TaskTimeout(f"ran longer than its timeout of {(self.claimed.timeout or 0) / SECOND:g} s")
+
+
+def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
+    """Run a synchronous handler to its end, whatever it raises."""
+    from scheduler.engine.context import Context
+
+    token = current_attempt.set(attempt)
+    try:
+        ready = _begin(attempt, runtime)
+        if isinstance(ready, Outcome):
+            return ready
+        ctx = Context(attempt, runtime)
+        try:
+            if runtime.around_run is None:
+                result = attempt.kind.run(ready, ctx)
+            else:
+                with runtime.around_run(ctx):
+                    result = attempt.kind.run(ready, ctx)
+            return _succeed(attempt, runtime, result)
+        except BaseException as error:
+            outcome, hook = _fail(attempt, runtime, error)
+            if hook is not None:
+                _call_hook(attempt, hook, ready, ctx, error)
+            return _with_log(attempt, outcome)
+    finally:
+        current_attempt.reset(token)
+
+
+async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
+    """Run an asynchronous handler to its end, whatever it raises."""
+    from scheduler.engine.context import AsyncContext
+
+    token = current_attempt.set(attempt)
+    try:
+        ready = _begin(attempt, runtime)
+        if isinstance(ready, Outcome):
+            return ready
+        ctx = AsyncContext(attempt, runtime)
+        try:
+            with runtime.around_run(ctx) if runtime.around_run is not None else nullcontext():
+                result = await attempt.kind.run(ready, ctx)
+            return _succeed(attempt, runtime, result)
+        except BaseException as error:
+            outcome, hook = _fail(attempt, runtime, error)
+            if hook is not None:
+                pending = _call_hook(attempt, hook, ready, ctx, error)
+                if inspect.isawaitable(pending):
+                    try:
+                        await pending
+                    except Exception:
+                        log.exception("hook of %s raised", attempt.claimed.kind)
+            return _with_log(attempt, outcome)
+    finally:
+        current_attempt.reset(token)
+
+
+def _begin(attempt: Attempt, runtime: Runtime) -> Any:
+    """Start the clock and decode the payload; or the Outcome, if that already decides."""
+    c = attempt.claimed
+    attempt.started_at = runtime.now()
+    attempt.started_mono = runtime.monotonic()
+    if c.timeout is not None:
+        attempt.deadline = attempt.started_mono + c.timeout / SECOND
+    if attempt.cancelled:
+        return _outcome(attempt, runtime, AttemptEnd.CANCELLED, st.CANCELLED)
+    try:
+        if c.payload is None:
+            raise PayloadError("the payload is missing from the database")
+        return attempt.kind.decode(c.payload, c.schema_version, c.id)
+    except Exception as error:
+        # Whatever is wrong with the row or its upgrade will be wrong next time: set it aside, with the reason.
+        return _for_good(attempt, runtime, describe(error))
+
+
+def _succeed(attempt: Attempt, runtime: Runtime, result: Any) -> Outcome:
+    if attempt.cancelled:
+        return _with_log(attempt, _outcome(attempt, runtime, AttemptEnd.CANCELLED, st.CANCELLED))
+    if attempt.deadline is not None and (attempt.timed_out or runtime.monotonic() >= attempt.deadline):
+        raise attempt.timeout_error()
+    text = None
+    if result is not None:
+        try:
+            text = encode_json(result, "the result")
+        except PayloadError as error:
+            raise PermanentError(str(error)) from None
+        if len(text) > MAX_RESULT:
+            raise PermanentError(f"the result is {len(text)} bytes of JSON, over the limit of {MAX_RESULT}")
+    outcome = _outcome(attempt, runtime, AttemptEnd.SUCCEEDED, st.SUCCESS, result=text)
+    return outcome if attempt.tail is None else _with_log(attempt, outcome)
+
+
+def _fail(
+    attempt: Attempt, runtime: Runtime, error: BaseException
+) -> tuple[Outcome, Callable[..., Any] | None]:
+    """The outcome of a body that raised, and the hook to call."""
+    c = attempt.claimed
+    if attempt.cancelled or isinstance(error, Cancelled):
+        return _outcome(attempt, runtime, AttemptEnd.CANCELLED, st.CANCELLED), None
+    if attempt.timed_out and not isinstance(error, TaskTimeout):
+        error = attempt.timeout_error()
+    if isinstance(error, Snooze):
+        try:
+            wait = span_us(error.seconds, "Snooze")
+        except ConfigError as bad:
+            return _for_good(attempt, runtime, describe(bad)), attempt.kind.on_failed
+        return (
+            _outcome(
+                attempt, runtime, AttemptEnd.SNOOZED, st.SCHEDULED, run_at=runtime.now() + wait, refund=1
+            ),
+            None,
+        )
+    failure = describe(error)
+    if not isinstance(error, (Retry, PermanentError)):
+        attempt.capture(traceback_text(error))
+    try:
+        wait_us = _wait(c, runtime, error)
+    except ConfigError as bad:
+        return _for_good(attempt, runtime, describe(bad)), attempt.kind.on_failed
+    if wait_us is None:
+        return _for_good(attempt, runtime, failure), attempt.kind.on_failed
+    outcome = _outcome(
+        attempt, runtime, AttemptEnd.RETRIED, st.RETRY, failure=failure, run_at=runtime.now() + wait_us
+    )
+    return outcome, attempt.kind.on_attempt_failed
+
+
+def _wait(c: Claimed, runtime: Runtime, error: BaseException) -> int | None:
+    """Microseconds until the next attempt; None: there is none."""
+    used = max(1, c.attempt - c.attempt_base)
+    policy = RetryPolicy.from_json(c.retry) if c.retry is not None else None
+    if isinstance(error, PermanentError) or (c.max_attempts is not None and used >= c.max_attempts):
+        return None
+    if isinstance(error, Retry):
+        if error.after is not None:
+            return span_us(error.after, "Retry(after=)")
+        return policy.wait_us(used, runtime.random()) if policy else 0
+    if policy is None or not policy.matches(error):
+        return None
+    return policy.wait_us(used, runtime.random())
+
+
+def _for_good(attempt: Attempt, runtime: Runtime, failure: Failure) -> Outcome:
+    dead = bool(attempt.claimed.dead_letter)
+    end, state = (AttemptEnd.DEAD, st.DEAD) if dead else (AttemptEnd.FAILED, st.FAILED)
+    return _outcome(attempt, runtime, end, state, failure=failure)
+
+
+def _outcome(attempt: Attempt, runtime: Runtime, end: AttemptEnd, state: int, **more: Any) -> Outcome:
+    c = attempt.claimed
+    return Outcome(
+        c.id, c.claim, c.attempt, end, state, c.claimed_at, attempt.started_at, runtime.now(), **more
+    )
+
+
+def _with_log(attempt: Attempt, outcome: Outcome) -> Outcome:
+    return outcome if attempt.tail is None else outcome._replace(log=attempt.tail.text())
+
+
+def _call_hook(
+    attempt: Attempt, hook: Callable[..., Any], value: Any, ctx: Context | AsyncContext, error: BaseException
+) -> Any:
+    """A hook that fails never changes what is recorded."""
+    try:
+        return hook(value, ctx, error)
+    except Exception:
+        log.exception("hook of %s raised", attempt.claimed.kind)
+        return None
+
+
+def hand_back(attempt: Attempt, now: int, due: int | None = None) -> Outcome:
+    """The outcome of an attempt that goes back without being used: never started, or interrupted by a stop."""
+    c = attempt.claimed
+    return Outcome(
+        c.id,
+        c.claim,
+        c.attempt,
+        AttemptEnd.HANDED_BACK,
+        st.SCHEDULED,
+        c.claimed_at,
+        attempt.started_at,
+        now,
+        run_at=due,
+        refund=1,
+    )

@@ -1,0 +1,230 @@
+"""What a handler gets as ``ctx``. Calls that write are requests to the engine, answered after the next commit."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from scheduler.errors import LeaseLost
+from scheduler.model.times import to_datetime
+
+if TYPE_CHECKING:
+    from scheduler.engine.attempt import Attempt, Runtime
+
+
+class _ContextBase:
+    """The part that only looks: names, times, envelope."""
+
+    __slots__ = ("_attempt", "_log", "_runtime")
+
+    def __init__(self, attempt: Attempt, runtime: Runtime) -> None:
+        self._attempt = attempt
+        self._runtime = runtime
+        self._log: Any = None
+
+    @property
+    def id(self) -> int:
+        """The task's id."""
+        return self._attempt.claimed.id
+
+    @property
+    def kind(self) -> str:
+        """The task's kind."""
+        return self._attempt.claimed.kind
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self._attempt.claimed.attempt
+
+    @property
+    def key(self) -> str | None:
+        """The key it was scheduled with."""
+        return self._attempt.claimed.key
+
+    @property
+    def idempotency_key(self) -> str:
+        """The key, else ``task-<original id>``: the same over retries and replay."""
+        c = self._attempt.claimed
+        return c.key if c.key is not None else f"task-{c.original_id or c.id}"
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The headers it was scheduled with."""
+        text = self._attempt.claimed.headers
+        headers: dict[str, Any] = msgspec.json.decode(text) if text else {}
+        return headers
+
+    @property
+    def correlation_id(self) -> str:
+        """What belongs together: inherited by children, by default the task's own id."""
+        c = self._attempt.claimed
+        return c.correlation if c.correlation is not None else str(c.id)
+
+    @property
+    def causation_id(self) -> str | None:
+        """What caused this task."""
+        return self._attempt.claimed.causation
+
+    @property
+    def subject(self) -> str | None:
+        """What the message is about."""
+        return self._attempt.claimed.subject
+
+    @property
+    def message_type(self) -> str:
+        """The kind, unless another type was given."""
+        c = self._attempt.claimed
+        return c.message_type or c.kind
+
+    @property
+    def schema_version(self) -> int:
+        """The schema version that the payload was stored with."""
+        return self._attempt.claimed.schema_version
+
+    @property
+    def sequence(self) -> int | None:
+        """The sequence number it was scheduled with."""
+        return self._attempt.claimed.sequence
+
+    @property
+    def payload_ref(self) -> str | None:
+        """Where the payload's data really is, if it was passed by reference."""
+        return self._attempt.claimed.payload_ref
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was scheduled, UTC."""
+        return to_datetime(self._attempt.claimed.created_at)
+
+    @property
+    def queue(self) -> str:
+        """The queue it is in."""
+        return self._attempt.claimed.queue
+
+    @property
+    def slot(self) -> datetime | None:
+        """The instant of the schedule that this run is for, UTC."""
+        slot = self._attempt.claimed.slot
+        return None if slot is None else to_datetime(slot)
+
+    @property
+    def missed(self) -> int:
+        """How many missed slots this run stands for (catch-up ``last``)."""
+        return self._attempt.claimed.missed or 0
+
+    @property
+    def missed_since(self) -> datetime | None:
+        """The oldest slot that this run stands for."""
+        since = self._attempt.claimed.missed_since
+        return None if since is None else to_datetime(since)
+
+    @property
+    def state(self) -> Any:
+        """The application's own object, as given to the Scheduler."""
+        return self._runtime.state
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration's sections."""
+        return self._runtime.settings
+
+    @property
+    def deadline(self) -> float | None:
+        """When the attempt's timeout ends it, on the monotonic clock in seconds; None without a timeout."""
+        return self._attempt.deadline
+
+    @property
+    def log(self) -> Any:
+        """A structlog logger bound to this attempt; what it writes is kept with the attempt."""
+        if self._log is None:
+            from scheduler.engine.tasklog import task_logger
+
+            self._log = task_logger(self)
+        return self._log
+
+    def capture(self, text: str) -> None:
+        """Add text to what is kept of this attempt's output (the last 64 Ki characters)."""
+        self._attempt.capture(text)
+
+    def _look(self) -> None:
+        self._attempt.check(self._runtime.monotonic())
+
+    @staticmethod
+    def _clamp(percent: float) -> float:
+        value = float(percent)
+        return 0.0 if math.isnan(value) else min(100.0, max(0.0, value))
+
+    def _settle(self, held: bool) -> None:
+        if not held:
+            self._attempt.lost = True
+            raise LeaseLost(f"task {self.id} is no longer held by this worker; nothing it does is recorded")
+
+
+class Context(_ContextBase):
+    """``ctx`` of a synchronous handler. Every call may raise Cancelled, TaskTimeout or LeaseLost."""
+
+    __slots__ = ()
+
+    def check_cancelled(self) -> None:
+        """Raise if the task was cancelled, ran out of time, or its worker lost it. Costs next to nothing."""
+        self._look()
+
+    def heartbeat(self) -> None:
+        """Stamp ``last_heartbeat_at`` and renew the worker's lease at once."""
+        self._look()
+        self._settle(self._runtime.request(self._attempt, None, None).result())
+        self._look()
+
+    def report_progress(self, percent: float, message: str | None = None) -> None:
+        """Store how far it is, clamped to 0–100, and what it is doing; a heartbeat too."""
+        self._look()
+        self._settle(self._runtime.request(self._attempt, self._clamp(percent), message).result())
+        self._look()
+
+    def results(self) -> dict[int, Any]:
+        """The stored results of the tasks it depends on, by id; None for those that have none."""
+        self._look()
+        return self._runtime.parent_results(self.id)
+
+    def dependency_failures(self) -> dict[int, str]:
+        """The tasks it depends on that did not succeed: id -> how they ended."""
+        self._look()
+        return self._runtime.dependency_failures(self.id)
+
+
+class AsyncContext(_ContextBase):
+    """``ctx`` of an asynchronous handler: the same names, awaited."""
+
+    __slots__ = ()
+
+    async def check_cancelled(self) -> None:
+        """Raise if the task was cancelled, ran out of time, or its worker lost it."""
+        self._look()
+
+    async def heartbeat(self) -> None:
+        """Stamp ``last_heartbeat_at`` and renew the worker's lease at once."""
+        self._look()
+        self._settle(await asyncio.wrap_future(self._runtime.request(self._attempt, None, None)))
+        self._look()
+
+    async def report_progress(self, percent: float, message: str | None = None) -> None:
+        """Store how far it is, clamped to 0–100, and what it is doing; a heartbeat too."""
+        self._look()
+        asked = self._runtime.request(self._attempt, self._clamp(percent), message)
+        self._settle(await asyncio.wrap_future(asked))
+        self._look()
+
+    async def results(self) -> dict[int, Any]:
+        """The stored results of the tasks it depends on, by id; None for those that have none."""
+        self._look()
+        return await asyncio.to_thread(self._runtime.parent_results, self.id)
+
+    async def dependency_failures(self) -> dict[int, str]:
+        """The tasks it depends on that did not succeed: id -> how they ended."""
+        self._look()
+        return await asyncio.to_thread(self._runtime.dependency_failures, self.id)

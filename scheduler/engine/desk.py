@@ -1,0 +1,155 @@
+"""The engine's desk: what it holds, what came in, and what running attempts may ask of it.
+
+Attempts put outcomes and requests here from their own threads; the one turn at a time takes them away. The deques'
+appends and pops are atomic, and the wake-up cannot be lost: the engine says that it sleeps before it looks a last
+time, a producer looks whether it sleeps after it has put.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from scheduler.engine.attempt import Attempt
+from scheduler.engine.options import EngineOptions
+from scheduler.errors import StoreUnavailableError
+from scheduler.model.outcome import Outcome
+from scheduler.model.registry import Registry
+from scheduler.store import relatives
+from scheduler.store.database import Database
+
+_WEIGHT = 0.2  # of the newest duration in a kind's moving mean
+
+
+class Request(NamedTuple):
+    """A heartbeat or progress report that waits for its commit."""
+
+    attempt: Attempt
+    percent: float | None
+    message: str | None
+    answer: Future[bool]
+
+
+class Desk:
+    """See the module. Implements what attempts see as their Runtime."""
+
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry,
+        options: EngineOptions,
+        *,
+        state: Any = None,
+        settings: dict[str, Any] | None = None,
+        around_run: Callable[[Any], AbstractContextManager[Any]] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.database = database
+        self.registry = registry
+        self.options = options
+        self.state = state
+        self.settings = settings if settings is not None else {}
+        self.around_run = around_run
+        self.outcomes: deque[tuple[Attempt, Outcome]] = deque()
+        self.requests: deque[Request] = deque()
+        self.held: dict[tuple[int, int], Attempt] = {}
+        self.in_flight: dict[tuple[int, bool], int] = {}  # by (pool, is async): running, waiting, not yet reported
+        self.means: dict[str, float] = {}  # seconds by kind
+        self.inline: Callable[[], None] | None = None  # set when attempts run in the engine's own thread
+        self._rng = rng if rng is not None else random.Random()
+        self._sleeping = False
+        self._rung = False
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    # what attempts call
+
+    def now(self) -> int:
+        return self.database.now()
+
+    def monotonic(self) -> float:
+        return self.database.clock.monotonic()
+
+    def random(self) -> float:
+        return self._rng.random()
+
+    def request(self, attempt: Attempt, percent: float | None, message: str | None) -> Future[bool]:
+        """Ask for a heartbeat (and progress) to be written; True once committed, False if the fence is lost."""
+        answer: Future[bool] = Future()
+        self.requests.append(Request(attempt, percent, message, answer))
+        if self.inline is not None:
+            self.inline()
+        else:
+            self._wake()
+        return answer
+
+    def parent_results(self, task_id: int) -> dict[int, Any]:
+        with self.database.read() as connection:
+            return relatives.parent_results(connection, task_id)
+
+    def dependency_failures(self, task_id: int) -> dict[int, str]:
+        with self.database.read() as connection:
+            return relatives.dependency_failures(connection, task_id)
+
+    def report(self, attempt: Attempt, outcome: Outcome) -> None:
+        """An attempt has ended."""
+        self.outcomes.append((attempt, outcome))
+        if self._sleeping:
+            self._wake()
+
+    # what the engine calls
+
+    def ring(self) -> None:
+        """There may be new work, or a request from outside. From any thread."""
+        self._rung = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._sleeping = False
+        self._bell.put(None)
+
+    def was_rung(self) -> bool:
+        """Whether somebody rang since the last call."""
+        rung, self._rung = self._rung, False
+        return rung
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for something to come in, at most this long."""
+        self._sleeping = True
+        if self.outcomes or self.requests or self._rung:
+            self._sleeping = False
+            return
+        try:
+            self._bell.get(timeout=max(0.0, seconds))
+            while True:
+                self._bell.get_nowait()
+        except queue.Empty:
+            pass
+        self._sleeping = False
+
+    def take_up(self, attempt: Attempt) -> None:
+        """An attempt was claimed for a pool."""
+        c = attempt.claimed
+        self.held[c.id, c.claim] = attempt
+        sort = (attempt.pool, attempt.kind.is_async)
+        self.in_flight[sort] = self.in_flight.get(sort, 0) + 1
+
+    def put_down(self, attempt: Attempt, outcome: Outcome) -> None:
+        """An attempt's outcome is recorded, or can never be."""
+        c = attempt.claimed
+        if self.held.pop((c.id, c.claim), None) is None:
+            return
+        self.in_flight[attempt.pool, attempt.kind.is_async] -= 1
+        if outcome.started_at is not None:
+            took = (outcome.finished_at - outcome.started_at) / 1e6
+            mean = self.means.get(c.kind)
+            self.means[c.kind] = took if mean is None else mean + _WEIGHT * (took - mean)
+
+    def give_up_requests(self, error: StoreUnavailableError) -> None:
+        """Answer what waits when the engine ends without another commit."""
+        while self.requests:
+            self.requests.popleft().answer.set_exception(error)

@@ -1,0 +1,56 @@
+"""What a handler writes with ``logging`` or ``ctx.capture`` is kept with its attempt, bounded."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scheduler.engine.attempt import Attempt
+
+MAX_LOG = 64 * 1024  # characters kept of one attempt: the newest
+TASK_LOGGER = "scheduler.task"
+current_attempt: ContextVar[Attempt | None] = ContextVar("schedd_attempt", default=None)
+
+
+class Tail:
+    """The last :data:`MAX_LOG` characters of what was added, whole pieces first to go."""
+
+    __slots__ = ("_pieces", "_size", "dropped")
+
+    def __init__(self) -> None:
+        self._pieces: deque[str] = deque()
+        self._size = 0
+        self.dropped = False
+
+    def add(self, text: str) -> None:
+        if len(text) > MAX_LOG:
+            text, self.dropped = text[-MAX_LOG:], True
+        self._pieces.append(text)
+        self._size += len(text)
+        while self._size > MAX_LOG:
+            self._size -= len(self._pieces.popleft())
+            self.dropped = True
+
+    def text(self) -> str:
+        body = "".join(list(self._pieces)).replace("\x00", "�").encode("utf-8", "replace").decode()
+        return f"[… earlier output dropped]\n{body}" if self.dropped else body
+
+
+class CaptureHandler(logging.Handler):
+    """Adds each record made inside an attempt to that attempt's tail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        attempt = current_attempt.get()
+        if attempt is None or record.name.startswith("scheduler.engine"):
+            return
+        try:
+            attempt.capture(self.format(record) + "\n")
+        except Exception:
+            self.handleError(record)

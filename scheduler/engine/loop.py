@@ -1,0 +1,398 @@
+"""The engine: one worker in one process. Waits, wakes, takes turns, keeps its lease, drains and stops."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any
+
+from scheduler.engine.attempt import Attempt, hand_back
+from scheduler.engine.desk import Desk
+from scheduler.engine.logs import TASK_LOGGER, CaptureHandler
+from scheduler.engine.options import EngineOptions
+from scheduler.engine.pools import AsyncSlots, InlineSlots, Slots, ThreadSlots, all_waiting
+from scheduler.engine.options import POOL_NAMES
+from scheduler.engine.turn import Turner, TurnResult
+from scheduler.engine.upkeep import Lease, Schedules, pass_on_cancels
+from scheduler.errors import StoreUnavailableError
+from scheduler.model.outcome import Outcome
+from scheduler.model.registry import Registry
+from scheduler.ports import FOREVER, SECOND, Spawner, random_incarnation, spawn_thread
+from scheduler.store import read_counts, workers
+from scheduler.store.database import Database
+from scheduler.store.doorbell import Bell, SilentBell, make_bell
+from scheduler.store.workers import WorkerInfo
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+log = logging.getLogger("scheduler.engine")
+
+REAP_EVERY = 2.0  # seconds
+CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
+STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
+BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
+HAND_BACK_DELAY = 2 * SECOND
+
+
+class Engine:
+    """See the module. ``inline``: no threads at all, attempts run when :meth:`step` is told so (tests)."""
+
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry,
+        options: EngineOptions,
+        *,
+        state: Any = None,
+        settings: dict[str, Any] | None = None,
+        around_run: Callable[[Any], AbstractContextManager[Any]] | None = None,
+        rng: random.Random | None = None,
+        spawn: Spawner = spawn_thread,
+        incarnation: Callable[[], str] = random_incarnation,
+        inline: bool = False,
+        version: str = "",
+    ) -> None:
+        self.database = database
+        self.desk = Desk(
+            database, registry, options, state=state, settings=settings, around_run=around_run, rng=rng
+        )
+        self.options = options
+        self.inline = inline
+        self._spawn = spawn
+        self._new_incarnation = incarnation
+        self._version = version
+        self.slots = self._make_slots()
+        self.turner = Turner(self.desk, self.slots)
+        self.lease = Lease(self.desk)
+        self.schedules = Schedules(self.desk)
+        self.draining = False
+        self.incarnation = ""
+        self.turns = 0
+        self.on_lost: Callable[[], None] | None = None
+        self._connection: sa.Connection | None = None
+        self._bell: Bell = SilentBell()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._went_round = 0.0
+        self._due: dict[str, float] = {}
+        self._next_due = 0
+        self._rescan = True
+        self._away = 0.0
+        self._known_kinds = 0
+        self._capture = CaptureHandler()
+        if inline:
+            self.desk.inline = self._inline_requests
+
+    def _make_slots(self) -> dict[tuple[int, bool], Slots]:
+        desk, made = self.desk, {}
+        for pool, name in enumerate(POOL_NAMES):
+            threads, tasks = self.options.pools.get(name, (0, 0))
+            for is_async, size in ((False, threads), (True, tasks)):
+                if size <= 0:
+                    continue
+                slots: Slots
+                if self.inline:
+                    slots = InlineSlots(size, desk, desk.report)
+                elif is_async:
+                    slots = AsyncSlots(name, size, desk, desk.report, self._spawn)
+                else:
+                    slots = ThreadSlots(name, size, desk, desk.report, self._spawn)
+                made[pool, is_async] = slots
+        return made
+
+    # starting
+
+    @property
+    def worker(self) -> int:
+        """The id of this engine's row in the workers table; 0 before it has one."""
+        return self.turner.worker
+
+    def loop_age(self) -> float:
+        """Seconds since the loop last went round; it goes round while the database is away, too."""
+        return self.desk.monotonic() - self._went_round
+
+    def start(self) -> None:
+        """Start the loop in a thread of its own. Raises StoreUnavailableError if the database cannot be opened."""
+        self.database.open()
+        self._went_round = self.desk.monotonic()
+        self._attach_logs()
+        self._thread = self._spawn(self._run, "schedd-engine")
+
+    def wait_ready(self, timeout: float | None = None) -> bool:
+        """Wait for the end of the first turn. False if it did not come in time."""
+        return self._ready.wait(timeout)
+
+    def is_running(self) -> bool:
+        return self._thread is not None and not self._ended.is_set()
+
+    def ring(self) -> None:
+        """There may be new work."""
+        self.desk.ring()
+
+    def ring_others(self) -> None:
+        """Wake the engines of other processes."""
+        self._bell.ring()
+
+    def _attach_logs(self) -> None:
+        logger = logging.getLogger() if self.options.capture_root else logging.getLogger(TASK_LOGGER)
+        if self._capture not in logger.handlers:
+            logger.addHandler(self._capture)
+        task_logger = logging.getLogger(TASK_LOGGER)
+        if task_logger.level == logging.NOTSET:
+            task_logger.setLevel(logging.INFO)
+
+    def _detach_logs(self) -> None:
+        for logger in (logging.getLogger(), logging.getLogger(TASK_LOGGER)):
+            logger.removeHandler(self._capture)
+
+    def _join(self, connection: sa.Connection) -> None:
+        """Become a worker: a new incarnation with a lease, and take back at once what the dead left behind."""
+        if not self.inline:
+            self._bell.close()
+            self._bell = make_bell(self.database, self._spawn)
+        self.incarnation = self._new_incarnation()
+        info = WorkerInfo(
+            self.incarnation,
+            socket.gethostname(),
+            os.getpid(),
+            self._version,
+            self.options.queues,
+            dict(self.options.pools),
+        )
+        if not self.inline:
+            self._bell.listen(self.incarnation, self.desk.ring)
+        kinds = list(self.desk.registry)
+        with self.database.write(connection) as c:
+            self.turner.worker = workers.register(
+                c, info, kinds, self.desk.now(), round(self.options.lease * SECOND)
+            )
+        self._known_kinds = len(kinds)
+        self.lease.reap(connection, self.worker, self._bell.known_dead)
+        mono = self.desk.monotonic()
+        self._due = {"renew": mono + self.options.lease / 3, "reap": mono + REAP_EVERY}
+
+    def _conn(self) -> sa.Connection:
+        if self._connection is None or self._connection.closed or self._connection.invalidated:
+            self._drop_connection()
+            self._connection = self.database.connect()
+        return self._connection
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.invalidate()
+            with suppress(Exception):
+                connection.close()
+
+    # going round
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                pause = self._round()
+                if self._stop.is_set():
+                    break
+                self.desk.sleep(pause)
+        except BaseException as error:
+            self._failure = error
+            log.critical("the engine's loop failed", exc_info=True)
+            raise
+        finally:
+            self._ended.set()
+            self._ready.set()
+
+    def _round(self) -> float:
+        """One pass: upkeep that is due, a turn if there is reason for one. Returns seconds to sleep."""
+        self._went_round = self.desk.monotonic()
+        try:
+            pause = self.step()
+            if self._away:
+                log.info("the database is back")
+                self._away = 0.0
+            if not self._ready.is_set():
+                self._ready.set()
+                self._report_start()
+            return pause
+        except StoreUnavailableError as error:
+            if not self._away:
+                log.error("the database is away, trying again: %s", error)
+            self._away = min(BACK_OFF[1], max(BACK_OFF[0], self._away * 2))
+        except Exception:
+            # A row or a statement that we did not foresee must not end the loop; it is tried again, and told.
+            log.exception("a turn failed")
+            self._away = min(BACK_OFF[1], max(BACK_OFF[0], self._away * 2))
+        self._drop_connection()
+        self._stop.wait(self._away)
+        return 0.0
+
+    def step(self) -> float:
+        """Upkeep that is due and one turn. Returns how many seconds nothing is due. Raises StoreUnavailableError."""
+        connection = self._conn()
+        if not self.worker:
+            self._join(connection)
+        rung = self.desk.was_rung()
+        self._upkeep(connection, rung)
+        for slots in self.slots.values():
+            if slots.waiting and slots.waiting[0].handed_at < self.desk.monotonic() - STUCK:
+                slots.nudge()
+        if not self._wants_turn(rung):
+            return self._pause(None)
+        result = self.turner.turn(connection, claiming=not self.draining)
+        self.turns += 1
+        self._next_due = result.next_due
+        self._rescan = False
+        if result.schedule_ended:
+            self.schedules.look_again()
+        if result.ready:
+            self._bell.ring()
+        if result.ready or result.busy or result.schedule_ended or (result.claimed and not result.finished):
+            self._rescan = True
+        return self._pause(result)
+
+    def _wants_turn(self, rung: bool) -> bool:
+        if rung or self._rescan or self.turner.has_work() or self.desk.now() >= self._next_due:
+            return True
+        if self._at("poll", self.options.poll if self._bell.works else 0.1):
+            return True
+        horizon = self.desk.monotonic() - self.options.give_back
+        return any(s.waiting and s.waiting[0].handed_at < horizon for s in self.slots.values())
+
+    def _pause(self, result: TurnResult | None) -> float:
+        if self._rescan or self.turner.has_work():
+            return 0.0
+        mono = self.desk.monotonic()
+        wait = self.options.poll if self._bell.works else 0.1
+        if self._next_due < FOREVER:
+            wait = min(wait, (self._next_due - self.desk.now()) / SECOND)
+        wait = min(wait, self.schedules.seconds_until_due(), self._due["renew"] - mono, self._due["reap"] - mono)
+        if any(s.waiting for s in self.slots.values()):
+            wait = min(wait, STUCK)
+        elif self.desk.held:
+            # A body that has just begun is to be marked running soon.
+            unmarked = any(a.started_at is not None and not a.marked for a in list(self.desk.held.values()))
+            wait = min(wait, CANCEL_EVERY / 5 if unmarked else CANCEL_EVERY)
+        return max(0.0, wait)
+
+    def _at(self, name: str, every: float) -> bool:
+        mono = self.desk.monotonic()
+        if mono < self._due.get(name, 0.0):
+            return False
+        self._due[name] = mono + every
+        return True
+
+    def _upkeep(self, connection: sa.Connection, rung: bool) -> None:
+        self.lease.watch_clocks()
+        # An engine renews before it reaps.
+        if self._at("renew", self.options.lease / 3) and not self.lease.renew(connection, self.worker, self.draining):
+            self._lost(connection)
+        if len(self.desk.registry) != self._known_kinds:
+            self._known_kinds = len(self.desk.registry)
+            with self.database.write(connection) as c:
+                workers.publish_kinds(c, self.worker, self.desk.registry, self.desk.now())
+        if self._at("reap", REAP_EVERY) and self.lease.reap(connection, self.worker, self._bell.known_dead):
+            self._rescan = True
+        if rung:
+            self.schedules.look_again()
+        if not self.draining and self.schedules.due() and self.schedules.tick(connection):
+            self._rescan = True
+        if self.desk.held and (self._at("cancels", CANCEL_EVERY) or rung):
+            pass_on_cancels(self.desk, connection, self.worker)
+
+    def _lost(self, connection: sa.Connection) -> None:
+        """The lease was reclaimed: everything held belongs to others now. Start over as a new worker."""
+        log.error("this worker's lease was lost; its %d tasks were reclaimed", len(self.desk.held))
+        for attempt in all_waiting(self.slots.values()):
+            self.desk.put_down(attempt, hand_back(attempt, self.desk.now()))
+        for attempt in list(self.desk.held.values()):
+            attempt.lost = True
+            if attempt.slot is not None:
+                attempt.slot.interrupt(attempt)
+        self.turner.alone = None
+        self._join(connection)
+
+    def _report_start(self) -> None:
+        try:
+            with self.database.read() as connection:
+                counts = read_counts.by_state(connection)
+        except StoreUnavailableError:
+            return
+        log.info("ready", extra={"worker": self.worker, "incarnation": self.incarnation, **counts})
+
+    # stopping
+
+    def drain(self) -> None:
+        """Claim nothing more; what no slot has started goes back at once."""
+        self.draining = True
+        self._due["renew"] = 0.0
+        for attempt in all_waiting(self.slots.values()):
+            self.desk.report(attempt, hand_back(attempt, self.desk.now()))
+        self.desk.ring()
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until nothing is held any more. False if the time was not enough."""
+        deadline = self.desk.monotonic() + timeout
+        idle = threading.Event()
+        while self.desk.held and self.is_running():
+            left = deadline - self.desk.monotonic()
+            if left <= 0:
+                return False
+            idle.wait(min(0.01, left))
+        return not self.desk.held
+
+    def running_ids(self) -> list[int]:
+        """Ids of the tasks held, in order."""
+        return sorted({task_id for task_id, _ in list(self.desk.held)})
+
+    def stop(self, *, hand_back_running: bool) -> None:
+        """End the loop. ``hand_back_running``: the last write gives running tasks back, due in 2 s, without using an
+        attempt (for a process that is about to end). Otherwise nothing may be held."""
+        self._stop.set()
+        self.desk.ring()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=15.0)
+        try:
+            self._goodbye(hand_back_running)
+        except StoreUnavailableError as error:
+            log.error("could not say goodbye to the database: %s; the lease runs out by itself", error)
+        self.desk.give_up_requests(StoreUnavailableError("the engine has stopped"))
+        for slots in self.slots.values():
+            slots.close()
+        self._bell.close()
+        self._detach_logs()
+        self._drop_connection()
+
+    def _goodbye(self, hand_back_running: bool) -> None:
+        if not self.worker:
+            return
+        connection = self._conn()
+        extra: list[tuple[Attempt, Outcome]] = []
+        if hand_back_running:
+            done = {(o.task_id, o.claim) for _, o in list(self.desk.outcomes)}
+            now = self.desk.now()
+            extra = [
+                (a, hand_back(a, now, now + HAND_BACK_DELAY)) for key, a in list(self.desk.held.items()) if key not in done
+            ]
+        self.turner.turn(connection, claiming=False, extra=extra)
+        with self.database.write(connection) as c:
+            workers.stop(c, self.worker, self.desk.now())
+        self._bell.ring()
+
+    # inline (tests)
+
+    def _inline_requests(self) -> None:
+        self.turner.turn(self._conn(), claiming=False)
+
+    def inline_slots(self) -> Iterable[InlineSlots]:
+        for slots in self.slots.values():
+            if isinstance(slots, InlineSlots):
+                yield slots

@@ -1,0 +1,28 @@
+"""What an engine is told when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+POOL_NAMES = ("high", "medium", "low")
+DEFAULT_POOLS: Mapping[str, tuple[int, int]] = {"high": (2, 20), "medium": (8, 100), "low": (4, 50)}
+
+
+class EngineOptions(NamedTuple):
+    """Pools are (thread slots, async slots) by name; times are seconds.
+
+    ``ahead``: how far ahead of the slots to claim; ``give_back``: what has not started by then is handed back.
+    """
+
+    queues: tuple[str, ...] = ("*",)
+    pools: Mapping[str, tuple[int, int]] = DEFAULT_POOLS
+    max_concurrent: int = 0
+    lease: float = 30.0
+    ahead: float = 0.1
+    give_back: float = 1.0
+    poll: float = 1.0
+    misfire_grace: float = 60.0
+    retention: Mapping[str, float] = {"success": 86400.0, "failed": 30 * 86400.0, "outcomes": 90 * 86400.0}
+    log_attempts: str = "notable"
+    capture_root: bool = False

@@ -1,0 +1,70 @@
+"""Which lanes to claim from, how many, and for which pool. Pure.
+
+Each pool serves its own level first and, when none of it is ready, the levels above, highest first; high serves only
+high. So no flood of one level takes another's slots, and idle slots help upwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from scheduler.store.claim import LaneHead, Pick
+
+LEVELS = (0, 1, 2)
+MAX_TURN = 400  # the most tasks one turn claims for one pool: bounds how long a turn takes
+
+
+class Share(NamedTuple):
+    """Of the tasks claimed from this lane, up to ``count`` are for this pool."""
+
+    pool: int
+    count: int
+
+
+class Plan(NamedTuple):
+    picks: list[Pick]
+    shares: dict[tuple[str, str, int], list[Share]]  # by (queue, lane, level), in the order of hand-out
+
+
+def allocate(
+    heads: Sequence[LaneHead], room: Callable[[int, LaneHead], int], budget: int, rotation: int
+) -> Plan:
+    """Share free room out over the due lanes, evenly within a level.
+
+    ``room(pool, head)``: how many more of this lane's tasks the pool can take, running and ahead; ``budget``: over all
+    pools; ``rotation``: a number that grows by one each turn, so that no lane is always first.
+    """
+    shares: dict[tuple[str, str, int], list[Share]] = {}
+    counts: dict[LaneHead, int] = {}
+    for pool in LEVELS:
+        for level in [pool, *range(pool)]:
+            lanes = [h for h in heads if h.pool == level]
+            taken = _share_out(lanes, pool, room, budget, rotation)
+            for head, count in taken.items():
+                key = (head.queue, head.lane, head.pool)
+                shares.setdefault(key, []).append(Share(pool, count))
+                counts[head] = counts.get(head, 0) + count
+                budget -= count
+            if taken:
+                break  # this pool has work of this level: the levels above have pools of their own
+    picks = [Pick(h.queue, h.lane, h.pool, n) for h, n in counts.items()]
+    return Plan(picks, shares)
+
+
+def _share_out(
+    lanes: list[LaneHead], pool: int, room: Callable[[int, LaneHead], int], budget: int, rotation: int
+) -> dict[LaneHead, int]:
+    taken: dict[LaneHead, int] = {}
+    if not lanes or budget <= 0:
+        return taken
+    start = rotation % len(lanes)
+    used = 0
+    for index, head in enumerate(lanes[start:] + lanes[:start]):
+        free = min(room(pool, head) - used, budget - used, MAX_TURN - used)
+        if free <= 0:
+            continue
+        fair = -(-free // (len(lanes) - index))
+        taken[head] = fair
+        used += fair
+    return taken

@@ -1,0 +1,251 @@
+"""Slots that run attempts: threads, asyncio tasks, or the caller's own thread (tests).
+
+The slots of one pool draw from one shared deque, so one slow task never holds up those behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from scheduler.engine.attempt import Attempt, Runtime, execute, execute_async
+from scheduler.model.outcome import Outcome
+from scheduler.ports import Spawner
+
+Report = Callable[[Attempt, Outcome], None]
+
+
+class Slots(Protocol):
+    """The slots of one sort (threads or asyncio) on one level."""
+
+    size: int
+    waiting: deque[Attempt]
+
+    def submit(self, attempts: list[Attempt], wake: int) -> None:
+        """Queue attempts; ``wake``: how many idle slots to wake for them."""
+        ...
+
+    def nudge(self) -> None:
+        """Wake every slot that could take what waits."""
+        ...
+
+    def interrupt(self, attempt: Attempt) -> None:
+        """Let a running body know that it was cancelled or lost."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def take_waiting(slots: Slots, older_than: float) -> list[Attempt]:
+    """Take back attempts that nobody has started and that were handed over before ``older_than`` (monotonic)."""
+    taken: list[Attempt] = []
+    kept: list[Attempt] = []
+    while True:
+        try:
+            attempt = slots.waiting.popleft()
+        except IndexError:
+            break
+        if attempt.handed_at <= older_than:
+            taken.append(attempt)
+        else:
+            kept.append(attempt)
+            break  # the rest was handed over later still
+    slots.waiting.extendleft(reversed(kept))
+    return taken
+
+
+class ThreadSlots:
+    """Threads, started when first needed, that share one deque."""
+
+    def __init__(self, name: str, size: int, runtime: Runtime, report: Report, spawn: Spawner) -> None:
+        self.size = size
+        self.waiting: deque[Attempt] = deque()
+        self._name = name
+        self._runtime = runtime
+        self._report = report
+        self._spawn = spawn
+        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._threads = 0
+        self._idle = 0
+
+    def submit(self, attempts: list[Attempt], wake: int) -> None:
+        for attempt in attempts:
+            attempt.slot = self
+        self.waiting.extend(attempts)
+        self._wake(min(wake, len(attempts)))
+
+    def nudge(self) -> None:
+        self._wake(len(self.waiting))
+
+    def _wake(self, count: int) -> None:
+        # Tokens that nobody needed cost a thread one look at an empty deque, so a few too many do no harm.
+        for _ in range(min(count, self.size)):
+            if self._tokens.qsize() < self.size:
+                self._tokens.put(True)
+            if self._idle == 0 and self._threads < self.size:
+                self._threads += 1
+                self._spawn(self._work, f"schedd-{self._name}-{self._threads}")
+
+    def _work(self) -> None:
+        waiting, report, runtime = self.waiting, self._report, self._runtime
+        while True:
+            try:
+                attempt = waiting.popleft()
+            except IndexError:
+                self._idle += 1
+                going_on = self._tokens.get()
+                self._idle -= 1
+                if not going_on:
+                    return
+                continue
+            report(attempt, execute(attempt, runtime))
+
+    def interrupt(self, attempt: Attempt) -> None:
+        """A thread cannot be interrupted from outside; its next context call raises."""
+
+    def close(self) -> None:
+        for _ in range(self._threads):
+            self._tokens.put(False)
+
+
+class AsyncSlots:
+    """One event loop in a thread of its own; up to ``size`` attempts at a time as asyncio Tasks."""
+
+    def __init__(self, name: str, size: int, runtime: Runtime, report: Report, spawn: Spawner) -> None:
+        self.size = size
+        self.waiting: deque[Attempt] = deque()
+        self._name = name
+        self._runtime = runtime
+        self._report = report
+        self._spawn = spawn
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    def submit(self, attempts: list[Attempt], wake: int) -> None:
+        for attempt in attempts:
+            attempt.slot = self
+        self.waiting.extend(attempts)
+        self.nudge()
+
+    def nudge(self) -> None:
+        if self.waiting:
+            self._started().call_soon_threadsafe(self._fill)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._spawn(self._serve, f"schedd-{self._name}-async")
+        return self._loop
+
+    def _serve(self) -> None:
+        assert self._loop is not None
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _fill(self) -> None:
+        assert self._loop is not None
+        while len(self._running) < self.size:
+            try:
+                attempt = self.waiting.popleft()
+            except IndexError:
+                return
+            task = self._loop.create_task(self._run(attempt))
+            self._running.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if self.waiting:
+            self._fill()
+
+    async def _run(self, attempt: Attempt) -> None:
+        body = asyncio.current_task()
+        attempt.asyncio_task = body
+        assert self._loop is not None and body is not None
+        timer = None
+        if attempt.claimed.timeout is not None:
+            timer = self._loop.call_later(attempt.claimed.timeout / 1e6, self._time_out, attempt)
+        try:
+            outcome = await execute_async(attempt, self._runtime)
+        finally:
+            attempt.asyncio_task = None
+            if timer is not None:
+                timer.cancel()
+        self._report(attempt, outcome)
+
+    @staticmethod
+    def _time_out(attempt: Attempt) -> None:
+        attempt.timed_out = True
+        if attempt.asyncio_task is not None:
+            attempt.asyncio_task.cancel()
+
+    def interrupt(self, attempt: Attempt) -> None:
+        def cancel() -> None:
+            if attempt.asyncio_task is not None:
+                attempt.asyncio_task.cancel()
+
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(cancel)
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+class InlineSlots:
+    """Runs what waits in the caller's own thread, when told to: deterministic."""
+
+    def __init__(self, size: int, runtime: Runtime, report: Report) -> None:
+        self.size = size
+        self.waiting: deque[Attempt] = deque()
+        self._runtime = runtime
+        self._report = report
+
+    def submit(self, attempts: list[Attempt], wake: int) -> None:
+        for attempt in attempts:
+            attempt.slot = self
+        self.waiting.extend(attempts)
+
+    def nudge(self) -> None:
+        """Nothing sleeps here."""
+
+    def run_one(self) -> bool:
+        """Run the next attempt to its end. False if none waits."""
+        if not self.waiting:
+            return False
+        attempt = self.waiting.popleft()
+        if attempt.kind.is_async:
+            outcome = asyncio.run(self._run_async(attempt))
+        else:
+            outcome = execute(attempt, self._runtime)
+        self._report(attempt, outcome)
+        return True
+
+    async def _run_async(self, attempt: Attempt) -> Outcome:
+        attempt.asyncio_task = asyncio.current_task()
+        try:
+            return await execute_async(attempt, self._runtime)
+        finally:
+            attempt.asyncio_task = None
+
+    def interrupt(self, attempt: Attempt) -> None:
+        """The body runs in the thread that would interrupt it."""
+
+    def close(self) -> None:
+        self.waiting.clear()
+
+
+def all_waiting(slots: Iterable[Slots]) -> list[Attempt]:
+    """Take back everything that nobody has started."""
+    taken: list[Attempt] = []
+    for one in slots:
+        while True:
+            try:
+                taken.append(one.waiting.popleft())
+            except IndexError:
+                break
+    return taken

@@ -1,0 +1,32 @@
+"""``ctx.log``: structlog in front, the standard library's logging behind, so that handlers need no setup."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from scheduler.engine.logs import TASK_LOGGER
+
+if TYPE_CHECKING:
+    from scheduler.engine.context import _ContextBase
+
+
+def task_logger(ctx: _ContextBase) -> Any:
+    """A bound logger for one attempt. Its lines go to the logger ``scheduler.task.<kind>``."""
+    import structlog
+
+    return structlog.wrap_logger(
+        logging.getLogger(f"{TASK_LOGGER}.{ctx.kind}"),
+        processors=[_render],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        context_class=dict,
+    )
+
+
+def _render(_logger: Any, _name: str, event: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """``log.info("sent", to=x)`` -> the message ``sent to=x``, the fields as the record's extra."""
+    exc_info = event.pop("exc_info", None)
+    message = str(event.pop("event", ""))
+    told = " ".join(f"{name}={value!r}" for name, value in event.items())
+    extra = {"fields": dict(event)}
+    return (f"{message} {told}".strip(),), {"extra": extra, "exc_info": exc_info}

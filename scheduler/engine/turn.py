@@ -1,0 +1,281 @@
+"""One turn: report what has ended, release what waited for it, claim new work, commit, hand out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from scheduler.engine.attempt import Attempt, hand_back
+from scheduler.engine.desk import Desk, Request
+from scheduler.engine.plan import MAX_TURN, Plan, allocate
+from scheduler.engine.pools import Slots, take_waiting
+from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.ports import FOREVER, SECOND
+from scheduler.store import claim as claims
+from scheduler.store import control, workers
+from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
+from scheduler.store.finish import Finished, finish
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+log = logging.getLogger("scheduler.engine")
+
+MARK_AFTER = 0.005  # seconds a body has run before its row is marked running: shorter ones end first
+SLOW = 1.0  # seconds from which a success is worth a line
+ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what runs beside it must be
+MAX_AHEAD = 400  # the most a pool claims ahead of its slots
+
+
+class TurnResult(NamedTuple):
+    """``next_due``: when the next known task is due (microseconds); ``busy``: another turn may find work at once."""
+
+    finished: int
+    claimed: int
+    ready: int
+    next_due: int
+    busy: bool
+    schedule_ended: bool
+
+
+class Turner:
+    """Takes turns for one worker. Not thread-safe: the engine's loop calls it."""
+
+    def __init__(self, desk: Desk, slots: Mapping[tuple[int, bool], Slots]) -> None:
+        self.desk = desk
+        self.slots = slots
+        self.worker = 0
+        self.alone: Attempt | None = None  # a suspect that runs by itself
+        self._deferred: list[tuple[Attempt, Outcome]] = []
+        self._rotation = 0
+
+    def has_work(self) -> bool:
+        """Whether outcomes or requests wait to be written."""
+        return bool(self.desk.outcomes or self.desk.requests)
+
+    def turn(self, connection: sa.Connection, *, claiming: bool, extra: list[tuple[Attempt, Outcome]] | None = None) -> TurnResult:
+        """One transaction. On an error nothing is lost: outcomes and requests wait for the next turn."""
+        desk = self.desk
+        outcomes = self._deferred + (extra or [])
+        self._deferred = []
+        while desk.outcomes:
+            outcomes.append(desk.outcomes.popleft())
+        outcomes += self._stale()
+        requests: list[Request] = []
+        while desk.requests:
+            requests.append(desk.requests.popleft())
+        claimed: list[Claimed] = []
+        finished: Finished | None = None
+        plan = Plan([], {})
+        heads: list[LaneHead] = []
+        held: set[int] = set()
+        try:
+            with desk.database.write(connection) as c:
+                dialect = desk.database.dialect
+                now = desk.now()
+                if outcomes:
+                    finished = finish(c, dialect, self.worker, [o for _, o in outcomes], now)
+                if requests:
+                    beats = [
+                        (r.attempt.claimed.id, r.attempt.claimed.claim, r.percent, r.message) for r in requests
+                    ]
+                    held = control.stamp(c, dialect, self.worker, beats, now)
+                    if held:
+                        workers.renew(c, self.worker, now, round(desk.options.lease * SECOND))
+                gone = {(o.task_id, o.claim) for _, o in outcomes}
+                started = self._started(gone)
+                if started:
+                    claims.mark_running(c, dialect, self.worker, started)
+                self._absolve(c, gone)
+                if claiming:
+                    heads = [h for h in claims.lane_heads(c) if self._serves(h)]
+                    plan = self._plan([h for h in heads if h.run_at <= now], gone)
+                    claimed = claims.claim(c, dialect, self.worker, plan.picks, now)
+        except BaseException:
+            self._deferred = outcomes + self._deferred
+            desk.requests.extendleft(reversed(requests))
+            raise
+        for r in requests:
+            r.answer.set_result(r.attempt.claimed.id in held)
+        ended = self._settle(outcomes, finished)
+        self._hand_out(claimed, plan)
+        picked = {(p.queue, p.lane, p.pool): p.count for p in plan.picks}
+        later = min((h.run_at for h in heads if h.run_at > now), default=FOREVER)
+        return TurnResult(
+            len(outcomes),
+            len(claimed),
+            finished.ready if finished else 0,
+            later,
+            bool(picked) and len(claimed) >= sum(picked.values()),
+            ended,
+        )
+
+    def _absolve(self, connection: sa.Connection, gone: set[tuple[int, int]]) -> None:
+        """A suspect that has ended, or has run long enough, no longer keeps others waiting (nor is it blamed alone)."""
+        alone = self.alone
+        if alone is None:
+            return
+        c = alone.claimed
+        if (c.id, c.claim) in gone or (c.id, c.claim) not in self.desk.held:
+            self.alone = None
+        elif alone.started_at is not None and alone.started_mono <= self.desk.monotonic() - ALONE:
+            claims.clear_suspicion(connection, self.worker, c.id, c.claim)
+            self.alone = None
+
+    def _serves(self, head: LaneHead) -> bool:
+        queues = self.desk.options.queues
+        return ("*" in queues or head.queue in queues) and self.desk.registry.get(_kind_of(head.lane)) is not None
+
+    def _plan(self, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
+        desk = self.desk
+        if not due or self.alone is not None:
+            return Plan([], {})
+        self._rotation += 1
+        ordinary = [h for h in due if not h.lane.startswith(SUSPECT_LANE)]
+        if len(ordinary) < len(due):
+            # A suspect runs beside nothing young: claim nothing until what is held has ended or has shown, by running
+            # for a while, that it is not what kills workers. Bounded by ALONE, and by give_back for what waits.
+            since = desk.monotonic() - ALONE
+            if any(k not in gone and (a.started_at is None or a.started_mono > since) for k, a in desk.held.items()):
+                return Plan([], {})
+            suspect = next(h for h in due if h.lane.startswith(SUSPECT_LANE))
+            return allocate([suspect], lambda _pool, _head: 1, 1, 0)
+        freed: dict[tuple[int, bool], int] = {}
+        for key in gone:
+            attempt = desk.held.get(key)
+            if attempt is not None:
+                sort = (attempt.pool, attempt.kind.is_async)
+                freed[sort] = freed.get(sort, 0) + 1
+        total = sum(desk.in_flight.values()) - sum(freed.values())
+        budget = MAX_TURN * 2
+        if desk.options.max_concurrent:
+            budget = max(0, desk.options.max_concurrent - total)
+        return allocate(ordinary, self._room(freed), budget, self._rotation)
+
+    def _room(self, freed: dict[tuple[int, bool], int]) -> Callable[[int, LaneHead], int]:
+        desk = self.desk
+        horizon = desk.monotonic() - desk.options.ahead
+
+        def room(pool: int, head: LaneHead) -> int:
+            kind = desk.registry.get(_kind_of(head.lane))
+            assert kind is not None
+            sort = (pool, kind.is_async)
+            slots = self.slots.get(sort)
+            if slots is None:
+                return 0
+            ahead = 0
+            mean = desk.means.get(kind.name)
+            capped = kind.options.max_concurrency is not None or kind.options.rate_limit is not None
+            if mean is not None and not capped and not desk.options.max_concurrent:
+                # What the slots will start within the horizon; nothing, while what waits is not moving.
+                ahead = min(MAX_AHEAD, int(slots.size * desk.options.ahead / max(mean, 1e-5)))
+                try:
+                    if slots.waiting[0].handed_at < horizon:
+                        ahead = 0
+                except IndexError:
+                    pass
+            return max(0, slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0))
+
+        return room
+
+    def _stale(self) -> list[tuple[Attempt, Outcome]]:
+        """Attempts that no slot started in time go back, without using an attempt."""
+        desk = self.desk
+        since = desk.monotonic() - desk.options.give_back
+        back: list[tuple[Attempt, Outcome]] = []
+        for slots in self.slots.values():
+            if slots.waiting:
+                back += [(a, hand_back(a, desk.now())) for a in take_waiting(slots, since)]
+        return back
+
+    def _started(self, gone: set[tuple[int, int]]) -> list[tuple[int, int, int]]:
+        """Bodies under way whose rows do not say so yet."""
+        since = self.desk.monotonic() - MARK_AFTER
+        rows = []
+        for key, attempt in self.desk.held.items():
+            at = attempt.started_at
+            if at is not None and not attempt.marked and attempt.started_mono <= since and key not in gone:
+                attempt.marked = True
+                rows.append((*key, at))
+        return rows
+
+    def _settle(self, outcomes: list[tuple[Attempt, Outcome]], finished: Finished | None) -> bool:
+        if finished is None:
+            return False
+        deferred = {(o.task_id, o.claim) for o in finished.deferred}
+        lost = {(o.task_id, o.claim) for o in finished.lost}
+        ended = False
+        for attempt, outcome in outcomes:
+            key = (outcome.task_id, outcome.claim)
+            if key in deferred:
+                self._deferred.append((attempt, outcome))
+                continue
+            self.desk.put_down(attempt, outcome)
+            ended = ended or attempt.claimed.schedule is not None
+            if key in lost:
+                log.warning(
+                    "outcome dropped: this worker no longer held the task",
+                    extra={"task": outcome.task_id, "attempt": outcome.number, "outcome": outcome.end.value},
+                )
+            else:
+                self._tell(attempt, outcome)
+        return ended
+
+    def _tell(self, attempt: Attempt, o: Outcome) -> None:
+        c = attempt.claimed
+        level = logging.DEBUG
+        if o.end in (AttemptEnd.RETRIED, AttemptEnd.DEAD, AttemptEnd.FAILED) or (
+            o.started_at is not None and o.finished_at - o.started_at > SLOW * SECOND
+        ):
+            level = logging.INFO
+        elif self.desk.options.log_attempts == "all":
+            level = logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        extra: dict[str, object] = {
+            "task": c.id,
+            "kind": c.kind,
+            "attempt": c.attempt,
+            "key": c.key,
+            "correlation": c.correlation or str(c.id),
+            "outcome": o.end.value,
+        }
+        if o.started_at is not None:
+            extra["seconds"] = round((o.finished_at - o.started_at) / SECOND, 6)
+        if o.failure is not None:
+            extra |= {"error": o.failure.text, "error_class": o.failure.error_class}
+            if o.failure.status is not None:
+                extra["status"] = o.failure.status
+        log.log(level, "attempt %s", o.end.value, extra=extra)
+
+    def _hand_out(self, claimed: list[Claimed], plan: Plan) -> None:
+        desk = self.desk
+        at = desk.monotonic()
+        shares = {key: [list(s) for s in value] for key, value in plan.shares.items()}
+        batches: dict[tuple[int, bool], list[Attempt]] = {}
+        for c in claimed:
+            kind = desk.registry.get(c.kind)
+            assert kind is not None, "only lanes of registered kinds are claimed"
+            todo = shares[c.queue, c.lane, c.pool]
+            while todo[0][1] <= 0 and len(todo) > 1:
+                todo.pop(0)
+            todo[0][1] -= 1
+            attempt = Attempt(c, kind, todo[0][0], at)
+            desk.take_up(attempt)
+            if c.lane.startswith(SUSPECT_LANE):
+                self.alone = attempt
+            batches.setdefault((attempt.pool, kind.is_async), []).append(attempt)
+        for sort, attempts in batches.items():
+            slots = self.slots[sort]
+            slots.submit(attempts, self._wake_for(attempts, slots))
+
+    def _wake_for(self, attempts: list[Attempt], slots: Slots) -> int:
+        """How many idle slots to wake. Tasks of microseconds are quicker in one thread than in eight that fight for the
+        interpreter; the loop wakes more should that one get stuck."""
+        mean = max(self.desk.means.get(a.kind.name, 1.0) for a in attempts[:8])
+        return 1 if mean < 0.0005 and len(attempts) > 1 else slots.size
+
+
+def _kind_of(lane: str) -> str:
+    return lane.lstrip(SUSPECT_LANE).partition("\x1f")[0]

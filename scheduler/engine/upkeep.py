@@ -1,0 +1,109 @@
+"""What an engine does beside its turns: renew its lease, reap the dead, fire schedules.
+
+Each tick does its work in a transaction of its own and returns when it wants to be called again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from scheduler.engine.desk import Desk
+from scheduler.ports import FOREVER, SECOND
+from scheduler.store import control, schedules, workers
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+log = logging.getLogger("scheduler.engine")
+
+
+class Lease:
+    """Renews the worker's lease, and notices when the machine slept or its clock jumped."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.no_reaping_until = 0.0
+        self._seen: tuple[int, float] | None = None
+
+    def watch_clocks(self) -> None:
+        """If wall and monotonic time disagree since the last look by more than lease/3, reap nobody for one lease.
+
+        The others' leases only look expired then: their owners slept or jumped with us.
+        """
+        lease = self.desk.options.lease
+        wall, mono = self.desk.database.clock.now(), self.desk.monotonic()
+        if self._seen is not None:
+            drift = (wall - self._seen[0]) / SECOND - (mono - self._seen[1])
+            if abs(drift) > lease / 3:
+                self.no_reaping_until = mono + lease
+                log.warning("the clock jumped by %.1f s; reaping nobody for %.0f s", drift, lease)
+        self._seen = (wall, mono)
+
+    def renew(self, connection: sa.Connection, worker: int, draining: bool) -> bool:
+        """Extend the lease. False: it was reclaimed, and this worker is no more."""
+        state = workers.DRAINING if draining else workers.LIVE
+        with self.desk.database.write(connection) as c:
+            self.desk.database.calibrate(c)
+            return workers.renew(c, worker, self.desk.now(), round(self.desk.options.lease * SECOND), state)
+
+    def reap(
+        self, connection: sa.Connection, worker: int | None, known_dead: Callable[[], list[str]]
+    ) -> list[workers.Reclaimed]:
+        """Take back what dead workers held."""
+        if self.desk.monotonic() < self.no_reaping_until:
+            return []
+        dead = known_dead()
+        with self.desk.database.write(connection) as c:
+            found = workers.reap(c, self.desk.database.dialect, self.desk.now(), known_dead=dead, spare=worker)
+        for one in found:
+            log.warning("worker %s died or lost its lease: %d tasks reclaimed", one.label, one.tasks)
+            for task in one.poisoned:
+                log.error("task killed its worker again and again, alone: set aside as dead", extra={"task": task})
+        return found
+
+
+class Schedules:
+    """Turns due slots into tasks."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.next_at = 0  # microseconds
+
+    def due(self) -> bool:
+        return self.next_at <= self.desk.now()
+
+    def look_again(self) -> None:
+        """A schedule may have been registered, changed, or its fixed-delay run may have ended."""
+        self.next_at = 0
+
+    def tick(self, connection: sa.Connection) -> int:
+        """Fire what is due. Returns how many tasks were made."""
+        desk = self.desk
+        with desk.database.write(connection) as c:
+            fired = schedules.tick(
+                c, desk.database.dialect, desk.now(), round(desk.options.misfire_grace * SECOND)
+            )
+            self.next_at = schedules.next_due(c)
+        made = sum(len(f.ids) for f in fired)
+        if made:
+            log.debug("%d schedules made %d tasks", len(fired), made)
+        return made
+
+    def seconds_until_due(self) -> float:
+        if self.next_at >= FOREVER:
+            return float("inf")
+        return max(0.0, (self.next_at - self.desk.now()) / SECOND)
+
+
+def pass_on_cancels(desk: Desk, connection: sa.Connection, worker: int) -> None:
+    """Let running bodies know that they were asked to end."""
+    with desk.database.write(connection) as c:
+        asked = control.cancel_requests(c, worker)
+    for key in asked:
+        attempt = desk.held.get(key)
+        if attempt is not None and not attempt.cancelled:
+            attempt.cancelled = True
+            if attempt.slot is not None:
+                attempt.slot.interrupt(attempt)

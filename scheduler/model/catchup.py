@@ -1,0 +1,55 @@
+"""Which slots of a schedule to run now, and which were missed. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from scheduler.model.recurrence import Recurrence
+from scheduler.ports import FOREVER
+
+CATCHUPS = ("skip", "last", "all", "none")
+OVERLAPS = ("allow", "skip")
+PER_TICK = 1000  # the most slots of one schedule that one tick turns into tasks; the rest waits for the next ticks
+
+
+class Fire(NamedTuple):
+    """Run this slot. ``missed`` slots since ``missed_since`` are not run; this run stands for them."""
+
+    slot: int
+    missed: int | None = None
+    missed_since: int | None = None
+
+
+class Plan(NamedTuple):
+    fires: list[Fire]
+    next_at: int
+
+
+def plan(recurrence: Recurrence, anchor: int, next_at: int, now: int, catchup: str, grace: int) -> Plan:
+    """What to do at ``now`` for a schedule that was due at ``next_at`` (<= now). All in microseconds.
+
+    A slot is missed once it is ``grace`` late. ``skip`` runs only the newest of the missed slots, and none of them if a
+    later slot is still on time; ``last`` likewise, and tells that run how many it stands for; ``all`` runs each, in
+    ticks of at most 1,000; ``none`` runs only what is on time.
+    """
+    if recurrence.mode == "fixed_delay":
+        late = now - next_at >= grace
+        if late and catchup == "none":
+            return Plan([], recurrence.next_after(now))
+        return Plan([Fire(next_at)], FOREVER)  # due again once this run has ended
+    if catchup == "all":
+        slots, more = recurrence.slots_between(next_at - 1, now, PER_TICK, anchor)
+        return Plan([Fire(s) for s in slots], recurrence.next_after(slots[-1] if more else now, anchor))
+    edge = max(next_at - 1, now - grace)
+    on_time, more = recurrence.slots_between(edge, now, PER_TICK, anchor)
+    following = recurrence.next_after(on_time[-1] if more else now, anchor)
+    missed = recurrence.count_between(next_at - 1, edge, anchor)
+    fires = [Fire(s) for s in on_time]
+    if missed and catchup != "none":
+        story = (missed, next_at) if catchup == "last" else (None, None)
+        if fires:
+            fires[0] = Fire(fires[0].slot, *story)
+        else:
+            newest = recurrence.newest_between(next_at - 1, edge, anchor)
+            fires = [Fire(next_at if newest is None else newest, *story)]
+    return Plan(fires, following)

@@ -1,0 +1,264 @@
+"""Registered kinds: how a payload is encoded, checked and run. Pure: knows neither database nor engine."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
+from scheduler.model.task import Task, TaskFunction, TaskOptions, check_name
+
+MAX_PAYLOAD = 128 * 1024
+MAX_KEY = 255
+LANE_SEPARATOR = "\x1f"
+_encoder = msgspec.json.Encoder()
+
+
+def encode_json(value: object, what: str) -> str:
+    """Compact JSON text. Raises PayloadError that names ``what``."""
+    try:
+        return _encoder.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise PayloadError(f"{what} is not JSON: {error}") from None
+
+
+class Kind:
+    """One registered task type."""
+
+    def __init__(
+        self,
+        source: type[Task] | TaskFunction[Any, Any],
+        options: TaskOptions,
+        struct: type[msgspec.Struct],
+        run: Callable[[Any, Any], Any],
+        body: Callable[..., Any],
+        build: Callable[[int, str], Any] | None,
+    ) -> None:
+        self.source = source
+        self.options = options
+        self.name = options.kind
+        self.struct = struct
+        self.run = run
+        self.is_async = inspect.iscoroutinefunction(body)
+        self.build = build
+        self.on_attempt_failed: Callable[[Any, Any, BaseException], Any] | None = getattr(
+            source, "on_attempt_failed", None
+        )
+        self.on_failed: Callable[[Any, Any, BaseException], Any] | None = getattr(source, "on_failed", None)
+        self._serialize = getattr(source, "serialize", None)
+        self._upgrade = getattr(source, "upgrade", None)
+        try:
+            self._decoder = msgspec.json.Decoder(struct)
+        except TypeError as error:
+            raise ConfigError(f"task type {self.name}: {error}") from None
+
+    def encode(self, value: Any) -> str:
+        """The payload of an instance as JSON text, checked by reading it back. Raises PayloadError."""
+        if self._serialize is not None:
+            custom = self._serialize(value)
+            text = custom if isinstance(custom, str) else encode_json(custom, f"payload of {self.name}")
+            self._check_size(text)
+            try:
+                self.decode(text)
+            except PayloadError:
+                raise
+            except Exception as error:
+                raise PayloadError(
+                    f"payload of {self.name}: its build() cannot read it back: {error}"
+                ) from None
+            return text
+        text = encode_json(value, f"payload of {self.name}")
+        self._check_size(text)
+        self.decode(text)
+        return text
+
+    def _check_size(self, text: str) -> None:
+        size = len(text) if text.isascii() else len(text.encode())
+        if size > MAX_PAYLOAD:
+            raise PayloadError(
+                f"payload of {self.name} is {size} bytes, over the limit of {MAX_PAYLOAD}; "
+                "store the data elsewhere and pass a reference (see payload_ref)"
+            )
+
+    def decode(self, text: str, version: int | None = None, task_id: int = 0) -> Any:
+        """The instance of a stored payload; older schema versions go through ``upgrade``. Raises PayloadError."""
+        try:
+            if version is not None and version != self.options.schema_version:
+                text = self._upgraded(text, version)
+            if self.build is not None:
+                return self.build(task_id, text)
+            return self._decoder.decode(text)
+        except msgspec.MsgspecError as error:
+            raise PayloadError(f"payload of {self.name} does not fit: {error}") from None
+
+    def _upgraded(self, text: str, version: int) -> str:
+        mine = self.options.schema_version
+        if version > mine:
+            raise PayloadError(
+                f"payload of {self.name} has schema_version {version}, this program knows {mine}"
+            )
+        if self._upgrade is None:
+            return text
+        return encode_json(
+            self._upgrade(msgspec.json.decode(text), version), f"upgraded payload of {self.name}"
+        )
+
+    def lane(self, value: Any) -> str:
+        """Where the task queues up: the kind, or kind + concurrency key."""
+        rule = self.options.concurrency_key
+        if rule is None:
+            return self.name
+        try:
+            key = rule(value) if callable(rule) else rule.format(**msgspec.structs.asdict(value))
+        except Exception as error:
+            raise PayloadError(f"concurrency_key of {self.name} cannot be made: {error!r}") from None
+        return f"{self.name}{LANE_SEPARATOR}{str(key)[:MAX_KEY]}"
+
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of the payload; empty (anything) for a type with a ``serialize`` of its own."""
+        return {} if self._serialize is not None else msgspec.json.schema(self.struct)
+
+
+class Registry:
+    """The kinds of one scheduler."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Kind] = {}
+        self._by_source: dict[int, Kind] = {}
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, name: str) -> Kind | None:
+        return self._by_name.get(name)
+
+    def named(self, name: str) -> Kind:
+        """The kind with this name. Raises UnregisteredKindError."""
+        kind = self._by_name.get(name)
+        if kind is None:
+            known = ", ".join(sorted(self._by_name)) or "none"
+            raise UnregisteredKindError(f"kind {name!r} is not registered here (registered: {known})")
+        return kind
+
+    def of(self, source: object) -> Kind:
+        """The kind of a Task class or @task function. Raises UnregisteredKindError."""
+        kind = self._by_source.get(id(source))
+        if kind is None:
+            name = getattr(source, "__name__", repr(source))
+            raise UnregisteredKindError(
+                f"{name} is not registered with this scheduler; call register({name}) first"
+            )
+        return kind
+
+    def of_instance(self, value: Task) -> Kind:
+        """The kind of an instance: what its ``kind_of()`` says, else its class's."""
+        kind_of = getattr(value, "kind_of", None)
+        return self.named(kind_of()) if kind_of is not None else self.of(type(value))
+
+    def add(
+        self,
+        source: type[Task] | TaskFunction[Any, Any],
+        kind: str | None = None,
+        build: Callable[[int, str], Any] | None = None,
+    ) -> Kind:
+        """Register a type. The same type twice is harmless; another type under the same name is a ConfigError."""
+        made = make_kind(source, kind, build)
+        present = self._by_name.get(made.name)
+        if present is not None:
+            if present.source is source:
+                return present
+            raise ConfigError(
+                f"kind {made.name!r} is registered already, by {present.source!r}; give one a kind="
+            )
+        self._by_name[made.name] = made
+        self._by_source[id(source)] = made
+        return made
+
+
+def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | None) -> Kind:
+    """Check a type and prepare it. Raises ConfigError."""
+    if isinstance(source, TaskFunction):
+        options, (struct, run) = source.task_options, _of_function(source)
+        body = source.function
+    elif isinstance(source, type) and issubclass(source, Task):
+        options, struct = source.__task_options__, source
+        body = getattr(source, "run", None)
+        if not callable(body):
+            raise ConfigError(f"task type {options.kind}: it has no run(self, ctx) method")
+        run = body
+        build = build or getattr(source, "build", None)
+    else:
+        raise ConfigError(
+            f"cannot register {source!r}: it is neither a Task class nor a @task function"
+            + ("; decorate it with @task" if callable(source) else "")
+        )
+    if kind is not None:
+        options = msgspec.structs.replace(options, kind=check_name("kind", kind))
+    if options.isolation == "process":
+        raise ConfigError(f"task type {options.kind}: isolation='process' is not available yet; use 'thread'")
+    return Kind(source, options, struct, run, body, build)
+
+
+def _of_function(source: TaskFunction[Any, Any]) -> tuple[type[msgspec.Struct], Callable[[Any, Any], Any]]:
+    name, function = source.task_options.kind, source.function
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        raise ConfigError(f"task function {name}: its first parameter must be ctx")
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except Exception as error:
+        raise ConfigError(f"task function {name}: cannot read its annotations: {error}") from None
+    fields: list[Any] = []
+    keyword_only: list[str] = []
+    for parameter in parameters[1:]:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            keyword_only.append(parameter.name)
+        elif parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            raise ConfigError(
+                f"task function {name}: parameter {parameter.name!r} must be named; "
+                "*args, **kwargs and positional-only ones have no place in a payload"
+            )
+        annotation = hints.get(parameter.name, Any)
+        if parameter.default is inspect.Parameter.empty:
+            fields.append((parameter.name, annotation))
+        else:
+            fields.append((parameter.name, annotation, _default(parameter.default)))
+    try:
+        struct = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"task function {name}: {error}") from None
+    positional = [p.name for p in parameters[1:] if p.name not in keyword_only]
+
+    def run(value: Any, ctx: Any) -> Any:
+        return function(
+            ctx, *[getattr(value, n) for n in positional], **{n: getattr(value, n) for n in keyword_only}
+        )
+
+    return struct, run
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, (list, dict, set, bytearray)):
+        return msgspec.field(default_factory=lambda: type(value)(value))
+    return value
+
+
+def bind(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The payload instance for a call ``function(ctx, *args, **kwargs)``. Raises PayloadError."""
+    assert isinstance(kind.source, TaskFunction)
+    try:
+        bound = inspect.signature(kind.source.function).bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise PayloadError(f"payload of {kind.name} does not fit: {error}") from None
+    values = dict(list(bound.arguments.items())[1:])
+    return kind.struct(**values)

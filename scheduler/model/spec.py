@@ -1,0 +1,65 @@
+"""A task that is still to be stored, as the builder hands it to the store."""
+
+from __future__ import annotations
+
+import msgspec
+
+from scheduler.model.state import Otherwise, When
+
+
+class EdgeSpec(msgspec.Struct):
+    """Wait for ``parent``: a stored task's id, or, with ``local``, a position in the same batch."""
+
+    parent: int
+    when: When
+    otherwise: Otherwise
+    local: bool = False
+
+
+class TaskSpec(msgspec.Struct):
+    """All that is known of a task when it is scheduled. Times and spans are microseconds.
+
+    ``delay``: due that long after the transaction's own now; ``run_at``: due then. The later one counts.
+    """
+
+    kind: str
+    payload: str
+    lane: str
+    queue: str = "default"
+    pool: int = 1
+    run_at: int = 0
+    delay: int = 0
+    max_attempts: int | None = 1
+    retry: str | None = None
+    timeout: int | None = None
+    dead_letter: bool = True
+    payload_ref: str | None = None
+    schema_version: int = 1
+    message_type: str | None = None
+    correlation: str | None = None
+    causation: str | None = None
+    subject: str | None = None
+    sequence: int | None = None
+    headers: str | None = None
+    key: str | None = None
+    conflict: str = "keep"
+    key_retention: int | None = None
+    schedule: str | None = None
+    slot: int | None = None
+    missed: int | None = None
+    missed_since: int | None = None
+    result_ttl: int | None = None
+    max_duration: int | None = None
+    max_delay: int | None = None
+    edges: list[EdgeSpec] = []
+
+
+class TaskId(int):
+    """The id of a scheduled task; ``created`` is False when a key's holder was returned instead."""
+
+    created: bool
+
+    def __new__(cls, value: int, created: bool = True) -> TaskId:
+        self = super().__new__(cls, value)
+        self.created = created
+        return self

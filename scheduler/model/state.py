@@ -1,0 +1,159 @@
+"""The states of a task, the legal steps between them, and the truth table of edges.
+
+This is the one table; ``docs/states.md`` draws it and ``tests/model/test_state.py`` walks every edge and non-edge.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+
+class TaskState(StrEnum):
+    """Where a task is in its life. ``code`` is the number stored for it, ``simple`` the short name."""
+
+    WAITING = "waiting"
+    SCHEDULED = "scheduled"
+    RETRY = "retry"
+    SUSPENDED = "suspended"
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    SUCCESS = "success"
+    FAILED = "failed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+
+    @property
+    def code(self) -> int:
+        return _CODES[self]
+
+    @property
+    def simple(self) -> str:
+        return _SIMPLE[self]
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL
+
+    @classmethod
+    def from_code(cls, code: int) -> TaskState:
+        return _STATES[code]
+
+
+_STATES = tuple(TaskState)
+_CODES = {state: code for code, state in enumerate(_STATES)}
+
+S = TaskState  # short in the tables below
+_SIMPLE = {
+    S.WAITING: "WaitingDeps",
+    S.SCHEDULED: "Pending",
+    S.RETRY: "Retrying",
+    S.SUSPENDED: "Pending",
+    S.CLAIMED: "Pending",
+    S.RUNNING: "Running",
+    S.SUCCESS: "Completed",
+    S.FAILED: "Failed",
+    S.DEAD: "Failed",
+    S.CANCELLED: "Failed",
+    S.SKIPPED: "Failed",
+}
+TERMINAL = frozenset({S.SUCCESS, S.FAILED, S.DEAD, S.CANCELLED, S.SKIPPED})
+CLAIMABLE = frozenset({S.SCHEDULED, S.RETRY, S.SUSPENDED})
+HELD = frozenset({S.CLAIMED, S.RUNNING})
+LIVE = frozenset(S) - TERMINAL
+SIMPLE_NAMES = tuple(dict.fromkeys(_SIMPLE.values()))
+
+# Codes are stored, and partial indexes name them: append, never renumber.
+WAITING, SCHEDULED, RETRY, SUSPENDED, CLAIMED, RUNNING, SUCCESS, FAILED, DEAD, CANCELLED, SKIPPED = range(11)
+FIRST_TERMINAL = SUCCESS
+
+_REOPENED = frozenset({S.SCHEDULED, S.WAITING})
+_ENDS = frozenset({S.SUCCESS, S.FAILED, S.DEAD, S.RETRY, S.SUSPENDED, S.CANCELLED})
+TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
+    # skipped and failed: an edge that can no longer be satisfied
+    S.WAITING: frozenset({S.SCHEDULED, S.FAILED, S.SKIPPED, S.CANCELLED}),
+    # waiting: add_dependency
+    S.SCHEDULED: frozenset({S.CLAIMED, S.WAITING, S.CANCELLED}),
+    # scheduled: replaced by a call with the same key
+    S.RETRY: frozenset({S.CLAIMED, S.SCHEDULED, S.CANCELLED}),
+    S.SUSPENDED: frozenset({S.CLAIMED, S.CANCELLED}),
+    # a body that ends before the next turn goes from claimed to its end in one write
+    S.CLAIMED: frozenset({S.RUNNING, S.SCHEDULED}) | _ENDS,
+    S.RUNNING: frozenset({S.SCHEDULED}) | _ENDS,
+    S.SUCCESS: frozenset(),
+    S.FAILED: _REOPENED,
+    S.DEAD: _REOPENED,
+    S.CANCELLED: _REOPENED,
+    S.SKIPPED: _REOPENED,
+}
+
+
+def may_follow(old: TaskState, new: TaskState) -> bool:
+    """Whether the step from ``old`` to ``new`` is in the table."""
+    return new in TRANSITIONS[old]
+
+
+class When(StrEnum):
+    """Which end of the parent an edge waits for."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    FINISHED = "finished"
+
+
+class Otherwise(StrEnum):
+    """What happens to the child when its edge can no longer be satisfied."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    RUN = "run"
+    WAIT = "wait"
+
+
+class Verdict(IntEnum):
+    """What a parent's end means for one edge."""
+
+    SATISFIED = 0
+    FAIL = 1
+    SKIP = 2
+    WAIT = 3
+
+
+DEFAULT_OTHERWISE = {
+    When.SUCCESS: Otherwise.FAIL,
+    When.FAILURE: Otherwise.SKIP,
+    When.FINISHED: Otherwise.FAIL,
+}
+_BY_OTHERWISE = {
+    Otherwise.FAIL: Verdict.FAIL,
+    Otherwise.SKIP: Verdict.SKIP,
+    Otherwise.RUN: Verdict.SATISFIED,
+    Otherwise.WAIT: Verdict.WAIT,
+}
+
+
+def judge(parent: TaskState, when: When, otherwise: Otherwise) -> Verdict:
+    """The truth table of the design: what a terminal parent does to an edge."""
+    if when is When.FINISHED:
+        return Verdict.SATISFIED
+    if parent is S.SKIPPED:
+        if otherwise in (Otherwise.RUN, Otherwise.WAIT):
+            return _BY_OTHERWISE[otherwise]
+        return Verdict.SKIP
+    succeeded = parent is S.SUCCESS
+    if succeeded == (when is When.SUCCESS):
+        return Verdict.SATISFIED
+    return _BY_OTHERWISE[otherwise]
+
+
+# An edge carries the set of parents' ends that satisfy it as a bit mask, so that the release is one SQL statement.
+END_BIT = {S.SUCCESS: 1, S.FAILED: 2, S.DEAD: 2, S.CANCELLED: 4, S.SKIPPED: 8}
+
+
+def satisfied_mask(when: When, otherwise: Otherwise) -> int:
+    """Bits of the parent's ends (see ``END_BIT``) that satisfy an edge, by :func:`judge`."""
+    mask = 0
+    for end, bit in END_BIT.items():
+        if judge(end, when, otherwise) is Verdict.SATISFIED:
+            mask |= bit
+    return mask

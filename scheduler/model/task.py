@@ -1,0 +1,264 @@
+"""Task types as users write them: ``Task`` classes and ``@task`` functions, with their options."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, overload
+
+import msgspec
+
+from scheduler.errors import ConfigError
+from scheduler.model.retry import RetryPolicy
+from scheduler.model.times import span_us
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Priority(IntEnum):
+    """The level of a task, and the pool that serves it first."""
+
+    HIGH = 0
+    MEDIUM = 1
+    LOW = 2
+
+    @classmethod
+    def parse(cls, value: object) -> Priority:
+        """From a Priority or its name in any case. Raises ConfigError."""
+        if isinstance(value, Priority):
+            return value
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls[value.upper()]
+        raise ConfigError(f"priority must be high, medium or low, not {value!r}")
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """At most ``count`` attempt starts in any period of ``period`` microseconds."""
+
+    count: int
+    period: int
+
+
+_PERIODS = {
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "min": 60,
+    "minute": 60,
+    "m": 60,
+    "h": 3600,
+    "hour": 3600,
+    "day": 86400,
+}
+
+
+def parse_rate(text: str) -> Rate:
+    """``"100/min"`` -> Rate. Raises ConfigError."""
+    match = re.fullmatch(r"(\d+)\s*/\s*(\d*)\s*([a-z]+)", text.strip())
+    if match is None or match[3] not in _PERIODS or int(match[1]) < 1 or match[2] == "0":
+        raise ConfigError(f'rate_limit must look like "100/min" (per s, min, h or day), not {text!r}')
+    return Rate(int(match[1]), int(match[2] or 1) * _PERIODS[match[3]] * 1_000_000)
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The class options of a task type, checked. Durations are microseconds."""
+
+    kind: str
+    queue: str = "default"
+    priority: Priority = Priority.MEDIUM
+    retry: RetryPolicy | None = None
+    timeout: int | None = None
+    isolation: str = "thread"
+    max_concurrency: int | None = None
+    rate_limit: Rate | None = None
+    concurrency_key: str | Callable[[Any], str] | None = None
+    dead_letter: bool = True
+    result_ttl: int | None = None
+    stall_after: int | None = None
+    on_stall: str = "report"
+    schema_version: int = 1
+
+
+class OptionArgs(TypedDict, total=False):
+    """What ``class X(Task, ...)`` and ``@task(...)`` take; bare numbers are seconds."""
+
+    kind: str | None
+    queue: str
+    priority: Priority | str
+    retry: RetryPolicy | None
+    timeout: float | timedelta | None
+    isolation: str
+    max_concurrency: int | None
+    rate_limit: str | None
+    concurrency_key: str | Callable[[Any], str] | None
+    dead_letter: bool
+    result_ttl: float | timedelta | None
+    stall_after: float | timedelta | None
+    on_stall: str
+    schema_version: int
+    limits: dict[str, Any] | None
+
+
+OPTION_NAMES = frozenset(OptionArgs.__annotations__)
+_KIND = re.compile(r"[A-Za-z_][\w.:-]{0,199}\Z")
+
+
+def check_name(what: str, value: object) -> str:
+    """A kind's or queue's name: a letter first, then letters, digits and ``_ . : -``. Raises ConfigError."""
+    if not isinstance(value, str) or not _KIND.match(value):
+        raise ConfigError(
+            f"{what} {value!r} is not a name: a letter first, then letters, digits, _ . : or -, 200 at most"
+        )
+    return value
+
+
+def make_options(default_kind: str, args: dict[str, Any]) -> TaskOptions:
+    """Check the options of one type. Raises ConfigError that names the kind and the option."""
+    kind = check_name("kind", args.get("kind") or default_kind)
+    try:
+        return TaskOptions(**_checked(kind, args))
+    except ConfigError as error:
+        raise ConfigError(f"task type {kind}: {error}") from None
+
+
+def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(args) - OPTION_NAMES)
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(sorted(OPTION_NAMES))}")
+    done: dict[str, Any] = {"kind": kind}
+    for name in ("timeout", "result_ttl", "stall_after"):
+        if args.get(name) is not None:
+            done[name] = span_us(args[name], name, positive=True)
+    if "queue" in args:
+        done["queue"] = check_name("queue", args["queue"])
+    if "priority" in args:
+        done["priority"] = Priority.parse(args["priority"])
+    retry = args.get("retry")
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise ConfigError(f"retry must be a RetryPolicy, not {retry!r}")
+    done["retry"] = retry
+    if args.get("rate_limit") is not None:
+        done["rate_limit"] = parse_rate(args["rate_limit"])
+    for name, allowed in (("isolation", ("thread", "process")), ("on_stall", ("report", "reclaim"))):
+        if name in args:
+            if args[name] not in allowed:
+                raise ConfigError(f"{name} must be {' or '.join(allowed)}, not {args[name]!r}")
+            done[name] = args[name]
+    for name in ("max_concurrency", "schema_version"):
+        if args.get(name) is not None:
+            value = args[name]
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} must be a whole number from 1, not {value!r}")
+            done[name] = value
+    done["dead_letter"] = bool(args.get("dead_letter", True))
+    done["concurrency_key"] = args.get("concurrency_key")
+    return done
+
+
+if TYPE_CHECKING:
+
+    class Task(msgspec.Struct):
+        """Base of task types: a msgspec.Struct whose fields are the payload and whose ``run(ctx)`` does the work."""
+
+        __task_options__: ClassVar[TaskOptions]
+
+        def __init_subclass__(
+            cls,
+            *,
+            kind: str | None = None,
+            queue: str = "default",
+            priority: Priority | str = Priority.MEDIUM,
+            retry: RetryPolicy | None = None,
+            timeout: float | timedelta | None = None,
+            isolation: str = "thread",
+            max_concurrency: int | None = None,
+            rate_limit: str | None = None,
+            concurrency_key: str | Callable[[Any], str] | None = None,
+            dead_letter: bool = True,
+            result_ttl: float | timedelta | None = None,
+            stall_after: float | timedelta | None = None,
+            on_stall: str = "report",
+            schema_version: int = 1,
+            limits: dict[str, Any] | None = None,
+            frozen: bool = False,
+            kw_only: bool = False,
+            forbid_unknown_fields: bool = True,
+        ) -> None: ...
+
+else:
+
+    class _TaskMeta(type(msgspec.Struct)):
+        """Takes the class options out of the class line before msgspec sees it."""
+
+        def __new__(mcls, name, bases, namespace, **kwargs):
+            options = {k: kwargs.pop(k) for k in list(kwargs) if k in OPTION_NAMES}
+            kwargs.setdefault("forbid_unknown_fields", True)
+            cls = super().__new__(mcls, name, bases, namespace, **kwargs)
+            inherited = dict(getattr(cls, "__task_args__", {}))
+            inherited.pop("kind", None)
+            cls.__task_args__ = inherited | options
+            cls.__task_options__ = make_options(name, cls.__task_args__)
+            return cls
+
+        def __init__(cls, name, bases, namespace, **kwargs):
+            super().__init__(name, bases, namespace)
+
+    class Task(msgspec.Struct, metaclass=_TaskMeta):
+        """Base of task types: a msgspec.Struct whose fields are the payload and whose ``run(ctx)`` does the work."""
+
+        __task_options__: ClassVar[TaskOptions]
+        __task_args__: ClassVar[dict]
+
+
+class TaskFunction(Generic[P, R]):
+    """What ``@task`` makes of a function: still callable as it was, and a task type."""
+
+    def __init__(self, function: Callable[Concatenate[Any, P], R], args: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.task_options = make_options(getattr(function, "__name__", "task"), args)
+
+    def __call__(self, ctx: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(ctx, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<task {self.task_options.kind}>"
+
+
+@overload
+def task(function: Callable[Concatenate[Any, P], R], /) -> TaskFunction[P, R]: ...
+@overload
+def task(
+    *,
+    kind: str | None = None,
+    queue: str = "default",
+    priority: Priority | str = Priority.MEDIUM,
+    retry: RetryPolicy | None = None,
+    timeout: float | timedelta | None = None,
+    isolation: str = "thread",
+    max_concurrency: int | None = None,
+    rate_limit: str | None = None,
+    concurrency_key: str | Callable[[Any], str] | None = None,
+    dead_letter: bool = True,
+    result_ttl: float | timedelta | None = None,
+    stall_after: float | timedelta | None = None,
+    on_stall: str = "report",
+    schema_version: int = 1,
+    limits: dict[str, Any] | None = None,
+) -> Callable[[Callable[Concatenate[Any, P], R]], TaskFunction[P, R]]: ...
+def task(function: Any = None, /, **options: Any) -> Any:
+    """Make a task type of a function ``f(ctx, ...)``. Takes the class options of a Task. Bound to no scheduler.
+
+    Raises ConfigError for an option that is unknown or does not fit.
+    """
+    if function is not None:
+        return TaskFunction(function, {})
+    return lambda f: TaskFunction(f, options)

@@ -1,0 +1,73 @@
+"""What a test replaces: the clock, the id source, threads and the doorbell; and the system's own versions.
+
+Wall-clock instants are integers everywhere inside: microseconds since 1970-01-01 UTC.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+SECOND = 1_000_000
+FOREVER = 2**62  # "no time": sorts behind every real instant, and no column needs NULL for it
+
+
+class Clock(Protocol):
+    """Where time comes from. ``steps`` is True for a clock that a test moves by hand."""
+
+    steps: bool
+
+    def now(self) -> int:
+        """Wall time in microseconds since the epoch, UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never jumps."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    steps = False
+
+    def now(self) -> int:
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class Spawner(Protocol):
+    """How threads are started."""
+
+    def __call__(self, target: Callable[[], None], name: str) -> threading.Thread: ...
+
+
+def spawn_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread: a body that never ends must not keep the process from ending."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def random_incarnation() -> str:
+    """A worker's identity for one life of one engine; never derived from the host name alone."""
+    return secrets.token_hex(8)
+
+
+class Doorbell(Protocol):
+    """Wakes engines of other processes; may be lossy, since every engine polls behind it."""
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` (from any thread) whenever somebody rings, until :meth:`close`."""
+        ...
+
+    def ring(self) -> None:
+        """Tell every listening engine that there may be work. Never blocks, never raises."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,187 @@
+"""Finding and claiming work.
+
+The ready index is (queue, lane, pool, run_at, id) over claimable rows, a lane being a kind or kind + concurrency key:
+a turn hops from lane to lane (a loose index scan) and reads only the heads, so rows of an unserved queue, an unknown
+kind or a far future are never walked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.store.dialect import Dialect, bind_rows, prepared
+
+SUSPECT_LANE = "!"  # prefix of the lane of a task that must run alone (see upkeep.py)
+
+
+class LaneHead(NamedTuple):
+    """The earliest claimable task of one lane on one level: when it is due."""
+
+    queue: str
+    lane: str
+    pool: int
+    run_at: int
+
+
+class Pick(NamedTuple):
+    """Claim up to ``count`` due tasks of this lane."""
+
+    queue: str
+    lane: str
+    pool: int
+    count: int
+
+
+class Claimed(NamedTuple):
+    """All that running an attempt needs to know; (id, claim) with the worker is the fence."""
+
+    id: int
+    claim: int
+    attempt: int
+    attempt_base: int
+    max_attempts: int | None
+    retry: str | None
+    timeout: int | None
+    dead_letter: int
+    kind: str
+    queue: str
+    lane: str
+    pool: int
+    payload: str | None
+    payload_ref: str | None
+    schema_version: int
+    message_type: str | None
+    correlation: str | None
+    causation: str | None
+    subject: str | None
+    sequence: int | None
+    headers: str | None
+    key: str | None
+    schedule: str | None
+    slot: int | None
+    missed: int | None
+    missed_since: int | None
+    created_at: int
+    claimed_at: int
+    original_id: int | None
+    suspect: int
+
+
+_NAMES = ", ".join(f"t.{name}" for name in Claimed._fields)
+_SQLITE_NAMES = ", ".join(Claimed._fields)
+_CLAIMABLE = "state IN (1, 2, 3)"
+# A suspended task goes on with the attempt it was in.
+_SET = (
+    f"state = {st.CLAIMED}, worker = :worker, claim = {{t}}claim + 1, claimed_at = :now, started_at = NULL, "
+    f"attempt = {{t}}attempt + CASE WHEN {{t}}state = {st.SUSPENDED} THEN 0 ELSE 1 END"
+)
+
+_HEADS = f"""
+WITH RECURSIVE head(id) AS (
+  SELECT (SELECT id FROM schedd_tasks WHERE {_CLAIMABLE} ORDER BY queue, lane, pool, run_at, id LIMIT 1)
+  UNION ALL
+  SELECT (SELECT n.id FROM schedd_tasks n
+          WHERE n.{_CLAIMABLE} AND (n.queue, n.lane, n.pool) > (h.queue, h.lane, h.pool)
+          ORDER BY n.queue, n.lane, n.pool, n.run_at, n.id LIMIT 1)
+  FROM head JOIN schedd_tasks h ON h.id = head.id
+)
+SELECT t.queue, t.lane, t.pool, t.run_at FROM head JOIN schedd_tasks t ON t.id = head.id
+"""
+
+_SQLITE_CLAIM = f"""
+UPDATE schedd_tasks SET {_SET.format(t="")}
+WHERE id IN (SELECT id FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
+             WHERE {_CLAIMABLE} AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now
+             ORDER BY run_at, id LIMIT :count)
+RETURNING {_SQLITE_NAMES}
+"""
+
+_PG_CLAIM = """
+WITH picked AS MATERIALIZED (
+  SELECT c.id FROM {rows} p CROSS JOIN LATERAL (
+    SELECT t.id FROM schedd_tasks t
+    WHERE t.state IN (1, 2, 3) AND t.queue = p.queue AND t.lane = p.lane AND t.pool = p.pool AND t.run_at <= :now
+    ORDER BY t.run_at, t.id LIMIT p.n FOR UPDATE OF t SKIP LOCKED) c
+)
+UPDATE schedd_tasks t SET {set} FROM picked WHERE t.id = picked.id RETURNING {names}
+"""
+
+
+def lane_heads(connection: sa.Connection) -> list[LaneHead]:
+    """Every lane that holds a claimable task, due or not, with the time of its first."""
+    return [LaneHead._make(row) for row in connection.execute(prepared(_HEADS))]
+
+
+def claim(
+    connection: sa.Connection, dialect: Dialect, worker: int, picks: Sequence[Pick], now: int
+) -> list[Claimed]:
+    """Claim due tasks for ``worker``, up to each pick's count, earliest first within a lane."""
+    if not picks:
+        return []
+    if dialect.name == "sqlite":
+        rows = []
+        for pick in picks:
+            bound = {"worker": worker, "now": now, **pick._asdict()}
+            rows += connection.execute(prepared(_SQLITE_CLAIM), bound).fetchall()
+    else:
+        sql = _PG_CLAIM.format(
+            rows=dialect.rows({"queue": str, "lane": str, "pool": int, "n": int}),
+            set=_SET.format(t="t."),
+            names=_NAMES,
+        )
+        rows = list(
+            connection.execute(prepared(sql), {"worker": worker, "now": now, "rows": bind_rows(picks)}).fetchall()
+        )
+    claimed = [Claimed._make(row) for row in rows]
+    return _with_payloads(connection, dialect, claimed)
+
+
+def _with_payloads(connection: sa.Connection, dialect: Dialect, claimed: list[Claimed]) -> list[Claimed]:
+    missing = [c.id for c in claimed if c.payload is None]
+    if not missing:
+        return claimed
+    found = {
+        row.task_id: row.value
+        for row in connection.execute(
+            prepared(
+                "SELECT task_id, value FROM schedd_task_values "
+                f"WHERE name = 'payload' AND task_id IN {dialect.ids()}"
+            ),
+            {"ids": bind_rows(missing)},
+        )
+    }
+    return [c if c.payload is not None else c._replace(payload=found.get(c.id)) for c in claimed]
+
+
+def mark_running(connection: sa.Connection, dialect: Dialect, worker: int, started: Sequence[tuple[int, int, int]]) -> None:
+    """Write ``running`` for bodies under way: rows (id, claim, started_at). Rows others hold are passed over."""
+    rows = dialect.rows({"id": int, "claim": int, "started": int})
+    fence = f"t.worker = :worker AND t.claim = j.claim AND t.state + 0 = {st.CLAIMED}"
+    bound = {"worker": worker, "rows": bind_rows(started)}
+    if dialect.name == "sqlite":
+        sql = (
+            f"UPDATE schedd_tasks AS t SET state = {st.RUNNING}, started_at = j.started "
+            f"FROM {rows} j WHERE t.id = j.id AND {fence}"
+        )
+    else:
+        sql = (
+            f"WITH held AS MATERIALIZED (SELECT t.id, j.started FROM {rows} j JOIN schedd_tasks t ON t.id = j.id "
+            f"WHERE {fence} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
+            f"UPDATE schedd_tasks t SET state = {st.RUNNING}, started_at = held.started FROM held WHERE t.id = held.id"
+        )
+    connection.execute(prepared(sql), bound)
+
+
+def clear_suspicion(connection: sa.Connection, worker: int, task_id: int, claim_number: int) -> None:
+    """Let a suspect that has run alone for long enough count as an ordinary task again."""
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET lane = ltrim(lane, '!') WHERE id = :id AND worker = :worker AND claim = :claim "
+            "AND state + 0 IN (4, 5)"
+        ),
+        {"id": task_id, "worker": worker, "claim": claim_number},
+    )

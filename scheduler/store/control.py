@@ -1,0 +1,322 @@
+"""What operators and programs do to stored tasks: cancel, retry, add an edge, heartbeat, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.errors import CycleError, InvalidTransitionError, UnknownTaskError
+from scheduler.model import state as st
+from scheduler.model.spec import EdgeSpec
+from scheduler.model.state import Otherwise, TaskState, Verdict, When, judge, satisfied_mask
+from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.enqueue import insert_edges, read_parents
+from scheduler.store.release import break_only, release
+
+
+class CancelResult(NamedTuple):
+    """``cancelled``: ended now; ``requested``: running, will end; ``finished``: had ended; ``affected``: dependants
+    that ended because of it, cancelled (cascade) or by *otherwise*."""
+
+    cancelled: tuple[int, ...]
+    requested: tuple[int, ...]
+    finished: dict[int, TaskState]
+    affected: tuple[int, ...]
+
+
+def _lock(connection: sa.Connection, ids: Sequence[int]) -> dict[int, sa.Row[tuple[int, int]]]:
+    dialect = dialect_of(connection)
+    rows = connection.execute(
+        prepared(f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.lock}"),
+        {"ids": bind_rows(sorted(set(ids)))},
+    ).fetchall()
+    return {row.id: row for row in rows}
+
+
+def dependants(connection: sa.Connection, ids: Sequence[int], *, success_only: bool) -> list[int]:
+    """Live descendants along edges (only when=success ones if asked), not counting ``ids`` themselves."""
+    dialect = dialect_of(connection)
+    only = "AND e.on_end = 0" if success_only else ""
+    rows = connection.execute(
+        prepared(
+            f"WITH RECURSIVE down(id) AS (SELECT CAST(value AS {'integer' if dialect.name == 'sqlite' else 'bigint'}) "
+            + (
+                "FROM json_each(:ids)"
+                if dialect.name == "sqlite"
+                else "FROM json_array_elements_text(CAST(:ids AS json))"
+            )
+            + f" UNION SELECT e.child FROM schedd_edges e JOIN down ON e.parent = down.id "
+            f"JOIN schedd_tasks c ON c.id = e.child WHERE c.state < {st.FIRST_TERMINAL} {only}) "
+            "SELECT id FROM down ORDER BY id"
+        ),
+        {"ids": bind_rows(ids)},
+    )
+    own = set(ids)
+    return [row[0] for row in rows if row[0] not in own]
+
+
+def cancel(connection: sa.Connection, ids: Sequence[int], now: int, *, cascade: bool = False) -> CancelResult:
+    """End what is not running at once; ask what is running to end. Raises UnknownTaskError for the first unknown id."""
+    dialect = dialect_of(connection)
+    wanted = list(dict.fromkeys(ids))
+    descendants = dependants(connection, wanted, success_only=True) if cascade else []
+    rows = _lock(connection, wanted + descendants)
+    for task_id in wanted:
+        if task_id not in rows:
+            raise UnknownTaskError(task_id)
+    states = {i: TaskState.from_code(row.state) for i, row in rows.items()}
+    finished = {i: states[i] for i in wanted if states[i].terminal}
+    bound = {"ids": bind_rows([i for i in rows if not states[i].terminal]), "now": now}
+    requested = connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET cancel_requested = coalesce(cancel_requested, :now) "
+            f"WHERE id IN {dialect.ids()} AND state IN (4, 5) RETURNING id"
+        ),
+        bound,
+    ).fetchall()
+    ended = connection.execute(
+        prepared(
+            f"UPDATE schedd_tasks SET state = {st.CANCELLED}, cancel_requested = :now, finished_at = :now, "
+            f"held_key = NULL WHERE id IN {dialect.ids()} AND state < {st.CLAIMED} RETURNING id"
+        ),
+        bound,
+    ).fetchall()
+    before = set(dependants(connection, [row[0] for row in ended], success_only=False))
+    release(connection, dialect, [(row[0], TaskState.CANCELLED) for row in ended], now)
+    gone = _terminal_among(connection, dialect, before)
+    cancelled = {row[0] for row in ended}
+    return CancelResult(
+        tuple(sorted(cancelled & set(wanted))),
+        tuple(sorted(row[0] for row in requested)),
+        finished,
+        tuple(sorted((cancelled - set(wanted)) | gone)),
+    )
+
+
+def _terminal_among(connection: sa.Connection, dialect: Dialect, ids: set[int]) -> set[int]:
+    if not ids:
+        return set()
+    rows = connection.execute(
+        prepared(f"SELECT id FROM schedd_tasks WHERE id IN {dialect.ids()} AND state >= {st.FIRST_TERMINAL}"),
+        {"ids": bind_rows(sorted(ids))},
+    )
+    return {row[0] for row in rows}
+
+
+def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool = True) -> None:
+    """Run a task again that failed, died, was cancelled or skipped, with its whole budget; revive what it ended.
+
+    Raises UnknownTaskError, InvalidTransitionError.
+    """
+    row = _lock(connection, [task_id]).get(task_id)
+    if row is None:
+        raise UnknownTaskError(task_id)
+    state = TaskState.from_code(row.state)
+    if state in (TaskState.RETRY, TaskState.SCHEDULED):
+        _set(connection, task_id, "run_at = :now, attempt_base = attempt", now)
+        return
+    if state is TaskState.SUCCESS:
+        raise InvalidTransitionError(f"task {task_id} has succeeded; only what failed or was cancelled can be retried")
+    if not state.terminal:
+        raise InvalidTransitionError(f"task {task_id} is {state}; it can be retried once it has ended")
+    reopen(connection, task_id, now, downstream=downstream)
+
+
+def _set(connection: sa.Connection, task_id: int, what: str, now: int) -> None:
+    connection.execute(prepared(f"UPDATE schedd_tasks SET {what} WHERE id = :id"), {"id": task_id, "now": now})
+
+
+_CLEAR = (
+    "state = 0, cancel_requested = NULL, ended_by = NULL, finished_at = NULL, started_at = NULL, "
+    "error = NULL, error_class = NULL, fingerprint = NULL, status_code = NULL, suspect = 0, deaths = 0, "
+    "lane = ltrim(lane, '!'), result = NULL, result_until = NULL, attempt_base = attempt, progress = NULL, "
+    "progress_message = NULL"
+)
+
+
+def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: bool) -> None:
+    """Bring an ended task back to life; in one transaction, with the descendants that ended because of it.
+
+    Descendants whose ``ended_by`` chain leads here wait again; unmet counts of everything that waits on something
+    reopened are made anew from edges and parents' states, and edges are judged again. Children that have started are
+    never touched.
+    """
+    dialect = dialect_of(connection)
+    _take_key_back(connection, task_id)
+    _set(connection, task_id, _CLEAR + ", run_at = :now", now)
+    revived = [task_id]
+    if downstream:
+        level = [task_id]
+        while level:
+            rows = connection.execute(
+                prepared(
+                    "SELECT e.child FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
+                    f"WHERE e.parent IN {dialect.ids()} AND c.ended_by = e.parent AND c.state >= {st.FIRST_TERMINAL} "
+                    "ORDER BY e.child"
+                ),
+                {"ids": bind_rows(level)},
+            )
+            level = sorted({row[0] for row in rows} - set(revived))
+            for child in level:
+                _take_key_back(connection, child)
+                _set(connection, child, _CLEAR, now)
+            revived += level
+    recount(connection, dialect, revived, now)
+
+
+def _take_key_back(connection: sa.Connection, task_id: int) -> None:
+    """The key is held again if nobody else took it meanwhile; else the task goes on without it."""
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id = :id AND key IS NOT NULL AND NOT EXISTS "
+            "(SELECT 1 FROM schedd_tasks o WHERE o.kind = schedd_tasks.kind AND o.held_key = schedd_tasks.key "
+            "AND o.id <> :id)"
+        ),
+        {"id": task_id},
+    )
+
+
+def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int], now: int) -> None:
+    """Make ``unmet`` anew for these tasks and their waiting or ready children, and judge their edges again."""
+    bound = {"ids": bind_rows(changed)}
+    affected = connection.execute(
+        prepared(
+            f"SELECT t.id FROM schedd_tasks t WHERE t.state <= {st.SCHEDULED} AND (t.id IN {dialect.ids()} OR t.id IN "
+            f"(SELECT child FROM schedd_edges WHERE parent IN {dialect.ids()})) ORDER BY t.id {dialect.lock}"
+        ),
+        bound,
+    ).fetchall()
+    ids = [row[0] for row in affected]
+    # An edge on a task that retention removed counts by its recorded outcome.
+    bit = "CASE {s} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET unmet = d.n, state = CASE WHEN d.n = 0 THEN 1 ELSE 0 END FROM "
+            "(SELECT i.id, (SELECT CAST(count(*) AS integer) FROM schedd_edges e "
+            "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
+            f"WHERE e.child = i.id AND (e.ok & {bit.format(s='coalesce(p.state, o.state)')}) = 0) AS n "
+            f"FROM schedd_tasks i WHERE i.id IN {dialect.ids()}) d WHERE schedd_tasks.id = d.id AND schedd_tasks.state <= {st.SCHEDULED}"
+        ),
+        {"ids": bind_rows(ids)},
+    )
+    parents = connection.execute(
+        prepared(
+            "SELECT DISTINCT e.parent, coalesce(p.state, o.state) AS state FROM schedd_edges e "
+            "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
+            f"WHERE e.child IN {dialect.ids()} AND coalesce(p.state, o.state) >= {st.FIRST_TERMINAL}"
+        ),
+        {"ids": bind_rows(ids)},
+    ).fetchall()
+    # Satisfied edges are counted already; a broken one ends its child again, and that child's children after it.
+    break_only(connection, dialect, [(row[0], TaskState.from_code(row[1])) for row in parents], now)
+
+
+def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: int) -> None:
+    """Let a stored task that has not been claimed wait for another one.
+
+    Raises UnknownTaskError, UnknownDependencyError, CycleError, InvalidTransitionError.
+    """
+    dialect = dialect_of(connection)
+    parent = edge.parent
+    if child == parent:
+        raise CycleError([child, child])
+    if dialect.name == "postgresql":
+        # Two writers adding a->b and b->a at once must not both succeed: one at a time.
+        connection.execute(prepared("SELECT pg_advisory_xact_lock(7237123448)"))
+    row = _lock(connection, [child]).get(child)
+    if row is None:
+        raise UnknownTaskError(child)
+    state = TaskState.from_code(row.state)
+    if state not in (TaskState.WAITING, TaskState.SCHEDULED):
+        raise InvalidTransitionError(f"task {child} is {state}; only a waiting or scheduled task can get a dependency")
+    end = read_parents(connection, dialect, [parent])[parent]
+    path = find_path(connection, dialect, child, parent)
+    if path:
+        raise CycleError([*path, child])
+    verdict = None if end is None else judge(end, edge.when, edge.otherwise)
+    whens, otherwises = list(When), list(Otherwise)
+    connection.execute(
+        prepared("DELETE FROM schedd_edges WHERE parent = :parent AND child = :child"), {"parent": parent, "child": child}
+    )
+    insert_edges(
+        connection,
+        [
+            (
+                parent,
+                child,
+                whens.index(edge.when),
+                otherwises.index(edge.otherwise),
+                satisfied_mask(edge.when, edge.otherwise),
+            )
+        ],
+    )
+    if verdict is not Verdict.SATISFIED:
+        recount(connection, dialect, [child], now)
+
+
+def find_path(connection: sa.Connection, dialect: Dialect, start: int, goal: int) -> list[int]:
+    """A path of edges from ``start`` down to ``goal``, empty if there is none."""
+    came: dict[int, int] = {start: start}
+    level = [start]
+    while level:
+        rows = connection.execute(
+            prepared(f"SELECT parent, child FROM schedd_edges WHERE parent IN {dialect.ids()}"), {"ids": bind_rows(level)}
+        ).fetchall()
+        level = []
+        for row in rows:
+            if row.child not in came:
+                came[row.child] = row.parent
+                level.append(row.child)
+        if goal in came:
+            path = [goal]
+            while path[-1] != start:
+                path.append(came[path[-1]])
+            return path[::-1]
+    return []
+
+
+def set_retry_policy(connection: sa.Connection, task_id: int, retry: str | None, max_attempts: int | None) -> None:
+    """Change the policy of a task that has not ended. Raises UnknownTaskError, InvalidTransitionError."""
+    row = _lock(connection, [task_id]).get(task_id)
+    if row is None:
+        raise UnknownTaskError(task_id)
+    if row.state >= st.FIRST_TERMINAL:
+        raise InvalidTransitionError(f"task {task_id} is {TaskState.from_code(row.state)}; it has ended")
+    connection.execute(
+        prepared("UPDATE schedd_tasks SET retry = :retry, max_attempts = :max WHERE id = :id"),
+        {"id": task_id, "retry": retry, "max": max_attempts},
+    )
+
+
+def stamp(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker: int,
+    beats: Sequence[tuple[int, int, float | None, str | None]],
+    now: int,
+) -> set[int]:
+    """Heartbeats and progress, under the fence: rows (id, claim, percent, message). Returns the ids still held."""
+    rows = dialect.rows({"id": int, "claim": int, "percent": float, "message": str})
+    done = connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET last_heartbeat_at = :now, progress = coalesce(j.percent, schedd_tasks.progress), "
+            f"progress_message = coalesce(j.message, schedd_tasks.progress_message) FROM {rows} j "
+            "WHERE schedd_tasks.id = j.id AND schedd_tasks.worker = :worker AND schedd_tasks.claim = j.claim AND schedd_tasks.state + 0 IN (4, 5) RETURNING schedd_tasks.id"
+        ),
+        {"worker": worker, "rows": bind_rows(beats), "now": now},
+    )
+    return {row[0] for row in done.fetchall()}
+
+
+def cancel_requests(connection: sa.Connection, worker: int) -> list[tuple[int, int]]:
+    """(id, claim) of this worker's claims that were asked to end."""
+    rows = connection.execute(
+        prepared(
+            "SELECT id, claim FROM schedd_tasks WHERE worker = :worker AND state IN (4, 5) "
+            "AND cancel_requested IS NOT NULL"
+        ),
+        {"worker": worker},
+    )
+    return [(row[0], row[1]) for row in rows]

@@ -1,0 +1,227 @@
+"""One database: connections, transactions, the time it runs on, and errors turned into sentences."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
+from scheduler.ports import Clock
+from scheduler.store import migrate
+from scheduler.store.dialect import Dialect, dialect_named, sqlite_too_old
+from scheduler.store.failures import explain
+from scheduler.store.gate import Gate
+
+_SQLITE_BUSY_MS = 10_000
+_PG_CONNECT_TIMEOUT = 10
+
+
+class Database:
+    """Makes no connection before first use. ``auto_migrate`` None: yes on SQLite, no on PostgreSQL."""
+
+    def __init__(self, url: str, clock: Clock, *, auto_migrate: bool | None = None) -> None:
+        self.url = parse_url(url)
+        dialect = dialect_named(self.url.get_backend_name())
+        assert dialect is not None
+        self.dialect: Dialect = dialect
+        self.clock = clock
+        self.auto_migrate = auto_migrate if auto_migrate is not None else dialect.name == "sqlite"
+        self._offset = 0
+        self._engine: sa.Engine | None = None
+        self._gate = Gate(None)
+        self._opening = threading.Lock()
+
+    @property
+    def path(self) -> Path | None:
+        """The database file, for SQLite."""
+        return Path(self.url.database or "") if self.dialect.name == "sqlite" else None
+
+    @property
+    def bell_directory(self) -> Path | None:
+        """Where the doorbell's sockets and the gate's locks of a SQLite file live."""
+        path = self.path
+        return None if path is None else path.with_name(path.name + ".bell")
+
+    def now(self) -> int:
+        """The one clock of scheduling: wall time in microseconds, on PostgreSQL the server's."""
+        return self.clock.now() + self._offset
+
+    @property
+    def offset(self) -> int:
+        """What :meth:`now` adds to this machine's clock to agree with the server's, in microseconds."""
+        return self._offset
+
+    def calibrate(self, connection: sa.Connection) -> None:
+        """Measure how far this machine's clock is from the server's. A clock that a test steps is left alone."""
+        if self.dialect.name != "postgresql" or self.clock.steps:
+            return
+        before = self.clock.now()
+        server = connection.execute(
+            sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)")
+        ).scalar_one()
+        self._offset = int(server) - (before + self.clock.now()) // 2
+
+    def open(self) -> sa.Engine:
+        """The SQLAlchemy engine; on first use checks (and, if allowed, migrates) the database.
+
+        Raises StoreUnavailableError.
+        """
+        if self._engine is not None:
+            return self._engine
+        with self._opening:
+            if self._engine is None:
+                engine = self._make_engine()
+                try:
+                    migrate.ensure(engine, self.auto_migrate)
+                    if self.dialect.name == "postgresql":
+                        with engine.connect() as connection:
+                            self.calibrate(connection)
+                except sa.exc.SQLAlchemyError as error:
+                    engine.dispose()
+                    raise explain(error, self.url) from error
+                except SchedulerError:
+                    engine.dispose()
+                    raise
+                self._gate = self._make_gate()
+                self._engine = engine
+            return self._engine
+
+    def _make_engine(self) -> sa.Engine:
+        if self.dialect.name == "sqlite":
+            return _sqlite_engine(self.url)
+        try:
+            return sa.create_engine(
+                self.url,
+                pool_size=5,
+                max_overflow=20,
+                pool_pre_ping=True,
+                isolation_level="READ COMMITTED",
+                connect_args={"connect_timeout": _PG_CONNECT_TIMEOUT, "application_name": "schedd"},
+            )
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{self.url.drivername} needs a driver: pip install 'schedd[postgres]'") from error
+
+    def _make_gate(self) -> Gate:
+        directory = self.bell_directory
+        if directory is None:
+            return Gate(None)
+        try:
+            directory.mkdir(mode=0o770, exist_ok=True)
+        except OSError:
+            return Gate(None)
+        return Gate(directory if os.access(directory, os.W_OK | os.X_OK) else None)
+
+    @contextmanager
+    def write(self, connection: sa.Connection | None = None) -> Iterator[sa.Connection]:
+        """A transaction that writes: commits at the end, rolls back on an error.
+
+        ``connection``: one that stays open between transactions (the engine's). Raises StoreUnavailableError.
+        """
+        engine = self.open()
+        try:
+            with self._gate.pass_through():
+                if connection is not None:
+                    with connection.begin():
+                        yield connection
+                else:
+                    with engine.begin() as fresh:
+                        yield fresh
+        except sa.exc.SQLAlchemyError as error:
+            raise explain(error, self.url) from error
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A transaction that only reads: one snapshot, no lock. Raises StoreUnavailableError."""
+        engine = self.open()
+        try:
+            with engine.connect() as connection:
+                yield connection.execution_options(schedd_reads=True)
+        except sa.exc.SQLAlchemyError as error:
+            raise explain(error, self.url) from error
+
+    def connect(self) -> sa.Connection:
+        """A connection of the caller's own, for :meth:`write`. Raises StoreUnavailableError."""
+        try:
+            return self.open().connect()
+        except sa.exc.SQLAlchemyError as error:
+            raise explain(error, self.url) from error
+
+    def dispose(self) -> None:
+        """Close the pool; the next use opens it anew."""
+        with self._opening:
+            if self._engine is not None:
+                self._engine.dispose()
+                self._engine = None
+
+
+def parse_url(url: str) -> sa.URL:
+    """Check a database URL without connecting. Raises ConfigError."""
+    try:
+        parsed = sa.make_url(url)
+        backend = parsed.get_backend_name()
+    except (sa.exc.ArgumentError, ValueError):
+        raise ConfigError(
+            f"store url {_masked(url)!r} is not a database URL; use sqlite:///schedd.db or postgresql+psycopg://user@host/db"
+        ) from None
+    if dialect_named(backend) is None:
+        raise ConfigError(f"store url: {backend} is not supported; use sqlite or postgresql+psycopg")
+    if backend == "postgresql" and parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
+        raise ConfigError(f"store url: driver {parsed.drivername} is not supported; use sqlite or postgresql+psycopg")
+    if backend == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise ConfigError(
+            "store url: an in-memory SQLite database does not survive a restart; "
+            "name a file (sqlite:///schedd.db), or use Scheduler.for_testing() in tests"
+        )
+    return parsed
+
+
+def _masked(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://***@{tail}" if at else url
+
+
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
+    problem = sqlite_too_old()
+    if problem is not None:
+        raise StoreUnavailableError(problem)
+    parent = Path(url.database or "").absolute().parent
+    if not parent.is_dir():
+        raise StoreUnavailableError(f"cannot open {url.database}: the directory {parent} does not exist; create it")
+    engine = sa.create_engine(
+        url,
+        connect_args={"check_same_thread": False, "timeout": _SQLITE_BUSY_MS / 1000, "cached_statements": 512},
+        pool_size=5,
+        max_overflow=40,
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def on_connect(raw: Any, _record: Any) -> None:
+        raw.isolation_level = None  # we begin ourselves: the driver would begin late, and never IMMEDIATE
+        cursor = raw.cursor()
+        # auto_vacuum has an effect only before the first table; WAL and FULL: a commit survives a loss of power.
+        for pragma in (
+            "auto_vacuum=INCREMENTAL",
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "temp_store=MEMORY",
+            "cache_size=-32000",
+            "wal_autocheckpoint=4000",
+            "journal_size_limit=67108864",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @sa.event.listens_for(engine, "begin")
+    def on_begin(connection: sa.Connection) -> None:
+        reads = connection.get_execution_options().get("schedd_reads", False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine

@@ -1,0 +1,114 @@
+"""Every difference between SQLite and PostgreSQL.
+
+Hot statements are written once over fragments that come from here. Rows are bound as one JSON text, so that a
+batch is one statement on both databases.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+_SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
+_encoder = msgspec.json.Encoder()
+
+
+def bind_rows(rows: Sequence[Sequence[Any]] | Sequence[int]) -> str:
+    """Rows (or ids) as the one JSON text that :meth:`Dialect.rows` and :meth:`Dialect.ids` read."""
+    return _encoder.encode(rows).decode()
+
+
+class Dialect:
+    """What the statements need to know of the database they run on."""
+
+    name = ""
+    skip_locked = ""  # appended to a SELECT that locks what it reads, passing over rows others hold
+    lock = ""  # the same, but waiting for them
+    share = ""  # holds rows as they are until the transaction ends
+
+    def rows(self, columns: Mapping[str, type], param: str = "rows") -> str:
+        """A FROM item over the JSON rows bound to ``:param``, with these columns."""
+        raise NotImplementedError
+
+    def ids(self, param: str = "ids") -> str:
+        """A subquery over the JSON ids bound to ``:param``."""
+        raise NotImplementedError
+
+    def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
+        """``count`` task ids, ascending, that nobody else will get."""
+        raise NotImplementedError
+
+
+class SQLite(Dialect):
+    name = "sqlite"
+
+    def rows(self, columns: Mapping[str, type], param: str = "rows") -> str:
+        picked = ", ".join(f"value->>{i} AS {name}" for i, name in enumerate(columns))
+        return f"(SELECT {picked} FROM json_each(:{param}))"
+
+    def ids(self, param: str = "ids") -> str:
+        return f"(SELECT value FROM json_each(:{param}))"
+
+    def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
+        last = connection.execute(
+            prepared("UPDATE sqlite_sequence SET seq = seq + :n WHERE name = 'schedd_tasks' RETURNING seq"),
+            {"n": count},
+        ).scalar_one()
+        return range(int(last) - count + 1, int(last) + 1)
+
+
+class PostgreSQL(Dialect):
+    name = "postgresql"
+    skip_locked = "FOR UPDATE OF t SKIP LOCKED"
+    lock = "FOR UPDATE OF t"
+    share = "FOR SHARE OF t"
+
+    def rows(self, columns: Mapping[str, type], param: str = "rows") -> str:
+        picked = ", ".join(
+            f"CAST(value->>{i} AS {_SQL_TYPES[kind]}) AS {name}" for i, (name, kind) in enumerate(columns.items())
+        )
+        return f"(SELECT {picked} FROM json_array_elements(CAST(:{param} AS json)))"
+
+    def ids(self, param: str = "ids") -> str:
+        return f"(SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST(:{param} AS json)))"
+
+    def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
+        drawn = connection.execute(
+            prepared("SELECT nextval(pg_get_serial_sequence('schedd_tasks', 'id')) FROM generate_series(1, :n)"),
+            {"n": count},
+        )
+        return [int(row[0]) for row in drawn]
+
+
+_DIALECTS: dict[str, Dialect] = {"sqlite": SQLite(), "postgresql": PostgreSQL()}
+
+
+def dialect_of(connection: sa.Connection) -> Dialect:
+    """The dialect of a connection, ours or the caller's."""
+    return _DIALECTS[connection.dialect.name]
+
+
+def dialect_named(name: str) -> Dialect | None:
+    return _DIALECTS.get(name)
+
+
+@lru_cache(maxsize=256)
+def prepared(sql: str) -> sa.TextClause:
+    """One text() per statement, so that SQLAlchemy's own caches hold."""
+    return sa.text(sql)
+
+
+MIN_SQLITE = (3, 38, 0)  # ->> and RETURNING with UPDATE … FROM
+
+
+def sqlite_too_old() -> str | None:
+    """A sentence if this Python's SQLite cannot do, else None."""
+    if sqlite3.sqlite_version_info >= MIN_SQLITE:
+        return None
+    wanted = ".".join(map(str, MIN_SQLITE))
+    return f"SQLite {sqlite3.sqlite_version} is too old, schedd needs {wanted} or newer"

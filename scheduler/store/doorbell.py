@@ -1,0 +1,257 @@
+"""Doorbells: waking idle engines of other processes. Lossy by design, every engine polls behind them.
+
+SQLite: each engine binds a Unix datagram socket ``<incarnation>.sock`` in ``<db>.bell/`` and holds the flock of
+``<incarnation>.lock``; a free lock proves that its owner is dead. PostgreSQL: LISTEN and NOTIFY.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from scheduler.ports import Spawner, spawn_thread
+from scheduler.store.database import Database
+
+log = logging.getLogger("scheduler.engine")
+CHANNEL = "schedd"
+_DEBOUNCE = 0.003  # seconds between NOTIFYs of one process: each takes a global lock at commit
+
+
+class SilentBell:
+    """No doorbell can be had: engines poll."""
+
+    works = False
+
+    def listen(self, incarnation: str, wake: Callable[[], None]) -> None: ...
+
+    def ring(self) -> None: ...
+
+    def known_dead(self) -> list[str]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class SocketBell:
+    """Unix datagram sockets beside a SQLite file."""
+
+    works = True
+
+    def __init__(self, directory: Path, spawn: Spawner = spawn_thread) -> None:
+        self._directory = directory
+        self._spawn = spawn
+        self._dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._listener: socket.socket | None = None
+        self._lock_fd = -1
+        self._own = ""
+        self._seen: tuple[int, list[str]] = (0, [])
+
+    def _short(self, name: str) -> str:
+        # Socket paths end at 108 bytes; through the directory's descriptor any length works.
+        return f"/proc/self/fd/{self._dirfd}/{name}"
+
+    def listen(self, incarnation: str, wake: Callable[[], None]) -> None:
+        self._own = incarnation
+        self._lock_fd = os.open(
+            f"{incarnation}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660, dir_fd=self._dirfd
+        )
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listener.bind(self._short(f"{incarnation}.sock"))
+        os.chmod(f"{incarnation}.sock", 0o660, dir_fd=self._dirfd)
+        self._listener = listener
+
+        def serve() -> None:
+            while True:
+                try:
+                    said = listener.recv(16)
+                except OSError:
+                    return
+                if said == b"close":
+                    return
+                wake()
+
+        self._spawn(serve, "schedd-doorbell")
+
+    def ring(self) -> None:
+        for name in self._sockets():
+            if name == f"{self._own}.sock":
+                continue
+            try:
+                self._sender.sendto(b"!", self._short(name))
+            except (BlockingIOError, FileNotFoundError):
+                pass  # its buffer is full: it has been rung; or it is just leaving
+            except OSError:
+                pass  # nobody behind it any more; whoever reaps removes it
+
+    def _sockets(self) -> list[str]:
+        changed = os.fstat(self._dirfd).st_mtime_ns
+        if self._seen[0] != changed:
+            self._seen = (changed, [n for n in os.listdir(self._dirfd) if n.endswith(".sock")])
+        return self._seen[1]
+
+    def known_dead(self) -> list[str]:
+        """Incarnations on this host whose process is gone; what they left in the directory is removed."""
+        dead = []
+        for name in os.listdir(self._dirfd):
+            if not name.endswith(".lock") or name == f"{self._own}.lock":
+                continue
+            with contextlib.suppress(OSError):
+                fd = os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=self._dirfd)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    dead.append(name.removesuffix(".lock"))
+                    # Removed under its lock; a second reaper that opened the old file finds a worker already dead.
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(name.removesuffix(".lock") + ".sock", dir_fd=self._dirfd)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=self._dirfd)
+                finally:
+                    os.close(fd)
+        return dead
+
+    def close(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._sender.sendto(b"close", self._short(f"{self._own}.sock"))
+            for suffix in (".sock", ".lock"):
+                with contextlib.suppress(OSError):
+                    os.unlink(self._own + suffix, dir_fd=self._dirfd)
+            self._listener.close()
+            os.close(self._lock_fd)
+            self._listener = None
+        self._sender.close()
+        os.close(self._dirfd)
+
+
+class NotifyBell:
+    """LISTEN on a connection of its own, NOTIFY through the pool, debounced with a trailing edge."""
+
+    def __init__(self, database: Database, spawn: Spawner = spawn_thread) -> None:
+        self._database = database
+        self._spawn = spawn
+        self._closed = threading.Event()
+        self._connection: Any = None
+        self._last = 0.0
+        self._pending = False
+        self._mutex = threading.Lock()
+        self.works = False
+
+    def listen(self, incarnation: str, wake: Callable[[], None]) -> None:
+        def serve() -> None:
+            told, pause = False, 0.1
+            while not self._closed.is_set():
+                try:
+                    self._listen_once(wake)
+                    told, pause = False, 0.1
+                except Exception as error:
+                    if self._closed.is_set():
+                        return
+                    self.works = False
+                    if not told:
+                        log.warning("no doorbell from PostgreSQL, polling instead: %s", str(error).splitlines()[0])
+                        told = True
+                    self._closed.wait(pause)
+                    pause = min(5.0, pause * 2)
+
+        self._spawn(serve, "schedd-doorbell")
+
+    def _listen_once(self, wake: Callable[[], None]) -> None:
+        import psycopg
+
+        args = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(args, autocommit=True, connect_timeout=10, application_name="schedd doorbell") as raw:
+            self._connection = raw
+            raw.execute(f"LISTEN {CHANNEL}")
+            self.works = True
+            wake()  # what was rung while nobody listened
+            while not self._closed.is_set():
+                for _ in raw.notifies(timeout=60.0):
+                    wake()
+                    if self._closed.is_set():
+                        return
+                raw.execute("SELECT 1")  # notices a connection that is gone without a word
+
+    def ring(self) -> None:
+        with self._mutex:
+            wait = self._last + _DEBOUNCE - time.monotonic()
+            if self._pending:
+                return
+            if wait > 0:
+                self._pending = True
+                timer = threading.Timer(wait, self._send)
+                timer.daemon = True
+                timer.start()
+                return
+            self._last = time.monotonic()
+        self._notify()
+
+    def _send(self) -> None:
+        with self._mutex:
+            self._pending = False
+            self._last = time.monotonic()
+        self._notify()
+
+    def _notify(self) -> None:
+        try:
+            with self._database.open().connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.exec_driver_sql(f"NOTIFY {CHANNEL}")
+        except Exception as error:  # lossy by design: the others poll
+            log.debug("could not ring: %s", error)
+
+    def known_dead(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        self._closed.set()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.cancel_safe(timeout=1.0)
+            with contextlib.suppress(Exception):
+                connection.close()
+
+
+Bell = SilentBell | SocketBell | NotifyBell
+
+
+def make_bell(database: Database, spawn: Spawner = spawn_thread) -> Bell:
+    """The doorbell that fits the database; a silent one, told once, if there can be none."""
+    database.open()
+    if database.dialect.name == "postgresql":
+        return NotifyBell(database, spawn)
+    directory = database.bell_directory
+    assert directory is not None
+    try:
+        directory.mkdir(mode=0o770, exist_ok=True)
+        return SocketBell(directory, spawn)
+    except OSError as error:
+        log.warning("no doorbell (%s): idle engines poll instead", error)
+        return SilentBell()
+
+
+def ring_after_commit(connection: sa.Connection, ring: Callable[[], None]) -> None:
+    """Ring once the caller's own transaction has committed."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text(f"SELECT pg_notify('{CHANNEL}', '')"))  # delivered at the commit, or never
+        return
+
+    def soon(_connection: sa.Connection) -> None:
+        # SQLAlchemy tells just before the commit, so ring a moment after it; polling covers a slower one.
+        for seconds in (0.002, 0.02):
+            timer = threading.Timer(seconds, ring)
+            timer.daemon = True
+            timer.start()
+
+    sa.event.listen(connection, "commit", soon, once=True)

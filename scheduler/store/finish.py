@@ -1,0 +1,239 @@
+"""Recording how attempts ended, under the fence, and releasing what waited for them: one transaction, lists only.
+
+A row counts as ours while (worker, claim) still match and it is claimed or running. ``state + 0`` keeps the planner off
+the partial index on held rows, whose statistics are always wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.outcome import Outcome
+from scheduler.model.state import TaskState
+from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.enqueue import INLINE
+from scheduler.store.release import release
+
+DAY = 86_400 * 1_000_000
+KEY_RETENTION = DAY
+RESULT_TTL = DAY
+
+_FENCE = "{t}.worker = :worker AND {t}.claim = j.claim AND {t}.state + 0 IN (4, 5)"
+_HELD_BY_US = _FENCE.format(t="schedd_tasks")  # RETURNING knows no alias on SQLite
+# A cancel that was asked for before the outcome commits wins over it, then a replaced payload asks for another run.
+_NEXT = (
+    f"CASE WHEN schedd_tasks.cancel_requested IS NOT NULL THEN {st.CANCELLED} "
+    f"WHEN schedd_tasks.rerun = 1 THEN CASE WHEN schedd_tasks.unmet > 0 THEN {st.WAITING} ELSE {st.SCHEDULED} END ELSE {{state}} END"
+)
+_SUCCEED = f"""
+UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
+  started_at = j.started, finished_at = j.finished, result = j.result,
+  result_until = j.finished + coalesce(schedd_tasks.result_ttl, {RESULT_TTL}),
+  key_until = CASE WHEN schedd_tasks.held_key IS NOT NULL THEN j.finished + coalesce(schedd_tasks.key_retention, {KEY_RETENTION}) END,
+  held_key = CASE WHEN schedd_tasks.cancel_requested IS NOT NULL THEN NULL ELSE schedd_tasks.held_key END,
+  attempt_base = CASE WHEN schedd_tasks.rerun = 1 THEN schedd_tasks.attempt ELSE schedd_tasks.attempt_base END, rerun = 0
+FROM {{rows}} j WHERE schedd_tasks.id = j.id AND {_HELD_BY_US} RETURNING schedd_tasks.id, schedd_tasks.state
+"""
+_SUCCEED_COLUMNS: dict[str, type] = {"id": int, "claim": int, "started": int, "finished": int, "result": str}
+_OTHER = f"""
+UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
+  started_at = j.started, finished_at = j.finished, attempt = schedd_tasks.attempt - j.refund,
+  run_at = CASE WHEN schedd_tasks.rerun = 1 THEN schedd_tasks.run_at ELSE coalesce(j.run_at, schedd_tasks.run_at) END,
+  error = coalesce(j.error, schedd_tasks.error), error_class = coalesce(j.error_class, schedd_tasks.error_class),
+  fingerprint = coalesce(j.fingerprint, schedd_tasks.fingerprint), status_code = coalesce(j.status, schedd_tasks.status_code),
+  held_key = CASE WHEN schedd_tasks.cancel_requested IS NOT NULL OR (schedd_tasks.rerun = 0 AND j.state IN ({st.FAILED}, {st.DEAD}, {st.CANCELLED}))
+    THEN NULL ELSE schedd_tasks.held_key END,
+  attempt_base = CASE WHEN schedd_tasks.rerun = 1 THEN schedd_tasks.attempt ELSE schedd_tasks.attempt_base END, rerun = 0,
+  suspect = j.suspect * schedd_tasks.suspect, lane = CASE WHEN j.suspect = 0 THEN ltrim(schedd_tasks.lane, '!') ELSE schedd_tasks.lane END
+FROM {{rows}} j WHERE schedd_tasks.id = j.id AND {_HELD_BY_US} RETURNING schedd_tasks.id, schedd_tasks.state
+"""
+_OTHER_COLUMNS: dict[str, type] = {
+    "id": int,
+    "claim": int,
+    "state": int,
+    "run_at": int,
+    "refund": int,
+    "started": int,
+    "finished": int,
+    "error": str,
+    "error_class": str,
+    "fingerprint": str,
+    "status": int,
+    "suspect": int,
+}
+_ATTEMPT_COLUMNS: dict[str, type] = {
+    "task_id": int,
+    "claim": int,
+    "number": int,
+    "claimed_at": int,
+    "started_at": int,
+    "finished_at": int,
+    "outcome": int,
+    "error": str,
+    "error_class": str,
+    "fingerprint": str,
+    "status_code": int,
+}
+_ATTEMPT_NAMES = ", ".join(_ATTEMPT_COLUMNS)
+
+
+class Finished(NamedTuple):
+    """What became of a list of outcomes.
+
+    ``ended``: tasks that reached a terminal state; ``lost``: the fence no longer held, nothing was changed;
+    ``deferred``: somebody's open transaction holds the row, to be tried again next turn; ``ready``: dependents
+    that may run now.
+    """
+
+    ended: dict[int, TaskState]
+    lost: list[Outcome]
+    deferred: list[Outcome]
+    ready: int
+
+
+def finish(
+    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int
+) -> Finished:
+    """Write the outcomes that ``worker`` still holds, their attempts and what follows for dependents."""
+    deferred: list[Outcome] = []
+    if dialect.name == "postgresql":
+        outcomes, deferred = _lockable(connection, dialect, worker, outcomes)
+    states = _write(connection, dialect, worker, outcomes)
+    lost = [o for o in outcomes if o.task_id not in states]
+    kept = [o for o in outcomes if o.task_id in states] if lost else outcomes
+    _record(connection, dialect, worker, kept)
+    ended = {i: s for i, s in states.items() if s.terminal}
+    ready = release(connection, dialect, ended.items(), now) if ended else 0
+    return Finished(ended, lost, deferred, ready)
+
+
+def _write(
+    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome]
+) -> dict[int, TaskState]:
+    successes = [
+        (o.task_id, o.claim, o.started_at, o.finished_at, o.result if o.result is None or len(o.result) <= INLINE else None)
+        for o in outcomes
+        if o.state == st.SUCCESS
+    ]
+    others = [_other_row(o) for o in outcomes if o.state != st.SUCCESS]
+    states: dict[int, TaskState] = {}
+    for sql, columns, rows in ((_SUCCEED, _SUCCEED_COLUMNS, successes), (_OTHER, _OTHER_COLUMNS, others)):
+        if rows:
+            done = connection.execute(
+                prepared(sql.format(rows=dialect.rows(columns))), {"worker": worker, "rows": bind_rows(rows)}
+            )
+            states.update((row[0], TaskState.from_code(row[1])) for row in done.fetchall())
+    return states
+
+
+def _other_row(o: Outcome) -> tuple[object, ...]:
+    f = o.failure
+    # A body that came to an end did not kill its worker, whatever it said; one that never ran proves nothing.
+    suspect = 1 if o.started_at is None else 0
+    return (
+        o.task_id,
+        o.claim,
+        o.state,
+        o.run_at,
+        o.refund,
+        o.started_at,
+        o.finished_at,
+        f.text if f else None,
+        f.error_class if f else None,
+        f.fingerprint if f else None,
+        f.status if f else None,
+        suspect,
+    )
+
+
+def _record(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome]) -> None:
+    """The attempts' history, and values too long for a row."""
+    attempts = []
+    values: list[tuple[int, str, str]] = []
+    for o in outcomes:
+        if o.started_at is not None:
+            f = o.failure
+            attempts.append(
+                (o.task_id, o.claim, o.number, o.claimed_at, o.started_at, o.finished_at, o.end.code)
+                + ((f.text, f.error_class, f.fingerprint, f.status) if f else (None, None, None, None))
+            )
+        if o.result is not None and len(o.result) > INLINE:
+            values.append((o.task_id, "result", o.result))
+        if o.log:
+            values.append((o.task_id, f"log:{o.claim}", o.log))
+    if attempts:
+        connection.execute(
+            prepared(
+                f"INSERT INTO schedd_attempts (worker, {_ATTEMPT_NAMES}) "
+                f"SELECT :worker, {_ATTEMPT_NAMES} FROM {dialect.rows(_ATTEMPT_COLUMNS)} j"
+            ),
+            {"worker": worker, "rows": bind_rows(attempts)},
+        )
+    if values:
+        write_values(connection, dialect, values)
+
+
+def write_values(connection: sa.Connection, dialect: Dialect, values: Sequence[tuple[int, str, str]]) -> None:
+    """Insert or replace side values: rows (task id, name, value)."""
+    source = dialect.rows({"task_id": int, "name": str, "value": str})
+    connection.execute(
+        prepared(
+            "INSERT INTO schedd_task_values (task_id, name, value) "
+            f"SELECT task_id, name, value FROM {source} j WHERE true "
+            "ON CONFLICT (task_id, name) DO UPDATE SET value = excluded.value"
+        ),
+        {"rows": bind_rows(values)},
+    )
+
+
+def _lockable(
+    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome]
+) -> tuple[Sequence[Outcome], list[Outcome]]:
+    """Lock, without ever waiting, the outcomes' rows and their waiting children; what cannot be had is deferred.
+
+    A caller's open transaction may hold FOR SHARE on a parent for minutes (it is adding a child), and it must not hold
+    up the other tasks of this worker. A row whose fence is lost is not locked either, and is told apart by the write.
+    """
+    rows = dialect.rows({"id": int, "claim": int})
+    bound = {"worker": worker, "rows": bind_rows([(o.task_id, o.claim) for o in outcomes])}
+    select = f"SELECT t.id FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {_FENCE.format(t='t')}"
+    got = {row[0] for row in connection.execute(prepared(f"{select} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"), bound)}
+    blocked: set[int] = set()
+    if len(got) < len(outcomes):
+        blocked = {row[0] for row in connection.execute(prepared(select), bound)} - got
+    blocked |= _blocked_by_children(connection, dialect, got)
+    if not blocked:
+        return outcomes, []
+    return [o for o in outcomes if o.task_id not in blocked], [o for o in outcomes if o.task_id in blocked]
+
+
+def _blocked_by_children(connection: sa.Connection, dialect: Dialect, parents: set[int]) -> set[int]:
+    if not parents:
+        return set()
+    waiting = (
+        f"SELECT e.parent, t.id FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
+        f"WHERE e.parent IN {dialect.ids()} AND t.state = {st.WAITING}"
+    )
+    bound = {"ids": bind_rows(sorted(parents))}
+    wanted = connection.execute(prepared(waiting), bound).fetchall()
+    if not wanted:
+        return set()
+    locked = {
+        row[0]
+        for row in connection.execute(
+            prepared(
+                f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} AND t.state = {st.WAITING} "
+                "ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
+            ),
+            {"ids": bind_rows(sorted({row[1] for row in wanted}))},
+        )
+    }
+    if all(row[1] in locked for row in wanted):
+        return set()
+    # Not locked: held by somebody, or no longer waiting (then there is nothing to release).
+    again = connection.execute(prepared(waiting), bound).fetchall()
+    return {row[0] for row in again if row[1] not in locked}

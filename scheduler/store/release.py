@@ -1,0 +1,99 @@
+"""What a parent's end does to its children, by the truth table of ``model/state.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.state import END_BIT, Otherwise, TaskState, Verdict, When, judge
+from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.enqueue import broken_text
+
+_WHENS = tuple(When)
+_OTHERWISES = tuple(Otherwise)
+
+_MEET = f"""
+UPDATE schedd_tasks SET unmet = schedd_tasks.unmet - d.n,
+  state = CASE WHEN schedd_tasks.unmet - d.n <= 0 THEN {st.SCHEDULED} ELSE schedd_tasks.state END
+FROM (SELECT child, CAST(count(*) AS integer) AS n FROM schedd_edges
+      WHERE parent IN {{ids}} AND (ok & :bit) <> 0 GROUP BY child) d
+WHERE schedd_tasks.id = d.child AND schedd_tasks.state = {st.WAITING}
+RETURNING schedd_tasks.state
+"""
+_BROKEN = f"""
+SELECT e.parent, e.child, e.on_end, e.otherwise FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child
+WHERE e.parent IN {{ids}} AND {{broken}} AND c.state = {st.WAITING} ORDER BY e.child, e.parent
+"""
+_NEVER_ON_SUCCESS = "e.ok IN (0, 2, 4, 6, 8, 10, 12, 14)"
+_END = f"""
+UPDATE schedd_tasks SET state = j.state, error = j.error, error_class = 'DependencyFailed',
+  ended_by = j.parent, finished_at = :now, held_key = NULL
+FROM {{rows}} j WHERE schedd_tasks.id = j.id AND schedd_tasks.state = {st.WAITING} RETURNING schedd_tasks.id, schedd_tasks.state
+"""
+
+
+def release(
+    connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[int, TaskState]], now: int
+) -> int:
+    """Meet or break the edges of tasks that have just ended, and so on down. Returns how many became ready.
+
+    Children that can no longer run are ended here, and then they are parents that have ended in their turn.
+    """
+    ready = 0
+    frontier = dict(ends)
+    while frontier:
+        # Broken edges first: a child that another edge makes ready in the same moment must not start.
+        ended = _break(connection, dialect, frontier, now)
+        for bit in sorted({END_BIT[state] for state in frontier.values()}):
+            ids = [task_id for task_id, state in frontier.items() if END_BIT[state] == bit]
+            met = connection.execute(
+                prepared(_MEET.format(ids=dialect.ids())), {"ids": bind_rows(ids), "bit": bit}
+            )
+            ready += sum(1 for row in met.fetchall() if row[0] == st.SCHEDULED)
+        frontier = ended
+    return ready
+
+
+def break_only(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[int, TaskState]], now: int) -> None:
+    """End what edges on these ended parents break; satisfied edges are counted already."""
+    ended = _break(connection, dialect, dict(ends), now)
+    release(connection, dialect, ended.items(), now)
+
+
+def _break(
+    connection: sa.Connection, dialect: Dialect, ends: dict[int, TaskState], now: int
+) -> dict[int, TaskState]:
+    successes = [i for i, state in ends.items() if state is TaskState.SUCCESS]
+    others = [i for i, state in ends.items() if state is not TaskState.SUCCESS]
+    verdicts: dict[int, list[tuple[Verdict, int]]] = {}
+    for ids, broken in ((successes, _NEVER_ON_SUCCESS), (others, "e.ok < 15")):
+        if not ids:
+            continue
+        for row in connection.execute(
+            prepared(_BROKEN.format(ids=dialect.ids(), broken=broken)), {"ids": bind_rows(ids)}
+        ).fetchall():
+            verdict = judge(ends[row.parent], _WHENS[row.on_end], _OTHERWISES[row.otherwise])
+            if verdict in (Verdict.FAIL, Verdict.SKIP):
+                verdicts.setdefault(row.child, []).append((verdict, row.parent))
+    if not verdicts:
+        return {}
+    return _end(connection, dialect, [_ended(child, found, ends) for child, found in verdicts.items()], now)
+
+
+def _ended(
+    child: int, found: Sequence[tuple[Verdict, int]], ends: dict[int, TaskState]
+) -> tuple[int, int, str, int]:
+    verdict = min(v for v, _ in found)  # failing weighs more than skipping
+    parents = [parent for v, parent in found if v is verdict]
+    state = TaskState.FAILED if verdict is Verdict.FAIL else TaskState.SKIPPED
+    return child, state.code, broken_text([(p, ends[p]) for p in parents[:10]], state), parents[0]
+
+
+def _end(
+    connection: sa.Connection, dialect: Dialect, rows: Sequence[tuple[int, int, str, int]], now: int
+) -> dict[int, TaskState]:
+    source = dialect.rows({"id": int, "state": int, "error": str, "parent": int})
+    done = connection.execute(prepared(_END.format(rows=source)), {"rows": bind_rows(rows), "now": now})
+    return {row[0]: TaskState.from_code(row[1]) for row in done.fetchall()}

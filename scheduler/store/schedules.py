@@ -1,0 +1,241 @@
+"""Recurring schedules: registering them, and turning due slots into tasks, one per slot across the fleet."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.errors import UnknownScheduleError
+from scheduler.model import state as st
+from scheduler.model.catchup import Fire, plan
+from scheduler.model.recurrence import Recurrence
+from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.model.times import to_datetime
+from scheduler.ports import FOREVER
+from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.enqueue import enqueue
+
+_BATCH = 100
+
+
+class ScheduleSpec(NamedTuple):
+    """A recurrence to register: its name, when, and the task that each slot makes."""
+
+    name: str
+    recurrence: Recurrence
+    task: TaskSpec
+    catchup: str = "skip"
+    overlap: str = "allow"
+    run_on_startup: bool = False
+
+
+class Fired(NamedTuple):
+    """Tasks that one tick made of one schedule."""
+
+    name: str
+    ids: list[TaskId]
+
+
+def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, now: int) -> bool:
+    """Insert or update by name; the slot that stands keeps standing unless the recurrence changed.
+
+    Returns whether the schedule is new. With ``run_on_startup`` a fresh or overdue schedule runs once now.
+    """
+    recurrence = spec.recurrence.to_json()
+    bound = {
+        "name": spec.name,
+        "kind": spec.task.kind,
+        "payload": spec.task.payload,
+        "options": msgspec.json.encode(msgspec.structs.replace(spec.task, payload="")).decode(),
+        "recurrence": recurrence,
+        "catchup": spec.catchup,
+        "overlap": spec.overlap,
+        "now": now,
+        "next_at": spec.recurrence.next_after(now, now),
+    }
+    fresh = (
+        connection.execute(
+            prepared(
+                "INSERT INTO schedd_schedules (name, kind, payload, options, recurrence, catchup, overlap, anchor, "
+                "next_at, created_at, updated_at, seen_at) VALUES (:name, :kind, :payload, :options, :recurrence, "
+                ":catchup, :overlap, :now, :next_at, :now, :now, :now) ON CONFLICT (name) DO NOTHING RETURNING name"
+            ),
+            bound,
+        ).first()
+        is not None
+    )
+    if not fresh:
+        connection.execute(
+            prepared(
+                "UPDATE schedd_schedules SET kind = :kind, payload = :payload, options = :options, catchup = :catchup, "
+                "overlap = :overlap, seen_at = :now, "
+                "updated_at = CASE WHEN recurrence = :recurrence AND payload = :payload THEN updated_at ELSE :now END, "
+                "anchor = CASE WHEN recurrence = :recurrence THEN anchor ELSE :now END, "
+                "next_at = CASE WHEN recurrence = :recurrence THEN next_at ELSE :next_at END, "
+                "recurrence = :recurrence WHERE name = :name"
+            ),
+            bound,
+        )
+    if spec.run_on_startup:
+        row = _locked(connection, dialect, spec.name)
+        if row is not None and not row.paused and (fresh or row.next_at <= now):
+            _fire(connection, dialect, row, [Fire(now)], _after(spec.recurrence, row.anchor, now), now)
+    return fresh
+
+
+def _after(recurrence: Recurrence, anchor: int, now: int) -> int:
+    return FOREVER if recurrence.mode == "fixed_delay" else recurrence.next_after(now, anchor)
+
+
+def _locked(connection: sa.Connection, dialect: Dialect, name: str) -> sa.Row[tuple[object, ...]] | None:
+    return connection.execute(
+        prepared(f"SELECT * FROM schedd_schedules t WHERE name = :name {dialect.lock}"), {"name": name}
+    ).first()
+
+
+def next_due(connection: sa.Connection) -> int:
+    """When the next schedule is due; FOREVER if none is."""
+    found = connection.execute(prepared("SELECT min(next_at) FROM schedd_schedules WHERE paused = 0")).scalar()
+    return FOREVER if found is None else int(found)
+
+
+def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int) -> list[Fired]:
+    """Make the tasks of all slots that are due. Engines that tick at once share the schedules out by row locks."""
+    _end_delays(connection, dialect, now)
+    rows = connection.execute(
+        prepared(
+            "SELECT * FROM schedd_schedules t WHERE paused = 0 AND next_at <= :now "
+            f"ORDER BY next_at LIMIT {_BATCH} {dialect.skip_locked}"
+        ),
+        {"now": now},
+    ).fetchall()
+    done = []
+    for row in rows:
+        recurrence = Recurrence.from_json(row.recurrence)
+        planned = plan(recurrence, row.anchor, row.next_at, now, row.catchup, grace)
+        ids = _fire(connection, dialect, row, planned.fires, planned.next_at, now)
+        done.append(Fired(row.name, ids))
+    return done
+
+
+def _end_delays(connection: sa.Connection, dialect: Dialect, now: int) -> None:
+    """A fixed delay counts from the end of its run: give those whose run has ended their next slot."""
+    rows = connection.execute(
+        prepared(
+            "SELECT s.name, s.recurrence, t.state, t.finished_at FROM schedd_schedules s "
+            f"LEFT JOIN schedd_tasks t ON t.id = s.last_task WHERE s.next_at = {FOREVER} "
+            f"AND (t.id IS NULL OR t.state >= {st.FIRST_TERMINAL})"
+        )
+    ).fetchall()
+    for row in rows:
+        recurrence = Recurrence.from_json(row.recurrence)
+        following = _after_end(recurrence, now if row.finished_at is None else row.finished_at, now)
+        connection.execute(
+            prepared(f"UPDATE schedd_schedules SET next_at = :next WHERE name = :name AND next_at = {FOREVER}"),
+            {"next": following, "name": row.name},
+        )
+
+
+def _after_end(recurrence: Recurrence, end: int, now: int) -> int:
+    return recurrence.next_after(end, end) if recurrence.mode == "fixed_delay" else now
+
+
+def _fire(
+    connection: sa.Connection,
+    dialect: Dialect,
+    row: sa.Row[tuple[object, ...]],
+    fires: list[Fire],
+    next_at: int,
+    now: int,
+) -> list[TaskId]:
+    spec = msgspec.json.decode(row.options, type=TaskSpec)
+    spec.payload = row.payload
+    done = _present(connection, dialect, row.name, [f.slot for f in fires])
+    fires = [f for f in fires if f.slot not in done]
+    if row.overlap == "skip" and _still_going(connection, row.last_task):
+        fires = []
+        next_at = next_at if next_at != FOREVER else now
+    elif row.overlap == "skip":
+        fires = fires[-1:]  # several at once would overlap each other
+    tasks = [
+        msgspec.structs.replace(
+            spec,
+            run_at=f.slot,
+            delay=0,
+            key=slot_key(row.name, f.slot),
+            conflict="keep",
+            schedule=row.name,
+            slot=f.slot,
+            missed=f.missed,
+            missed_since=f.missed_since,
+        )
+        for f in fires
+    ]
+    ids = enqueue(connection, tasks, now, ours=True) if tasks else []
+    connection.execute(
+        prepared(
+            "UPDATE schedd_schedules SET next_at = :next_at, last_slot = coalesce(:slot, last_slot), "
+            "last_task = coalesce(:task, last_task) WHERE name = :name"
+        ),
+        {
+            "name": row.name,
+            "next_at": next_at,
+            "slot": fires[-1].slot if fires else None,
+            "task": int(ids[-1]) if ids else None,
+        },
+    )
+    return ids
+
+
+def _present(connection: sa.Connection, dialect: Dialect, name: str, slots: list[int]) -> set[int]:
+    """Slots that have a task already, whatever became of it: a clock that jumps back must not run them again."""
+    rows = connection.execute(
+        prepared(f"SELECT slot FROM schedd_tasks WHERE schedule = :name AND slot IN {dialect.ids()}"),
+        {"name": name, "ids": bind_rows(slots)},
+    )
+    return {row[0] for row in rows}
+
+
+def _still_going(connection: sa.Connection, task_id: int | None) -> bool:
+    if task_id is None:
+        return False
+    state = connection.execute(prepared("SELECT state FROM schedd_tasks WHERE id = :id"), {"id": task_id}).scalar()
+    return state is not None and state < st.FIRST_TERMINAL
+
+
+def slot_key(name: str, slot: int) -> str:
+    """The key of a slot's task: ``name@2026-01-31T02:30:00Z``."""
+    return f"{name}@{to_datetime(slot).isoformat().replace('+00:00', 'Z')}"
+
+
+def pause(connection: sa.Connection, name: str, now: int, paused: bool) -> None:
+    """Fire nothing until resumed; resuming goes on with the next slot. Raises UnknownScheduleError."""
+    row = connection.execute(prepared("SELECT * FROM schedd_schedules WHERE name = :name"), {"name": name}).first()
+    if row is None:
+        raise UnknownScheduleError(name)
+    next_at = row.next_at
+    if row.paused and not paused and next_at <= now:
+        next_at = Recurrence.from_json(row.recurrence).next_after(now, row.anchor)
+    connection.execute(
+        prepared("UPDATE schedd_schedules SET paused = :paused, next_at = :next, updated_at = :now WHERE name = :name"),
+        {"name": name, "paused": int(paused), "next": next_at, "now": now},
+    )
+
+
+def trigger(connection: sa.Connection, name: str, now: int) -> TaskId:
+    """One run now, beside the slots. Raises UnknownScheduleError."""
+    row = connection.execute(prepared("SELECT * FROM schedd_schedules WHERE name = :name"), {"name": name}).first()
+    if row is None:
+        raise UnknownScheduleError(name)
+    spec = msgspec.json.decode(row.options, type=TaskSpec)
+    spec = msgspec.structs.replace(spec, payload=row.payload, key=None, run_at=0, delay=0, schedule=name)
+    return enqueue(connection, [spec], now, ours=True)[0]
+
+
+def delete(connection: sa.Connection, name: str) -> None:
+    """Forget the schedule; tasks it made stay. Raises UnknownScheduleError."""
+    done = connection.execute(prepared("DELETE FROM schedd_schedules WHERE name = :name"), {"name": name})
+    if done.rowcount == 0:
+        raise UnknownScheduleError(name)

@@ -1,0 +1,253 @@
+"""Workers and their leases: one row per incarnation, renewed while its loop goes round.
+
+A claim is live while its worker's lease is. Lost means reclaimed: an expired lease that nobody reclaimed still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.outcome import AttemptEnd
+from scheduler.model.registry import Kind
+from scheduler.model.state import TaskState
+from scheduler.store.claim import SUSPECT_LANE
+from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.release import release
+
+LIVE, DRAINING, STOPPED, DEAD = range(4)
+WORKER_STATES = ("live", "draining", "stopped", "dead")
+SUSPECT_TWICE = 2
+DEATHS_ALONE = 3
+
+
+class WorkerInfo(NamedTuple):
+    """What a worker says of itself."""
+
+    incarnation: str
+    host: str
+    pid: int
+    version: str
+    queues: Sequence[str]
+    pools: dict[str, tuple[int, int]]
+
+
+def register(connection: sa.Connection, info: WorkerInfo, kinds: Iterable[Kind], now: int, lease: int) -> int:
+    """Insert the worker with a live lease (``lease`` microseconds) and the kinds it serves. Returns its id."""
+    worker = connection.execute(
+        prepared(
+            "INSERT INTO schedd_workers (incarnation, host, pid, version, state, queues, pools, started_at, "
+            "heartbeat_at, lease_until) VALUES (:incarnation, :host, :pid, :version, 0, :queues, :pools, :now, :now, "
+            ":until) RETURNING id"
+        ),
+        {
+            **info._asdict(),
+            "queues": msgspec.json.encode(list(info.queues)).decode(),
+            "pools": msgspec.json.encode(info.pools).decode(),
+            "now": now,
+            "until": now + lease,
+        },
+    ).scalar_one()
+    publish_kinds(connection, worker, kinds, now)
+    return int(worker)
+
+
+def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind], now: int) -> None:
+    """Upsert what ``schedctl submit`` and the caps read; of two programs the newer schema version wins."""
+    for kind in sorted(kinds, key=lambda k: k.name):  # one order for everybody, so that two boots cannot deadlock
+        o = kind.options
+        options = {
+            "queue": o.queue,
+            "pool": int(o.priority),
+            "retry": o.retry.to_json() if o.retry else None,
+            "timeout": o.timeout,
+            "max_concurrency": o.max_concurrency,
+            "dead_letter": o.dead_letter,
+            "result_ttl": o.result_ttl,
+            "stall_after": o.stall_after,
+            "concurrency_key": o.concurrency_key if isinstance(o.concurrency_key, str) else o.concurrency_key is not None,
+        }
+        bound = {
+            "name": kind.name,
+            "schema": msgspec.json.encode(kind.schema()).decode(),
+            "options": msgspec.json.encode(options).decode(),
+            "version": o.schema_version,
+            "now": now,
+            "worker": worker,
+        }
+        connection.execute(
+            prepared(
+                "INSERT INTO schedd_kinds (name, schema, options, schema_version, updated_at) "
+                "VALUES (:name, :schema, :options, :version, :now) ON CONFLICT (name) DO UPDATE SET "
+                "schema = excluded.schema, options = excluded.options, schema_version = excluded.schema_version, "
+                "updated_at = excluded.updated_at WHERE schedd_kinds.schema_version <= excluded.schema_version"
+            ),
+            bound,
+        )
+        connection.execute(
+            prepared(
+                "INSERT INTO schedd_worker_kinds (worker, kind, schema_version) VALUES (:worker, :name, :version) "
+                "ON CONFLICT (worker, kind) DO UPDATE SET schema_version = excluded.schema_version"
+            ),
+            bound,
+        )
+
+
+def renew(connection: sa.Connection, worker: int, now: int, lease: int, state: int = LIVE) -> bool:
+    """Extend the lease. False if it was reclaimed: what is lost cannot be extended."""
+    done = connection.execute(
+        prepared(
+            "UPDATE schedd_workers SET lease_until = :until, heartbeat_at = :now, state = :state "
+            f"WHERE id = :worker AND state < {STOPPED}"
+        ),
+        {"worker": worker, "now": now, "until": now + lease, "state": state},
+    )
+    return bool(done.rowcount == 1)
+
+
+def stop(connection: sa.Connection, worker: int, now: int) -> None:
+    """Say goodbye: this worker holds nothing any more."""
+    connection.execute(
+        prepared(
+            "UPDATE schedd_workers SET state = :state, lease_until = :now, heartbeat_at = :now "
+            f"WHERE id = :worker AND state < {STOPPED}"
+        ),
+        {"worker": worker, "now": now, "state": STOPPED},
+    )
+
+
+def live_incarnations(connection: sa.Connection, host: str) -> list[str]:
+    """Workers of this host that have neither stopped nor been found dead."""
+    found = connection.execute(
+        prepared(f"SELECT incarnation FROM schedd_workers WHERE state < {STOPPED} AND host = :host"), {"host": host}
+    )
+    return [row[0] for row in found]
+
+
+class Reclaimed(NamedTuple):
+    """One dead worker and what it held."""
+
+    worker: int
+    label: str
+    tasks: int
+    poisoned: tuple[int, ...]
+
+
+def reap(
+    connection: sa.Connection, dialect: Dialect, now: int, *, known_dead: Sequence[str] = (), spare: int | None = None
+) -> list[Reclaimed]:
+    """Declare workers dead whose lease ran out (or whose incarnation is known to be dead), and take their claims back.
+
+    ``spare``: the caller's own worker id. Claims of a worker found dead earlier, that somebody's transaction held then,
+    are taken back now, so nothing stays behind.
+    """
+    connection.execute(
+        prepared(
+            f"UPDATE schedd_workers SET state = {DEAD} WHERE state < {STOPPED} AND id <> :spare AND "
+            "(lease_until < :now OR incarnation IN (SELECT value FROM "
+            + ("json_each(:dead))" if dialect.name == "sqlite" else "json_array_elements_text(CAST(:dead AS json)))")
+            + ")"
+        ),
+        {"now": now, "spare": -1 if spare is None else spare, "dead": msgspec.json.encode(list(known_dead)).decode()},
+    )
+    found = connection.execute(
+        prepared(
+            "SELECT w.id, w.host, w.pid, w.incarnation FROM schedd_workers w WHERE w.state >= 2 AND EXISTS "
+            "(SELECT 1 FROM schedd_tasks t WHERE t.worker = w.id AND t.state IN (4, 5))"
+        )
+    ).fetchall()
+    done = []
+    for row in found:
+        label = f"{row.host}:{row.pid} ({row.incarnation})"
+        tasks, poisoned = _take_back(connection, dialect, row.id, label, now)
+        done.append(Reclaimed(row.id, label, tasks, poisoned))
+    return done
+
+
+def _take_back(
+    connection: sa.Connection, dialect: Dialect, worker: int, label: str, now: int
+) -> tuple[int, tuple[int, ...]]:
+    """Claims of a dead worker go back to be claimed; each becomes a suspect.
+
+    A task suspect twice runs next alone, and dying alone three times makes it a dead letter; bystanders are never
+    blamed. A claim that never started gets its attempt back (by moving the base: the number still grows).
+    """
+    rows = connection.execute(
+        prepared(
+            "SELECT t.id, t.claim, t.attempt, t.state, t.claimed_at, t.started_at, t.lane, t.suspect, t.deaths, "
+            "t.cancel_requested, t.dead_letter FROM schedd_tasks t WHERE t.worker = :worker AND t.state IN (4, 5) "
+            f"ORDER BY t.id {dialect.skip_locked}"
+        ),
+        {"worker": worker},
+    ).fetchall()
+    tasks, attempts, poisoned = [], [], []
+    error = f"lost: worker {label} died or lost its lease"
+    for r in rows:
+        alone = r.lane.startswith(SUSPECT_LANE)
+        deaths = r.deaths + (1 if alone else 0)
+        lane, text = r.lane, error
+        end = AttemptEnd.LOST
+        if r.cancel_requested is not None:
+            state = st.CANCELLED
+        elif deaths >= DEATHS_ALONE:
+            state = st.DEAD if r.dead_letter else st.FAILED
+            text = f"killed its worker {deaths} times while running alone; last: {label}"
+            poisoned.append(r.id)
+        else:
+            state = st.SCHEDULED
+            if r.suspect + 1 >= SUSPECT_TWICE and not alone:
+                lane = SUSPECT_LANE + lane
+        refund = 1 if r.state == st.CLAIMED else 0
+        tasks.append((r.id, state, lane, deaths, refund, text if state in (st.DEAD, st.FAILED) else None))
+        attempts.append((r.id, r.claim, r.attempt, r.claimed_at, r.started_at, end.code, text))
+    if tasks:
+        _write_back(connection, dialect, worker, tasks, attempts, now)
+    ended = {t[0]: TaskState.from_code(t[1]) for t in tasks if t[1] >= st.FIRST_TERMINAL}
+    if ended:
+        release(connection, dialect, ended.items(), now)
+    return len(tasks), tuple(poisoned)
+
+
+def _write_back(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker: int,
+    tasks: Sequence[tuple[int, int, str, int, int, str | None]],
+    attempts: Sequence[tuple[object, ...]],
+    now: int,
+) -> None:
+    columns: dict[str, type] = {"id": int, "state": int, "lane": str, "deaths": int, "refund": int, "error": str}
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET state = CASE WHEN schedd_tasks.rerun = 1 AND j.state = 1 AND schedd_tasks.unmet > 0 THEN 0 "
+            "ELSE j.state END, worker = NULL, lane = j.lane, deaths = j.deaths, suspect = schedd_tasks.suspect + 1, "
+            "attempt_base = CASE WHEN schedd_tasks.rerun = 1 THEN schedd_tasks.attempt ELSE schedd_tasks.attempt_base + j.refund END, rerun = 0, "
+            "finished_at = CASE WHEN j.state >= 6 THEN :now ELSE schedd_tasks.finished_at END, "
+            "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, "
+            "error = coalesce(j.error, schedd_tasks.error), error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class "
+            "ELSE 'WorkerDied' END "
+            f"FROM {dialect.rows(columns)} j WHERE schedd_tasks.id = j.id AND schedd_tasks.worker = :worker"
+        ),
+        {"rows": bind_rows(tasks), "now": now, "worker": worker},
+    )
+    columns = {
+        "task_id": int,
+        "claim": int,
+        "number": int,
+        "claimed_at": int,
+        "started_at": int,
+        "outcome": int,
+        "error": str,
+    }
+    names = ", ".join(columns)
+    connection.execute(
+        prepared(
+            f"INSERT INTO schedd_attempts (worker, finished_at, {names}) SELECT :worker, :now, {names} "
+            f"FROM {dialect.rows(columns)} j WHERE true ON CONFLICT (task_id, claim) DO NOTHING"
+        ),
+        {"rows": bind_rows(attempts), "now": now, "worker": worker},
+    )
