@@ -1,7 +1,7 @@
 """What the daemon writes on stderr: structlog over the standard ``logging``, for a person or as JSON lines.
 
-Whatever is bound with ``structlog.contextvars`` (the engine binds task, kind, attempt, key and correlation
-around every attempt) is on each line that the attempt's code writes, through structlog or plain ``logging``.
+Each line that an attempt's code writes, through structlog or plain ``logging``, carries its task, kind,
+attempt, key and correlation, and whatever is bound with ``structlog.contextvars``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 
 from scheduler.config import Log
+from scheduler.engine.logs import TASK_LOGGER, current_attempt
 
 if TYPE_CHECKING:
     from structlog.typing import Processor
@@ -47,6 +48,7 @@ def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str,
     target = stream if stream is not None else sys.stderr
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        _add_attempt,
         add_logger_name,
         add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -62,7 +64,7 @@ def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str,
     handler.setFormatter(
         Formatter(
             processors=[Formatter.remove_processors_meta, *_renderers(settings, target, environ)],
-            foreign_pre_chain=[*shared, ExtraAdder()],
+            foreign_pre_chain=[*shared, ExtraAdder(), _unfold],
         )
     )
     root = logging.getLogger()
@@ -98,6 +100,34 @@ def is_terminal(stream: TextIO) -> bool:
         return stream.isatty()
     except (OSError, ValueError):
         return False
+
+
+def _add_attempt(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Which attempt writes this. Read when there is a line, so that attempts that write none pay nothing."""
+    attempt = current_attempt.get()
+    if attempt is not None:
+        claimed = attempt.claimed
+        event.setdefault("task", claimed.id)
+        event.setdefault("kind", claimed.kind)
+        event.setdefault("attempt", claimed.attempt)
+        if claimed.key is not None:
+            event.setdefault("key", claimed.key)
+        event.setdefault(
+            "correlation", claimed.correlation if claimed.correlation is not None else str(claimed.id)
+        )
+    return event
+
+
+def _unfold(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """``ctx.log`` tells its fields in the text and brings them as ``fields``: make them fields again."""
+    fields = event.get("fields")
+    if isinstance(fields, dict) and str(event.get("logger", "")).startswith(TASK_LOGGER):
+        del event["fields"]
+        told = " ".join(f"{name}={value!r}" for name, value in fields.items())
+        event["event"] = str(event["event"]).removesuffix(told).rstrip()
+        for name, value in fields.items():
+            event.setdefault(name, value)
+    return event
 
 
 def _to_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:

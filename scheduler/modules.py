@@ -36,8 +36,8 @@ def extend_path(config: Config) -> None:
     importlib.invalidate_caches()
 
 
-def make_state(config: Config) -> Any:
-    """Call ``[tasks] state`` for what becomes ``ctx.state``; None if it is not set. Raises ConfigError."""
+def find_state(config: Config) -> Callable[[], Any] | None:
+    """The function that ``[tasks] state`` names; None if it is not set. Raises ConfigError."""
     if config.tasks.state is None:
         return None
     extend_path(config)
@@ -50,10 +50,19 @@ def make_state(config: Config) -> Any:
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(f"{setting}: {path} in {module_name} cannot be called")
+    function: Callable[[], Any] = found
+    return function
+
+
+def make_state(config: Config) -> Any:
+    """Call ``[tasks] state`` for what becomes ``ctx.state``; None if it is not set. Raises ConfigError."""
+    function = find_state(config)
+    if function is None:
+        return None
     try:
-        return found()
+        return function()
     except (Exception, SystemExit) as error:
-        _refuse(f"{setting}: it failed", error)
+        _refuse(f"[tasks] state = {config.tasks.state!r}: it failed", error)
 
 
 class Loader:

@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ import structlog
 
 from scheduler import log
 from scheduler.config import Log
+from scheduler.engine.logs import current_attempt
+from scheduler.engine.tasklog import task_logger
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +74,25 @@ def test_both_kinds_of_line_carry_the_attempt() -> None:
     assert bound.items() <= first.items()
     assert bound.items() <= second.items()
     assert not bound.keys() & third.keys()
+
+
+def test_what_a_handler_writes_carries_its_attempt() -> None:
+    """The engine says which attempt runs; nothing has to be bound."""
+    stream = io.StringIO()
+    log.configure(Log(), stream)
+    claimed = SimpleNamespace(id=7, kind="Mail", attempt=2, key="welcome-42", correlation=None)
+    token = current_attempt.set(SimpleNamespace(claimed=claimed))  # type: ignore[arg-type]
+    try:
+        task_logger(SimpleNamespace(kind="Mail")).info("sent", to="a@b.c", kind="letter")  # type: ignore[arg-type]
+        logging.getLogger("library").info("connected")
+        structlog.get_logger("mine").info("noted")
+    finally:
+        current_attempt.reset(token)
+    sent, connected, noted = lines(stream)
+    assert (sent["event"], sent["to"], sent["logger"]) == ("sent", "a@b.c", "scheduler.task.Mail")
+    expected = {"task": 7, "kind": "Mail", "attempt": 2, "key": "welcome-42", "correlation": "7"}
+    for line in (sent, connected, noted):
+        assert expected.items() <= line.items()
 
 
 def test_a_thread_has_its_own_attempt() -> None:

@@ -1,0 +1,492 @@
+"""The daemon as a process of its own, over a Scheduler that does as the test says."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import json, os, sys, threading
+from scheduler import daemon, supervisor
+from scheduler.errors import StoreUnavailableError
+
+plan = json.loads(os.environ["PLAN"])
+supervisor.FIRST_PAUSE = 0.01
+supervisor.STATUS_EVERY = plan.get("status_every", supervisor.STATUS_EVERY)
+
+def say(*words):
+    print(*words, flush=True)
+
+class Engine:
+    age = 0.0
+    def loop_age(self):
+        return self.age
+    def wait_ready(self):
+        pass
+    def counts(self):
+        return {"running": 3, "done": 14}
+
+class Fake:
+    engine = Engine()
+    running = False
+    hurry = threading.Event()
+    said = False
+    def __init__(self, config, state):
+        say("made", config.store.url, state, "NOTIFY_SOCKET" in os.environ)
+    def register(self, source):
+        say("register", getattr(source, "__name__", source))
+    def schedule(self, what):
+        say("setup", what)
+        self.trouble("setups")
+    def trouble(self, where):
+        if plan.get(where):
+            text, heals = plan[where].pop(0)
+            error = StoreUnavailableError(text)
+            error.heals = heals
+            raise error
+    def start(self):
+        if not self.said:
+            say("start")
+        self.said = True
+        self.trouble("starts")
+        self.running = True
+        threading.Thread(target=self.obey, daemon=True).start()
+    def obey(self):
+        for line in sys.stdin:
+            word, _, rest = line.strip().partition(" ")
+            if word == "age":
+                self.engine.age = float(rest)
+            elif word == "die":
+                self.running = False
+            elif word == "status":
+                self.engine.counts = lambda: {"running": int(rest)}
+    def is_running(self):
+        return self.running
+    def stop(self, drain, hand_back):
+        say("stop", drain, hand_back)
+        if plan.get("left"):  # a body that nothing ends
+            threading.Thread(target=threading.Event().wait).start()
+        if plan.get("deaf"):
+            threading.Event().wait()
+        if drain == 0:
+            self.hurry.set()
+        elif plan.get("busy"):
+            self.hurry.wait()
+        self.trouble("stops")
+        self.running = False
+        return plan.get("left", [])
+
+sys.exit(daemon.main(factory=Fake))
+"""
+PATIENCE = 60.0
+
+
+class Child:
+    """A daemon under test: its lines, as they come."""
+
+    def __init__(self, place: Path, arguments: tuple[str, ...], environ: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=place, env=environ, stdin=-1, stdout=-1, stderr=-1, text=True
+        )
+        self.out: queue.Queue[str | None] = queue.Queue()
+        self.err: queue.Queue[str | None] = queue.Queue()
+        self.seen: list[str] = []
+        for stream, lines in ((self.process.stdout, self.out), (self.process.stderr, self.err)):
+            threading.Thread(target=self._read, args=(stream, lines), daemon=True).start()
+
+    def _read(self, stream: Any, lines: queue.Queue[str | None]) -> None:
+        for line in stream:
+            self.seen.append(line.rstrip("\n"))
+            lines.put(line.rstrip("\n"))
+        lines.put(None)
+
+    def expect(self, pattern: str, lines: queue.Queue[str | None] | None = None) -> str:
+        """The next line of stderr (or ``lines``) that matches."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                line = (lines or self.err).get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                line = None
+            assert line is not None, f"no line matched {pattern!r}; there were:\n" + "\n".join(self.seen)
+            if re.search(pattern, line):
+                return line
+
+    def says(self, pattern: str) -> str:
+        """The next line of stdout that matches."""
+        return self.expect(pattern, self.out)
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def kill(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def rest(self, lines: queue.Queue[str | None]) -> list[str]:
+        """What is left to read, to the end."""
+        return list(iter(lambda: lines.get(timeout=PATIENCE), None))
+
+
+class Systemd:
+    """The other end of the notify socket."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(address)
+
+    def expect(self, pattern: str) -> str:
+        """The next message that matches."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.socket.settimeout(max(0.01, deadline - time.monotonic()))
+            message = self.socket.recv(4096).decode()
+            if re.search(pattern, message):
+                return message
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[Systemd]:
+    manager = Systemd(str(tmp_path / "notify"))
+    yield manager
+    manager.socket.close()
+
+
+Start = Callable[..., Child]
+
+
+@pytest.fixture
+def start(tmp_path: Path, systemd: Systemd) -> Iterator[Start]:
+    children = []
+
+    def start(*arguments: str, plan: dict[str, Any] | None = None, **environ: str) -> Child:
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDD_")}
+        settings = {
+            "PLAN": json.dumps(plan or {}),
+            "NOTIFY_SOCKET": systemd.address,
+            "SCHEDD_LOG__FORMAT": "json",
+        }
+        child = Child(tmp_path, (str(program), *arguments), clean | settings | environ)
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        if child.process.poll() is None:
+            child.process.kill()
+        child.process.wait()
+        for stream in (child.process.stdin, child.process.stdout, child.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def write(place: Path, text: str, name: str = "config.toml") -> None:
+    (place / name).write_text(text)
+
+
+JOBS = """
+from scheduler.model.task import task
+@task
+def clean(ctx): ...
+def setup(jobs): jobs.schedule(__name__)
+"""
+
+
+# Starting and stopping
+
+
+def test_it_starts_and_drains(start: Start, systemd: Systemd, tmp_path: Path) -> None:
+    write(tmp_path, '[tasks]\nmodules = ["jobs"]\npath = ["."]\nstate = "jobs:len"\n[worker]\ndrain = 7')
+    write(tmp_path, JOBS + "def len(): return 42\n", "jobs.py")
+    child = start()
+    assert child.says("made") == "made sqlite:///schedd.db 42 False"
+    assert child.says("register") == "register clean"
+    assert child.says("setup") == "setup jobs"
+    child.says("start")
+    assert systemd.expect("READY=1") == "READY=1\nSTATUS=ready"
+    assert systemd.expect("STATUS") == "STATUS=3 running, 14 done"
+    starts = json.loads(child.expect('"schedd .* starts"'))
+    assert (starts["kinds"], starts["store"]) == (["clean"], "sqlite:///schedd.db")
+    child.kill(signal.SIGTERM)
+    assert child.says("stop") == "stop 7.0 True"
+    systemd.expect("STOPPING=1")
+    assert systemd.expect("EXTEND") == "EXTEND_TIMEOUT_USEC=27000000"
+    child.expect('"stopped"')
+    assert child.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_stops_at_once(start: Start, systemd: Systemd, number: int) -> None:
+    child = start(plan={"busy": True, "left": [7]})
+    systemd.expect("READY=1")
+    child.kill(number)
+    child.says("stop 30.0 True")
+    child.kill(number)
+    child.says("stop 0 True")
+    line = json.loads(child.expect("handed back 1 running tasks"))
+    assert line["tasks"] == [7]
+    assert child.end() == 0  # although the body of task 7 goes on for ever
+
+
+def test_a_third_signal_ends_it_whatever_happens(start: Start, systemd: Systemd) -> None:
+    child = start(plan={"deaf": True})
+    systemd.expect("READY=1")
+    child.kill(signal.SIGTERM)
+    child.says("stop 30.0")
+    child.kill(signal.SIGTERM)
+    child.says("stop 0")
+    child.kill(signal.SIGTERM)
+    child.expect("could not hand back")
+    assert child.end() == 5
+
+
+def test_a_store_that_is_away_at_the_last_write(start: Start, systemd: Systemd) -> None:
+    child = start(plan={"stops": [["nothing answers there", True]]})
+    systemd.expect("READY=1")
+    child.kill(signal.SIGTERM)
+    child.expect("could not hand back what still runs: nothing answers there")
+    assert child.end() == 5
+
+
+def test_an_engine_that_ends_by_itself_ends_the_daemon(start: Start, systemd: Systemd) -> None:
+    child = start(plan={"status_every": 0.02})
+    systemd.expect("READY=1")
+    child.tell("die")
+    child.expect("the engine has stopped by itself")
+    assert child.end() == 1
+
+
+def test_it_works_with_closed_streams(start: Start, systemd: Systemd, tmp_path: Path) -> None:
+    write(tmp_path, "")
+    child = start()
+    child.says("start")
+    for stream in (child.process.stdin, child.process.stdout, child.process.stderr):
+        assert stream is not None
+    systemd.expect("READY=1")
+    closed = subprocess.Popen(
+        f"exec {sys.executable} {tmp_path / 'program.py'} 0<&- 2>&-",
+        shell=True,
+        cwd=tmp_path,
+        env=os.environ | {"PLAN": "{}", "NOTIFY_SOCKET": systemd.address},
+        stdout=subprocess.PIPE,
+    )
+    systemd.expect("READY=1")
+    closed.send_signal(signal.SIGTERM)
+    closed.communicate(timeout=PATIENCE)
+    assert closed.returncode == 0
+
+
+# The store at start
+
+
+def test_a_store_that_is_away_is_waited_for_and_told_once_per_change(start: Start, systemd: Systemd) -> None:
+    one, two = ["nothing answers there", True], ["the server takes no more connections", True]
+    child = start(plan={"starts": [one, one, one, two, two]})
+    systemd.expect("STATUS=waiting for the store: nothing answers there")
+    systemd.expect("STATUS=waiting for the store: the server takes no more")
+    systemd.expect("READY=1")
+    child.kill(signal.SIGTERM)
+    assert child.end() == 0
+    events = [json.loads(line)["event"] for line in child.rest(child.err)]
+    assert events[1:4] == [
+        "nothing answers there; trying again until it is there",
+        "the server takes no more connections; trying again until it is there",
+        "the store is there now",
+    ]
+
+
+def test_setup_is_tried_again_too(start: Start, systemd: Systemd, tmp_path: Path) -> None:
+    write(tmp_path, '[tasks]\nmodules = ["jobs"]\npath = ["."]')
+    write(tmp_path, JOBS, "jobs.py")
+    child = start(plan={"setups": [["nothing answers there", True]]})
+    child.says("setup jobs")
+    child.says("setup jobs")
+    child.says("start")
+    systemd.expect("READY=1")
+
+
+def test_it_can_be_stopped_while_it_waits(start: Start, systemd: Systemd) -> None:
+    child = start(plan={"starts": [["nothing answers there", True]] * 1000})
+    systemd.expect("STATUS=waiting")
+    child.kill(signal.SIGTERM)
+    assert child.end() == 0
+    assert not any("READY" in line for line in child.rest(child.out))
+
+
+def test_a_store_that_waiting_does_not_mend(start: Start) -> None:
+    child = start(plan={"starts": [["the database is not migrated: run `schedctl db upgrade`", False]]})
+    child.expect("^schedd: the database is not migrated: run `schedctl db upgrade`$")
+    assert child.end() == 5
+    assert child.rest(child.err) == []
+
+
+# Mistakes of the user
+
+
+def complaint(child: Child) -> str:
+    """The one line of an error, with nothing on stdout."""
+    assert child.end() == 2
+    assert not [line for line in child.rest(child.out) if not line.startswith("made")]
+    (line,) = [line for line in child.rest(child.err) if not line.startswith("{")]
+    return line
+
+
+def test_a_mistake_in_the_configuration(start: Start, tmp_path: Path) -> None:
+    write(tmp_path, "[worker]\nlaese = 3")
+    child = start()
+    assert complaint(child) == (
+        "schedd: unknown setting worker.laese in config.toml; did you mean worker.lease?"
+    )
+    assert (
+        complaint(start("--config", "nowhere.toml")) == "schedd: there is no configuration file nowhere.toml"
+    )
+
+
+def test_a_module_that_does_not_import(start: Start, tmp_path: Path) -> None:
+    write(tmp_path, '[tasks]\nmodules = ["jobs"]\npath = ["."]')
+    write(tmp_path, "import os\nimport nowhere_to_be_found\n", "jobs.py")
+    says = (
+        f"schedd: module jobs cannot be imported: {tmp_path / 'jobs.py'}:2: "
+        "ModuleNotFoundError: No module named 'nowhere_to_be_found'"
+    )
+    assert complaint(start()) == says
+    assert complaint(start("--check")) == says
+    child = start("--debug")
+    child.expect("^Traceback")
+    child.expect("^schedd: module jobs")
+    assert child.end() == 2
+
+
+def test_a_setup_that_fails(start: Start, tmp_path: Path) -> None:
+    write(tmp_path, '[tasks]\nmodules = ["jobs"]\npath = ["."]')
+    write(tmp_path, "def setup(jobs):\n    jobs.nothing()\n", "jobs.py")
+    assert complaint(start()).startswith(f"schedd: setup() of module jobs failed: {tmp_path / 'jobs.py'}:2: ")
+
+
+def test_an_unknown_option(start: Start) -> None:
+    child = start("--nonsense")
+    child.expect("unrecognized arguments: --nonsense")
+    assert child.end() == 2
+
+
+def test_check_tells_the_kinds_and_runs_nothing(start: Start, tmp_path: Path) -> None:
+    write(tmp_path, '[tasks]\nmodules = ["jobs"]\npath = ["."]')
+    write(tmp_path, JOBS, "jobs.py")
+    child = start("--check")
+    assert child.end() == 0
+    assert child.rest(child.out) == [f"{tmp_path / 'config.toml'}: fine; kinds: clean"]
+
+
+def test_version_is_quick(start: Start) -> None:
+    child = start("--version")
+    child.says(r"^schedd \d+\.\d+")
+    assert child.end() == 0
+    code = "import sys, scheduler.daemon; print({'sqlalchemy', 'structlog', 'asyncio'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+# Reloading
+
+
+def test_reload_takes_what_is_safe_and_names_the_rest(start: Start, systemd: Systemd, tmp_path: Path) -> None:
+    write(tmp_path, '[tasks]\nmodules = ["jobs"]\npath = ["."]')
+    write(tmp_path, JOBS, "jobs.py")
+    write(tmp_path, JOBS.replace("clean", "sweep"), "more.py")
+    child = start()
+    systemd.expect("READY=1")
+    write(
+        tmp_path,
+        '[tasks]\nmodules = ["jobs", "more"]\npath = ["."]\n[worker]\ndrain = 3\nlease = 9\n'
+        '[log]\nlevel = "debug"\nattempts = "all"\n[pools.high]\nslots = 3',
+    )
+    child.kill(signal.SIGHUP)
+    systemd.expect("RELOADING=1")
+    child.says("register sweep")
+    child.says("setup more")
+    systemd.expect("READY=1")
+    line = json.loads(child.expect('"reloaded"'))
+    assert line["changed"] == ["tasks.modules", "worker.drain", "log.level"]
+    assert line["kinds_registered"] == ["sweep"]
+    child.expect("only a restart puts these into effect: worker.lease, pools.high.slots, log.attempts")
+    child.kill(signal.SIGTERM)
+    assert child.says("stop") == "stop 3.0 True"
+    assert child.end() == 0
+
+
+def test_reload_names_what_was_taken_away(start: Start, systemd: Systemd, tmp_path: Path) -> None:
+    write(tmp_path, '[tasks]\nmodules = ["jobs"]\npath = ["."]')
+    write(tmp_path, JOBS, "jobs.py")
+    child = start()
+    systemd.expect("READY=1")
+    write(tmp_path, "")
+    child.kill(signal.SIGHUP)
+    child.expect("only a restart puts these into effect: tasks.modules")
+
+
+def test_a_reload_that_fails_changes_nothing(start: Start, systemd: Systemd, tmp_path: Path) -> None:
+    write(tmp_path, "[worker]\ndrain = 5")
+    child = start()
+    systemd.expect("READY=1")
+    for text, says in (
+        ("[worker]\ndrian = 6", "not reloaded: unknown setting worker.drian"),
+        ('[worker]\ndrain = 6\n[tasks]\nmodules = ["nowhere_"]', "not reloaded: .*no module 'nowhere_'"),
+    ):
+        write(tmp_path, text)
+        child.kill(signal.SIGHUP)
+        child.expect(says)
+        systemd.expect("READY=1")
+    child.kill(signal.SIGTERM)
+    assert child.says("stop") == "stop 5.0 True"
+    assert child.end() == 0
+
+
+# The watchdog
+
+
+def test_the_watchdog_is_told_while_the_loop_goes_round(start: Start, systemd: Systemd) -> None:
+    child = start(plan={"status_every": 0.02}, WATCHDOG_USEC="200000")
+    systemd.expect("READY=1")
+    for _ in range(3):
+        systemd.expect("WATCHDOG=1")
+    child.tell("age 99")
+    child.expect("the loop has not gone round for 99.0 s")
+    systemd.socket.setblocking(False)
+    while True:  # what was sent before
+        try:
+            systemd.socket.recv(4096)
+        except BlockingIOError:
+            break
+    child.tell("status 1")  # the next status lines come without a ping between them
+    assert systemd.expect("STATUS|WATCHDOG") == "STATUS=1 running"
+    child.tell("status 2")
+    assert systemd.expect("STATUS|WATCHDOG") == "STATUS=2 running"
+    child.tell("age 0")
+    systemd.expect("WATCHDOG=1")
+
+
+def test_a_stuck_daemon_can_be_asked_what_it_does(start: Start, systemd: Systemd) -> None:
+    child = start()
+    systemd.expect("READY=1")
+    child.kill(signal.SIGUSR1)
+    child.expect("^Current thread|^Thread 0x")
