@@ -1,0 +1,278 @@
+"""Reading tasks: one, or a page of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.errors import UnknownTaskError
+from scheduler.model.retry import RetryPolicy
+from scheduler.model.state import TaskState
+from scheduler.model.task import Priority
+from scheduler.model.times import SECOND
+from scheduler.store.dialect import bind_rows, dialect_of, prepared
+from scheduler.store.read_graph import EdgeRecord, dependencies, dependents, graph
+from scheduler.store.read_history import AttemptRecord, attempt_log, attempt_logs, attempts, result_of
+
+__all__ = [
+    "AttemptRecord",
+    "EdgeRecord",
+    "TaskRecord",
+    "attempt_log",
+    "attempt_logs",
+    "attempts",
+    "dependencies",
+    "dependents",
+    "ends",
+    "get_task",
+    "graph",
+    "list_tasks",
+    "result_of",
+]
+
+_SLACK = 600 * SECOND  # ids and creation times may be this much out of step
+_RARE = 50_000  # up to so many tasks in the states asked for are sorted; of more, the newest are near at hand
+_BIGGEST = 2**63 - 1
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is stored of one task. Times and spans are microseconds (UTC), as everywhere in the store.
+
+    ``payload`` is JSON text; :attr:`result` is decoded when asked for. ``run_at`` is FOREVER for a task that
+    waits for an event without an end. ``worker`` is the id of the worker that holds it; ``claim`` grows with
+    every claim.
+    """
+
+    id: int
+    kind: str
+    state: TaskState
+    queue: str
+    priority: Priority
+    key: str | None
+    correlation: str
+    causation: str | None
+    subject: str | None
+    attempt: int
+    attempt_base: int
+    max_attempts: int | None
+    retry: RetryPolicy | None
+    timeout: int | None
+    created_at: int
+    run_at: int
+    claimed_at: int | None
+    started_at: int | None
+    finished_at: int | None
+    worker: int | None
+    claim: int
+    lane: str
+    unmet: int
+    cancel_requested: int | None
+    progress: float | None
+    progress_message: str | None
+    last_heartbeat_at: int | None
+    result_text: str | None
+    result_until: int | None
+    error: str | None
+    error_class: str | None
+    fingerprint: str | None
+    status_code: int | None
+    ended_by: int | None
+    schedule: str | None
+    slot: int | None
+    missed: int | None
+    missed_since: int | None
+    payload: str | None
+    payload_ref: str | None
+    schema_version: int
+    message_type: str | None
+    sequence: int | None
+    headers: dict[str, Any]
+    dead_letter: bool
+    original_id: int | None
+    replay_count: int
+
+    @property
+    def result(self) -> Any:
+        """What the handler returned; None if it returned nothing, has not ended, or the result is gone."""
+        return None if self.result_text is None else msgspec.json.decode(self.result_text)
+
+    @property
+    def attempts_used(self) -> int:
+        """Executions that count against the budget."""
+        return self.attempt - self.attempt_base
+
+
+_DERIVED = {"priority", "result_text"}
+_COLUMNS = [name for name in TaskRecord.__struct_fields__ if name not in _DERIVED] + ["pool", "result"]
+_NAMES = ", ".join(f"t.{name}" for name in _COLUMNS)
+
+
+def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
+    given = dict(row._mapping)
+    task_id, result = given["id"], given.pop("result")
+    policy, headers = given["retry"], given["headers"]
+    given |= {
+        "state": TaskState.from_code(given["state"]),
+        "priority": Priority(given.pop("pool")),
+        "correlation": given["correlation"] or str(task_id),
+        "retry": None if policy is None else RetryPolicy.from_json(policy),
+        "headers": {} if headers is None else msgspec.json.decode(headers),
+        "dead_letter": bool(given["dead_letter"]),
+        "payload": given["payload"] if given["payload"] is not None else values.get((task_id, "payload")),
+        "result_text": result if result is not None else values.get((task_id, "result")),
+    }
+    return TaskRecord(**given)
+
+
+def _side_values(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> dict[tuple[int, str], str]:
+    """Payloads and results that are too long for the row itself."""
+    done = TaskState.SUCCESS.code
+    ids = [r.id for r in rows if r.payload is None or (r.result is None and r.state == done)]
+    if not ids:
+        return {}
+    found = connection.execute(
+        prepared(
+            "SELECT task_id, name, value FROM schedd_task_values "
+            f"WHERE task_id IN {dialect_of(connection).ids()} AND name IN ('payload', 'result')"
+        ),
+        {"ids": bind_rows(ids)},
+    )
+    return {(r.task_id, r.name): r.value for r in found}
+
+
+def get_task(connection: sa.Connection, task_id: int) -> TaskRecord:
+    """The task with this id. Raises UnknownTaskError, also for one that retention removed."""
+    row = _one(connection, task_id)
+    if row is None:
+        raise UnknownTaskError(task_id)
+    return _record(row, _side_values(connection, [row]))
+
+
+def _one(connection: sa.Connection, task_id: int) -> sa.Row[Any] | None:
+    if not 0 < task_id <= _BIGGEST:
+        return None
+    sql = prepared(f"SELECT {_NAMES} FROM schedd_tasks t WHERE t.id = :id")
+    return connection.execute(sql, {"id": task_id}).first()
+
+
+def list_tasks(
+    connection: sa.Connection,
+    *,
+    states: Iterable[TaskState] | None = None,
+    kind: str | None = None,
+    queue: str | None = None,
+    key: str | None = None,
+    correlation: str | None = None,
+    subject: str | None = None,
+    since: int | None = None,
+    limit: int = 100,
+    cursor: int | None = None,
+) -> tuple[list[TaskRecord], int | None]:
+    """A page of tasks, newest first, and the cursor of the next page (None: there is none).
+
+    ``correlation`` also finds the task that has this id and no correlation of its own. ``since``: created
+    at or after this instant, in microseconds.
+    """
+    equal = {"kind": kind, "queue": queue, "key": key, "subject": subject}
+    bound: dict[str, Any] = {name: value for name, value in equal.items() if value is not None}
+    conditions = [f"t.{name} = :{name}" for name in bound]
+    if correlation is not None:
+        conditions.append(
+            "t.id IN (SELECT id FROM schedd_tasks WHERE correlation = :correlation "
+            "UNION ALL SELECT id FROM schedd_tasks WHERE id = :own AND correlation IS NULL)"
+        )
+        bound |= {"correlation": correlation, "own": _as_id(correlation)}
+    if since is not None:
+        conditions += ["t.created_at >= :since", "t.id >= :first"]
+        bound |= {"since": since, "first": _first_id(connection, since - _SLACK)}
+    codes = None if states is None else sorted({state.code for state in states})
+    bound |= {"limit": limit + 1, "cursor": _BIGGEST if cursor is None else cursor}
+    narrow = any(value is not None for value in (key, subject, correlation))
+    page = _page(connection, conditions, codes, narrow=narrow)
+    sql = f"SELECT {_NAMES} FROM schedd_tasks t JOIN ({page}) p ON p.id = t.id ORDER BY t.id DESC"
+    rows = connection.execute(sa.text(sql), bound).fetchall()
+    shown = rows[:limit]
+    values = _side_values(connection, shown)
+    records = [_record(row, values) for row in shown]
+    return records, records[-1].id if len(rows) > limit and records else None
+
+
+def _as_id(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
+
+
+# Each partial index by the clause that it was made with, which SQLite wants to see word for word.
+_GROUPS = (
+    ("t.state = 0", (0,)),
+    ("t.state IN (1, 2, 3)", (1, 2, 3)),
+    ("t.state IN (4, 5)", (4, 5)),
+    ("t.state >= 6", (6, 7, 8, 9, 10)),
+)
+
+
+def _page(connection: sa.Connection, conditions: list[str], codes: list[int] | None, *, narrow: bool) -> str:
+    """The SELECT of a page's ids: down the primary key, or by an index where that would walk far for little.
+
+    ``id + 0`` keeps the planners from walking the primary key.
+    """
+    chosen: list[str] = []
+    if codes is not None:
+        in_codes = f"t.state IN ({', '.join(map(str, codes)) or 'NULL'})"
+        conditions = [*conditions, in_codes]
+        chosen = [f"{clause} AND {in_codes}" for clause, group in _GROUPS if set(codes) & set(group)]
+    if narrow:
+        where = " AND ".join([*conditions, "t.id + 0 < :cursor"])
+        return f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id + 0 DESC LIMIT :limit"
+    if chosen and _are_rare(connection, chosen):
+        where = " AND ".join([*conditions, "t.id + 0 < :cursor"])
+        found = " UNION ALL ".join(f"SELECT t.id FROM schedd_tasks t WHERE {c} AND {where}" for c in chosen)
+        return f"SELECT f.id FROM ({found}) f ORDER BY f.id + 0 DESC LIMIT :limit"
+    where = " AND ".join([*conditions, "t.id < :cursor"])
+    return f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id DESC LIMIT :limit"
+
+
+def _are_rare(connection: sa.Connection, clauses: list[str]) -> bool:
+    seen = 0
+    for clause in clauses:
+        some = f"SELECT 1 AS one FROM schedd_tasks t WHERE {clause} LIMIT {_RARE}"
+        seen += connection.execute(prepared(f"SELECT count(*) FROM ({some}) f")).scalar_one()
+    return seen < _RARE
+
+
+def _first_id(connection: sa.Connection, since: int) -> int:
+    """About the first id created at or after ``since``: a search by halves, as ids grow with time."""
+    bounds = connection.execute(prepared("SELECT min(id), max(id) FROM schedd_tasks")).one()
+    low, high = (bounds[0] or 0), (bounds[1] or 0)
+    at = prepared("SELECT created_at FROM schedd_tasks WHERE id >= :id ORDER BY id LIMIT 1")
+    while low < high:
+        middle = (low + high) // 2
+        created = connection.execute(at, {"id": middle}).scalar_one()
+        if created < since:
+            low = middle + 1
+        else:
+            high = middle
+    return int(low)
+
+
+def ends(connection: sa.Connection, ids: Sequence[int]) -> dict[int, TaskState | None]:
+    """The terminal state of each task, None while it lives; of removed ones as recorded.
+
+    Raises UnknownTaskError.
+    """
+    dialect = dialect_of(connection)
+    wanted = [int(i) for i in dict.fromkeys(ids) if 0 < i <= _BIGGEST]
+    rows = connection.execute(
+        prepared(
+            f"SELECT t.id AS id, t.state AS state FROM schedd_tasks t WHERE t.id IN {dialect.ids()} "
+            f"UNION ALL SELECT task_id, state FROM schedd_outcomes WHERE task_id IN {dialect.ids()}"
+        ),
+        {"ids": bind_rows(wanted)},
+    ).fetchall()
+    found = {row.id: TaskState.from_code(row.state) for row in rows}
+    for task_id in ids:
+        if task_id not in found:
+            raise UnknownTaskError(task_id)
+    return {i: found[i] if found[i].terminal else None for i in dict.fromkeys(ids)}
