@@ -17,7 +17,7 @@ from scheduler import config as configuration
 from scheduler import log
 from scheduler.config import Config
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
-from scheduler.modules import Loader, find_state, make_state
+from scheduler.modules import Loader, find_state, make_scheduler
 from scheduler.notify import Notifier
 from scheduler.settings import mask
 from scheduler.signals import Signals
@@ -30,23 +30,22 @@ SWITCH_INTERVAL = 0.001
 
 logger = logging.getLogger("scheduler.daemon")
 
-Factory = Callable[[Config, Any], Service]
+Factory = Callable[[Config], Service]
 
 
-def make_scheduler(config: Config, state: Any) -> Service:
-    """The Scheduler that ``config`` describes."""
+def build(config: Config) -> Service:
+    """The Scheduler that ``config`` describes. Raises ConfigError."""
     from scheduler.app import Scheduler  # brings SQLAlchemy: not for --version, --check or a mistaken setting
 
-    service: Service = Scheduler(config.store.url, state=state, **configuration.scheduler_options(config))
-    return service
+    # capture_root: whatever a handler writes with logging is kept with its attempt, not only ctx.log
+    return make_scheduler(config, Scheduler, capture_root=True)
 
 
 def serve(config: Config, factory: Factory) -> Ended:
     """Run the daemon with this configuration until it is told to stop. Raises SchedulerError."""
     notifier = Notifier.take()
     log.configure(config.log)
-    state = make_state(config)
-    service = factory(config, state)
+    service = factory(config)
     loader = Loader(service)
     kinds = loader.register(config)
     logger.info(
@@ -82,7 +81,7 @@ def version() -> str:
     return metadata.version("schedd")
 
 
-def main(argv: Sequence[str] | None = None, *, factory: Factory = make_scheduler) -> int:
+def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:
     """The command ``schedd``; returns its exit status."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be served, a wish to reload must not kill
     _prepare()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # with its parameters, which costs more than running it: they stay at "warning" whatever the level.
 _QUIET = {"sqlalchemy": logging.WARNING, "alembic": logging.WARNING}
 _FIRST = ("timestamp", "level", "logger", "event")
+_ON_EVERY_LINE = frozenset({*_FIRST, "task", "kind", "attempt", "key", "correlation", "exc_info"})
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.ECONNRESET, errno.ENOTCONN})
 
 
@@ -55,7 +56,7 @@ def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str,
         structlog.processors.StackInfoRenderer(),
     ]
     structlog.configure(
-        processors=[filter_by_level, *shared, PositionalArgumentsFormatter(), Formatter.wrap_for_formatter],
+        processors=[filter_by_level, *shared, PositionalArgumentsFormatter(), _wrap],
         logger_factory=LoggerFactory(),
         wrapper_class=BoundLogger,
         cache_logger_on_first_use=True,
@@ -77,10 +78,35 @@ def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str,
 
 
 def set_level(level: str) -> None:
-    """The least level that is written: debug, info, warning, error or critical."""
-    logging.getLogger().setLevel(level.upper())
-    for name, least in _QUIET.items():
-        logging.getLogger(name).setLevel(least)
+    """The least level that is written: debug, info, warning, error or critical.
+
+    Below it, what attempts log from info on is still made, as it is kept with them; it is not written.
+    """
+    least = getattr(logging, level.upper())
+    root = logging.getLogger()
+    for handler in root.handlers:
+        if isinstance(handler, _Handler):
+            handler.setLevel(least)
+    for kept in (root, logging.getLogger(TASK_LOGGER)):
+        kept.setLevel(min(least, logging.INFO))
+    for name, quiet in _QUIET.items():
+        logging.getLogger(name).setLevel(quiet)
+
+
+class _Event(dict[str, Any]):
+    """A structlog event on its way through ``logging``; readable for handlers that take it for text."""
+
+    def __str__(self) -> str:
+        fields = [f"{name}={value!r}" for name, value in self.items() if name not in _ON_EVERY_LINE]
+        return " ".join([str(self.get("event", "")), *fields])
+
+
+def _wrap(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[_Event], dict[str, Any]]:
+    """What structlog hands to ``logging``."""
+    from structlog.stdlib import ProcessorFormatter
+
+    args, kwargs = ProcessorFormatter.wrap_for_formatter(logger, method, event)
+    return (_Event(args[0]),), kwargs
 
 
 def _renderers(settings: Log, stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:

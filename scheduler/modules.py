@@ -11,9 +11,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from types import ModuleType, TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from scheduler.config import Config
+from scheduler.config import Config, scheduler_options
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.task import Task, TaskFunction
 
@@ -119,6 +119,14 @@ class Loader:
         except SchedulerError as error:
             raise ConfigError(f"{where}: {error}") from error
         self._kinds[kind_name(source)] = None
+
+
+S = TypeVar("S")
+
+
+def make_scheduler(config: Config, scheduler: Callable[..., S], **more: Any) -> S:
+    """What the class ``scheduler`` makes with this configuration and state. Raises ConfigError."""
+    return scheduler(config.store.url, state=make_state(config), **scheduler_options(config), **more)
 
 
 def load_modules(config: Config, scheduler: Registering) -> list[str]:

@@ -21,13 +21,14 @@ from scheduler.signals import Background, Signals
 OK, FAILED, UNREACHABLE = 0, 1, 5
 STATUS_EVERY = 10.0
 LAST_WRITE = 10.0  # seconds that the last write may take, after the drain time or a second signal
+LOOK_EVERY = 0.1  # seconds between looks, while draining, whether to hurry
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # between tries to reach a store that is away at start
 
 logger = logging.getLogger("scheduler.daemon")
 
 
 class Loop(Protocol):
-    """What of the engine is watched."""
+    """What the daemon needs of an engine."""
 
     def loop_age(self) -> float:
         """Seconds since the loop last went round."""
@@ -37,8 +38,16 @@ class Loop(Protocol):
         """Wait until the first turn is over."""
         ...
 
-    def counts(self) -> dict[str, int]:
-        """Numbers for the status line, without asking the database."""
+    def running_ids(self) -> list[int]:
+        """The tasks held, without asking the database."""
+        ...
+
+    def drain(self) -> object:
+        """Claim nothing more."""
+        ...
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until nothing is held; False if the time was not enough."""
         ...
 
 
@@ -48,9 +57,9 @@ class Service(Protocol):
     @property
     def engine(self) -> Loop: ...
 
-    def register(self, task_type: Any) -> Any: ...
-    def start(self) -> Any: ...
-    def stop(self, drain: float, *, hand_back: bool) -> list[int]: ...
+    def register(self, task_type: Any, /) -> Any: ...
+    def start(self) -> object: ...
+    def stop_now(self) -> list[int]: ...
     def is_running(self) -> bool: ...
 
 
@@ -78,6 +87,7 @@ class Supervisor:
         self._stuck = False
         self._next_ping = self._next_status = 0.0
         self._status = ""
+        self._deadline = 0.0  # until when running tasks may finish, once stopping
 
     def run(self) -> Ended:
         """Start, serve until told to stop, stop.
@@ -87,7 +97,6 @@ class Supervisor:
         if not self._start():
             return self._stop() if self._service.is_running() else Ended(OK, hard=True)
         self._ready = True
-        logger.info("ready")
         self._notifier.ready("ready")
         while not self._stops:
             if self._reload_wanted:
@@ -139,7 +148,8 @@ class Supervisor:
         self._stuck = age >= interval
 
     def _tell_status(self) -> None:
-        status = ", ".join(f"{count} {name}" for name, count in self._service.engine.counts().items())
+        count = len(self._service.engine.running_ids())
+        status = f"{count} {'task' if count == 1 else 'tasks'} under way"
         if status != self._status:
             self._status = status
             self._notifier.send(f"STATUS={status}")
@@ -225,25 +235,29 @@ class Supervisor:
         logger.info("stopping: no new tasks, running ones have %g s", drain)
         self._notifier.stopping("running tasks finish")
         self._notifier.extend(drain + 2 * LAST_WRITE)
-        work = [Background(self._signals, lambda: self._service.stop(drain, hand_back=True), "schedd-stop")]
-        over = self._wait_until(lambda: work[0].done or self._stops > told, drain + LAST_WRITE)
-        if over and not work[0].done:
+        self._deadline = time.monotonic() + drain
+        work = Background(self._signals, self._end, "schedd-stop")
+        over = self._wait_until(lambda: work.done or self._stops > told, drain + LAST_WRITE)
+        if over and not work.done:
             logger.warning("stopping at once")
-            told = self._stops
-            work.append(
-                Background(self._signals, lambda: self._service.stop(0, hand_back=True), "schedd-stop-now")
-            )
-            self._wait_until(lambda: any(w.done for w in work) or self._stops > told, LAST_WRITE)
-        ended = next((w for w in work if w.done), None)
-        if ended is None:
+            told, self._deadline = self._stops, 0.0
+            self._wait_until(lambda: work.done or self._stops > told, LAST_WRITE)
+        if not work.done:
             logger.error("could not hand back what still runs: it starts again when this worker's lease ends")
             return Ended(UNREACHABLE, hard=True)
-        try:
-            left = ended.result()
-        except StoreUnavailableError as error:
-            logger.error("could not hand back what still runs: %s", error)
-            return Ended(UNREACHABLE, hard=True)
+        left = work.result()
         if left:
-            logger.warning("handed back %d running tasks", len(left), extra={"tasks": left[:100]})
+            logger.warning(
+                "%d tasks were still running; they start again", len(left), extra={"tasks": left[:100]}
+            )
         logger.info("stopped")
-        return Ended(OK, hard=bool(left) or not all(w.done for w in work))
+        return Ended(OK, hard=bool(left))
+
+    def _end(self) -> list[int]:
+        """Drain until the deadline, which may be brought forward; returns what was still running then."""
+        engine = self._service.engine
+        engine.drain()
+        while (left := self._deadline - time.monotonic()) > 0 and self._service.is_running():
+            if engine.wait_idle(min(left, LOOK_EVERY)):
+                break
+        return self._service.stop_now()

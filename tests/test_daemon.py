@@ -20,7 +20,7 @@ import pytest
 
 PROGRAM = """
 import json, os, sys, threading
-from scheduler import daemon, supervisor
+from scheduler import daemon, modules, supervisor
 from scheduler.errors import StoreUnavailableError
 
 plan = json.loads(os.environ["PLAN"])
@@ -32,20 +32,27 @@ def say(*words):
 
 class Engine:
     age = 0.0
+    ids = plan.get("left", [])
     def loop_age(self):
         return self.age
     def wait_ready(self):
         pass
-    def counts(self):
-        return {"running": 3, "done": 14}
+    def running_ids(self):
+        return self.ids
+    def drain(self):
+        say("drain")
+    def wait_idle(self, timeout):
+        if self.ids:
+            threading.Event().wait(timeout)
+        return not self.ids
 
 class Fake:
     engine = Engine()
     running = False
-    hurry = threading.Event()
     said = False
-    def __init__(self, config, state):
-        say("made", config.store.url, state, "NOTIFY_SOCKET" in os.environ)
+    def __init__(self, config):
+        self.config = config
+        say("made", config.store.url, modules.make_state(config), "NOTIFY_SOCKET" in os.environ)
     def register(self, source):
         say("register", getattr(source, "__name__", source))
     def schedule(self, what):
@@ -71,23 +78,18 @@ class Fake:
                 self.engine.age = float(rest)
             elif word == "die":
                 self.running = False
-            elif word == "status":
-                self.engine.counts = lambda: {"running": int(rest)}
+            elif word == "ids":
+                self.engine.ids = json.loads(rest)
     def is_running(self):
         return self.running
-    def stop(self, drain, hand_back):
-        say("stop", drain, hand_back)
-        if plan.get("left"):  # a body that nothing ends
-            threading.Thread(target=threading.Event().wait).start()
+    def stop_now(self):
+        say("stop now")
         if plan.get("deaf"):
             threading.Event().wait()
-        if drain == 0:
-            self.hurry.set()
-        elif plan.get("busy"):
-            self.hurry.wait()
-        self.trouble("stops")
+        if self.engine.ids:  # a body that nothing ends
+            threading.Thread(target=threading.Event().wait).start()
         self.running = False
-        return plan.get("left", [])
+        return self.engine.ids
 
 sys.exit(daemon.main(factory=Fake))
 """
@@ -224,47 +226,61 @@ def test_it_starts_and_drains(start: Start, systemd: Systemd, tmp_path: Path) ->
     assert child.says("setup") == "setup jobs"
     child.says("start")
     assert systemd.expect("READY=1") == "READY=1\nSTATUS=ready"
-    assert systemd.expect("STATUS") == "STATUS=3 running, 14 done"
+    assert systemd.expect("STATUS") == "STATUS=0 tasks under way"
     starts = json.loads(child.expect('"schedd .* starts"'))
     assert (starts["kinds"], starts["store"]) == (["clean"], "sqlite:///schedd.db")
     child.kill(signal.SIGTERM)
-    assert child.says("stop") == "stop 7.0 True"
+    child.says("drain")
+    child.says("stop now")
     systemd.expect("STOPPING=1")
     assert systemd.expect("EXTEND") == "EXTEND_TIMEOUT_USEC=27000000"
     child.expect('"stopped"')
     assert child.end() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_stops_at_once(start: Start, systemd: Systemd, number: int) -> None:
-    child = start(plan={"busy": True, "left": [7]})
+def test_drain_waits_for_what_runs(start: Start, systemd: Systemd) -> None:
+    child = start(plan={"left": [7]})
     systemd.expect("READY=1")
-    child.kill(number)
-    child.says("stop 30.0 True")
-    child.kill(number)
-    child.says("stop 0 True")
-    line = json.loads(child.expect("handed back 1 running tasks"))
+    child.kill(signal.SIGTERM)
+    child.says("drain")
+    child.tell("ids []")
+    child.says("stop now")
+    child.expect('"stopped"')
+    assert child.end() == 0
+    assert not [line for line in child.seen if "still running" in line]
+
+
+def test_past_the_drain_time_it_ends_without_those_that_run(start: Start, systemd: Systemd) -> None:
+    child = start(plan={"left": [7]}, SCHEDD_WORKER__DRAIN="0.2")
+    systemd.expect("READY=1")
+    child.kill(signal.SIGTERM)
+    line = json.loads(child.expect("1 tasks were still running"))
     assert line["tasks"] == [7]
     assert child.end() == 0  # although the body of task 7 goes on for ever
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_stops_at_once(start: Start, systemd: Systemd, number: int) -> None:
+    child = start(plan={"left": [7]}, SCHEDD_WORKER__DRAIN="1h")
+    systemd.expect("READY=1")
+    child.kill(number)
+    child.says("drain")
+    child.kill(number)
+    child.expect("stopping at once")
+    child.says("stop now")
+    child.expect("1 tasks were still running")
+    assert child.end() == 0
+
+
 def test_a_third_signal_ends_it_whatever_happens(start: Start, systemd: Systemd) -> None:
-    child = start(plan={"deaf": True})
+    child = start(plan={"left": [7], "deaf": True}, SCHEDD_WORKER__DRAIN="1h")
     systemd.expect("READY=1")
     child.kill(signal.SIGTERM)
-    child.says("stop 30.0")
+    child.says("drain")
     child.kill(signal.SIGTERM)
-    child.says("stop 0")
+    child.says("stop now")
     child.kill(signal.SIGTERM)
     child.expect("could not hand back")
-    assert child.end() == 5
-
-
-def test_a_store_that_is_away_at_the_last_write(start: Start, systemd: Systemd) -> None:
-    child = start(plan={"stops": [["nothing answers there", True]]})
-    systemd.expect("READY=1")
-    child.kill(signal.SIGTERM)
-    child.expect("could not hand back what still runs: nothing answers there")
     assert child.end() == 5
 
 
@@ -308,7 +324,7 @@ def test_a_store_that_is_away_is_waited_for_and_told_once_per_change(start: Star
     child.kill(signal.SIGTERM)
     assert child.end() == 0
     events = [json.loads(line)["event"] for line in child.rest(child.err)]
-    assert events[1:4] == [
+    assert events[1:4] == [  # after "starts"
         "nothing answers there; trying again until it is there",
         "the server takes no more connections; trying again until it is there",
         "the store is there now",
@@ -430,7 +446,7 @@ def test_reload_takes_what_is_safe_and_names_the_rest(start: Start, systemd: Sys
     assert line["kinds_registered"] == ["sweep"]
     child.expect("only a restart puts these into effect: worker.lease, pools.high.slots, log.attempts")
     child.kill(signal.SIGTERM)
-    assert child.says("stop") == "stop 3.0 True"
+    child.expect("running ones have 3 s")
     assert child.end() == 0
 
 
@@ -457,7 +473,7 @@ def test_a_reload_that_fails_changes_nothing(start: Start, systemd: Systemd, tmp
         child.expect(says)
         systemd.expect("READY=1")
     child.kill(signal.SIGTERM)
-    assert child.says("stop") == "stop 5.0 True"
+    child.expect("running ones have 5 s")
     assert child.end() == 0
 
 
@@ -477,10 +493,10 @@ def test_the_watchdog_is_told_while_the_loop_goes_round(start: Start, systemd: S
             systemd.socket.recv(4096)
         except BlockingIOError:
             break
-    child.tell("status 1")  # the next status lines come without a ping between them
-    assert systemd.expect("STATUS|WATCHDOG") == "STATUS=1 running"
-    child.tell("status 2")
-    assert systemd.expect("STATUS|WATCHDOG") == "STATUS=2 running"
+    child.tell("ids [1]")  # the next status lines come without a ping between them
+    assert systemd.expect("STATUS|WATCHDOG") == "STATUS=1 task under way"
+    child.tell("ids [1, 2]")
+    assert systemd.expect("STATUS|WATCHDOG") == "STATUS=2 tasks under way"
     child.tell("age 0")
     systemd.expect("WATCHDOG=1")
 

@@ -33,7 +33,7 @@ def restored() -> Iterator[None]:
     root.setLevel(level)
     threading.excepthook = hook
     logging.captureWarnings(False)
-    for name in ("sqlalchemy", "alembic"):
+    for name in ("sqlalchemy", "alembic", "scheduler.task"):
         logging.getLogger(name).setLevel(logging.NOTSET)
     structlog.contextvars.clear_contextvars()
     structlog.reset_defaults()
@@ -152,6 +152,25 @@ def test_levels_can_be_changed_while_it_runs() -> None:
     mine.debug("three")
     logging.getLogger("sqlalchemy.engine").info("SELECT secret")
     assert [line["event"] for line in lines(stream)] == ["two", "three"]
+
+
+def test_what_is_kept_with_attempts_does_not_depend_on_what_is_written() -> None:
+    kept: list[str] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            kept.append(record.getMessage())
+
+    stream = io.StringIO()
+    log.configure(Log(level="error"), stream)
+    keeper = Keeper()
+    logging.getLogger().addHandler(keeper)
+    with structlog.contextvars.bound_contextvars(task=7):
+        structlog.get_logger("mine").info("sent", to="a@b.c")
+        logging.getLogger("library").info("connected")
+        structlog.get_logger("mine").debug("too much")
+    assert kept == ["sent to='a@b.c'", "connected"]
+    assert stream.getvalue() == ""
 
 
 def test_configured_twice_writes_once() -> None:
