@@ -1,0 +1,45 @@
+"""Instants, spans and lists as people read them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.model.times import SECOND, to_datetime
+from scheduler.ports import FOREVER
+
+_UNITS = (("d", 86_400 * SECOND), ("h", 3_600 * SECOND), ("min", 60 * SECOND), ("s", SECOND))
+
+
+def rfc3339(us: int, *, exact: bool = True) -> str:
+    """An instant as RFC 3339 in UTC: ``2026-01-31T02:30:00.250000Z``; not ``exact``: to the second."""
+    if us >= FOREVER:
+        return "never"
+    if not exact:
+        us -= us % SECOND
+    return to_datetime(us).isoformat(timespec="auto").replace("+00:00", "Z")
+
+
+def span_text(us: int) -> str:
+    """About how long: ``250 ms``, ``12 s``, ``3 min 20 s``, ``2 d 4 h``."""
+    us = abs(us)
+    if us < SECOND:
+        return f"{us // 1000} ms"
+    largest = next(index for index, (_, size) in enumerate(_UNITS) if us >= size)
+    parts = []
+    for unit, size in _UNITS[largest : largest + 2]:
+        count, us = divmod(us, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts)
+
+
+def listed(texts: Sequence[str], most: int = 5) -> str:
+    """``a, b and 3 more``."""
+    if len(texts) <= most:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:most])} and {len(texts) - most} more"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 task``, ``2 tasks``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

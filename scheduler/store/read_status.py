@@ -1,0 +1,223 @@
+"""How things stand: counts, the oldest ready task, the workers, and what is stuck."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model.state import Otherwise
+from scheduler.model.texts import counted, listed, rfc3339, span_text
+from scheduler.model.times import SECOND
+from scheduler.store.claim import LaneHead, lane_heads
+from scheduler.store.dialect import prepared
+from scheduler.store.read_counts import by_state
+from scheduler.store.read_workers import LOST, POOLS, Fleet, WorkerRecord, kind_of, workers
+from scheduler.store.why import ready_since
+
+_MOST = 10_000  # counts of what is stuck end here
+_EXAMPLES = 5
+_LATE = 60 * SECOND  # a schedule this late is stuck
+_HEADS = 20  # lanes looked at for the oldest ready task
+_WAIT = list(Otherwise).index(Otherwise.WAIT)
+
+
+class PoolCount(NamedTuple):
+    """Tasks of one level: due now, later, claimed or running; and the slots that live workers have for it."""
+
+    due: int
+    later: int
+    held: int
+    slots: int
+    async_slots: int
+
+
+class ReadyTask(NamedTuple):
+    """A task that only wants a worker. ``since``: microseconds."""
+
+    id: int
+    kind: str
+    queue: str
+    since: int
+
+
+class Stuck(NamedTuple):
+    """Something that will not move by itself: a short name, a sentence, how many and some of them."""
+
+    problem: str
+    text: str
+    number: int
+    tasks: tuple[int, ...] = ()
+
+
+class Status(NamedTuple):
+    """What ``schedctl status`` tells."""
+
+    states: dict[str, int]
+    pools: dict[str, PoolCount]
+    oldest: ReadyTask | None
+    workers: list[WorkerRecord]
+    stuck: list[Stuck]
+
+
+def status(connection: sa.Connection, now: int) -> Status:
+    """How things stand at ``now`` (microseconds). Reads narrow indexes only."""
+    found = workers(connection, now)
+    fleet = Fleet(found)
+    due = sorted((h for h in lane_heads(connection) if h.run_at <= now), key=lambda h: h.run_at)
+    stuck = [
+        *_unserved(connection, due, fleet, now),
+        *_overdue(connection, now),
+        *_never(connection),
+        *_lost(found),
+        *_late_schedules(connection, now),
+    ]
+    return Status(
+        by_state(connection), _pools(connection, fleet, now), _oldest(connection, due), found, stuck
+    )
+
+
+def _pools(connection: sa.Connection, fleet: Fleet, now: int) -> dict[str, PoolCount]:
+    due, later, held = ({0: 0, 1: 0, 2: 0} for _ in range(3))
+    for row in connection.execute(
+        prepared(
+            "SELECT pool, CASE WHEN run_at <= :now THEN 1 ELSE 0 END AS due, count(*) AS n FROM schedd_tasks "
+            "WHERE state IN (1, 2, 3) GROUP BY 1, 2"
+        ),
+        {"now": now},
+    ):
+        (due if row.due else later)[row.pool] = row.n
+    for row in connection.execute(
+        prepared("SELECT pool, count(*) AS n FROM schedd_tasks WHERE state IN (4, 5) GROUP BY pool")
+    ):
+        held[row.pool] = row.n
+    slots = {name: [w.pools.get(name, (0, 0)) for w in fleet.claiming] for name in POOLS}
+    return {
+        name: PoolCount(
+            due[level],
+            later[level],
+            held[level],
+            sum(s for s, _ in slots[name]),
+            sum(a for _, a in slots[name]),
+        )
+        for level, name in enumerate(POOLS)
+    }
+
+
+def _oldest(connection: sa.Connection, due: list[LaneHead]) -> ReadyTask | None:
+    found = []
+    for head in due[:_HEADS]:
+        row = connection.execute(
+            prepared(
+                "SELECT id, kind, queue, run_at FROM schedd_tasks WHERE state IN (1, 2, 3) "
+                "AND queue = :queue AND lane = :lane AND pool = :pool ORDER BY run_at, id LIMIT 1"
+            ),
+            head._asdict(),
+        ).first()
+        if row is not None:
+            found.append(ReadyTask(row.id, row.kind, row.queue, ready_since(connection, row.id, row.run_at)))
+    return min(found, key=lambda r: (r.since, r.id), default=None)
+
+
+def _unserved(connection: sa.Connection, due: list[LaneHead], fleet: Fleet, now: int) -> list[Stuck]:
+    """Ready tasks that no live worker would claim, by reason and kind."""
+    groups: dict[tuple[str, str], list[LaneHead]] = {}
+    for head in due:
+        groups.setdefault((head.queue, kind_of(head.lane)), []).append(head)
+    rows: dict[str, tuple[int, list[int]]] = {}
+    for (queue, kind), heads in sorted(groups.items()):
+        reason = fleet.unserved(queue, kind)
+        if reason is None:
+            continue
+        count, examples = rows.get(reason, (0, []))
+        for head in heads:
+            ids = _due_ids(connection, head, now)
+            count, examples = count + len(ids), examples + ids[:_EXAMPLES]
+        rows[reason] = (count, examples[:_EXAMPLES])
+    return [
+        Stuck("unserved", f"{_about(count)} ready, but {reason}", count, tuple(ids))
+        for reason, (count, ids) in rows.items()
+    ]
+
+
+def _due_ids(connection: sa.Connection, head: LaneHead, now: int) -> list[int]:
+    rows = connection.execute(
+        prepared(
+            "SELECT id FROM schedd_tasks WHERE state IN (1, 2, 3) AND queue = :queue AND lane = :lane "
+            f"AND pool = :pool AND run_at <= :now ORDER BY run_at, id LIMIT {_MOST}"
+        ),
+        {**head._asdict(), "now": now},
+    )
+    return [row[0] for row in rows]
+
+
+def _about(count: int) -> str:
+    return (
+        f"{_MOST} tasks or more are"
+        if count >= _MOST
+        else f"{counted(count, 'task')} {'is' if count == 1 else 'are'}"
+    )
+
+
+def _overdue(connection: sa.Connection, now: int) -> list[Stuck]:
+    rows = connection.execute(
+        prepared(
+            "SELECT id, started_at, timeout FROM schedd_tasks WHERE state IN (4, 5) AND worker IS NOT NULL "
+            "AND timeout IS NOT NULL AND started_at + timeout < :now ORDER BY started_at"
+        ),
+        {"now": now},
+    ).fetchall()
+    if not rows:
+        return []
+    longest = max(now - row.started_at - row.timeout for row in rows)
+    text = f"{_about(len(rows))} running past the timeout, by up to {span_text(longest)}"
+    return [Stuck("overdue", text, len(rows), tuple(row.id for row in rows[:_EXAMPLES]))]
+
+
+def _never(connection: sa.Connection) -> list[Stuck]:
+    """Waiting tasks with an edge that only a retry of its ended parent can satisfy (otherwise=wait)."""
+    state = "coalesce(p.state, o.state)"
+    bit = f"CASE {state} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 END"
+    rows = connection.execute(
+        prepared(
+            "SELECT DISTINCT e.child, e.parent FROM "
+            f"(SELECT id FROM schedd_tasks WHERE state = 0 ORDER BY id LIMIT {_MOST}) w "
+            "JOIN schedd_edges e ON e.child = w.id LEFT JOIN schedd_tasks p ON p.id = e.parent "
+            f"LEFT JOIN schedd_outcomes o ON o.task_id = e.parent WHERE e.otherwise = {_WAIT} "
+            f"AND {state} >= 6 AND (e.ok & {bit}) = 0 ORDER BY e.child, e.parent"
+        )
+    ).fetchall()
+    if not rows:
+        return []
+    children = list(dict.fromkeys(row.child for row in rows))
+    parents = listed([str(i) for i in dict.fromkeys(row.parent for row in rows)])
+    text = f"{counted(len(children), 'waiting task')} stuck until a parent is retried: {parents}"
+    return [Stuck("parent", text, len(children), tuple(children[:_EXAMPLES]))]
+
+
+def _lost(found: list[WorkerRecord]) -> list[Stuck]:
+    return [
+        Stuck(
+            "lease",
+            f"worker {w.label} lost its lease at {rfc3339(w.lease_until, exact=False)} and still holds "
+            f"{counted(w.holds, 'task')}; the next live worker takes them back",
+            w.holds,
+        )
+        for w in found
+        if w.state == LOST
+    ]
+
+
+def _late_schedules(connection: sa.Connection, now: int) -> list[Stuck]:
+    rows = connection.execute(
+        prepared(
+            "SELECT name, next_at FROM schedd_schedules WHERE paused = 0 AND next_at < :late "
+            "ORDER BY next_at, name"
+        ),
+        {"late": now - _LATE},
+    ).fetchall()
+    if not rows:
+        return []
+    names = listed([row.name for row in rows])
+    text = f"{counted(len(rows), 'schedule')} overdue, by up to {span_text(now - rows[0].next_at)}: {names}"
+    return [Stuck("schedule", text, len(rows))]

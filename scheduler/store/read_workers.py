@@ -1,0 +1,129 @@
+"""Which workers there are, and what they serve: by the predicates that claiming uses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.store.claim import SUSPECT_LANE
+from scheduler.store.dialect import prepared
+from scheduler.store.workers import LIVE, STOPPED, WORKER_STATES
+
+LOST = "lost"  # its lease ran out, and nobody has taken its claims back yet
+POOLS = ("high", "medium", "low")
+_RECENT = 50
+
+
+class WorkerRecord(NamedTuple):
+    """One worker. ``state``: live, draining, stopped, dead; lost: its lease ran out, unnoticed so far.
+
+    ``pools``: (thread slots, async slots) by name; ``holds``: tasks it has claimed or is running. Times are
+    microseconds.
+    """
+
+    id: int
+    incarnation: str
+    host: str
+    pid: int
+    version: str
+    state: str
+    queues: tuple[str, ...]
+    pools: dict[str, tuple[int, int]]
+    kinds: tuple[str, ...]
+    holds: int
+    started_at: int
+    heartbeat_at: int
+    lease_until: int
+
+    @property
+    def label(self) -> str:
+        """``host:pid``."""
+        return f"{self.host}:{self.pid}"
+
+    @property
+    def claims(self) -> bool:
+        """Whether it takes new work."""
+        return self.state == WORKER_STATES[LIVE]
+
+    @property
+    def alive(self) -> bool:
+        """Whether it goes round: live or draining."""
+        return self.state in WORKER_STATES[:STOPPED]
+
+    def serves_queue(self, queue: str) -> bool:
+        """Whether it takes tasks of this queue."""
+        return "*" in self.queues or queue in self.queues
+
+    def slots(self, level: int) -> int:
+        """Thread slots of the pool of this level."""
+        return self.pools.get(POOLS[level], (0, 0))[0]
+
+
+def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list[WorkerRecord]:
+    """Workers that have neither stopped nor been found dead; ``every``: the most recent of those too."""
+    some = f"ORDER BY id DESC LIMIT {_RECENT}" if every else f"WHERE state < {STOPPED}"
+    rows = connection.execute(prepared(f"SELECT * FROM schedd_workers {some}")).fetchall()
+    held = {
+        row.worker: row.n
+        for row in connection.execute(
+            prepared("SELECT worker, count(*) AS n FROM schedd_tasks WHERE state IN (4, 5) GROUP BY worker")
+        )
+    }
+    kinds: dict[int, list[str]] = {}
+    for row in connection.execute(
+        prepared(
+            "SELECT k.worker, k.kind FROM schedd_worker_kinds k JOIN schedd_workers w ON w.id = k.worker "
+            f"WHERE w.state < {STOPPED} ORDER BY k.kind"
+        )
+    ):
+        kinds.setdefault(row.worker, []).append(row.kind)
+    found = [
+        WorkerRecord(
+            r.id,
+            r.incarnation,
+            r.host,
+            r.pid,
+            r.version,
+            LOST if r.state < STOPPED and r.lease_until < now else WORKER_STATES[r.state],
+            tuple(msgspec.json.decode(r.queues, type=list[str])),
+            msgspec.json.decode(r.pools, type=dict[str, tuple[int, int]]),
+            tuple(kinds.get(r.id, ())),
+            held.get(r.id, 0),
+            r.started_at,
+            r.heartbeat_at,
+            r.lease_until,
+        )
+        for r in rows
+    ]
+    return sorted(found, key=lambda w: w.id)
+
+
+class Fleet:
+    """The workers that take new work, and what none of them serves."""
+
+    def __init__(self, found: list[WorkerRecord]) -> None:
+        self.claiming = [w for w in found if w.claims]
+        self._kinds = {w.id: frozenset(w.kinds) for w in self.claiming}
+
+    def serving(self, queue: str, kind: str) -> list[WorkerRecord]:
+        """The workers that would claim a task of this queue and kind."""
+        return [w for w in self.claiming if kind in self._kinds[w.id] and w.serves_queue(queue)]
+
+    def unserved(self, queue: str, kind: str) -> str | None:
+        """Why nobody would claim a task of this queue and kind; None if somebody would."""
+        if self.serving(queue, kind):
+            return None
+        if not self.claiming:
+            return "no worker is live"
+        if not any(kind in kinds for kinds in self._kinds.values()):
+            return f"no live worker serves kind {kind!r}"
+        if not any(w.serves_queue(queue) for w in self.claiming):
+            return f"no live worker serves queue {queue!r}"
+        return f"no live worker serves both kind {kind!r} and queue {queue!r}"
+
+
+def kind_of(lane: str) -> str:
+    """The kind of a lane: what comes before its concurrency key, without the mark of a suspect."""
+    return lane.lstrip(SUSPECT_LANE).partition("\x1f")[0]

@@ -1,0 +1,143 @@
+"""One sentence on why a task is not running, from the same predicates that claim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from scheduler.errors import UnknownTaskError
+from scheduler.model import state as st
+from scheduler.model.state import TaskState
+from scheduler.model.texts import counted, listed, rfc3339, span_text
+from scheduler.ports import FOREVER
+from scheduler.store.claim import SUSPECT_LANE
+from scheduler.store.dialect import prepared
+from scheduler.store.read_graph import dependencies
+from scheduler.store.read_workers import LOST, POOLS, Fleet, WorkerRecord, workers
+
+_ROW = (
+    "SELECT t.id, t.kind, t.state, t.queue, t.pool, t.lane, t.unmet, t.run_at, t.attempt, t.attempt_base, "
+    "t.max_attempts, t.claimed_at, t.started_at, t.finished_at, t.timeout, t.cancel_requested, t.worker, "
+    "t.error, t.ended_by, w.host, w.pid FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker "
+    "WHERE t.id = :id"
+)
+
+
+def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
+    """Why the task is not running, or how it ended; None if it runs and nothing is amiss.
+
+    Raises UnknownTaskError.
+    """
+    row = connection.execute(prepared(_ROW), {"id": task_id}).first()
+    if row is None:
+        raise UnknownTaskError(task_id)
+    state = TaskState.from_code(row.state)
+    if state.terminal:
+        return _ended(row, state)
+    if state is TaskState.WAITING:
+        return _waiting(connection, row)
+    found = workers(connection, now)
+    if state in (TaskState.CLAIMED, TaskState.RUNNING):
+        return _held(row, state, now, {w.id: w for w in found})
+    if row.run_at > now:
+        return _later(row, state, now, Fleet(found))
+    return _due(connection, row, Fleet(found))
+
+
+def _ended(row: sa.Row[Any], state: TaskState) -> str:
+    at = rfc3339(row.finished_at, exact=False) if row.finished_at is not None else "an unknown time"
+    if state is TaskState.SUCCESS:
+        return f"succeeded at {at}"
+    if state is TaskState.CANCELLED:
+        return f"cancelled at {at}"
+    error = row.error or "no error recorded"
+    if row.ended_by is not None:
+        return f"ended {state} at {at}, {error}"
+    return f"ended {state} at {at} after {counted(row.attempt, 'attempt')}: {error}"
+
+
+def _waiting(connection: sa.Connection, row: sa.Row[Any]) -> str:
+    edges = dependencies(connection, row.id)
+    # What lives comes first: it is what moves by itself. The rest can only move when somebody retries it.
+    unmet = sorted((e for e in edges if not e.satisfied), key=lambda e: (e.state.terminal, e.parent))
+    if not unmet:
+        return (
+            f"waiting for {counted(row.unmet, 'task')} by its count, yet none is open: run `schedctl doctor`"
+        )
+    names = listed([f"{e.parent} ({e.state})" for e in unmet])
+    text = f"waits for {len(unmet)} of {counted(len(edges), 'task')}: {names}"
+    if all(e.state.terminal for e in unmet):
+        text += (
+            "; stays until they are retried and succeed" if len(unmet) > 1 else "; stays until it is retried"
+        )
+    return text
+
+
+def _held(row: sa.Row[Any], state: TaskState, now: int, alive: dict[int, WorkerRecord]) -> str | None:
+    worker = f"worker {row.host}:{row.pid}" if row.host is not None else f"worker {row.worker}"
+    holder = alive.get(row.worker)
+    if holder is None or holder.state == LOST:
+        since = f" at {rfc3339(holder.lease_until, exact=False)}" if holder is not None else ""
+        return f"held by {worker}, which lost its lease{since}; the next live worker takes it back"
+    if row.cancel_requested is not None:
+        asked = rfc3339(row.cancel_requested, exact=False)
+        return f"cancel requested at {asked}; it ends when its body on {worker} notices"
+    if state is TaskState.CLAIMED:
+        at = rfc3339(row.claimed_at, exact=False)
+        return f"claimed by {worker} at {at}; starts there at the next free slot"
+    if row.timeout is not None and row.started_at is not None and row.started_at + row.timeout < now:
+        ran = span_text(now - row.started_at)
+        return f"overdue: running on {worker} for {ran}, over its timeout of {span_text(row.timeout)}"
+    return None
+
+
+def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet) -> str:
+    if row.run_at >= FOREVER:
+        return "suspended until what it awaits happens"
+    at = f"{rfc3339(row.run_at, exact=False)} (in {span_text(row.run_at - now)})"
+    unserved = fleet.unserved(row.queue, row.kind)
+    tail = f"; at present {unserved}" if unserved is not None else ""
+    if state is TaskState.RETRY:
+        most = "" if row.max_attempts is None else f" of {row.max_attempts}"
+        error = row.error or "no error recorded"
+        return (
+            f"attempt {row.attempt - row.attempt_base}{most} failed, the next is due at {at}{tail}: {error}"
+        )
+    if state is TaskState.SUSPENDED:
+        return f"suspended until {at}{tail}"
+    return f"due at {at}{tail}"
+
+
+def _due(connection: sa.Connection, row: sa.Row[Any], fleet: Fleet) -> str:
+    since = f"due since {rfc3339(ready_since(connection, row.id, row.run_at), exact=False)}"
+    unserved = fleet.unserved(row.queue, row.kind)
+    if unserved is not None:
+        return f"{since}, but {unserved}"
+    if row.lane.startswith(SUSPECT_LANE):
+        return f"{since}; it ran when its worker died, twice, so it runs alone once the others have ended"
+    serving = fleet.serving(row.queue, row.kind)
+    slots = sum(w.slots(row.pool) for w in serving)
+    busy = _busy(connection, row.pool, {w.id for w in serving})
+    if busy >= slots:
+        return f"{since}; waits for a free slot of pool {POOLS[row.pool]} ({busy} busy of {slots})"
+    return f"{since}; a worker claims it at its next turn"
+
+
+def _busy(connection: sa.Connection, level: int, among: set[int]) -> int:
+    rows = connection.execute(
+        prepared("SELECT worker, pool FROM schedd_tasks WHERE state IN (4, 5) AND worker IS NOT NULL")
+    )
+    return sum(1 for r in rows if r.pool == level and r.worker in among)
+
+
+def ready_since(connection: sa.Connection, task_id: int, run_at: int) -> int:
+    """Since when nothing but a worker is missing: due, and its last parent had ended."""
+    ended = connection.execute(
+        prepared(
+            "SELECT max(p.finished_at) FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
+            f"WHERE e.child = :id AND p.state >= {st.FIRST_TERMINAL}"
+        ),
+        {"id": task_id},
+    ).scalar()
+    return max(run_at, ended or 0)
