@@ -1,0 +1,138 @@
+"""A bench for cases told step by step: schedulers on one database, a clock that stands, tasks that obey."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler import Context, PermanentError, Scheduler, Task, TaskState
+from scheduler.testing import FakeClock, drain, engine_of
+from support.databases import Database
+
+
+@dataclass
+class Script:
+    """``ctx.state`` of the tasks: what ran, in order, and what each name is to do.
+
+    ``bodies``: name -> called with ctx in the task's body; ``failing``: names that fail for good while in it.
+    """
+
+    ran: list[str] = field(default_factory=list)
+    failing: set[str] = field(default_factory=set)
+    bodies: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
+
+    def play(self, name: str, ctx: Any) -> Any:
+        self.ran.append(name)
+        if name in self.bodies:
+            return self.bodies[name](ctx)
+        if name in self.failing:
+            raise PermanentError(f"{name} failed")
+        return name
+
+
+class Step(Task):
+    """Does what the script says of its name."""
+
+    name: str
+
+    def run(self, ctx: Context) -> Any:
+        return ctx.state.play(self.name, ctx)
+
+
+class Soft(Step, dead_letter=False):
+    """Ends failed instead of dead."""
+
+
+@dataclass
+class Bench:
+    database: Database
+    clock: FakeClock = field(default_factory=FakeClock)
+    script: Script = field(default_factory=Script)
+    workers: list[Scheduler] = field(default_factory=list)
+
+    @property
+    def jobs(self) -> Scheduler:
+        """The first worker, which is the caller, too."""
+        return self.workers[0] if self.workers else self.worker()
+
+    def worker(self, **options: Any) -> Scheduler:
+        """Another scheduler on the same database: another worker, once it is stepped."""
+        made = Scheduler.for_testing(url=self.database.url, clock=self.clock, state=self.script, **options)
+        made.register(Step)
+        made.register(Soft)
+        self.workers.append(made)
+        return made
+
+    def step(self, name: str, *parents: int, when: str = "success", otherwise: str | None = None) -> Any:
+        """A builder of a Step that depends on these parents."""
+        return self.jobs.task(Step(name)).depend_on(list(parents), when=when, otherwise=otherwise)
+
+    def drain(self) -> list[str]:
+        """Run all that is due; the names that ran meanwhile, in order."""
+        before = len(self.script.ran)
+        drain(self.jobs)
+        return self.script.ran[before:]
+
+    def advance(self, seconds: float) -> list[str]:
+        self.clock.advance(seconds)
+        return self.drain()
+
+    def state(self, task_id: int) -> TaskState:
+        return self.jobs.get_task_status(task_id)
+
+    def states(self, *ids: int) -> list[str]:
+        return [self.state(task_id).value for task_id in ids]
+
+    def ended(self, end: str, kind: type[Step] = Step) -> int:
+        """A task that has ended like this, by the ways that lead there."""
+        name = f"ends {end}"
+        if end == "skipped":
+            return int(self.jobs.task(kind(name)).depend_on(self.ended("success"), when="failure").schedule())
+        task_id = int(self.jobs.task(kind("ends") if end == "success" else kind(name)).schedule())
+        self.end(task_id, end)
+        return task_id
+
+    def end(self, task_id: int, end: str) -> None:
+        """Let a task that is due end as success, failed or dead (as its kind ends), or cancelled."""
+        if end == "cancelled":
+            self.jobs.cancel_task(task_id)
+            return
+        if end in ("failed", "dead"):
+            self.script.failing.add(f"ends {end}")
+        drain(self.jobs)
+        assert self.state(task_id) == end
+
+    def execute(self, sql: str, **bound: Any) -> None:
+        """Change the database by hand."""
+        with self.jobs.database.write() as connection:
+            connection.execute(sa.text(sql), bound)
+
+    def close(self) -> None:
+        for jobs in self.workers:
+            if jobs._engine is not None:
+                jobs._engine._drop_connection()
+            jobs.database.dispose()
+
+
+@pytest.fixture
+def bench(database: Database) -> Iterator[Bench]:
+    made = Bench(database)
+    yield made
+    made.close()
+
+
+def at(text: str) -> datetime:
+    """``2026-01-01T00:00:00+00:00`` as a datetime."""
+    return datetime.fromisoformat(text)
+
+
+def ring_and_step(jobs: Scheduler) -> float:
+    """One step of an inline engine that was rung, without running what it claims."""
+    engine = engine_of(jobs)
+    engine.ring()
+    return engine.step()
