@@ -1,0 +1,261 @@
+"""A content-addressed store of files in a directory: what is in it is named by its SHA-256 and never changes.
+
+::
+
+    data/<ab>/f1~ab...             the blobs; <ab> are the first two characters after ``f1~``
+    meta/<tn_id>/<ab>/f1~ab....json              what a tenant's file is
+    meta/<tn_id>/<ab>/f1~ab....<variant>.<format>.json     one per variant, so that writers never meet
+    receipts/<ab>/<hash>.json      which temporary file became which blob
+    tmp/                           what is being written
+
+Any number of processes may use it at a time. Everything is written to ``tmp`` or linked as a whole, synced,
+and given its name in one step; an id stands for one content, so writers of the same blob agree.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+
+from scheduler import PermanentError
+from scheduler.tasks.durable import link_open_file, make_directory, sync_directory, write_all
+from scheduler.tasks.settings import required
+
+CHUNK = 1024 * 1024
+ABANDONED = 24 * 3600.0  # seconds after which something in tmp belongs to nobody any more
+FILE_ID = re.compile(r"f1~[A-Za-z0-9_-]{43}\Z")
+_WRITE_BITS = 0o222
+
+Progress = Callable[[int], object]
+"""Called after every chunk with the bytes read so far; may raise to give up."""
+
+
+class Blob(NamedTuple):
+    file_id: str
+    size: int
+
+
+class BlobMissing(PermanentError):
+    """There is no such blob."""
+
+
+def file_id_of(digest: bytes) -> str:
+    """``f1~`` and the digest in base64url without padding."""
+    return "f1~" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class BlobStore:
+    """The store in ``root``, which is made when something is first put there."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> BlobStore:
+        """The store that ``[files] blobs`` names. Raises PermanentError when the setting is missing."""
+        return cls(required(settings, "files", "blobs", '"/var/lib/schedd/blobs"'))
+
+    # Blobs
+
+    def path(self, file_id: str) -> Path:
+        """Where a blob is, or would be. Raises ValueError for what is no file id: none leads out of here."""
+        if not FILE_ID.match(file_id):
+            raise ValueError(f"{file_id!r} is not a file id: f1~ and 43 characters of base64url")
+        return self.root / "data" / file_id[3:5] / file_id
+
+    def exists(self, file_id: str) -> bool:
+        return self.path(file_id).is_file()
+
+    def open(self, file_id: str) -> BinaryIO:
+        """Raises BlobMissing."""
+        try:
+            return self.path(file_id).open("rb")
+        except FileNotFoundError:
+            raise BlobMissing(f"there is no blob {file_id} in {self.root}") from None
+
+    def put(self, data: bytes) -> Blob:
+        """Store bytes."""
+        blob = Blob(file_id_of(hashlib.sha256(data).digest()), len(data))
+        if not self._has(blob):
+            self._write(self.path(blob.file_id), data, mode=0o444)
+        return blob
+
+    def put_file(self, fd: int, progress: Progress = lambda done: None) -> Blob:
+        """Store the regular file that ``fd`` has open for reading; it keeps its own name as well.
+
+        On the same filesystem the file itself becomes the blob (one more link, nothing copied) if it is
+        ours alone: our user's, without other links. Otherwise it is copied. Raises OSError, also for a file
+        that changed meanwhile.
+        """
+        make_directory(self.root / "tmp")
+        before = os.fstat(fd)
+        adoptable = (
+            before.st_dev == (self.root / "tmp").stat().st_dev
+            and before.st_nlink == 1
+            and before.st_uid == os.geteuid()
+        )
+        if adoptable:
+            blob = _read_through(fd, before, progress, lambda data: None)
+            if self._has(blob) or self._adopt(fd, before.st_mode, blob):
+                return blob
+        return self._copy(fd, before, progress)
+
+    def _has(self, blob: Blob) -> bool:
+        """Whether it is stored, whole. One of the wrong size was damaged from outside and is written anew."""
+        path = self.path(blob.file_id)
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            return False
+        sync_directory(path.parent)  # whoever stored it may have been killed just before doing so
+        return size == blob.size
+
+    def _adopt(self, fd: int, mode: int, blob: Blob) -> bool:
+        """Link the file in as the blob. False if this filesystem cannot, or a damaged blob is in the way."""
+        target = self.path(blob.file_id)
+        make_directory(target.parent)
+        os.fchmod(fd, mode & ~_WRITE_BITS)
+        os.fsync(fd)
+        try:
+            link_open_file(fd, target)
+        except OSError:  # no hard links, no /proc, not allowed, taken meanwhile: copying is always right
+            return self._has(blob)
+        sync_directory(target.parent)
+        return True
+
+    def _copy(self, fd: int, before: os.stat_result, progress: Progress) -> Blob:
+        staged = self._stage()
+        try:
+            out = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+            try:
+                blob = _read_through(fd, before, progress, lambda data: write_all(out, data))
+                os.fsync(out)
+            finally:
+                os.close(out)
+            if not self._has(blob):
+                self._publish(staged, self.path(blob.file_id))
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(staged)
+        return blob
+
+    # What is known of them
+
+    def metadata(self, tn_id: int, file_id: str) -> dict[str, Any] | None:
+        """What is known of a tenant's file, with its variants as ``variants``; None if there is none."""
+        path = self._meta(tn_id, file_id)
+        found = _read_json(path)
+        if found is None:
+            return None
+        records = (_read_json(entry) for entry in sorted(path.parent.glob(f"{file_id}.*.*.json")))
+        return {**found, "variants": [record for record in records if record is not None]}
+
+    def add_metadata(self, tn_id: int, file_id: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Store what a file is, and return it; if that is known already, what is known stays and is returned.
+
+        The same content uploaded twice is one file, and a repeated attempt must not change when it came.
+        """
+        path = self._meta(tn_id, file_id)
+        known = _read_json(path)
+        if known is None:
+            known = {"tn_id": tn_id, "file_id": file_id, **record}
+            self._write(path, msgspec.json.encode(known))
+        else:
+            sync_directory(path.parent)  # as in _has
+        return known
+
+    def variant(self, tn_id: int, file_id: str, variant: str, format: str) -> dict[str, Any] | None:
+        return _read_json(self._meta(tn_id, file_id, variant, format))
+
+    def put_variant(
+        self, tn_id: int, file_id: str, variant: str, format: str, record: Mapping[str, Any]
+    ) -> None:
+        """List a variant with its source; one of the same name and format is replaced."""
+        self._write(self._meta(tn_id, file_id, variant, format), msgspec.json.encode(record))
+
+    # Receipts
+
+    def add_receipt(self, tn_id: int, source: str, record: Mapping[str, Any]) -> None:
+        """Note what became of a temporary file, before it is removed."""
+        self._write(self._receipt(tn_id, source), msgspec.json.encode(record))
+
+    def receipt(self, tn_id: int, source: str) -> dict[str, Any] | None:
+        return _read_json(self._receipt(tn_id, source))
+
+    def _meta(self, tn_id: int, file_id: str, *variant: str) -> Path:
+        name = ".".join((self.path(file_id).name, *variant, "json"))
+        return self.root / "meta" / str(int(tn_id)) / file_id[3:5] / name
+
+    def _receipt(self, tn_id: int, source: str) -> Path:
+        name = hashlib.sha256(f"{tn_id}\0{source}".encode()).hexdigest()
+        return self.root / "receipts" / name[:2] / f"{name}.json"
+
+    # Writing
+
+    def _stage(self) -> Path:
+        """A name in tmp. Removes what crashed writers left there long ago."""
+        directory = self.root / "tmp"
+        make_directory(directory)
+        for entry in os.scandir(directory):
+            with suppress(FileNotFoundError):
+                if entry.stat(follow_symlinks=False).st_mtime < time.time() - ABANDONED:
+                    os.unlink(entry.path)
+        return directory / secrets.token_hex(16)
+
+    def _write(self, target: Path, data: bytes, mode: int = 0o644) -> None:
+        staged = self._stage()
+        try:
+            fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            try:
+                write_all(fd, data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            self._publish(staged, target)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(staged)
+
+    def _publish(self, staged: Path, target: Path) -> None:
+        make_directory(target.parent)
+        os.replace(staged, target)
+        sync_directory(target.parent)
+
+
+def _read_through(
+    fd: int, before: os.stat_result, progress: Progress, take: Callable[[bytes], object]
+) -> Blob:
+    """Hash all of a file. Raises OSError if it changed meanwhile; one that grows for ever ends it too."""
+    digest, size = hashlib.sha256(), 0
+    os.lseek(fd, 0, os.SEEK_SET)
+    while size <= before.st_size and (data := os.read(fd, CHUNK)):
+        digest.update(data)
+        take(data)
+        size += len(data)
+        progress(size)
+    after = os.fstat(fd)
+    if (size, after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
+        raise OSError("the file changed while it was read; schedule the task when the upload is complete")
+    return Blob(file_id_of(digest.digest()), size)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,32 @@
+"""Reading the settings a built-in type needs, with an error that says how to set what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler import PermanentError
+
+
+def section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """One section of the configuration; empty when there is none."""
+    value = settings.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def required(settings: Mapping[str, Any], name: str, key: str, example: str) -> Any:
+    """A setting that the task cannot do without. Raises PermanentError that shows how to set it."""
+    value = section(settings, name).get(key)
+    if value is None or value in ("", [], ()):
+        raise PermanentError(
+            f"this task needs the setting {key} of [{name}], for example: [{name}] {key} = {example}"
+        )
+    return value
+
+
+def positive(settings: Mapping[str, Any], name: str, key: str, default: int) -> int:
+    """A whole number from 1. Raises PermanentError when the setting is something else."""
+    value = section(settings, name).get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise PermanentError(f"the setting {key} of [{name}] must be a whole number from 1, not {value!r}")
+    return value

@@ -1,0 +1,198 @@
+"""The parent of one command: a small script that sees to it that nothing of the command outlives its task.
+
+Run by :mod:`scheduler.tasks.process` as ``python -I -S supervisor.py FD``; FD is one end of a socketpair.
+
+Why a process between schedd and the command, for some 15 ms per command:
+
+- When schedd is killed with -9 the socket closes, and this process kills the command at once: the task is
+  started again elsewhere, and two copies of a command must never run together. PR_SET_PDEATHSIG instead would
+  have to be set between fork and exec (not safe in a process with threads), follows the *thread* that forked,
+  and reaches only the first process.
+- As a subreaper it inherits every descendant whose parent has gone, also those that left the process group.
+- It holds on to the ended command (a zombie) to its own end, so the group's id cannot be reused by strangers
+  while the group is signalled.
+
+Comes in: a number of bytes, newline, then that many bytes: NUL-separated grace, directory, count, arguments,
+``NAME=value``... Afterwards ``stop`` (SIGTERM, grace, SIGKILL) or ``kill``; the stream's end means ``kill``.
+Goes out: a line ``exit N`` or ``signal N``; or ``error cwd ERRNO`` or ``error exec ERRNO``; and ``left N...``
+for processes that could not be ended.
+
+Standard library only, and little of it: every import here is paid for by every command.
+"""
+
+import os
+import select
+import sys
+import time
+
+SIGKILL, SIGPIPE, SIGTERM, SIGCONT, SIGXFSZ = 9, 13, 15, 18, 25  # importing signal would take 10 ms
+PR_SET_CHILD_SUBREAPER = 36
+GIVE_UP = 5.0  # seconds after SIGKILL; what is still there cannot be killed: another user's, or stuck in I/O
+LATE = 0.2  # seconds after which an orphan in the group is told to end by itself
+
+
+class CannotStart(Exception):
+    pass
+
+
+def become_subreaper() -> None:
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass  # then only what stays in the process group is ended, which is nearly everything
+
+
+def read_spec(fd: int) -> tuple[float, bytes, list[bytes], dict[bytes, bytes]]:
+    data = b""
+    while b"\n" not in data:
+        data += _read(fd)
+    head, _, data = data.partition(b"\n")
+    while len(data) < int(head):
+        data += _read(fd)
+    grace, directory, count, *rest = data.split(b"\0")
+    pairs = (entry.partition(b"=") for entry in rest[int(count) :])
+    return float(grace), directory, rest[: int(count)], {name: value for name, _, value in pairs}
+
+
+def _read(fd: int) -> bytes:
+    data = os.read(fd, 65536)
+    if not data:
+        raise SystemExit  # schedd went away before anything was started
+    return data
+
+
+def start(directory: bytes, argv: list[bytes], env: dict[bytes, bytes]) -> int:
+    """The command's pid, in a process group of its own. Raises CannotStart."""
+    try:
+        if directory:
+            os.chdir(directory)
+    except OSError as error:
+        raise CannotStart(f"error cwd {error.errno}") from None
+    # posix_spawnp looks in the PATH of this process; the command is to be found in its own.
+    os.environ["PATH"] = os.fsdecode(env.get(b"PATH", os.fsencode(os.defpath)))
+    try:
+        # Python ignores SIGPIPE and SIGXFSZ, and schedd's threads may block signals: a command gets neither.
+        return os.posix_spawnp(argv[0], argv, env, setpgroup=0, setsigmask=[], setsigdef=[SIGPIPE, SIGXFSZ])
+    except OSError as error:
+        raise CannotStart(f"error exec {error.errno}") from None
+
+
+class Supervisor:
+    def __init__(self, control: int, pid: int, grace: float) -> None:
+        self.control = control
+        self.pid = pid  # of the command, and of its group
+        self.grace = grace
+        self.order = ""  # stop or kill, once either was given
+        self.reported = False
+        self.told: set[int] = set()
+
+    def tell(self, line: str) -> None:
+        try:
+            os.write(self.control, line.encode() + b"\n")
+        except OSError:
+            pass  # nobody listens any more; the reading side says so too
+
+    def listen(self) -> None:
+        words = os.read(self.control, 64)
+        self.order = "stop" if words == b"stop" and not self.order else "kill"
+
+    def wait(self) -> None:
+        """Until the command ends or its end is ordered."""
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        pause = 1000  # how long a stray that ended may stay a zombie
+        try:
+            watch = os.pidfd_open(self.pid)
+            poll.register(watch, select.POLLIN)
+        except OSError:
+            pause = 20  # an old kernel, or not allowed here: look often instead
+        while not self.order and not self.ended():
+            if any(fd == self.control for fd, _ in poll.poll(pause)):
+                self.listen()
+            self.strays()
+
+    def ended(self) -> bool:
+        """Whether the command has ended; tells how, once. It stays a zombie, to keep its group's id taken."""
+        if not self.reported:
+            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if end is not None:
+                self.reported = True
+                self.tell(f"{'exit' if end.si_code == os.CLD_EXITED else 'signal'} {end.si_status}")
+        return self.reported
+
+    def strays(self) -> list[int]:
+        """Living children besides the command: descendants that lost their parents. Reaps the ended ones."""
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+                children = [int(pid) for pid in file.read().split()]
+        except OSError:
+            return []  # a kernel without this file: only the group can be ended
+        return [pid for pid in children if pid != self.pid and os.waitpid(pid, os.WNOHANG)[0] != pid]
+
+    def end(self) -> None:
+        """Leave nothing behind: SIGTERM, the grace period, SIGKILL, for the group and for all who left it.
+
+        As long as anything of the command lives, one of it is a child of this process: who loses the parent
+        becomes one. So no child but the zombie means that nothing is left.
+        """
+        since = time.monotonic()
+        hard_from = since + (0.0 if self.order == "kill" else self.grace)
+        poll = select.poll()
+        if self.order != "kill":
+            poll.register(self.control, select.POLLIN)
+            self.signal_group(SIGTERM)
+        pause = 1
+        while True:
+            ended, strays, now = self.ended(), self.strays(), time.monotonic()
+            if ended and not strays:
+                return self.signal_group(SIGKILL)  # for a kernel that does not tell the children
+            if now >= hard_from + GIVE_UP:
+                return self.tell(" ".join(["left", *map(str, strays)]))
+            if now >= hard_from:
+                self.signal_group(SIGKILL)
+            for pid in strays:
+                self.signal_stray(pid, hard=now >= hard_from, late=now >= since + LATE)
+            if poll.poll(pause):
+                self.listen()
+                if self.order == "kill":
+                    hard_from = min(hard_from, time.monotonic())
+                    poll.unregister(self.control)  # at its end it would be readable for ever
+            pause = min(pause * 2, 20)
+
+    def signal_group(self, number: int) -> None:
+        try:
+            os.killpg(self.pid, number)
+            os.killpg(self.pid, SIGCONT)  # a stopped process does not see its SIGTERM
+        except OSError:
+            pass
+
+    def signal_stray(self, pid: int, hard: bool, late: bool) -> None:
+        try:
+            if hard:
+                os.kill(pid, SIGKILL)
+            # The group was told already, and once is enough; but who is still there may be younger than that.
+            elif pid not in self.told and (late or os.getpgid(pid) != self.pid):
+                self.told.add(pid)
+                os.kill(pid, SIGTERM)
+                os.kill(pid, SIGCONT)
+        except OSError:
+            pass  # gone, or another user's by now
+
+
+def main(control: int) -> None:
+    os.set_inheritable(control, False)
+    grace, directory, argv, env = read_spec(control)
+    become_subreaper()
+    try:
+        supervisor = Supervisor(control, start(directory, argv, env), grace)
+    except CannotStart as failure:
+        os.write(control, f"{failure}\n".encode())
+        return
+    supervisor.wait()
+    supervisor.end()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

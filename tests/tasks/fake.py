@@ -1,0 +1,63 @@
+"""A stand-in for the Context of the engine: as much of it as the built-in types use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scheduler import errors
+
+
+class FakeContext:
+    """``cancel_when``: asked at every check with what was captured so far; True cancels the task."""
+
+    def __init__(
+        self,
+        settings: dict[str, Any] | None = None,
+        *,
+        results: dict[int, Any] | None = None,
+        cancel_when: Callable[[FakeContext], bool] | None = None,
+        interruption: BaseException | None = None,
+    ) -> None:
+        self.id = 42
+        self.kind = "Fake"
+        self.attempt = 1
+        self.key = None
+        self.state = None
+        self.deadline = None
+        self.settings = settings or {}
+        self.captured = ""
+        self.progress: list[tuple[float, str | None]] = []
+        self.checks = 0
+        self._results = results or {}
+        self._cancel_when = cancel_when
+        self._interruption = interruption or errors.Cancelled("task 42 was cancelled")
+
+    def check_cancelled(self) -> None:
+        self.checks += 1
+        if self._cancel_when is not None and self._cancel_when(self):
+            raise self._interruption
+
+    def heartbeat(self) -> None:
+        self.check_cancelled()
+
+    def report_progress(self, percent: float, message: str | None = None) -> None:
+        self.check_cancelled()
+        self.progress.append((percent, message))
+
+    def capture(self, text: str) -> None:
+        self.captured += text
+
+    def results(self) -> dict[int, Any]:
+        return self._results
+
+    def has_captured(self, text: str) -> bool:
+        return text in self.captured
+
+
+def file_settings(directory: Path, **more: Any) -> dict[str, Any]:
+    """A blob store and a directory for uploads below ``directory``."""
+    (directory / "incoming").mkdir(exist_ok=True)
+    files = {"blobs": str(directory / "blobs"), "roots": [str(directory / "incoming")], **more}
+    return {"files": files}
