@@ -1,1 +1,10 @@
-"""Floor 3: schedctl."""
+"""The command ``schedctl``. It works on the store, so it answers when no daemon runs."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run ``schedctl`` with the arguments of this process."""
+    from scheduler.cli.root import root
+
+    root.main(prog_name="schedctl")

@@ -1,0 +1,176 @@
+"""``schedctl cron``: recurring schedules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler.cli.options import common
+from scheduler.cli.output import print_object, print_rows, time
+from scheduler.cli.session import Session, note, with_session
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.store.schedules import ScheduleRecord
+
+_COLUMNS = ("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan")
+_FIELDS = (
+    *("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan"),
+    *("catchup", "overlap", "payload", "created_at", "updated_at", "seen_at"),
+)
+_HOUR = 3_600 * 1_000_000
+
+
+@click.group(name="cron")
+def cron_command() -> None:
+    """Recurring schedules."""
+
+
+@cron_command.command(name="list")
+@common
+@with_session
+def list_(session: Session, /) -> None:
+    """All schedules, with their next slot.
+
+    An orphan was left behind when its payload changed in the program.
+    """
+    import msgspec
+
+    from scheduler.store.schedules import records
+
+    with session.existing().read() as connection:
+        found = records(connection)
+        session.fleet(connection)
+    left = _orphans(found)
+    rows = [
+        {
+            "name": r.name,
+            "kind": r.kind,
+            "recurrence": r.recurrence.describe(),
+            "next_at": time(r.next_at),
+            "last_slot": time(r.last_slot),
+            "last_task": r.last_task,
+            "paused": r.paused,
+            "orphan": r.name in left,
+            "catchup": r.catchup,
+            "overlap": r.overlap,
+            "payload": msgspec.json.decode(r.payload),
+            "created_at": time(r.created_at),
+            "updated_at": time(r.updated_at),
+            "seen_at": time(r.seen_at),
+        }
+        for r in found
+    ]
+    print_rows(session, rows, _COLUMNS, _FIELDS)
+
+
+def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
+    """Schedules without a key, so named after their payload, that their program no longer registers.
+
+    It still registers another one of the kind, an hour or more after it last registered this one.
+    """
+    unnamed: dict[str, list[ScheduleRecord]] = {}
+    for record in found:
+        if re.fullmatch(re.escape(record.kind) + r"-[0-9a-f]{12}", record.name):
+            unnamed.setdefault(record.kind, []).append(record)
+    left = set()
+    for group in unnamed.values():
+        newest = max(r.seen_at for r in group)
+        left |= {r.name for r in group if r.seen_at < newest - _HOUR}
+    return left
+
+
+@cron_command.command(name="next")
+@click.argument("name")
+@click.option("-n", "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
+@common
+@with_session
+def next_(session: Session, /, name: str, count: int) -> None:
+    """The next slots of a schedule, in UTC and on the clock of its zone."""
+    from scheduler.model.recurrence import fold_marks
+    from scheduler.store.schedules import record, upcoming
+
+    with session.existing().read() as connection:
+        found = record(connection, name)
+        slots = upcoming(found, count)
+    if found.paused:
+        note(f"schedule {name!r} is paused")
+    if not slots:
+        note("its run is under way; the delay counts from its end")
+    rows: list[dict[str, Any]] = []
+    for mark in fold_marks(slots, found.recurrence.tz or "UTC"):
+        rows.append(
+            {
+                "slot": time(mark.instant_us),
+                "local": mark.local,
+                "note": "clock changed" if mark.changed else None,
+            }
+        )
+    print_rows(session, rows, ("slot", "local", "note"), ("slot", "local", "note"))
+
+
+def _pause(session: Session, name: str, paused: bool) -> None:
+    from scheduler.store import schedules
+
+    def work(connection: sa.Connection) -> ScheduleRecord:
+        schedules.pause(connection, name, database.now(), paused)
+        return schedules.record(connection, name)
+
+    database = session.existing()
+    found = session.write(work)
+    view = {"name": name, "paused": found.paused, "next_at": time(found.next_at)}
+    if not print_object(session, view):
+        click.echo(
+            f"{name} is paused"
+            if paused
+            else f"{name} goes on; next at {view['next_at'] or 'the end of its run'}"
+        )
+
+
+@cron_command.command()
+@click.argument("name")
+@common
+@with_session
+def pause(session: Session, /, name: str) -> None:
+    """Fire nothing until resumed."""
+    _pause(session, name, True)
+
+
+@cron_command.command()
+@click.argument("name")
+@common
+@with_session
+def resume(session: Session, /, name: str) -> None:
+    """Go on with the next slot; slots that passed meanwhile are left out."""
+    _pause(session, name, False)
+
+
+@cron_command.command()
+@click.argument("name")
+@common
+@with_session
+def trigger(session: Session, /, name: str) -> None:
+    """Run once now, beside the slots; prints the task's id."""
+    from scheduler.store import schedules
+
+    database = session.existing()
+    made = session.write(lambda c: schedules.trigger(c, name, database.now()))
+    if not print_object(session, {"id": int(made)}):
+        click.echo(int(made))
+
+
+@cron_command.command()
+@click.argument("name")
+@common
+@with_session
+def delete(session: Session, /, name: str) -> None:
+    """Forget a schedule. The tasks that it made stay."""
+    from scheduler.store import schedules
+
+    session.write(lambda c: schedules.delete(c, name))
+    if not print_object(session, {"name": name, "deleted": True}):
+        click.echo(f"{name} deleted; a program that registers it brings it back")

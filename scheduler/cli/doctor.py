@@ -1,0 +1,36 @@
+"""``schedctl doctor``."""
+
+from __future__ import annotations
+
+import click
+
+from scheduler.cli import exits
+from scheduler.cli.options import common
+from scheduler.cli.output import print_rows
+from scheduler.cli.session import Session, note, with_session
+
+_COLUMNS = ("level", "check", "text")
+
+
+@click.command(name="doctor")
+@click.option("--repair", is_flag=True, help="Make wrong counts of open edges anew.")
+@common
+@with_session
+@click.pass_context
+def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> None:
+    """Check what must always hold, by reading everything. Exit status 1 if there is a problem."""
+    from scheduler import __version__
+    from scheduler.model.texts import counted
+    from scheduler.store import checks
+
+    database = session.existing()
+    if repair:
+        repaired = session.write(lambda c: checks.repair(c, database.dialect, database.now()))
+        note(f"{counted(repaired, 'task')} repaired")
+    with database.read() as connection:
+        found = checks.check_surroundings(database, connection, __version__)
+        found += checks.check(connection, database.now())
+    rows = [{"level": f.level, "check": f.check, "text": f.text, "tasks": list(f.tasks)} for f in found]
+    print_rows(session, rows, _COLUMNS, (*_COLUMNS, "tasks"))
+    if any(f.level == checks.PROBLEM for f in found):
+        ctx.exit(exits.FAILED)

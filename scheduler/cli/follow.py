@@ -1,0 +1,157 @@
+"""``schedctl wait`` and ``schedctl logs``."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import click
+
+from scheduler.cli import exits
+from scheduler.cli.options import SPAN, TASK_ID, common
+from scheduler.cli.output import print_rows, safe
+from scheduler.cli.session import Session, note, with_session
+
+_LOOKS = (0.02, 0.5)  # seconds between looks: at first, at most
+_FIELDS = ("id", "state", "kind", "error")
+
+
+class _Looks:
+    """Pauses that grow, up to a deadline."""
+
+    def __init__(self, session: Session, timeout: int | None) -> None:
+        clock = session.database.clock
+        self._monotonic = clock.monotonic
+        self._deadline = None if timeout is None else clock.monotonic() + timeout / 1_000_000
+        self._pause = _LOOKS[0]
+        self._never = threading.Event()
+
+    def again(self) -> bool:
+        """Pause; False once the time is up."""
+        left = self._pause if self._deadline is None else self._deadline - self._monotonic()
+        if left <= 0:
+            return False
+        self._never.wait(min(self._pause, left))
+        self._pause = min(self._pause * 1.5, _LOOKS[1])
+        return True
+
+
+@click.command(name="wait")
+@click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
+@click.option("--timeout", type=SPAN, metavar="S", help="Give up after this long (30, 5m); 0 only looks.")
+@common
+@with_session
+@click.pass_context
+def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], timeout: int | None) -> None:
+    """Wait until all of these tasks have ended.
+
+    Exit status 0 if all succeeded, 1 if one did not, 124 if the time was up first.
+    """
+    from scheduler.store.read_tasks import ends
+
+    database = session.existing()
+    looks = _Looks(session, timeout)
+    told = False
+    while True:
+        with database.read() as connection:
+            found = ends(connection, ids)
+            open_ids = [i for i, state in found.items() if state is None]
+            if open_ids and not told:
+                session.fleet(connection)
+                told = True
+        if not open_ids:
+            break
+        if not looks.again():
+            note(f"still not ended: {', '.join(map(str, open_ids))}")
+            ctx.exit(exits.TIMED_OUT)
+    rows = _rows(session, found)
+    print_rows(session, rows, _FIELDS, _FIELDS)
+    if any(row["state"] != "success" for row in rows):
+        ctx.exit(exits.FAILED)
+
+
+def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
+    from scheduler.errors import UnknownTaskError
+    from scheduler.store.read_tasks import get_task
+
+    rows: list[dict[str, Any]] = []
+    with session.database.read() as connection:
+        for task_id, state in found.items():
+            kind = error = None
+            try:
+                task = get_task(connection, task_id)
+                kind, error = task.kind, task.error if state != "success" else None
+            except UnknownTaskError:
+                pass  # retention removed it; its end is remembered
+            rows.append({"id": task_id, "state": state.value, "kind": kind, "error": error})
+    return rows
+
+
+@click.command(name="logs")
+@click.argument("task_id", metavar="ID", type=TASK_ID)
+@click.option("-f", "--follow", is_flag=True, help="Wait for further attempts, until the task has ended.")
+@common
+@with_session
+def logs_command(session: Session, /, task_id: int, follow: bool) -> None:
+    """What a task's attempts wrote, oldest first. An attempt's output is stored when the attempt ends."""
+    database = session.existing()
+    looks = _Looks(session, None)
+    seen, several = 0, False
+    collected: list[dict[str, Any]] = []
+    while True:
+        ended, entries = _new_logs(session, task_id, seen)
+        for entry in entries:
+            seen = entry["claim"]
+            if session.output == "json":
+                collected.append(entry)
+            else:
+                several = _print(session, entry, several or len(entries) > 1)
+        if ended or not follow:
+            break
+        looks.again()
+    if session.output == "json":
+        print_rows(session, collected, (), ("attempt", "claim", "outcome", "worker", "text"))
+    if not seen:
+        with database.read() as connection:
+            from scheduler.store.read_tasks import get_task
+
+            state = get_task(connection, task_id).state
+        later = (
+            "" if state.terminal else ", as far as is stored: an attempt's output is there once it has ended"
+        )
+        note(f"task {task_id} ({state}) has written nothing{later}")
+
+
+def _new_logs(session: Session, task_id: int, seen: int) -> tuple[bool, list[dict[str, Any]]]:
+    from scheduler.store.read_history import attempt_logs, attempts
+    from scheduler.store.read_tasks import get_task
+
+    with session.database.read() as connection:
+        ended = get_task(connection, task_id).state.terminal
+        texts = attempt_logs(connection, task_id, after=seen)
+        known = {a.claim: a for a in attempts(connection, task_id)} if texts else {}
+    entries = []
+    for claim, text in texts:
+        attempt = known.get(claim)
+        entries.append(
+            {
+                "attempt": attempt.number if attempt else None,
+                "claim": claim,
+                "outcome": attempt.outcome.value if attempt else None,
+                "worker": attempt.worker if attempt else None,
+                "text": text,
+            }
+        )
+    return ended, entries
+
+
+def _print(session: Session, entry: dict[str, Any], headed: bool) -> bool:
+    """Print one attempt's output; the head that tells attempts apart only where there are several."""
+    if session.output == "jsonl":
+        print_rows(session, [entry], (), tuple(entry))
+        return headed
+    if headed:
+        click.echo(f"==> attempt {entry['attempt']}, {entry['outcome']}, {entry['worker']} <==")
+    text = safe(entry["text"])
+    click.echo(text, nl=not text.endswith("\n"))
+    return True

@@ -1,0 +1,113 @@
+"""``schedctl graph``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler.cli.options import TASK_ID, common
+from scheduler.cli.output import print_object
+from scheduler.cli.session import Session, note, with_session
+
+if TYPE_CHECKING:
+    from scheduler.store.read_graph import Graph, GraphEdge, GraphNode
+
+_SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dead": "#f2a6a6"}
+
+
+@click.command(name="graph")
+@click.argument("task_id", metavar="ID", type=TASK_ID)
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(("tree", "dot", "mermaid", "json")),
+    default="tree",
+    show_default=True,
+    help="dot is for Graphviz, mermaid for Markdown.",
+)
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=200, show_default=True, help="Tasks at most."
+)
+@common
+@with_session
+def graph_command(session: Session, /, task_id: int, style: str, limit: int) -> None:
+    """The tasks that edges connect with a task, directly or not."""
+    from scheduler.store.read_graph import graph
+
+    with session.existing().read() as connection:
+        found = graph(connection, task_id, limit)
+    if found.truncated:
+        note(f"there are more than {limit} tasks: these are the nearest; --limit shows more")
+    if style == "json" and session.output == "table":
+        session.output = "json"
+    if style in ("tree", "json") and print_object(session, _view(found)):
+        return
+    click.echo("\n".join({"dot": _dot, "mermaid": _mermaid}.get(style, _tree)(found)))
+
+
+def _view(found: Graph) -> dict[str, Any]:
+    return {
+        "nodes": [{"id": n.id, "kind": n.kind, "state": n.state.value} for n in found.nodes],
+        "edges": [
+            {"parent": e.parent, "child": e.child, "when": e.when.value, "otherwise": e.otherwise.value}
+            for e in found.edges
+        ],
+        "truncated": found.truncated,
+    }
+
+
+def _tree(found: Graph) -> list[str]:
+    """Parents above children; a task with several parents is drawn in full below the first."""
+    nodes = {node.id: node for node in found.nodes}
+    below: dict[int, list[GraphEdge]] = {}
+    for edge in sorted(found.edges, key=lambda e: e.child):
+        below.setdefault(edge.parent, []).append(edge)
+    children = {edge.child for edge in found.edges}
+    lines: list[str] = []
+    drawn: set[int] = set()
+    # A stack of what is still to draw, since a chain may be longer than Python likes to recurse.
+    todo = [(node.id, "", "", "") for node in sorted(found.nodes, reverse=True) if node.id not in children]
+    while todo:
+        task_id, own, indent, condition = todo.pop()
+        again = task_id in drawn and task_id in below
+        lines.append(f"{own}{_label(nodes[task_id])}{condition}{' (see above)' if again else ''}")
+        if again:
+            continue
+        drawn.add(task_id)
+        edges = below.get(task_id, [])
+        for position, edge in reversed(list(enumerate(edges))):
+            last = position == len(edges) - 1
+            when = "" if edge.when == "success" else f" on {edge.when}"
+            todo.append(
+                (edge.child, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "), when)
+            )
+    return lines
+
+
+def _label(node: GraphNode) -> str:
+    return f"{node.id} {node.kind or '(removed)'} [{node.state}]"
+
+
+def _dot(found: Graph) -> list[str]:
+    lines = ["digraph tasks {", "  rankdir=LR;", "  node [shape=box, style=filled, fillcolor=white];"]
+    for node in sorted(found.nodes):
+        colour = _SHAPES.get(node.state)
+        fill = f', fillcolor="{colour}"' if colour else ""
+        text = f"{node.id} {node.kind or '(removed)'}".replace("\\", "\\\\").replace('"', '\\"')
+        lines.append(f'  t{node.id} [label="{text}\\n{node.state}"{fill}];')
+    for edge in sorted(found.edges):
+        label = "" if edge.when == "success" else f' [label="{edge.when}"]'
+        lines.append(f"  t{edge.parent} -> t{edge.child}{label};")
+    return [*lines, "}"]
+
+
+def _mermaid(found: Graph) -> list[str]:
+    lines = ["flowchart LR"]
+    for node in sorted(found.nodes):
+        text = f"{node.id} {node.kind or '(removed)'}".replace('"', "#quot;")
+        lines.append(f'  t{node.id}["{text}<br/>{node.state}"]')
+    for edge in sorted(found.edges):
+        arrow = "-->" if edge.when == "success" else f"-->|{edge.when}|"
+        lines.append(f"  t{edge.parent} {arrow} t{edge.child}")
+    return lines

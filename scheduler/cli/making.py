@@ -1,0 +1,197 @@
+"""What ``run`` and ``submit`` have in common: the options of a new task, and storing it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from scheduler.cli.options import EDGE, INSTANT, SPAN
+from scheduler.cli.output import print_object
+from scheduler.cli.session import Session, note
+from scheduler.errors import PayloadError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
+    from scheduler.store.read_kinds import KindRecord
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS: tuple[Callable[[F], F], ...] = (
+    click.option(
+        "--depend-on",
+        "edges",
+        type=EDGE,
+        multiple=True,
+        metavar="ID[:when]",
+        help="Wait for this task's success, or failure or finished; ID:when:otherwise says what else.",
+    ),
+    click.option("--in", "delay", type=SPAN, metavar="5m", help="Not before this long from now."),
+    click.option("--at", "run_at", type=INSTANT, metavar="T", help="Not before this time (with its zone)."),
+    click.option("--cron", metavar="EXPR", help="Again and again: a cron expression of five fields."),
+    click.option("--tz", metavar="ZONE", help="The zone of --cron; else [schedules] timezone."),
+    click.option("--retry", type=click.IntRange(0), metavar="N", help="Retry up to N times after failures."),
+    click.option(
+        "--priority", type=click.Choice(("high", "medium", "low"), case_sensitive=False), help="Its level."
+    ),
+    click.option("--key", metavar="K", help="Your name for it: the same kind and key is the same task."),
+    click.option("--queue", metavar="Q", help="The namespace whose workers may run it."),
+    click.option("--timeout", type=SPAN, metavar="S", help="The longest one attempt may run."),
+    click.option("--correlation", metavar="C", help="What belongs together."),
+    click.option("--subject", metavar="S", help="What it is about."),
+)
+
+
+def make_options(command: F) -> F:
+    """Adds the options of a new task; they arrive as the fields of :class:`Given`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass
+class Given:
+    """The options of a new task as given. Times and spans are microseconds."""
+
+    edges: tuple[EdgeSpec, ...] = ()
+    delay: int | None = None
+    run_at: int | None = None
+    cron: str | None = None
+    tz: str | None = None
+    retry: int | None = None
+    priority: str | None = None
+    key: str | None = None
+    queue: str | None = None
+    timeout: int | None = None
+    correlation: str | None = None
+    subject: str | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot go together. Raises UsageError."""
+        if self.delay is not None and self.run_at is not None:
+            raise click.UsageError("--in and --at exclude each other")
+        if self.cron is None and self.tz is not None:
+            raise click.UsageError("--tz belongs to --cron")
+        if self.cron is not None and (self.delay is not None or self.run_at is not None or self.edges):
+            raise click.UsageError(
+                "--cron goes with neither --in, --at nor --depend-on: each run is a new task"
+            )
+        for name in ("key", "correlation", "subject"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= len(value) <= 255:
+                raise click.UsageError(f"--{name} is a text of 1 to 255 characters")
+        if self.timeout == 0:
+            raise click.UsageError("--timeout must be more than 0")
+        seen: dict[int, EdgeSpec] = {}
+        for edge in self.edges:
+            if seen.setdefault(edge.parent, edge) != edge:
+                raise click.UsageError(f"--depend-on names {edge.parent} twice with different conditions")
+
+    def spec(self, kind: str, payload: dict[str, Any], record: KindRecord | None) -> TaskSpec:
+        """The task to store: the kind's options, and over them what was given. Raises SchedulerError."""
+        from scheduler.model.registry import MAX_PAYLOAD, encode_json
+        from scheduler.model.retry import RetryPolicy
+        from scheduler.model.spec import TaskSpec
+        from scheduler.model.task import Priority, check_name
+
+        self.check()
+        options = record.options if record is not None else {}
+        text = encode_json(payload, f"payload of {kind}")
+        if len(text.encode()) > MAX_PAYLOAD:
+            raise PayloadError(f"payload of {kind} is over the limit of {MAX_PAYLOAD} bytes")
+        policy = None if options.get("retry") is None else RetryPolicy.from_json(options["retry"])
+        if self.retry is not None:
+            policy = RetryPolicy(max_attempts=self.retry + 1)
+        return TaskSpec(
+            kind=kind,
+            payload=text,
+            lane=_lane(kind, payload, record),
+            queue=check_name("queue", self.queue)
+            if self.queue is not None
+            else options.get("queue", "default"),
+            pool=int(Priority.parse(self.priority))
+            if self.priority
+            else options.get("pool", int(Priority.MEDIUM)),
+            run_at=self.run_at or 0,
+            delay=self.delay or 0,
+            max_attempts=1 if policy is None else policy.max_attempts,
+            retry=None if policy is None else policy.to_json(),
+            timeout=self.timeout if self.timeout is not None else options.get("timeout"),
+            dead_letter=options.get("dead_letter", True),
+            schema_version=record.schema_version if record is not None else 1,
+            result_ttl=options.get("result_ttl"),
+            correlation=self.correlation,
+            subject=self.subject,
+            key=self.key,
+            edges=list({edge.parent: edge for edge in self.edges}.values()),
+        )
+
+
+def _lane(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:
+    from scheduler.cli.payload import with_defaults
+    from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY
+
+    rule = None if record is None else record.options.get("concurrency_key")
+    if record is None or not rule:
+        return kind
+    if not isinstance(rule, str):
+        raise PayloadError(f"the concurrency key of {kind} is made by its program: schedule it from Python")
+    try:
+        key = rule.format(**with_defaults(record, payload))
+    except (KeyError, IndexError, AttributeError, ValueError) as error:
+        raise PayloadError(f"concurrency_key of {kind} cannot be made: {error!r}") from None
+    return f"{kind}{LANE_SEPARATOR}{key[:MAX_KEY]}"
+
+
+def schedule(
+    session: Session, given: Given, kind: str, payload: dict[str, Any], record: KindRecord | None
+) -> None:
+    """Store the task or the recurring schedule, print its id or name, and say if nobody would run it."""
+    spec = given.spec(kind, payload, record)
+    if given.cron is not None:
+        _register(session, given, spec)
+    else:
+        _store(session, spec)
+    with session.database.read() as connection:
+        fleet = session.fleet(connection)
+    unserved = fleet.unserved(spec.queue, spec.kind)
+    if unserved is not None and fleet.claiming:
+        note(unserved)
+
+
+def _store(session: Session, spec: TaskSpec) -> None:
+    from scheduler.store.enqueue import enqueue
+
+    database = session.database
+
+    def work(connection: sa.Connection) -> TaskId:
+        return enqueue(connection, [spec], database.now(), ours=True)[0]
+
+    made = session.write(work, database)
+    if not made.created:
+        note(f"task {int(made)} holds the key {spec.key!r} already; nothing new was stored")
+    if not print_object(session, {"id": int(made), "created": made.created}):
+        click.echo(int(made))
+
+
+def _register(session: Session, given: Given, spec: TaskSpec) -> None:
+    import msgspec
+
+    from scheduler.model.recurrence import cron
+    from scheduler.store import schedules
+    from scheduler.store.schedules import ScheduleSpec
+
+    database = session.database
+    recurrence = cron(given.cron or "", given.tz or session.config.schedules.timezone)
+    name = spec.key or f"{spec.kind}-cli-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
+    wanted = ScheduleSpec(name, recurrence, msgspec.structs.replace(spec, key=None))
+    fresh = session.write(lambda c: schedules.register(c, database.dialect, wanted, database.now()), database)
+    if not fresh:
+        note(f"there was a schedule {name!r} already; it is updated")
+    if not print_object(session, {"schedule": name, "created": fresh}):
+        click.echo(name)

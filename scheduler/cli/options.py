@@ -1,0 +1,143 @@
+"""What the commands' options mean: ids, instants, spans, edges; and the options that every command takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from scheduler.cli.session import FORMATS, Session
+from scheduler.errors import SchedulerError
+
+if TYPE_CHECKING:
+    from scheduler.model.spec import EdgeSpec
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
+        session = ctx.ensure_object(Session)
+        if value is not None:
+            setattr(session, name, value)
+
+    return callback
+
+
+def common(command: F) -> F:
+    """Adds ``--config``, ``-o`` and ``--columns``, which may stand before or after the command's name."""
+    command = click.option(
+        "--columns",
+        metavar="A,B,…",
+        expose_value=False,
+        callback=_store("columns"),
+        help="Show these columns (or fields) only, in this order.",
+    )(command)
+    command = click.option(
+        "-o",
+        "--output",
+        type=click.Choice(FORMATS),
+        expose_value=False,
+        callback=_store("output"),
+        help="How to print data; table by default.",
+    )(command)
+    return click.option(
+        "--config",
+        metavar="FILE",
+        expose_value=False,
+        callback=_store("config_path"),
+        help="The configuration; else $SCHEDD_CONFIG, ./config.toml, /etc/schedd/config.toml.",
+    )(command)
+
+
+class _Type(click.ParamType[Any]):
+    """Turns what the model refuses into a usage error."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.read(value)
+        except (SchedulerError, ValueError, OverflowError) as error:
+            return self.fail(str(error), param, ctx)
+
+    def read(self, text: str) -> Any:
+        raise NotImplementedError
+
+
+class _TaskId(_Type):
+    name = "id"
+
+    def read(self, text: str) -> int:
+        if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
+            raise ValueError(f"{text!r} is not a task id: a whole number from 1")
+        return int(text)
+
+
+class _Instant(_Type):
+    """Microseconds from an RFC 3339 time with its zone."""
+
+    name = "time"
+
+    def read(self, text: str) -> int:
+        from datetime import datetime
+
+        from scheduler.model.times import instant_us
+
+        try:
+            found = datetime.fromisoformat(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a time such as 2026-01-31T02:30:00+01:00 or …Z") from None
+        if found.tzinfo is None:
+            raise ValueError(
+                f"{text!r} has no time zone: end it with Z for UTC, or with an offset such as +01:00"
+            )
+        return instant_us(found, "time")
+
+
+class _Span(_Type):
+    """Microseconds from 90, 90s, 5m, 1h30m or 2d."""
+
+    name = "duration"
+
+    def read(self, text: str) -> int:
+        from scheduler.settings import parse_duration
+
+        return round(parse_duration(text) * 1_000_000)
+
+
+class _Ago(_Type):
+    """An instant, or how long ago: a negative number of microseconds."""
+
+    name = "time"
+
+    def read(self, text: str) -> int:
+        if text[:1].isdigit() and "-" not in text and ":" not in text:
+            return -int(SPAN.read(text))
+        return int(INSTANT.read(text))
+
+
+class _Edge(_Type):
+    """``ID``, ``ID:when`` or ``ID:when:otherwise``."""
+
+    name = "id[:when]"
+
+    def read(self, text: str) -> EdgeSpec:
+        from scheduler.model.spec import EdgeSpec
+        from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, When
+
+        parent, _, rest = text.partition(":")
+        when, _, otherwise = rest.partition(":")
+        try:
+            end = When(when or "success")
+            other = Otherwise(otherwise) if otherwise else DEFAULT_OTHERWISE[end]
+        except ValueError:
+            raise ValueError(
+                f"{text!r} is not ID[:when[:otherwise]]: when is {', '.join(When)}; "
+                f"otherwise {', '.join(Otherwise)}"
+            ) from None
+        return EdgeSpec(TASK_ID.read(parent), end, other)
+
+
+TASK_ID, INSTANT, SPAN, AGO, EDGE = _TaskId(), _Instant(), _Span(), _Ago(), _Edge()

@@ -1,0 +1,205 @@
+"""Printing data: tables for people, JSON for programs. The same rows always print the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from scheduler.cli.session import Session
+
+Row = Mapping[str, Any]
+
+_GAP = "  "
+_COLOURS = {
+    "success": "green",
+    "live": "green",
+    "ok": "green",
+    "running": "cyan",
+    "claimed": "cyan",
+    "retry": "yellow",
+    "draining": "yellow",
+    "note": "yellow",
+    "failed": "red",
+    "dead": "red",
+    "lost": "red",
+    "problem": "red",
+    "cancelled": "magenta",
+    "skipped": "magenta",
+}
+_COLOURED = frozenset({"state", "level", "outcome"})
+
+
+def time(us: int | None) -> str | None:
+    """A stored instant as RFC 3339, exact; None for none and for never."""
+    from scheduler.model.texts import rfc3339
+    from scheduler.ports import FOREVER
+
+    return None if us is None or us >= FOREVER else rfc3339(us)
+
+
+def seconds(us: int | None) -> float | None:
+    """A stored span in seconds."""
+    return None if us is None else us / 1_000_000
+
+
+def print_rows(session: Session, rows: Sequence[Row], columns: Sequence[str], known: Sequence[str]) -> None:
+    """Rows as a table of ``columns``, or as JSON with all ``known`` fields; ``--columns`` goes for both."""
+    chosen = _chosen(session, known)
+    if session.output == "table":
+        print_table(rows, chosen or columns)
+        return
+    picked = [{name: row.get(name) for name in chosen or known} for row in rows]
+    if session.output == "jsonl":
+        for row in picked:
+            click.echo(json.dumps(row, ensure_ascii=False))
+    else:
+        click.echo(json.dumps(picked, ensure_ascii=False, indent=2))
+
+
+def print_object(session: Session, value: Row) -> bool:
+    """One object as JSON, or its ``--columns`` as lines. False: neither was asked for, nothing is printed."""
+    chosen = _chosen(session, list(value))
+    picked = {name: value[name] for name in chosen} if chosen else dict(value)
+    if session.output == "table":
+        if chosen is None:
+            return False
+        print_fields([(name, picked[name]) for name in chosen])
+        return True
+    click.echo(json.dumps(picked, ensure_ascii=False, indent=2 if session.output == "json" else None))
+    return True
+
+
+def _chosen(session: Session, known: Sequence[str]) -> list[str] | None:
+    if session.columns is None:
+        return None
+    chosen = [name.strip() for name in session.columns.split(",") if name.strip()]
+    for name in chosen:
+        if name not in known:
+            raise click.UsageError(f"there is no column {name!r}; there are {', '.join(known)}")
+    return chosen or None
+
+
+def cell(value: object) -> str:
+    """One value as text on one line, without anything that a terminal could obey."""
+    if value is None:
+        text = "-"
+    elif isinstance(value, bool):
+        text = "yes" if value else "no"
+    elif isinstance(value, str):
+        text = value or "-"
+    elif isinstance(value, (dict, list, tuple)):
+        text = json.dumps(value, ensure_ascii=False)
+    elif isinstance(value, float):
+        text = f"{value:.6f}".rstrip("0").rstrip(".")
+    else:
+        text = str(value)
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def safe(text: str) -> str:
+    """Text of a task's own making: on a terminal without what the terminal would obey."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text.replace("\r\n", "\n"))
+
+
+def print_table(rows: Iterable[Row], columns: Sequence[str], indent: str = "") -> None:
+    """An aligned table with a head; cut at the terminal's width when there is a terminal."""
+    rows = list(rows)
+    cells = [[_shown(name, row.get(name)) for name in columns] for row in rows]
+    head = [name.replace("_", " ").upper() for name in columns]
+    widths = [max(_width(line[i]) for line in [head, *cells]) for i in range(len(columns))]
+    right = [all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in columns]
+    limit = terminal_width()
+    _print_line(head, widths, right, limit, indent, [None] * len(columns))
+    for row, line in zip(rows, cells, strict=True):
+        colours = [_COLOURS.get(str(row.get(name))) if name in _COLOURED else None for name in columns]
+        _print_line(line, widths, right, limit, indent, colours)
+
+
+def _shown(name: str, value: object) -> str:
+    # To the second is enough for people; programs get all of it as JSON.
+    if (
+        isinstance(value, str)
+        and value.endswith("Z")
+        and len(value) == 27
+        and value[10] == "T"
+        and value[19] == "."
+    ):
+        return value[:19] + "Z"
+    return cell(value)
+
+
+def _print_line(
+    line: Sequence[str],
+    widths: Sequence[int],
+    right: Sequence[bool],
+    limit: int | None,
+    indent: str,
+    colours: Sequence[str | None],
+) -> None:
+    parts, used = [], _width(indent)
+    for i, text in enumerate(line):
+        padding = " " * (widths[i] - _width(text))
+        last = i == len(line) - 1
+        padded = padding + text if right[i] else text + ("" if last else padding)
+        if limit is not None and used + _width(padded) > limit:
+            padded = _cut(padded, limit - used)
+        used += _width(padded) + len(_GAP)
+        colour = colours[i]
+        parts.append(click.style(padded, fg=colour) if colour and use_colour() else padded)
+        if limit is not None and used >= limit:
+            break
+    click.echo((indent + _GAP.join(parts)).rstrip(), color=use_colour())
+
+
+def print_fields(fields: Sequence[tuple[str, object]]) -> None:
+    """Names and values, one a line; None is left out."""
+    shown = [(name.replace("_", " "), value) for name, value in fields if value is not None]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        text = _shown(name, value)
+        if name in _COLOURED and use_colour() and text in _COLOURS:
+            text = click.style(text, fg=_COLOURS[text])
+        click.echo(f"{name + ':':{width + 2}}{text}", color=use_colour())
+
+
+def use_colour() -> bool:
+    """Whether stdout is a terminal that wants colours (see NO_COLOR)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def terminal_width() -> int | None:
+    """The width to cut tables at; None when stdout is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return sum(_char_width(c) for c in text)
+
+
+def _char_width(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def _cut(text: str, room: int) -> str:
+    if room <= 1:
+        return "…"[:room]
+    used, kept = 0, []
+    for char in text:
+        used += _char_width(char)
+        if used > room - 1:
+            break
+        kept.append(char)
+    return "".join(kept) + "…"

@@ -1,0 +1,65 @@
+"""The payload of ``schedctl submit``: read from ``-P``, checked against the kind's JSON schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from scheduler.errors import PayloadError
+
+if TYPE_CHECKING:
+    from scheduler.store.read_kinds import KindRecord
+
+_SHOWN = 60
+
+
+def read_params(params: Sequence[str]) -> dict[str, Any]:
+    """``name=text`` and ``name:=json`` as a dict. Raises UsageError."""
+    payload: dict[str, Any] = {}
+    for given in params:
+        name, equals, text = given.partition("=")
+        as_json = name.endswith(":")
+        name = name.removesuffix(":")
+        if not equals or not name:
+            raise click.UsageError(f"-P {given!r} is neither NAME=TEXT nor NAME:=JSON")
+        if name in payload:
+            raise click.UsageError(f"-P gives {name} twice")
+        payload[name] = _json(name, text) if as_json else text
+    return payload
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise click.UsageError(f"-P {name}:={text[:_SHOWN]}: not JSON: {error}") from None
+
+
+def validate(kind: KindRecord, payload: dict[str, Any]) -> None:
+    """Check a payload against the kind's schema. Raises PayloadError that names the field."""
+    try:
+        import jsonschema
+    except ModuleNotFoundError:
+        raise PayloadError(
+            "checking a payload needs the package jsonschema: pip install jsonschema"
+        ) from None
+
+    checker = jsonschema.Draft202012Validator(kind.schema)
+    error = jsonschema.exceptions.best_match(checker.iter_errors(payload))
+    if error is None:
+        return
+    where = ".".join(str(part) for part in error.absolute_path)
+    said = error.message if len(error.message) <= 200 else error.message[:199] + "…"
+    raise PayloadError(f"payload of {kind.name} does not fit{f', at {where}' if where else ''}: {said}")
+
+
+def with_defaults(kind: KindRecord, payload: dict[str, Any]) -> dict[str, Any]:
+    """The payload with the defaults of its schema filled in: for a concurrency key only."""
+    schema = kind.schema
+    if "$ref" in schema:
+        schema = kind.schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    fields = schema.get("properties", {})
+    return {name: field["default"] for name, field in fields.items() if "default" in field} | payload

@@ -1,0 +1,102 @@
+"""The root of ``schedctl``: global options, and commands that are imported when they are used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import click
+
+from scheduler.cli import exits
+from scheduler.cli.options import common
+
+# name -> (module, what --help says of it); the module's attribute of the same name is the command
+COMMANDS = {
+    "status": ("status", "How things stand: counts, workers, what is stuck."),
+    "list": ("tasks", "Tasks, newest first."),
+    "show": ("tasks", "Everything about a task, and why it is not running."),
+    "run": ("submit", "Schedule a command."),
+    "submit": ("submit", "Schedule a task of any kind that workers have registered."),
+    "cancel": ("change", "End tasks, or ask running ones to end."),
+    "retry": ("change", "Run tasks again that failed or were cancelled."),
+    "wait": ("follow", "Wait until tasks have ended."),
+    "logs": ("follow", "What a task's attempts wrote."),
+    "graph": ("graph", "The tasks that edges connect with a task."),
+    "cron": ("cron", "Recurring schedules."),
+    "workers": ("workers", "Workers and their leases."),
+    "db": ("db", "The database: upgrade, check, backup."),
+    "config": ("config", "The settings in effect."),
+    "doctor": ("doctor", "Check what must always hold."),
+    "completion": ("completion", "Print the script that completes commands in a shell."),
+}
+
+
+class Root(click.Group):
+    """Imports a command's module only when the command is used; turns errors into lines and exit statuses."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"scheduler.cli.{COMMANDS[cmd_name][0]}")
+        found: click.Command = getattr(module, f"{cmd_name}_command")
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        try:
+            result = super().main(args, prog_name or "schedctl", complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+            status = result if isinstance(result, int) else exits.DONE
+        except BrokenPipeError:
+            exits.quiet_pipe()
+            status = exits.FAILED
+        except (Exception, KeyboardInterrupt) as error:
+            exits.tell(error)
+            status = exits.status_of(error)
+        sys.exit(status)
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        from scheduler import __version__
+
+        click.echo(f"schedctl {__version__}")
+        ctx.exit()
+
+
+SETTINGS: Mapping[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=Root, name="schedctl", context_settings=dict(SETTINGS))
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
+)
+@common
+def root() -> None:
+    """Look at schedd's tasks and change them.
+
+    Works on the database itself, so it answers when no daemon runs. Data goes to stdout, messages to stderr.
+
+    Exit status: 0 done; 1 the operation or the awaited task failed; 2 usage; 3 no such thing; 4 conflict;
+    5 database unreachable; 124 wait timed out; 130 interrupted.
+    """

@@ -1,0 +1,105 @@
+"""What one call of ``schedctl`` has in hand: options, configuration, database."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from scheduler.errors import SchedulerError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.config import Config
+    from scheduler.store.database import Database
+    from scheduler.store.read_workers import Fleet
+
+T = TypeVar("T")
+FORMATS = ("table", "json", "jsonl")
+_TRIES = 5
+
+
+@dataclass
+class Session:
+    """The object of the click context. Nothing is read or opened before it is needed."""
+
+    config_path: str | None = None
+    output: str = "table"
+    columns: str | None = None
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration. Raises ConfigError."""
+        from scheduler.config import load
+
+        return load(self.config_path)
+
+    @cached_property
+    def database(self) -> Database:
+        """The database of the configuration, not opened. Raises ConfigError."""
+        from scheduler.ports import SystemClock
+        from scheduler.store.database import Database
+
+        store = self.config.store
+        made = Database(store.url, SystemClock(), auto_migrate=store.auto_migrate)
+        click.get_current_context().find_root().call_on_close(made.dispose)
+        return made
+
+    def existing(self) -> Database:
+        """The database, for commands that have no business to create one. Raises StoreUnavailableError."""
+        path = self.database.path
+        if path is not None and not path.exists():
+            raise StoreUnavailableError(
+                f"there is no database {path} yet; schedd makes it when it starts, or `schedctl db upgrade`"
+            )
+        return self.database
+
+    def write(self, work: Callable[[sa.Connection], T], database: Database | None = None) -> T:
+        """Do the work in one transaction, then wake idle workers. Raises SchedulerError."""
+        from scheduler.store.failures import StoreTrouble
+
+        database = database if database is not None else self.existing()
+        for attempt in range(_TRIES):
+            try:
+                with database.write() as connection:
+                    done = work(connection)
+                break
+            except StoreTrouble as trouble:
+                # Two writers that lock rows in different orders: one of them is told to try again.
+                if "collided" not in str(trouble) or attempt == _TRIES - 1:
+                    raise
+        self._ring(database)
+        return done
+
+    @staticmethod
+    def _ring(database: Database) -> None:
+        from scheduler.store.doorbell import make_bell
+
+        with contextlib.suppress(OSError, SchedulerError):
+            bell = make_bell(database)
+            try:
+                bell.ring()
+            finally:
+                bell.close()
+
+    def fleet(self, connection: sa.Connection) -> Fleet:
+        """The workers that take new work; says so on stderr if there are none."""
+        from scheduler.store.read_workers import Fleet, workers
+
+        fleet = Fleet(workers(connection, self.database.now()))
+        if not fleet.claiming:
+            note("no worker is live: tasks wait until schedd is started")
+        return fleet
+
+
+def note(text: str) -> None:
+    """A message for people, on stderr."""
+    click.echo(f"schedctl: {text}", err=True)
+
+
+with_session = click.make_pass_decorator(Session, ensure=True)

@@ -1,0 +1,84 @@
+"""``schedctl status``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler.cli.options import common
+from scheduler.cli.output import print_object, print_table, seconds, time
+from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.views import WORKER_COLUMNS, worker_view
+
+if TYPE_CHECKING:
+    from scheduler.store.read_status import Status
+
+
+@click.command(name="status")
+@common
+@with_session
+def status_command(session: Session, /) -> None:
+    """How things stand: tasks by state and pool, the oldest ready task, workers, and what is stuck."""
+    from scheduler.store.read_status import status
+
+    database = session.existing()
+    with database.read() as connection:
+        now = database.now()
+        found = status(connection, now)
+    if not any(w.claims for w in found.workers):
+        note("no worker is live: tasks wait until schedd is started")
+    if not print_object(session, _view(found, now)):
+        _print(found, now)
+
+
+def _view(found: Status, now: int) -> dict[str, Any]:
+    oldest = found.oldest
+    return {
+        "at": time(now),
+        "states": found.states,
+        "pools": {name: count._asdict() for name, count in found.pools.items()},
+        "oldest_ready": None
+        if oldest is None
+        else {
+            "id": oldest.id,
+            "kind": oldest.kind,
+            "queue": oldest.queue,
+            "since": time(oldest.since),
+            "age": seconds(max(0, now - oldest.since)),
+        },
+        "workers": [worker_view(worker, now) for worker in found.workers],
+        "stuck": [
+            {"problem": s.problem, "text": s.text, "number": s.number, "tasks": list(s.tasks)}
+            for s in found.stuck
+        ],
+    }
+
+
+def _print(found: Status, now: int) -> None:
+    from scheduler.model.texts import listed, span_text
+
+    if found.states:
+        print_table([{"state": s, "tasks": n} for s, n in found.states.items()], ("state", "tasks"))
+    else:
+        click.echo("no tasks")
+    click.echo()
+    pools = [{"pool": name, **count._asdict()} for name, count in found.pools.items()]
+    print_table(pools, ("pool", "due", "later", "held", "slots", "async_slots"))
+    click.echo()
+    oldest = found.oldest
+    if oldest is not None:
+        age = span_text(max(0, now - oldest.since))
+        click.echo(f"oldest ready: task {oldest.id} ({oldest.kind}, queue {oldest.queue}), for {age}")
+        click.echo()
+    if found.workers:
+        rows = []
+        for worker in found.workers:
+            row = worker_view(worker, now)
+            rows.append(row | {"queues": ",".join(worker.queues), "kinds": len(worker.kinds)})
+        print_table(rows, WORKER_COLUMNS)
+        click.echo()
+    click.echo("stuck:" if found.stuck else "nothing is stuck")
+    for one in found.stuck:
+        ids = f" (task {listed([str(i) for i in one.tasks])})" if one.tasks else ""
+        click.echo(f"  {one.text}{ids}")

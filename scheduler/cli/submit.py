@@ -1,0 +1,96 @@
+"""``schedctl submit`` and ``schedctl run``: tasks made without importing anybody's code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler.cli.making import Given, make_options, schedule
+from scheduler.cli.options import common
+from scheduler.cli.session import Session, with_session
+
+if TYPE_CHECKING:
+    from scheduler.store.read_kinds import KindRecord
+
+COMMAND_KIND = "CommandTask"
+
+
+@click.command(name="submit")
+@click.argument("kind")
+@click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="A field of the payload.")
+@make_options
+@common
+@with_session
+def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **given: Any) -> None:
+    """Schedule a task of a kind that workers have registered; prints its id.
+
+    The payload is checked against the kind's schema. -P to=me@example.com gives a text, -P count:=3 any JSON.
+    """
+    from scheduler.cli.payload import read_params, validate
+    from scheduler.errors import UnregisteredKindError
+    from scheduler.store.read_kinds import get_kind, kind_names
+
+    payload = read_params(params)
+    with session.existing().read() as connection:
+        record = get_kind(connection, kind)
+        known = kind_names(connection) if record is None else []
+    if record is None:
+        there = f"known are {', '.join(known)}" if known else "none is known: start a worker first"
+        raise UnregisteredKindError(f"no worker has registered a kind {kind!r}; {there}")
+    validate(record, payload)
+    schedule(session, Given(**given), kind, payload, record)
+
+
+@click.command(name="run", context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--cwd", metavar="DIR", help="Where it runs; by default where the daemon's configuration says.")
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="Added to the daemon's environment."
+)
+@click.option("--shell", is_flag=True, help="COMMAND is one text for /bin/sh -c.")
+@make_options
+@common
+@with_session
+def run_command(
+    session: Session,
+    /,
+    command: tuple[str, ...],
+    cwd: str | None,
+    environment: tuple[str, ...],
+    shell: bool,
+    **given: Any,
+) -> None:
+    """Schedule a command, without a shell; prints the task's id.
+
+    schedctl run --in 5m --retry 2 -- rsync -a /srv/photos backup:
+
+    The daemon must serve CommandTask and allow commands ([command] enabled = true).
+    """
+    import os
+
+    if shell and len(command) != 1:
+        raise click.UsageError("with --shell COMMAND is one text: quote it")
+    payload: dict[str, Any] = {"argv": list(command)}
+    if shell:
+        payload["shell"] = True
+    if environment:
+        payload["env"] = dict(_pair(text) for text in environment)
+    if cwd is not None:
+        payload["cwd"] = os.path.abspath(cwd)
+    schedule(session, Given(**given), COMMAND_KIND, payload, _command_kind(session))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"--env {text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _command_kind(session: Session) -> KindRecord | None:
+    """What workers say of CommandTask; None if none ever served it: the command then waits for one."""
+    from scheduler.store.read_kinds import get_kind
+
+    with session.database.read() as connection:
+        return get_kind(connection, COMMAND_KIND)

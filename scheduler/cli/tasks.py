@@ -1,0 +1,145 @@
+"""``schedctl list`` and ``schedctl show``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from scheduler.cli.options import AGO, TASK_ID, common
+from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table, safe
+from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.views import (
+    ATTEMPT_COLUMNS,
+    EDGE_COLUMNS,
+    LIST_COLUMNS,
+    TASK_FIELDS,
+    attempt_view,
+    edge_view,
+    task_view,
+)
+
+LOG_LINES = 20
+_SHOWN_APART = {"payload", "result", "error", "headers", "retry"}
+
+
+def _states(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> list[Any] | None:
+    from scheduler.model.state import SIMPLE_NAMES, TaskState
+
+    found: list[TaskState] = []
+    for name in (part.strip().lower() for given in value for part in given.split(",")):
+        matching = [s for s in TaskState if name in (s.value, s.simple.lower())]
+        if not matching:
+            raise click.BadParameter(
+                f"there is no state {name!r}; there are {', '.join(TaskState)}, and {', '.join(SIMPLE_NAMES)}"
+            )
+        found += matching
+    return found or None
+
+
+@click.command(name="list")
+@click.option(
+    "--status", "states", multiple=True, callback=_states, metavar="S", help="States or short names."
+)
+@click.option("--kind", metavar="K", help="Tasks of this kind.")
+@click.option("--queue", metavar="Q", help="Tasks of this queue.")
+@click.option("--key", metavar="K", help="Tasks with this key.")
+@click.option("--correlation", metavar="C", help="Tasks that belong together under this id.")
+@click.option("--subject", metavar="S", help="Tasks about this subject.")
+@click.option(
+    "--since", type=AGO, metavar="T", help="Made since then: a time with zone, or how long ago, like 2h."
+)
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most."
+)
+@click.option("--cursor", type=TASK_ID, metavar="ID", help="Only tasks older than this one: the next page.")
+@common
+@with_session
+def list_command(
+    session: Session,
+    /,
+    states: list[Any] | None,
+    since: int | None,
+    limit: int,
+    **filters: Any,
+) -> None:
+    """Tasks, newest first."""
+    from scheduler.store.read_tasks import list_tasks
+
+    database = session.existing()
+    if since is not None and since <= 0:
+        since += database.clock.now()
+    with database.read() as connection:
+        found, cursor = list_tasks(connection, states=states, since=since, limit=limit, **filters)
+    rows = [task_view(task) for task in found]
+    if session.output == "table" and session.columns is None:
+        for row, task in zip(rows, found, strict=True):
+            most = "∞" if task.max_attempts is None else task.max_attempts
+            row["attempt"] = f"{task.attempts_used}/{most}"
+    print_rows(session, rows, LIST_COLUMNS, TASK_FIELDS)
+    if cursor is not None:
+        note(f"there are more: --cursor {cursor} shows the next ones")
+
+
+@click.command(name="show")
+@click.argument("task_id", metavar="ID", type=TASK_ID)
+@common
+@with_session
+def show_command(session: Session, /, task_id: int) -> None:
+    """Everything about a task: payload, edges, attempts, result, log, and why it is not running."""
+    view = _view(session, task_id)
+    if not print_object(session, view):
+        _print(view)
+
+
+def _view(session: Session, task_id: int) -> dict[str, Any]:
+    from scheduler.store.read_graph import dependencies, dependents
+    from scheduler.store.read_history import attempt_log, attempts
+    from scheduler.store.read_tasks import get_task
+    from scheduler.store.read_workers import workers
+    from scheduler.store.why import why
+
+    database = session.existing()
+    with database.read() as connection:
+        now = database.now()
+        task = get_task(connection, task_id)
+        labels = {w.id: w.label for w in workers(connection, now)} if task.worker is not None else {}
+        log = attempt_log(connection, task_id)
+        return {
+            **task_view(task),
+            "worker": labels.get(task.worker or 0),
+            "why": why(connection, task_id, now),
+            "depends_on": [edge_view(e, e.parent) for e in dependencies(connection, task_id)],
+            "dependents": [edge_view(e, e.child) for e in dependents(connection, task_id)],
+            "attempts": [attempt_view(a) for a in attempts(connection, task_id)],
+            "log": None if log is None else log.splitlines()[-LOG_LINES:],
+        }
+
+
+def _print(view: dict[str, Any]) -> None:
+    plain = [
+        (name, view[name]) for name in TASK_FIELDS if name not in _SHOWN_APART and view[name] is not None
+    ]
+    fields: list[tuple[str, object]] = [(n, v) for n, v in plain if n not in ("simple", "unmet", "worker_id")]
+    if view["worker"] is not None:
+        fields.append(("worker", view["worker"]))
+    if view["retry"] is not None:
+        fields.append(("retry", view["retry"]))
+    if view["headers"]:
+        fields.append(("headers", view["headers"]))
+    fields += [("payload", cell(view["payload"])), ("result", view["result"]), ("error", view["error"])]
+    print_fields(fields)
+    click.echo()
+    click.echo(f"why: {cell(view['why'])}" if view["why"] is not None else "it is running")
+    for title, rows, columns in (
+        ("depends on", view["depends_on"], EDGE_COLUMNS),
+        ("dependents", view["dependents"], EDGE_COLUMNS),
+        ("attempts", view["attempts"], ATTEMPT_COLUMNS),
+    ):
+        if rows:
+            click.echo(f"\n{title}:")
+            print_table(rows, columns, indent="  ")
+    if view["log"]:
+        click.echo(f"\nlog (last {len(view['log'])} lines; `schedctl logs {view['id']}` shows all):")
+        for line in view["log"]:
+            click.echo(f"  {safe(line)}")

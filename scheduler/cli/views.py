@@ -1,0 +1,216 @@
+"""Stored records as the dicts that ``-o json`` prints: other programs rely on these names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from scheduler.cli.output import seconds, time
+
+if TYPE_CHECKING:
+    from scheduler.store.read_graph import EdgeRecord
+    from scheduler.store.read_history import AttemptRecord
+    from scheduler.store.read_tasks import TaskRecord
+    from scheduler.store.read_workers import WorkerRecord
+
+TASK_FIELDS = (
+    "id",
+    "kind",
+    "state",
+    "simple",
+    "queue",
+    "priority",
+    "key",
+    "attempt",
+    "max_attempts",
+    "created_at",
+    "run_at",
+    "claimed_at",
+    "started_at",
+    "finished_at",
+    "progress",
+    "progress_message",
+    "last_heartbeat_at",
+    "cancel_requested",
+    "unmet",
+    "result",
+    "result_until",
+    "error",
+    "error_class",
+    "fingerprint",
+    "status_code",
+    "ended_by",
+    "payload",
+    "payload_ref",
+    "schema_version",
+    "headers",
+    "correlation",
+    "causation",
+    "subject",
+    "message_type",
+    "sequence",
+    "schedule",
+    "slot",
+    "missed",
+    "missed_since",
+    "timeout",
+    "retry",
+    "attempts_used",
+    "dead_letter",
+    "original_id",
+    "replay_count",
+    "claim",
+    "worker_id",
+)
+LIST_COLUMNS = ("id", "kind", "state", "priority", "attempt", "created_at", "run_at", "key", "error")
+
+
+def task_view(task: TaskRecord) -> dict[str, Any]:
+    """A task as JSON: times as RFC 3339, spans in seconds, payload and result decoded."""
+    return {
+        "id": task.id,
+        "kind": task.kind,
+        "state": task.state.value,
+        "simple": task.state.simple,
+        "queue": task.queue,
+        "priority": task.priority.label,
+        "key": task.key,
+        "attempt": task.attempt,
+        "max_attempts": task.max_attempts,
+        "created_at": time(task.created_at),
+        "run_at": time(task.run_at),
+        "claimed_at": time(task.claimed_at),
+        "started_at": time(task.started_at),
+        "finished_at": time(task.finished_at),
+        "progress": task.progress,
+        "progress_message": task.progress_message,
+        "last_heartbeat_at": time(task.last_heartbeat_at),
+        "cancel_requested": time(task.cancel_requested),
+        "unmet": task.unmet,
+        "result": _decoded(task.result_text),
+        "result_until": time(task.result_until),
+        "error": task.error,
+        "error_class": task.error_class,
+        "fingerprint": task.fingerprint,
+        "status_code": task.status_code,
+        "ended_by": task.ended_by,
+        "payload": _decoded(task.payload),
+        "payload_ref": task.payload_ref,
+        "schema_version": task.schema_version,
+        "headers": task.headers,
+        "correlation": task.correlation,
+        "causation": task.causation,
+        "subject": task.subject,
+        "message_type": task.message_type,
+        "sequence": task.sequence,
+        "schedule": task.schedule,
+        "slot": time(task.slot),
+        "missed": task.missed,
+        "missed_since": time(task.missed_since),
+        "timeout": seconds(task.timeout),
+        "retry": None if task.retry is None else msgspec.to_builtins(task.retry),
+        "attempts_used": task.attempts_used,
+        "dead_letter": task.dead_letter,
+        "original_id": task.original_id,
+        "replay_count": task.replay_count,
+        "claim": task.claim,
+        "worker_id": task.worker,
+    }
+
+
+def _decoded(text: str | None) -> Any:
+    """JSON as the value it is; what cannot be decoded, as the text it is."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.MsgspecError:
+        return text
+
+
+EDGE_COLUMNS = ("id", "kind", "state", "when", "otherwise", "satisfied")
+
+
+def edge_view(edge: EdgeRecord, other: int) -> dict[str, Any]:
+    """An edge as seen from one of its ends; ``other``: the id of the task at the other end."""
+    return {
+        "id": other,
+        "kind": edge.kind,
+        "state": edge.state.value,
+        "when": edge.when.value,
+        "otherwise": edge.otherwise.value,
+        "satisfied": edge.satisfied,
+    }
+
+
+ATTEMPT_COLUMNS = ("attempt", "outcome", "worker", "started_at", "finished_at", "seconds", "error")
+
+
+def attempt_view(attempt: AttemptRecord) -> dict[str, Any]:
+    """One attempt that has ended."""
+    ran = None if attempt.started_at is None else attempt.finished_at - attempt.started_at
+    return {
+        "attempt": attempt.number,
+        "claim": attempt.claim,
+        "outcome": attempt.outcome.value,
+        "worker": attempt.worker,
+        "claimed_at": time(attempt.claimed_at),
+        "started_at": time(attempt.started_at),
+        "finished_at": time(attempt.finished_at),
+        "seconds": seconds(ran),
+        "error": attempt.error,
+        "error_class": attempt.error_class,
+        "fingerprint": attempt.fingerprint,
+        "status_code": attempt.status_code,
+    }
+
+
+WORKER_FIELDS = (
+    "id",
+    "incarnation",
+    "host",
+    "pid",
+    "version",
+    "state",
+    "queues",
+    "pools",
+    "kinds",
+    "holds",
+    "started_at",
+    "heartbeat_at",
+    "heartbeat_age",
+    "lease_left",
+)
+WORKER_COLUMNS = (
+    "id",
+    "host",
+    "pid",
+    "version",
+    "state",
+    "holds",
+    "heartbeat_at",
+    "lease_left",
+    "queues",
+    "kinds",
+)
+
+
+def worker_view(worker: WorkerRecord, now: int) -> dict[str, Any]:
+    """One worker; ``heartbeat_age`` and ``lease_left`` are seconds at ``now``."""
+    return {
+        "id": worker.id,
+        "incarnation": worker.incarnation,
+        "host": worker.host,
+        "pid": worker.pid,
+        "version": worker.version,
+        "state": worker.state,
+        "queues": list(worker.queues),
+        "pools": {name: {"slots": s, "async_slots": a} for name, (s, a) in worker.pools.items()},
+        "kinds": list(worker.kinds),
+        "holds": worker.holds,
+        "started_at": time(worker.started_at),
+        "heartbeat_at": time(worker.heartbeat_at),
+        "heartbeat_age": seconds(max(0, now - worker.heartbeat_at)),
+        "lease_left": seconds(max(0, worker.lease_until - now)) if worker.alive else None,
+    }

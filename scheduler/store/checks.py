@@ -1,0 +1,195 @@
+"""What must always hold in a database, checked by full reads: for ``schedctl doctor``, not every minute."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.recurrence import Recurrence
+from scheduler.model.state import Otherwise
+from scheduler.model.texts import counted, listed, span_text
+from scheduler.model.times import SECOND
+from scheduler.ports import FOREVER
+from scheduler.store import migrate
+from scheduler.store.control import recount
+from scheduler.store.database import Database
+from scheduler.store.dialect import Dialect, prepared
+from scheduler.store.read_workers import LOST, workers
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+_MOST = 1000  # of one sort of problem
+_WAIT = list(Otherwise).index(Otherwise.WAIT)
+_PARENT = "coalesce(p.state, o.state)"
+_BIT = f"CASE {_PARENT} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
+_PARENTS = "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent"
+_LOW_SPACE = 200 * 1024 * 1024
+_OFFSET = 5 * SECOND
+_LATE = 60 * SECOND
+
+
+class Finding(NamedTuple):
+    """One thing looked at. ``level``: ok, note (worth knowing), problem; ``tasks``: some that it is about."""
+
+    check: str
+    level: str
+    text: str
+    tasks: tuple[int, ...] = ()
+
+
+def check(connection: sa.Connection, now: int) -> list[Finding]:
+    """Check what the rows must agree on."""
+    return [
+        _finding(
+            "unmet counts",
+            "equal the open edges",
+            "with a wrong count of open edges",
+            wrong_counts(connection),
+        ),
+        _finding(
+            "edges", "none waits on a decided edge", "waiting on an edge that is decided", decided(connection)
+        ),
+        _finding(
+            "parents", "every edge has its parent", "waiting on a parent that never was", _orphans(connection)
+        ),
+        _claims(connection, now),
+        _keys(connection),
+        _schedules(connection, now),
+    ]
+
+
+def _finding(name: str, fine: str, wrong: str, ids: Sequence[int]) -> Finding:
+    if not ids:
+        return Finding(name, OK, fine)
+    number = f"{len(ids)} tasks or more" if len(ids) >= _MOST else counted(len(ids), "task")
+    return Finding(name, PROBLEM, f"{number} {wrong}: {listed([str(i) for i in ids])}", tuple(ids))
+
+
+def wrong_counts(connection: sa.Connection) -> list[int]:
+    """Waiting and scheduled tasks whose ``unmet`` is not the number of open edges, or not their state."""
+    rows = connection.execute(
+        prepared(
+            "SELECT f.id FROM (SELECT t.id, t.state, t.unmet, (SELECT count(*) FROM schedd_edges e "
+            f"{_PARENTS} WHERE e.child = t.id AND (e.ok & {_BIT}) = 0) AS open "
+            "FROM schedd_tasks t WHERE t.state IN (0, 1)) f "
+            "WHERE f.unmet <> f.open OR (f.state = 0 AND f.open = 0) OR (f.state = 1 AND f.open > 0) "
+            f"ORDER BY f.id LIMIT {_MOST}"
+        )
+    )
+    return [row[0] for row in rows]
+
+
+def decided(connection: sa.Connection) -> list[int]:
+    """Waiting tasks with an edge that their parent's end has broken and that is not to wait for its retry."""
+    rows = connection.execute(
+        prepared(
+            f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
+            f"WHERE t.state = 0 AND e.otherwise <> {_WAIT} AND {_PARENT} >= {st.FIRST_TERMINAL} "
+            f"AND (e.ok & {_BIT}) = 0 ORDER BY e.child LIMIT {_MOST}"
+        )
+    )
+    return [row[0] for row in rows]
+
+
+def _orphans(connection: sa.Connection) -> list[int]:
+    rows = connection.execute(
+        prepared(
+            f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
+            f"WHERE t.state = 0 AND {_PARENT} IS NULL ORDER BY e.child LIMIT {_MOST}"
+        )
+    )
+    return [row[0] for row in rows]
+
+
+def _claims(connection: sa.Connection, now: int) -> Finding:
+    live = {w.id for w in workers(connection, now) if w.state != LOST}
+    rows = connection.execute(
+        prepared("SELECT id, worker FROM schedd_tasks WHERE state IN (4, 5) ORDER BY id")
+    ).fetchall()
+    loose = [row.id for row in rows if row.worker not in live]
+    return _finding(
+        "claims",
+        f"{counted(len(rows), 'task')} held by live workers",
+        "held by no live worker",
+        loose[:_MOST],
+    )
+
+
+def _keys(connection: sa.Connection) -> Finding:
+    rows = connection.execute(
+        prepared(
+            "SELECT min(id) AS id FROM schedd_tasks WHERE held_key IS NOT NULL GROUP BY kind, held_key "
+            f"HAVING count(*) > 1 ORDER BY 1 LIMIT {_MOST}"
+        )
+    )
+    return _finding(
+        "keys", "none is held twice", "hold a key that another one holds", [row.id for row in rows]
+    )
+
+
+def _schedules(connection: sa.Connection, now: int) -> Finding:
+    rows = connection.execute(
+        prepared(
+            "SELECT s.name, s.recurrence, s.next_at, s.paused, t.state, t.finished_at "
+            "FROM schedd_schedules s LEFT JOIN schedd_tasks t ON t.id = s.last_task ORDER BY s.name"
+        )
+    ).fetchall()
+    bad = []
+    for row in rows:
+        try:
+            Recurrence.from_json(row.recurrence)
+        except Exception as error:  # whatever an unreadable row brings, the others are to be checked too
+            bad.append(f"{row.name} (unreadable: {error})")
+            continue
+        ended = row.state is None or row.state >= st.FIRST_TERMINAL
+        if row.next_at >= FOREVER and ended and (row.finished_at or 0) < now - _LATE and not row.paused:
+            bad.append(f"{row.name} (its run has ended, yet it has no next slot)")
+        elif row.next_at < now - _LATE and not row.paused:
+            bad.append(f"{row.name} (overdue by {span_text(now - row.next_at)})")
+    if bad:
+        return Finding(
+            "schedules", PROBLEM, f"{counted(len(bad), 'schedule')} without a next slot: {listed(bad)}"
+        )
+    return Finding("schedules", OK, f"{counted(len(rows), 'schedule')}, each has its next slot")
+
+
+def check_surroundings(database: Database, connection: sa.Connection, version: str) -> list[Finding]:
+    """Check what lies around the rows: schema, clock, doorbell, disk, versions of the workers."""
+    found = [Finding("schema", OK, f"revision {migrate.current(connection)}, schedd {version}")]
+    offset = database.offset
+    text = (
+        f"this machine's clock is {span_text(offset)} {'behind' if offset > 0 else 'ahead of'} the server's"
+    )
+    found.append(
+        Finding("clock", PROBLEM if abs(offset) > _OFFSET else OK, text if offset else "one machine's")
+    )
+    others = sorted({w.version for w in workers(connection, database.now())} - {version})
+    if others:
+        found.append(Finding("versions", NOTE, f"workers also run version {listed(others)}"))
+    path = database.path
+    if path is not None:
+        bell = database.bell_directory
+        assert bell is not None
+        usable = (
+            os.access(bell, os.W_OK | os.X_OK)
+            if bell.exists()
+            else os.access(path.absolute().parent, os.W_OK)
+        )
+        said = f"{bell} is writable" if usable else f"{bell} cannot be written: idle workers poll instead"
+        found.append(Finding("doorbell", OK if usable else PROBLEM, said))
+        free = shutil.disk_usage(path.absolute().parent).free
+        level = PROBLEM if free < _LOW_SPACE else OK
+        found.append(Finding("disk", level, f"{free // 2**20} MiB free beside the database"))
+    return found
+
+
+def repair(connection: sa.Connection, dialect: Dialect, now: int) -> int:
+    """Make wrong unmet counts anew and judge decided edges again. Returns for how many tasks."""
+    wrong = sorted({*wrong_counts(connection), *decided(connection)})
+    if wrong:
+        recount(connection, dialect, wrong, now)
+    return len(wrong)

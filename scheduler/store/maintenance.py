@@ -1,0 +1,123 @@
+"""Looking after a database as a whole: its revision, its health, a copy of it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
+from scheduler.store import migrate
+from scheduler.store.database import Database
+from scheduler.store.failures import explain
+
+_PAGES = 2000  # copied at a time, so that a backup never keeps writers waiting for long
+
+
+class Health(NamedTuple):
+    """``revision``: None if never migrated; ``wanted``: this program's; ``damage``: what is broken."""
+
+    revision: str | None
+    wanted: str
+    size: int
+    damage: tuple[str, ...]
+
+    @property
+    def current(self) -> bool:
+        """Whether nothing is to be done."""
+        return self.revision == self.wanted and not self.damage
+
+
+def health(database: Database) -> Health:
+    """Look at a database without changing it. Raises StoreUnavailableError."""
+    if _missing(database):
+        return Health(None, migrate.HEAD, 0, ())
+    engine = database._make_engine()
+    try:
+        with engine.connect().execution_options(schedd_reads=True) as connection:
+            revision = migrate.current(connection)
+            damage: tuple[str, ...] = ()
+            if database.dialect.name == "sqlite":
+                rows = connection.execute(sa.text("PRAGMA quick_check(5)")).fetchall()
+                damage = tuple(str(row[0]) for row in rows if row[0] != "ok")
+                size = sum(p.stat().st_size for p in _files(database) if p.exists())
+            else:
+                size = connection.execute(sa.text("SELECT pg_database_size(current_database())")).scalar_one()
+            return Health(revision, migrate.HEAD, int(size), damage)
+    except sa.exc.SQLAlchemyError as error:
+        raise explain(error, database.url) from error
+    finally:
+        engine.dispose()
+
+
+def upgrade_plan(database: Database) -> str:
+    """The SQL that an upgrade would run; empty if there is nothing to do. Changes nothing."""
+    engine = sa.create_engine("sqlite://") if _missing(database) else database._make_engine()
+    try:
+        return migrate.upgrade_sql(engine)
+    except sa.exc.SQLAlchemyError as error:
+        raise explain(error, database.url) from error
+    finally:
+        engine.dispose()
+
+
+def upgrade(database: Database) -> None:
+    """Bring the database to this program's revision. Raises StoreUnavailableError."""
+    engine = database._make_engine()
+    try:
+        migrate.upgrade_engine(engine)
+    except sa.exc.SQLAlchemyError as error:
+        raise explain(error, database.url) from error
+    finally:
+        engine.dispose()
+
+
+def backup(database: Database, target: Path) -> int:
+    """Copy a SQLite database while others work on it, whole or not at all. Returns the copy's size.
+
+    Raises ConfigError for PostgreSQL, SchedulerError if the copy cannot be written, StoreUnavailableError.
+    """
+    path = database.path
+    if path is None:
+        raise ConfigError(
+            "backup copies SQLite files; for PostgreSQL use pg_dump, or your server's own backups"
+        )
+    if not path.exists():
+        raise StoreUnavailableError(f"there is no database {path}")
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        source = sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=10)
+        with closing(source), closing(sqlite3.connect(draft)) as copy:
+            source.backup(copy, pages=_PAGES, sleep=0.01)
+            copy.execute("PRAGMA journal_mode=DELETE")  # one file, with nothing beside it
+            damage = [row[0] for row in copy.execute("PRAGMA quick_check(1)") if row[0] != "ok"]
+        if damage:
+            raise SchedulerError(f"the copy is damaged, so the database is too: {damage[0]}")
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        os.link(draft, target)  # fails if somebody made the target meanwhile
+    except FileExistsError:
+        raise SchedulerError(f"{target} exists already; name another file") from None
+    except (OSError, sqlite3.Error) as error:
+        raise SchedulerError(f"cannot back up to {target}: {error}") from None
+    finally:
+        for leftover in (draft, draft.with_name(draft.name + "-journal")):
+            leftover.unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def _missing(database: Database) -> bool:
+    return database.path is not None and not database.path.exists()
+
+
+def _files(database: Database) -> list[Path]:
+    path = database.path
+    return [] if path is None else [path, path.with_name(path.name + "-wal")]
+
+
+def _quoted(path: Path) -> str:
+    return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
