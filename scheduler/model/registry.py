@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 
 from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
+from scheduler.model.spec import plain
 from scheduler.model.task import Task, TaskFunction, TaskOptions, check_name
 
 MAX_PAYLOAD = 128 * 1024
 MAX_KEY = 255
 LANE_SEPARATOR = "\x1f"
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=plain)
 
 
 def encode_json(value: object, what: str) -> str:

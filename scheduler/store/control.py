@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from scheduler.errors import CycleError, InvalidTransitionError, UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
-from scheduler.model.state import Otherwise, TaskState, Verdict, When, judge, satisfied_mask
+from scheduler.model.state import Otherwise, TaskState, When, satisfied_mask
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.enqueue import insert_edges, read_parents
 from scheduler.store.release import break_only, release
@@ -29,7 +29,9 @@ class CancelResult(NamedTuple):
 def _lock(connection: sa.Connection, ids: Sequence[int]) -> dict[int, sa.Row[tuple[int, int]]]:
     dialect = dialect_of(connection)
     rows = connection.execute(
-        prepared(f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.lock}"),
+        prepared(
+            f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.lock}"
+        ),
         {"ids": bind_rows(sorted(set(ids)))},
     ).fetchall()
     return {row.id: row for row in rows}
@@ -118,14 +120,18 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
         _set(connection, task_id, "run_at = :now, attempt_base = attempt", now)
         return
     if state is TaskState.SUCCESS:
-        raise InvalidTransitionError(f"task {task_id} has succeeded; only what failed or was cancelled can be retried")
+        raise InvalidTransitionError(
+            f"task {task_id} has succeeded; only what failed or was cancelled can be retried"
+        )
     if not state.terminal:
         raise InvalidTransitionError(f"task {task_id} is {state}; it can be retried once it has ended")
     reopen(connection, task_id, now, downstream=downstream)
 
 
 def _set(connection: sa.Connection, task_id: int, what: str, now: int) -> None:
-    connection.execute(prepared(f"UPDATE schedd_tasks SET {what} WHERE id = :id"), {"id": task_id, "now": now})
+    connection.execute(
+        prepared(f"UPDATE schedd_tasks SET {what} WHERE id = :id"), {"id": task_id, "now": now}
+    )
 
 
 _CLEAR = (
@@ -230,15 +236,17 @@ def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: i
         raise UnknownTaskError(child)
     state = TaskState.from_code(row.state)
     if state not in (TaskState.WAITING, TaskState.SCHEDULED):
-        raise InvalidTransitionError(f"task {child} is {state}; only a waiting or scheduled task can get a dependency")
-    end = read_parents(connection, dialect, [parent])[parent]
+        raise InvalidTransitionError(
+            f"task {child} is {state}; only a waiting or scheduled task can get a dependency"
+        )
+    read_parents(connection, dialect, [parent])
     path = find_path(connection, dialect, child, parent)
     if path:
         raise CycleError([*path, child])
-    verdict = None if end is None else judge(end, edge.when, edge.otherwise)
     whens, otherwises = list(When), list(Otherwise)
     connection.execute(
-        prepared("DELETE FROM schedd_edges WHERE parent = :parent AND child = :child"), {"parent": parent, "child": child}
+        prepared("DELETE FROM schedd_edges WHERE parent = :parent AND child = :child"),
+        {"parent": parent, "child": child},
     )
     insert_edges(
         connection,
@@ -252,8 +260,7 @@ def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: i
             )
         ],
     )
-    if verdict is not Verdict.SATISFIED:
-        recount(connection, dialect, [child], now)
+    recount(connection, dialect, [child], now)
 
 
 def find_path(connection: sa.Connection, dialect: Dialect, start: int, goal: int) -> list[int]:
@@ -262,7 +269,8 @@ def find_path(connection: sa.Connection, dialect: Dialect, start: int, goal: int
     level = [start]
     while level:
         rows = connection.execute(
-            prepared(f"SELECT parent, child FROM schedd_edges WHERE parent IN {dialect.ids()}"), {"ids": bind_rows(level)}
+            prepared(f"SELECT parent, child FROM schedd_edges WHERE parent IN {dialect.ids()}"),
+            {"ids": bind_rows(level)},
         ).fetchall()
         level = []
         for row in rows:
@@ -277,7 +285,9 @@ def find_path(connection: sa.Connection, dialect: Dialect, start: int, goal: int
     return []
 
 
-def set_retry_policy(connection: sa.Connection, task_id: int, retry: str | None, max_attempts: int | None) -> None:
+def set_retry_policy(
+    connection: sa.Connection, task_id: int, retry: str | None, max_attempts: int | None
+) -> None:
     """Change the policy of a task that has not ended. Raises UnknownTaskError, InvalidTransitionError."""
     row = _lock(connection, [task_id]).get(task_id)
     if row is None:
@@ -296,18 +306,39 @@ def stamp(
     worker: int,
     beats: Sequence[tuple[int, int, float | None, str | None]],
     now: int,
-) -> set[int]:
-    """Heartbeats and progress, under the fence: rows (id, claim, percent, message). Returns the ids still held."""
+) -> set[tuple[int, int]]:
+    """Heartbeats and progress, under the fence: rows (id, claim, percent, message). Returns (id, claim) still held.
+
+    Of several for one claim the newest values count. A row that somebody's open transaction holds is not waited for:
+    it is told as held, and stamped by a later call.
+    """
+    newest: dict[tuple[int, int], tuple[float | None, str | None]] = {}
+    for task_id, claim, percent, message in beats:
+        before = newest.get((task_id, claim), (None, None))
+        newest[task_id, claim] = (
+            before[0] if percent is None else percent,
+            before[1] if message is None else message,
+        )
     rows = dialect.rows({"id": int, "claim": int, "percent": float, "message": str})
-    done = connection.execute(
-        prepared(
-            "UPDATE schedd_tasks SET last_heartbeat_at = :now, progress = coalesce(j.percent, schedd_tasks.progress), "
-            f"progress_message = coalesce(j.message, schedd_tasks.progress_message) FROM {rows} j "
-            "WHERE schedd_tasks.id = j.id AND schedd_tasks.worker = :worker AND schedd_tasks.claim = j.claim AND schedd_tasks.state + 0 IN (4, 5) RETURNING schedd_tasks.id"
-        ),
-        {"worker": worker, "rows": bind_rows(beats), "now": now},
+    bound = {"worker": worker, "rows": bind_rows([(*key, *value) for key, value in newest.items()]), "now": now}
+    fence = "t.worker = :worker AND t.claim = j.claim AND t.state + 0 IN (4, 5)"
+    found = connection.execute(
+        prepared(f"SELECT t.id, t.claim FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {fence}"), bound
+    ).fetchall()
+    values = (
+        "last_heartbeat_at = :now, progress = coalesce(j.percent, t.progress), "
+        "progress_message = coalesce(j.message, t.progress_message)"
     )
-    return {row[0] for row in done.fetchall()}
+    if dialect.name == "sqlite":
+        sql = f"UPDATE schedd_tasks AS t SET {values} FROM {rows} j WHERE t.id = j.id AND {fence}"
+    else:
+        sql = (
+            f"WITH j AS MATERIALIZED (SELECT t.id, j.percent, j.message FROM {rows} j JOIN schedd_tasks t ON t.id = j.id "
+            f"WHERE {fence} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
+            f"UPDATE schedd_tasks t SET {values} FROM j WHERE t.id = j.id"
+        )
+    connection.execute(prepared(sql), bound)
+    return {(row[0], row[1]) for row in found}
 
 
 def cancel_requests(connection: sa.Connection, worker: int) -> list[tuple[int, int]]:

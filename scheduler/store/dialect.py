@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from scheduler.model.spec import plain
+
 _SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=plain)
 
 
 def bind_rows(rows: Sequence[Sequence[Any]] | Sequence[int]) -> str:
@@ -70,7 +72,8 @@ class PostgreSQL(Dialect):
 
     def rows(self, columns: Mapping[str, type], param: str = "rows") -> str:
         picked = ", ".join(
-            f"CAST(value->>{i} AS {_SQL_TYPES[kind]}) AS {name}" for i, (name, kind) in enumerate(columns.items())
+            f"CAST(value->>{i} AS {_SQL_TYPES[kind]}) AS {name}"
+            for i, (name, kind) in enumerate(columns.items())
         )
         return f"(SELECT {picked} FROM json_array_elements(CAST(:{param} AS json)))"
 
@@ -79,7 +82,9 @@ class PostgreSQL(Dialect):
 
     def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
         drawn = connection.execute(
-            prepared("SELECT nextval(pg_get_serial_sequence('schedd_tasks', 'id')) FROM generate_series(1, :n)"),
+            prepared(
+                "SELECT nextval(pg_get_serial_sequence('schedd_tasks', 'id')) FROM generate_series(1, :n)"
+            ),
             {"n": count},
         )
         return [int(row[0]) for row in drawn]
