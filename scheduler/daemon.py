@@ -25,7 +25,8 @@ from scheduler.supervisor import FAILED, OK, UNREACHABLE, Ended, Service, Superv
 
 USAGE, INTERRUPTED = 2, 130
 # The engine's loop gives up the GIL at each call of the database; with busy handlers it then waits this long
-# to get it back, each time. Python's default is 5 ms.
+# to get it back, each time. At 1 ms it took twice as many turns beside four busy threads as at Python's 5 ms,
+# which got no less done.
 SWITCH_INTERVAL = 0.001
 
 logger = logging.getLogger("scheduler.daemon")

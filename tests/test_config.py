@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -104,14 +103,6 @@ def test_every_setting_of_a_file() -> None:
     assert (config.retention.success, config.retention.failed) == (36 * 3600, 7 * 86400)
     assert config.schedules.misfire_grace == 1.5
     assert config.tasks.state == "myapp.state:make"
-
-
-def test_the_example_shows_every_setting_with_its_default() -> None:
-    text = (Path(__file__).parents[1] / "config.example.toml").read_text(encoding="utf-8")
-    write(text)
-    assert changed(load(None, {}), load(write("", "empty.toml"), {})) == []
-    write(re.sub(r"^#(?=\w+ = )", "", text, flags=re.MULTILINE))
-    assert set(load(None, {}).sources) == set(KINDS)
 
 
 def test_the_file_is_looked_for_in_this_order(empty_directory: Path) -> None:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.processes import PATIENCE, Child, Nursery, Systemd
 
 PROGRAM = """
 import json, os, sys, threading
@@ -93,113 +90,29 @@ class Fake:
 
 sys.exit(daemon.main(factory=Fake))
 """
-PATIENCE = 60.0
-
-
-class Child:
-    """A daemon under test: its lines, as they come."""
-
-    def __init__(self, place: Path, arguments: tuple[str, ...], environ: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=place, env=environ, stdin=-1, stdout=-1, stderr=-1, text=True
-        )
-        self.out: queue.Queue[str | None] = queue.Queue()
-        self.err: queue.Queue[str | None] = queue.Queue()
-        self.seen: list[str] = []
-        for stream, lines in ((self.process.stdout, self.out), (self.process.stderr, self.err)):
-            threading.Thread(target=self._read, args=(stream, lines), daemon=True).start()
-
-    def _read(self, stream: Any, lines: queue.Queue[str | None]) -> None:
-        for line in stream:
-            self.seen.append(line.rstrip("\n"))
-            lines.put(line.rstrip("\n"))
-        lines.put(None)
-
-    def expect(self, pattern: str, lines: queue.Queue[str | None] | None = None) -> str:
-        """The next line of stderr (or ``lines``) that matches."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                line = (lines or self.err).get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                line = None
-            assert line is not None, f"no line matched {pattern!r}; there were:\n" + "\n".join(self.seen)
-            if re.search(pattern, line):
-                return line
-
-    def says(self, pattern: str) -> str:
-        """The next line of stdout that matches."""
-        return self.expect(pattern, self.out)
-
-    def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def kill(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def end(self) -> int:
-        return self.process.wait(PATIENCE)
-
-    def rest(self, lines: queue.Queue[str | None]) -> list[str]:
-        """What is left to read, to the end."""
-        return list(iter(lambda: lines.get(timeout=PATIENCE), None))
-
-
-class Systemd:
-    """The other end of the notify socket."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(address)
-
-    def expect(self, pattern: str) -> str:
-        """The next message that matches."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            self.socket.settimeout(max(0.01, deadline - time.monotonic()))
-            message = self.socket.recv(4096).decode()
-            if re.search(pattern, message):
-                return message
-
-
-@pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[Systemd]:
-    manager = Systemd(str(tmp_path / "notify"))
-    yield manager
-    manager.socket.close()
-
 
 Start = Callable[..., Child]
 
 
 @pytest.fixture
-def start(tmp_path: Path, systemd: Systemd) -> Iterator[Start]:
-    children = []
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    with Nursery(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def systemd(nursery: Nursery) -> Systemd:
+    return nursery.systemd
+
+
+@pytest.fixture
+def start(nursery: Nursery) -> Start:
+    nursery.write("program.py", PROGRAM)
 
     def start(*arguments: str, plan: dict[str, Any] | None = None, **environ: str) -> Child:
-        program = tmp_path / "program.py"
-        program.write_text(PROGRAM)
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDD_")}
-        settings = {
-            "PLAN": json.dumps(plan or {}),
-            "NOTIFY_SOCKET": systemd.address,
-            "SCHEDD_LOG__FORMAT": "json",
-        }
-        child = Child(tmp_path, (str(program), *arguments), clean | settings | environ)
-        children.append(child)
-        return child
+        return nursery.start("program.py", *arguments, PLAN=json.dumps(plan or {}), **environ)
 
-    yield start
-    for child in children:
-        if child.process.poll() is None:
-            child.process.kill()
-        child.process.wait()
-        for stream in (child.process.stdin, child.process.stdout, child.process.stderr):
-            if stream is not None:
-                stream.close()
+    return start
 
 
 def write(place: Path, text: str, name: str = "config.toml") -> None:
@@ -487,12 +400,7 @@ def test_the_watchdog_is_told_while_the_loop_goes_round(start: Start, systemd: S
         systemd.expect("WATCHDOG=1")
     child.tell("age 99")
     child.expect("the loop has not gone round for 99.0 s")
-    systemd.socket.setblocking(False)
-    while True:  # what was sent before
-        try:
-            systemd.socket.recv(4096)
-        except BlockingIOError:
-            break
+    systemd.forget()
     child.tell("ids [1]")  # the next status lines come without a ping between them
     assert systemd.expect("STATUS|WATCHDOG") == "STATUS=1 task under way"
     child.tell("ids [1, 2]")
