@@ -15,7 +15,7 @@ from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk
 from scheduler.engine.logs import TASK_LOGGER, CaptureHandler
 from scheduler.engine.options import EngineOptions
-from scheduler.engine.pools import AsyncSlots, InlineSlots, Slots, ThreadSlots, all_waiting
+from scheduler.engine.pools import AsyncSlots, InlineSlots, Slots, ThreadSlots, all_waiting, waiting_since
 from scheduler.engine.options import POOL_NAMES
 from scheduler.engine.turn import Turner, TurnResult
 from scheduler.engine.upkeep import Lease, Schedules, pass_on_cancels
@@ -232,6 +232,7 @@ class Engine:
             log.exception("a turn failed")
             self._away = min(BACK_OFF[1], max(BACK_OFF[0], self._away * 2))
         self._drop_connection()
+        self._rescan = True  # what the turn was for is still to be done
         self._stop.wait(self._away)
         return 0.0
 
@@ -243,7 +244,7 @@ class Engine:
         rung = self.desk.was_rung()
         self._upkeep(connection, rung)
         for slots in self.slots.values():
-            if slots.waiting and slots.waiting[0].handed_at < self.desk.monotonic() - STUCK:
+            if waiting_since(slots) < self.desk.monotonic() - STUCK:
                 slots.nudge()
         if not self._wants_turn(rung):
             return self._pause(None)
@@ -251,6 +252,8 @@ class Engine:
         self.turns += 1
         self._next_due = result.next_due
         self._rescan = False
+        if self.draining:
+            self._return_waiting()
         if result.schedule_ended:
             self.schedules.look_again()
         if result.ready:
@@ -265,7 +268,7 @@ class Engine:
         if self._at("poll", self.options.poll if self._bell.works else 0.1):
             return True
         horizon = self.desk.monotonic() - self.options.give_back
-        return any(s.waiting and s.waiting[0].handed_at < horizon for s in self.slots.values())
+        return any(waiting_since(s) < horizon for s in self.slots.values())
 
     def _pause(self, result: TurnResult | None) -> float:
         if self._rescan or self.turner.has_work():
@@ -299,7 +302,7 @@ class Engine:
             self._known_kinds = len(self.desk.registry)
             with self.database.write(connection) as c:
                 workers.publish_kinds(c, self.worker, self.desk.registry, self.desk.now())
-        if self._at("reap", REAP_EVERY) and self.lease.reap(connection, self.worker, self._bell.known_dead):
+        if self._at("reap", min(REAP_EVERY, self.options.lease / 3)) and self.lease.reap(connection, self.worker, self._bell.known_dead):
             self._rescan = True
         if rung:
             self.schedules.look_again()
@@ -334,9 +337,12 @@ class Engine:
         """Claim nothing more; what no slot has started goes back at once."""
         self.draining = True
         self._due["renew"] = 0.0
+        self._return_waiting()
+        self.desk.ring()
+
+    def _return_waiting(self) -> None:
         for attempt in all_waiting(self.slots.values()):
             self.desk.report(attempt, hand_back(attempt, self.desk.now()))
-        self.desk.ring()
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until nothing is held any more. False if the time was not enough."""

@@ -40,6 +40,14 @@ class Slots(Protocol):
     def close(self) -> None: ...
 
 
+def waiting_since(slots: Slots) -> float:
+    """When the first of what waits was handed over (monotonic); infinity if nothing waits."""
+    try:
+        return slots.waiting[0].handed_at  # a slot may take it away at any moment
+    except IndexError:
+        return float("inf")
+
+
 def take_waiting(slots: Slots, older_than: float) -> list[Attempt]:
     """Take back attempts that nobody has started and that were handed over before ``older_than`` (monotonic)."""
     taken: list[Attempt] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk, Request
 from scheduler.engine.plan import MAX_TURN, Plan, allocate
-from scheduler.engine.pools import Slots, take_waiting
+from scheduler.engine.pools import Slots, take_waiting, waiting_since
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store import claim as claims
@@ -170,11 +170,8 @@ class Turner:
             if mean is not None and not capped and not desk.options.max_concurrent:
                 # What the slots will start within the horizon; nothing, while what waits is not moving.
                 ahead = min(MAX_AHEAD, int(slots.size * desk.options.ahead / max(mean, 1e-5)))
-                try:
-                    if slots.waiting[0].handed_at < horizon:
-                        ahead = 0
-                except IndexError:
-                    pass
+                if waiting_since(slots) < horizon:
+                    ahead = 0
             return max(0, slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0))
 
         return room

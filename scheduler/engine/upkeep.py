@@ -26,6 +26,8 @@ class Lease:
         self.desk = desk
         self.no_reaping_until = 0.0
         self._seen: tuple[int, float] | None = None
+        self._renewed = desk.monotonic()
+        self._dead: list[str] = []  # known to be dead, not yet recorded
 
     def watch_clocks(self) -> None:
         """If wall and monotonic time disagree since the last look by more than lease/3, reap nobody for one lease.
@@ -44,19 +46,28 @@ class Lease:
     def renew(self, connection: sa.Connection, worker: int, draining: bool) -> bool:
         """Extend the lease. False: it was reclaimed, and this worker is no more."""
         state = workers.DRAINING if draining else workers.LIVE
+        lease = self.desk.options.lease
         with self.desk.database.write(connection) as c:
             self.desk.database.calibrate(c)
-            return workers.renew(c, worker, self.desk.now(), round(self.desk.options.lease * SECOND), state)
+            held = workers.renew(c, worker, self.desk.now(), round(lease * SECOND), state)
+        mono = self.desk.monotonic()
+        if mono - self._renewed > lease * 2 / 3:
+            # The database was away for us, so perhaps for the others: they too need time to renew.
+            self.no_reaping_until = mono + lease
+        self._renewed = mono
+        return held
 
     def reap(
         self, connection: sa.Connection, worker: int | None, known_dead: Callable[[], list[str]]
     ) -> list[workers.Reclaimed]:
         """Take back what dead workers held."""
-        if self.desk.monotonic() < self.no_reaping_until:
+        self._dead += known_dead()
+        patient = self.desk.monotonic() < self.no_reaping_until
+        if patient and not self._dead:
             return []
-        dead = known_dead()
         with self.desk.database.write(connection) as c:
-            found = workers.reap(c, self.desk.database.dialect, self.desk.now(), known_dead=dead, spare=worker)
+            found = workers.reap(c, self.desk.database.dialect, self.desk.now(), known_dead=self._dead, spare=worker, lapsed=not patient)
+        self._dead.clear()
         for one in found:
             log.warning("worker %s died or lost its lease: %d tasks reclaimed", one.label, one.tasks)
             for task in one.poisoned:

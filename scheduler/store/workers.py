@@ -138,21 +138,21 @@ class Reclaimed(NamedTuple):
 
 
 def reap(
-    connection: sa.Connection, dialect: Dialect, now: int, *, known_dead: Sequence[str] = (), spare: int | None = None
+    connection: sa.Connection, dialect: Dialect, now: int, *, known_dead: Sequence[str] = (), spare: int | None = None, lapsed: bool = True
 ) -> list[Reclaimed]:
     """Declare workers dead whose lease ran out (or whose incarnation is known to be dead), and take their claims back.
 
-    ``spare``: the caller's own worker id. Claims of a worker found dead earlier, that somebody's transaction held then,
+    ``spare``: the caller's own worker id; ``lapsed``: leases that ran out count, too. Claims of a worker found dead earlier, that somebody's transaction held then,
     are taken back now, so nothing stays behind.
     """
     connection.execute(
         prepared(
             f"UPDATE schedd_workers SET state = {DEAD} WHERE state < {STOPPED} AND id <> :spare AND "
-            "(lease_until < :now OR incarnation IN (SELECT value FROM "
+            "(lease_until < :before OR incarnation IN (SELECT value FROM "
             + ("json_each(:dead))" if dialect.name == "sqlite" else "json_array_elements_text(CAST(:dead AS json)))")
             + ")"
         ),
-        {"now": now, "spare": -1 if spare is None else spare, "dead": msgspec.json.encode(list(known_dead)).decode()},
+        {"before": now if lapsed else 0, "spare": -1 if spare is None else spare, "dead": msgspec.json.encode(list(known_dead)).decode()},
     )
     found = connection.execute(
         prepared(
