@@ -172,17 +172,13 @@ def builtin_types(config: Config) -> Iterator[tuple[Any, str]]:
         wanted.setdefault(_COMMAND, "[command] enabled")
     if not wanted:
         return
-    package = _import(BUILTIN, "[tasks] builtin")
-    there = sorted(getattr(package, "__all__", ()))
+    there: dict[str, Any] = _import(BUILTIN, "[tasks] builtin").BUILTIN
     for name, setting in wanted.items():
         if name not in there:
             raise ConfigError(
-                f"{setting}: there is no built-in task type {name!r}; there are {', '.join(there) or 'none'}"
+                f"{setting}: there is no built-in task type {name!r}; there are {', '.join(there)}"
             )
-        try:
-            yield getattr(package, name), f"{setting}: {name}"
-        except ImportError as error:  # an extra that is not installed
-            _refuse(f"{setting}: {name} cannot be loaded", error)
+        yield there[name], f"{setting}: {name}"
 
 
 def _import(name: str, setting: str) -> ModuleType:
