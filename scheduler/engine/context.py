@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scheduler.errors import LeaseLost
+from scheduler.model.texts import storable
 from scheduler.model.times import to_datetime
 
 if TYPE_CHECKING:
     from scheduler.engine.attempt import Attempt, Runtime
 
+MAX_MESSAGE = 2000  # characters kept of a progress message
 
 class _ContextBase:
     """The part that only looks: names, times, envelope."""
@@ -159,6 +161,10 @@ class _ContextBase:
         value = float(percent)
         return 0.0 if math.isnan(value) else min(100.0, max(0.0, value))
 
+    @staticmethod
+    def _said(message: object) -> str | None:
+        return None if message is None else storable(str(message))[:MAX_MESSAGE]
+
     def _settle(self, held: bool) -> None:
         if not held:
             self._attempt.lost = True
@@ -183,7 +189,7 @@ class Context(_ContextBase):
     def report_progress(self, percent: float, message: str | None = None) -> None:
         """Store how far it is, clamped to 0–100, and what it is doing; a heartbeat too."""
         self._look()
-        self._settle(self._runtime.request(self._attempt, self._clamp(percent), message).result())
+        self._settle(self._runtime.request(self._attempt, self._clamp(percent), self._said(message)).result())
         self._look()
 
     def results(self) -> dict[int, Any]:
@@ -215,7 +221,7 @@ class AsyncContext(_ContextBase):
     async def report_progress(self, percent: float, message: str | None = None) -> None:
         """Store how far it is, clamped to 0–100, and what it is doing; a heartbeat too."""
         self._look()
-        asked = self._runtime.request(self._attempt, self._clamp(percent), message)
+        asked = self._runtime.request(self._attempt, self._clamp(percent), self._said(message))
         self._settle(await asyncio.wrap_future(asked))
         self._look()
 

@@ -8,6 +8,7 @@ import traceback
 from types import TracebackType
 
 from scheduler.model.outcome import Failure
+from scheduler.model.texts import storable
 
 MAX_TEXT = 2000
 _MAX_FRAMES = 20
@@ -15,18 +16,28 @@ _MAX_FRAMES = 20
 
 def describe(error: BaseException) -> Failure:
     """What the store keeps of an error."""
-    name = type(error).__name__
-    said = " ".join(str(error).split())
+    name = storable(type(error).__name__)
+    try:
+        said = storable(" ".join(str(error).split()))
+    except Exception:  # an error of the user's own that cannot even say its name
+        said = "(its text cannot be made)"
     text = f"{name}: {said}" if said else name
     if len(text) > MAX_TEXT:
         text = text[: MAX_TEXT - 1] + "…"
-    text = text.encode("utf-8", "replace").decode().replace("\x00", "�")
-    status = getattr(error, "status", None)
-    return Failure(text, name, fingerprint(error), status if isinstance(status, int) else None)
+    return Failure(text, name, fingerprint(error), _status(error))
+
+
+def _status(error: BaseException) -> int | None:
+    try:
+        status = getattr(error, "status", None)
+    except Exception:
+        return None
+    fits = isinstance(status, int) and not isinstance(status, bool) and 0 <= status < 2**31
+    return int(status) if fits else None
 
 
 def fingerprint(error: BaseException) -> str:
-    """12 hex digits over the error's type and its frames as (file name, function), without lines or values."""
+    """12 hex digits over the error's type and frames as (file name, function), without lines or values."""
     parts = [f"{type(error).__module__}.{type(error).__qualname__}"]
     parts += _frames(error.__traceback__)
     return hashlib.sha256("\n".join(parts).encode("utf-8", "replace")).hexdigest()[:12]

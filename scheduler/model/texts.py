@@ -33,6 +33,11 @@ def span_text(us: int) -> str:
     return " ".join(parts)
 
 
+def storable(text: str) -> str:
+    """The text without what a database cannot keep: no NUL, no half of a surrogate pair."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "�")
+
+
 def listed(texts: Sequence[str], most: int = 5) -> str:
     """``a, b and 3 more``."""
     if len(texts) <= most:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.errors import UnknownTaskError
+from scheduler.errors import ConfigError, UnknownTaskError
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
@@ -110,6 +110,14 @@ _COLUMNS = [name for name in TaskRecord.__struct_fields__ if name not in _DERIVE
 _NAMES = ", ".join(f"t.{name}" for name in _COLUMNS)
 
 
+def _policy(text: str | None) -> RetryPolicy | None:
+    """A stored policy; None also for a text that no version of ours wrote, so that the rest can still be shown."""
+    try:
+        return None if text is None else RetryPolicy.from_json(text)
+    except ConfigError:
+        return None
+
+
 def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
     given = dict(row._mapping)
     task_id, result = given["id"], given.pop("result")
@@ -118,7 +126,7 @@ def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
         "state": TaskState.from_code(given["state"]),
         "priority": Priority(given.pop("pool")),
         "correlation": given["correlation"] or str(task_id),
-        "retry": None if policy is None else RetryPolicy.from_json(policy),
+        "retry": _policy(policy),
         "headers": {} if headers is None else msgspec.json.decode(headers),
         "dead_letter": bool(given["dead_letter"]),
         "payload": given["payload"] if given["payload"] is not None else values.get((task_id, "payload")),

@@ -1,0 +1,162 @@
+"""Whatever a handler, a hook or a stored row does wrong ends that attempt, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from scheduler import AsyncContext, Context, Task, TaskState, task
+from scheduler.ports import SystemClock
+from scheduler.testing import drain
+from support.fleet import Fleet, ends, write
+
+
+@task
+def add(ctx: Context, a: int, b: int) -> int:
+    return a + b
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class _Odd(Exception):
+    status = 10**15
+
+    def __str__(self) -> str:
+        return "nul \x00, surrogate \ud800, " + "long " * 1000
+
+
+class _Own(BaseException):
+    pass
+
+
+RAISED: list[type[BaseException]] = [
+    KeyboardInterrupt,
+    SystemExit,
+    GeneratorExit,
+    _Own,
+    RecursionError,
+    MemoryError,
+    StopIteration,
+    asyncio.CancelledError,
+    _Unprintable,
+    _Odd,
+]
+
+
+@task
+def explode(ctx: Context, which: int) -> None:
+    raise RAISED[which]()
+
+
+@task
+async def explode_async(ctx: AsyncContext, which: int) -> None:
+    raise RAISED[which]()
+
+
+@task
+async def calm(ctx: AsyncContext) -> str:
+    return "calm"
+
+
+@pytest.mark.case(7)
+@pytest.mark.parametrize("handler", [explode, explode_async])
+def test_whatever_a_handler_raises_fails_its_attempt_only(fleet: Fleet, handler: Any) -> None:
+    jobs = fleet.worker(handler, add)
+    ids = [jobs.task(handler, which).schedule() for which in range(len(RAISED))]
+    good = jobs.task(add, 1, 1).schedule()
+    drain(jobs)
+    assert jobs.result(good, timeout=0) == 2
+    for task_id, raised in zip(ids, RAISED, strict=True):
+        failed = jobs.get_task(task_id)
+        # Python itself turns a StopIteration that leaves a coroutine into a RuntimeError.
+        left = "RuntimeError" if handler is explode_async and raised is StopIteration else raised.__name__
+        assert (failed.state, failed.error_class) == (TaskState.DEAD, left)
+        assert ends(jobs, task_id) == ["dead"]
+
+
+@pytest.mark.case(7)
+def test_real_threads_and_event_loops_survive_it_too(fleet: Fleet) -> None:
+    jobs = fleet.worker(explode, explode_async, add, calm, pools={"medium": (1, 1)})
+    jobs.clock = jobs.database.clock = SystemClock()
+    jobs.start()
+    ids = [jobs.task(kind, n).schedule() for n in range(len(RAISED)) for kind in (explode, explode_async)]
+    good = [jobs.task(add, 1, 1).schedule(), jobs.task(calm).schedule()]
+    ended = jobs.wait(ids + good, timeout=30)
+    assert jobs.stop(drain=10) == []
+    assert {ended[i].state for i in ids} == {TaskState.DEAD}
+    assert [ended[i].state for i in good] == [TaskState.SUCCESS] * 2
+
+
+class Hooked(Task):
+    hook: str
+
+    def run(self, ctx: Context) -> None:
+        raise ValueError("body")
+
+    def on_failed(self, ctx: Context, error: BaseException) -> None:
+        raise {"exit": SystemExit(1), "interrupt": KeyboardInterrupt(), "error": OSError("hook")}[self.hook]
+
+
+class AsyncHooked(Task):
+    hook: str
+
+    async def run(self, ctx: AsyncContext) -> None:
+        raise ValueError("body")
+
+    async def on_failed(self, ctx: AsyncContext, error: BaseException) -> None:
+        raise {"exit": SystemExit(1), "cancel": asyncio.CancelledError(), "error": OSError("hook")}[self.hook]
+
+
+@pytest.mark.case(7)
+@pytest.mark.parametrize(
+    "one",
+    [
+        *(Hooked(h) for h in ("exit", "interrupt", "error")),
+        *(AsyncHooked(h) for h in ("exit", "cancel", "error")),
+    ],
+)
+def test_a_hook_that_raises_changes_nothing_of_what_is_recorded(fleet: Fleet, one: Task) -> None:
+    jobs = fleet.worker(Hooked, AsyncHooked, add)
+    task_id = jobs.task(one).schedule()
+    good = jobs.task(add, 1, 1).schedule()
+    drain(jobs)
+    failed = jobs.get_task(task_id)
+    assert (failed.state, failed.error, failed.error_class) == (
+        TaskState.DEAD,
+        "ValueError: body",
+        "ValueError",
+    )
+    assert jobs.result(good, timeout=0) == 2
+
+
+@pytest.mark.case(7)
+def test_a_row_that_cannot_be_decoded_is_set_aside_with_its_reason(fleet: Fleet) -> None:
+    jobs = fleet.worker(add)
+    ids = [jobs.task(add, 1, 1).schedule() for _ in range(5)]
+    write(jobs, "UPDATE schedd_tasks SET payload = '{\"a\": ' WHERE id = :id", id=ids[0])
+    write(jobs, 'UPDATE schedd_tasks SET payload = \'{"a": "x", "b": 1}\' WHERE id = :id', id=ids[1])
+    write(jobs, "UPDATE schedd_tasks SET payload = NULL WHERE id = :id", id=ids[2])
+    write(jobs, "UPDATE schedd_tasks SET schema_version = 9 WHERE id = :id", id=ids[3])
+    drain(jobs)
+    states = [jobs.get_task_status(i) for i in ids]
+    assert states == [*[TaskState.DEAD] * 4, TaskState.SUCCESS]
+    errors = [jobs.get_last_error(i) or "" for i in ids[:4]]
+    assert all(error.startswith("PayloadError: ") for error in errors), errors
+    assert "missing" in errors[2]
+    assert "schema_version 9" in errors[3]
+
+
+@pytest.mark.case(7)
+def test_a_stored_policy_that_cannot_be_read_ends_the_task_with_that_reason(fleet: Fleet) -> None:
+    jobs = fleet.worker(explode)
+    task_id = jobs.task(explode, 0).with_automatic_retry().schedule()
+    write(jobs, "UPDATE schedd_tasks SET retry = '[]' WHERE id = :id", id=task_id)
+    drain(jobs)
+    failed = jobs.get_task(task_id)
+    assert (failed.state, failed.retry) == (TaskState.DEAD, None)
+    assert "not a stored retry policy" in (failed.error or "")

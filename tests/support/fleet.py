@@ -1,0 +1,86 @@
+"""Several schedulers on one database, driven step by step under one clock that only the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler import Scheduler
+from scheduler.store.dialect import prepared
+from scheduler.testing import FakeClock, engine_of
+from support.databases import Database
+
+
+class Fleet:
+    """Makes schedulers on the test's database; each is a worker of its own once it is stepped."""
+
+    def __init__(self, database: Database, clock: FakeClock) -> None:
+        self.database = database
+        self.clock = clock
+        self._made: list[Scheduler] = []
+
+    def worker(self, *types: Any, **options: Any) -> Scheduler:
+        """A scheduler with these task types registered."""
+        made = Scheduler.for_testing(url=self.database.url, clock=self.clock, **options)
+        for one in types:
+            made.register(one)
+        self._made.append(made)
+        return made
+
+    def kill(self, jobs: Scheduler) -> None:
+        """This worker is gone without a goodbye: its connections are closed, its row and claims stay."""
+        if jobs._engine is not None and jobs._engine.inline:
+            jobs._engine._drop_connection()
+            jobs._engine = None
+        jobs.close()
+
+    def close(self) -> None:
+        for jobs in self._made:
+            self.kill(jobs)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def fleet(database: Database, clock: FakeClock) -> Iterator[Fleet]:
+    made = Fleet(database, clock)
+    yield made
+    made.close()
+
+
+def step(jobs: Scheduler) -> None:
+    """One step of the engine as if somebody had rung: upkeep that is due and a turn, but no body runs."""
+    engine = engine_of(jobs)
+    engine.ring()
+    engine.step()
+
+
+def run_claimed(jobs: Scheduler) -> int:
+    """Run what this worker has claimed, without letting it take another turn. Returns how many bodies ran."""
+    ran = 0
+    for slots in engine_of(jobs).inline_slots():
+        while slots.run_one():
+            ran += 1
+    return ran
+
+
+def rows(jobs: Scheduler, sql: str, **bound: Any) -> list[sa.Row[Any]]:
+    """What the database says, for what no public call shows."""
+    with jobs.database.read() as connection:
+        return list(connection.execute(prepared(sql), bound).fetchall())
+
+
+def write(jobs: Scheduler, sql: str, **bound: Any) -> None:
+    with jobs.database.write() as connection:
+        connection.execute(prepared(sql), bound)
+
+
+def ends(jobs: Scheduler, task_id: int) -> list[str]:
+    """How the attempts of a task ended, in order."""
+    return [attempt.outcome.value for attempt in jobs.get_attempts(task_id)]
