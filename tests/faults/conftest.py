@@ -1,0 +1,41 @@
+"""What the fault tests share: workers on the test's database, and a scheduler of the test's own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults.harness import Fleet, Mother, connect
+from scheduler import Scheduler
+from support.databases import Database
+from support.session import shared_directory
+
+
+@pytest.fixture(scope="session")
+def mother() -> Iterator[Mother]:
+    made = Mother()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fleet(database: Database, mother: Mother) -> Iterator[Fleet]:
+    """Starts worker processes on the test's database, and leaves none behind."""
+    directory = Path(tempfile.mkdtemp(prefix="f", dir=shared_directory()))
+    made = Fleet(database.url, directory, mother)
+    yield made
+    made.close()
+    for process in made.processes:
+        print(process.tail())  # shown when the test failed
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def jobs(database: Database) -> Iterator[Scheduler]:
+    made = connect(database.url)
+    yield made
+    made.close()

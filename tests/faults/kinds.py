@@ -1,0 +1,205 @@
+"""The task types of the fault tests, and the link between a worker process and the test that started it.
+
+Imported by both sides: the test schedules these types, the worker runs them. A body notes when it starts and
+ends in a file of its task's own, which survives the worker's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import queue
+import signal
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from scheduler import AsyncContext, Context, RetryPolicy, Task
+from scheduler.errors import TaskTimeout
+from scheduler.ports import FAILPOINTS
+
+AT_ONCE = RetryPolicy(min_wait=0, max_wait=0, max_attempts=3, jitter=0.0, strategy="none")
+
+
+class Link:
+    """The worker's end: reports go up as JSON lines, commands come down; without them it dies."""
+
+    def __init__(self, reports: int, commands: int, notes: str) -> None:
+        self._reports = reports
+        self._commands = commands
+        self.notes = Path(notes)
+        self.commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.gates: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+        self.armed = ""  # the failpoint at which to report and block
+        FAILPOINTS.hit = self.hit
+        threading.Thread(target=self._listen, name="faults-link", daemon=True).start()
+
+    def say(self, at: str, **fields: Any) -> None:
+        os.write(self._reports, json.dumps({"at": at, **fields}).encode() + b"\n")
+
+    def hit(self, point: str) -> None:
+        """A failpoint: report, and stand still until killed."""
+        if point == self.armed:
+            self.armed = ""
+            self.say(point)
+            threading.Event().wait()
+
+    def _listen(self) -> None:
+        with open(self._commands, encoding="utf-8") as lines:
+            for line in lines:
+                command = json.loads(line)
+                if command["do"] == "open":
+                    self.gates[command["gate"]].set()
+                elif command["do"] == "arm":
+                    self.armed = command["point"]
+                else:
+                    self.commands.put(command)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def note(self, what: str, ctx: Context | AsyncContext) -> None:
+        line = f"{what} {ctx.attempt} {os.getpid()} {time.monotonic_ns()}\n"
+        fd = os.open(self.notes / str(ctx.id), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+        os.write(fd, line.encode())
+        os.close(fd)
+
+
+link: Link | None = None
+
+
+def setup(scheduler: Any) -> None:
+    """Called by a real schedd that was told this module."""
+    if link is None and "FAULTS_LINK" in os.environ:
+        connect(*json.loads(os.environ["FAULTS_LINK"]))
+
+
+def connect(reports: int, commands: int, notes: str) -> Link:
+    global link
+    link = Link(reports, commands, notes)
+    return link
+
+
+def _link() -> Link:
+    assert link is not None, "these bodies run in a worker that a test started"
+    return link
+
+
+class Noop(Task):
+    """Nothing at all."""
+
+    def run(self, ctx: Context) -> None:
+        pass
+
+
+class Work(Task, retry=AT_ONCE):
+    """Some milliseconds, noted."""
+
+    ms: float = 0.0
+
+    def run(self, ctx: Context) -> int:
+        _link().note("start", ctx)
+        time.sleep(self.ms / 1000)
+        _link().note("end", ctx)
+        return ctx.attempt
+
+
+class Hold(Task, retry=AT_ONCE):
+    """Reports, then waits until the test opens its gate, deaf to everything else."""
+
+    gate: str = "gate"
+
+    def run(self, ctx: Context) -> int:
+        _link().note("start", ctx)
+        _link().say("body", task=ctx.id, attempt=ctx.attempt)
+        _link().gates[self.gate].wait()
+        _link().note("end", ctx)
+        return ctx.attempt
+
+
+class Big(Task, retry=AT_ONCE):
+    """Returns a result of this many bytes."""
+
+    size: int
+
+    def run(self, ctx: Context) -> str:
+        _link().note("start", ctx)
+        _link().note("end", ctx)
+        return "x" * self.size
+
+
+class Attentive(Task, retry=AT_ONCE, timeout=0.25):
+    """Asks its context all the time on the first attempt, and tells what that raised."""
+
+    def run(self, ctx: Context) -> int:
+        _link().note("start", ctx)
+        started = time.monotonic()
+        try:
+            while ctx.attempt == 1:
+                ctx.check_cancelled()
+                time.sleep(0.005)
+        except TaskTimeout as error:
+            _link().say("timeout", task=ctx.id, after=time.monotonic() - started, error=str(error))
+            raise
+        finally:
+            _link().note("end", ctx)
+        return ctx.attempt
+
+
+class Deaf(Task, retry=AT_ONCE, timeout=0.25):
+    """Overruns its timeout without asking its context, until the gate opens; only the first attempt."""
+
+    def run(self, ctx: Context) -> int:
+        _link().note("start", ctx)
+        _link().say("body", task=ctx.id, attempt=ctx.attempt)
+        if ctx.attempt == 1:
+            _link().gates["deaf"].wait()
+        _link().note("end", ctx)
+        return ctx.attempt
+
+
+class Sleeper(Task, retry=AT_ONCE, timeout=0.25):
+    """An async body that waits for ever on the first attempt."""
+
+    async def run(self, ctx: AsyncContext) -> int:
+        _link().note("start", ctx)
+        _link().say("body", task=ctx.id, attempt=ctx.attempt)
+        try:
+            if ctx.attempt == 1:
+                await asyncio.sleep(3600)
+        finally:
+            _link().note("end", ctx)
+        return ctx.attempt
+
+
+class Stubborn(Task, retry=AT_ONCE, timeout=0.25):
+    """An async body that swallows what should end it until the gate opens; only the first attempt."""
+
+    async def run(self, ctx: AsyncContext) -> int:
+        _link().note("start", ctx)
+        _link().say("body", task=ctx.id, attempt=ctx.attempt)
+        gate = asyncio.create_task(asyncio.to_thread(_link().gates["stubborn"].wait))
+        while ctx.attempt == 1 and not gate.done():
+            try:
+                await asyncio.shield(gate)
+            except asyncio.CancelledError:
+                _link().say("swallowed", task=ctx.id)
+        _link().gates["stubborn"].set()
+        _link().note("end", ctx)
+        return ctx.attempt
+
+
+class Segfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None, strategy="none")):
+    """Takes its worker process with it, once everything else that the worker holds is under way."""
+
+    after: float = 0.0
+
+    def run(self, ctx: Context) -> None:
+        _link().note("start", ctx)
+        time.sleep(self.after)
+        ctypes.string_at(0)
+
+
+ALL = (Noop, Work, Hold, Big, Attentive, Deaf, Sleeper, Stubborn, Segfault)

@@ -1,0 +1,138 @@
+"""kill -9 at every place that matters: what was claimed is reclaimed, and each task ends once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from faults.harness import Fleet, all_ended, attempts, freeze, history, overlapping, result, rows, state
+from faults.kinds import Hold, Work
+from scheduler import Scheduler
+from scheduler.model import state as st
+from support.databases import Database
+
+pytestmark = pytest.mark.faults
+LEASE = {"lease": 1.0, "pools": {"medium": (3, 0)}}
+POINTS = ("after claim", "body", "before finish commit", "after finish commit")
+
+
+@pytest.mark.case(6)
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_there_it_is_reclaimed_and_completes(
+    database: Database, fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None], point: str
+) -> None:
+    with jobs.batch() as batch:
+        for _ in range(3):
+            first = batch.task(Hold("gate") if point == "body" else Work())
+            batch.task(Work()).depend_on([first])
+    parents, children = batch.ids[::2], batch.ids[1::2]
+    victim = fleet.worker(ready=False, options=LEASE, arm=point)
+    for _ in parents if point == "body" else [0]:
+        victim.expect(point)
+    victim.kill()
+
+    held = {
+        r.id: r.claim
+        for r in rows(jobs, "SELECT id, claim FROM schedd_tasks WHERE state IN (4, 5) AND worker IS NOT NULL")
+    }
+    ended = {r.id for r in rows(jobs, f"SELECT id FROM schedd_tasks WHERE state = {st.SUCCESS}")}
+    assert held, "nothing was interrupted"
+    ran_before = fleet.started()
+    if point == "after claim":
+        assert held.keys() == set(parents)
+    elif point == "body":
+        assert held.keys() == set(parents) == ran_before.keys()
+        assert all(runs[0].end is None for runs in ran_before.values())
+    elif point == "before finish commit":
+        assert not ended
+        assert ran_before
+    else:
+        assert ended
+        assert ended.isdisjoint(held)
+
+    second = fleet.worker(options=LEASE)
+    second.open()
+    all_ended(jobs)
+    assert {r.state for r in rows(jobs, "SELECT state FROM schedd_tasks")} == {st.SUCCESS}
+    for task_id in batch.ids:
+        told = history(jobs, task_id)
+        assert [end for _, end in told].count("succeeded") == 1
+        if task_id in held:
+            assert told == [(1, "lost"), (2, "succeeded")]
+            assert f":{victim.pid} " in (attempts(jobs, task_id)[0].error or "")
+        else:
+            assert told == [(1, "succeeded")]
+        assert not list(overlapping(fleet.runs(task_id)))
+        if task_id in ended:
+            assert [run.pid for run in fleet.runs(task_id)] == [victim.pid], "done before the kill, run again"
+    for parent, child in zip(parents, children, strict=True):
+        assert fleet.runs(child)[0].start >= (fleet.runs(parent)[-1].end or 0)
+    rerun = [i for i in batch.ids if len(fleet.runs(i)) > 1]
+    if point in ("body", "before finish commit"):
+        assert rerun
+    tell(f"killed {point}: {len(held)} claims lost, {len(rerun)} bodies run again")
+
+
+@pytest.mark.case(2, 4)
+def test_a_frozen_worker_loses_its_lease_and_changes_nothing_when_it_wakes(
+    fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None]
+) -> None:
+    """Frozen, not killed: its locks are held, so only the lease can tell."""
+    task_id = jobs.task(Hold()).schedule()
+    frozen = fleet.worker(ready=False, options=LEASE)
+    frozen.expect("body")
+    frozen.expect("ready")
+    freeze(frozen, jobs)
+    other = fleet.worker(options=LEASE)
+    other.expect("body", task=task_id, attempt=2)
+    lost = attempts(jobs, task_id)
+    assert [(a.number, str(a.outcome)) for a in lost] == [(1, "lost")]
+    assert f":{frozen.pid} " in (lost[0].error or "")
+
+    frozen.open()
+    frozen.kill(signal.SIGCONT)
+    again = jobs.task(Hold("again")).schedule()  # somebody takes it: its body says that the worker is well
+    taken_by = 0
+    while not taken_by:
+        for process in (frozen, other):
+            if process.heard("body"):
+                taken_by = process.expect("body")["task"]
+    assert taken_by == again
+    for process in (frozen, other):
+        process.open()
+        process.open("again")
+    all_ended(jobs)
+    assert history(jobs, task_id) == [(1, "lost"), (2, "succeeded")]
+    assert result(jobs, task_id) == 2, "the late completion of attempt 1 was recorded"
+    assert frozen.lines("lease was lost")
+    assert "Traceback" not in frozen.text() + other.text()
+    tell(f"{len(fleet.runs(task_id)) - 1} body run again after a lease ran out")
+
+
+@pytest.mark.case(37)
+def test_a_restart_in_the_middle_of_a_graph_keeps_every_edge(fleet: Fleet, jobs: Scheduler) -> None:
+    with jobs.batch() as batch:
+        top = [batch.task(Work(1.0)) for _ in range(4)]
+        middle = [batch.task(Hold()).depend_on(top[i : i + 2]) for i in range(0, 4, 2)]
+        bottom = [batch.task(Work(1.0)).depend_on([m, top[0]]) for m in middle for _ in range(3)]
+        last = batch.task(Work()).depend_on(bottom, when="finished")
+        batch.task(Work()).depend_on([last], when="failure")
+    edges = "SELECT parent, child, on_end, otherwise, ok FROM schedd_edges ORDER BY parent, child"
+    before = rows(jobs, edges)
+    victim = fleet.worker(options=LEASE)
+    for _ in middle:
+        victim.expect("body")
+    victim.kill()
+    assert rows(jobs, edges) == before
+    waiting = {r.id: r.unmet for r in rows(jobs, "SELECT id, unmet FROM schedd_tasks WHERE state = 0")}
+    assert waiting == dict.fromkeys(batch.ids[6:12], 1) | {batch.ids[12]: 6, batch.ids[13]: 1}
+
+    fleet.worker(options=LEASE).open()
+    all_ended(jobs)
+    assert rows(jobs, edges) == before
+    assert [state(jobs, i) for i in batch.ids] == ["success"] * 13 + ["skipped"]
+    for parent, child, *_ in before:
+        for run in fleet.runs(child):
+            assert run.start >= min(r.end for r in fleet.runs(parent) if r.end)
