@@ -122,9 +122,7 @@ class _Builder:
         self._spec.retry = policy.to_json()
         self._spec.max_attempts = policy.max_attempts
 
-    def key(
-        self, key: str, conflict: Conflict = "keep", retention: Seconds | None = None
-    ) -> Self:
+    def key(self, key: str, conflict: Conflict = "keep", retention: Seconds | None = None) -> Self:
         """The caller's name for this piece of work, unique per kind while it lives or is retained.
 
         ``conflict``: ``keep`` returns the task that holds the key, ``reject`` raises DuplicateKeyError.
@@ -154,7 +152,9 @@ class _Builder:
         named twice with different conditions.
         """
         if self._recurrence is not None:
-            raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
+            raise InvalidScheduleError(
+                "a recurring schedule cannot depend on tasks: each of its runs is a new task"
+            )
         try:
             end = When(when)
             other = DEFAULT_OTHERWISE[end] if otherwise is None else Otherwise(otherwise)
@@ -180,7 +180,9 @@ class _Builder:
             raise ConfigError(f"depend_on: {parent} is not a task id")
         present = self._parents.get(parent)
         if present is not None and present != edge:
-            raise ConfigError(f"depend_on names {parent!r} twice with different conditions: {present[0]} and {edge[0]}")
+            raise ConfigError(
+                f"depend_on names {parent!r} twice with different conditions: {present[0]} and {edge[0]}"
+            )
         self._parents[parent] = edge
 
     def with_retry(self, policy: RetryPolicy) -> Self:
@@ -266,9 +268,13 @@ class _Builder:
 
     def _recurring(self, recurrence: Recurrence) -> RecurringBuilder:
         if self._batch is not None:
-            raise InvalidScheduleError("a batch holds single tasks; register a recurring schedule outside of it")
+            raise InvalidScheduleError(
+                "a batch holds single tasks; register a recurring schedule outside of it"
+            )
         if self._parents:
-            raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
+            raise InvalidScheduleError(
+                "a recurring schedule cannot depend on tasks: each of its runs is a new task"
+            )
         made = RecurringBuilder.__new__(RecurringBuilder)
         made.__dict__.update(self.__dict__)
         made._recurrence = recurrence
@@ -339,7 +345,9 @@ class TaskBuilder(_Builder):
         UnknownDependencyError, DuplicateKeyError, StoreUnavailableError.
         """
         if self._batch is not None:
-            raise ConfigError("this builder belongs to a batch, which stores it at its end; do not schedule() it")
+            raise ConfigError(
+                "this builder belongs to a batch, which stores it at its end; do not schedule() it"
+            )
         return self._caller.store([self._finished({})], connection)[0]
 
     async def schedule_async(self) -> TaskId:
@@ -348,7 +356,9 @@ class TaskBuilder(_Builder):
 
     def _finished(self, positions: Mapping[TaskBuilder, int]) -> TaskSpec:
         if self._catchup or self._overlap or self._run_on_startup:
-            raise InvalidScheduleError("catchup, overlap and run_on_startup need a recurrence such as cron() or every()")
+            raise InvalidScheduleError(
+                "catchup, overlap and run_on_startup need a recurrence such as cron() or every()"
+            )
         if self._caller.before_schedule is not None:
             self._caller.before_schedule(self)
         edges = [
@@ -399,7 +409,10 @@ class Batch:
     """Many tasks, stored together when the ``with`` block ends, or not at all. ``ids`` are there afterwards."""
 
     def __init__(
-        self, caller: Caller, correlation: str | None = None, connection: sa.Connection | Session | None = None
+        self,
+        caller: Caller,
+        correlation: str | None = None,
+        connection: sa.Connection | Session | None = None,
     ) -> None:
         self._caller = caller
         self._correlation = None if correlation is None else _text(correlation, "correlation")

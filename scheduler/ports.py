@@ -71,3 +71,13 @@ class Doorbell(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Failpoints:
+    """Named places in the engine where a fault test stops or kills the process. Does nothing otherwise."""
+
+    def __init__(self) -> None:
+        self.hit: Callable[[str], None] = lambda name: None
+
+
+FAILPOINTS = Failpoints()

@@ -1,3 +1,287 @@
-"""temporary"""
+"""The part of the Scheduler that looks at stored tasks and changes them: get, list, wait, cancel, retry."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from scheduler.errors import (
+    ConfigError,
+    CycleError,
+    ResultExpiredError,
+    TaskCancelledError,
+    TaskFailedError,
+)
+from scheduler.model.registry import Registry
+from scheduler.model.retry import RetryPolicy
+from scheduler.model.spec import EdgeSpec
+from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, TaskState, When
+from scheduler.model.times import span_us
+from scheduler.ports import SECOND
+from scheduler.store import control, read_tasks, retention, schedules
+from scheduler.store.control import CancelResult
+from scheduler.store.database import Database
+from scheduler.store.read_tasks import AttemptRecord, EdgeRecord, TaskRecord
+from scheduler.store.schedules import ScheduleRecord
+
+if TYPE_CHECKING:
+    from scheduler.model.spec import TaskId
+
+_LOOK_EVERY = (0.005, 0.25)  # seconds between looks while waiting: first, most
+
+
+class Schedules:
+    """``jobs.schedules``: the recurring schedules."""
+
+    def __init__(self, owner: Queries) -> None:
+        self._owner = owner
+
+    def list(self) -> list[ScheduleRecord]:
+        """All schedules, by name."""
+        with self._owner.database.read() as connection:
+            return schedules.records(connection)
+
+    def get(self, name: str) -> ScheduleRecord:
+        """One schedule. Raises UnknownScheduleError."""
+        with self._owner.database.read() as connection:
+            return schedules.record(connection, name)
+
+    def pause(self, name: str) -> None:
+        """Fire nothing until resumed. Raises UnknownScheduleError."""
+        self._pause(name, True)
+
+    def resume(self, name: str) -> None:
+        """Go on with the next slot. Raises UnknownScheduleError."""
+        self._pause(name, False)
+
+    def _pause(self, name: str, paused: bool) -> None:
+        with self._owner.database.write() as connection:
+            schedules.pause(connection, name, self._owner.database.now(), paused)
+        self._owner._ring()
+
+    def trigger(self, name: str) -> TaskId:
+        """Run it once now, beside its slots. Raises UnknownScheduleError."""
+        with self._owner.database.write() as connection:
+            made = schedules.trigger(connection, name, self._owner.database.now())
+        self._owner._ring()
+        return made
+
+    def delete(self, name: str) -> None:
+        """Forget it; tasks that it made stay. Raises UnknownScheduleError."""
+        with self._owner.database.write() as connection:
+            schedules.delete(connection, name)
+
+    def next(self, name: str, n: int = 1) -> list[int]:
+        """Its next ``n`` instants, microseconds since the epoch. Raises UnknownScheduleError."""
+        with self._owner.database.read() as connection:
+            return schedules.upcoming(schedules.record(connection, name), n)
+
+
 class Queries:
-    pass
+    """Needs ``database``, ``registry`` and ``_ring`` of the Scheduler."""
+
+    database: Database
+    registry: Registry
+
+    def _ring(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def schedules(self) -> Schedules:
+        """The recurring schedules."""
+        return Schedules(self)
+
+    # looking
+
+    def get_task(self, task_id: int) -> TaskRecord:
+        """Everything stored of a task. Raises UnknownTaskError."""
+        with self.database.read() as connection:
+            return read_tasks.get_task(connection, task_id)
+
+    def get_task_status(self, task_id: int) -> TaskState:
+        """Its state. Raises UnknownTaskError."""
+        return self.get_task(task_id).state
+
+    def list_tasks(
+        self,
+        status: str | Iterable[str] | None = None,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
+        limit: int = 100,
+        cursor: int | None = None,
+    ) -> list[TaskRecord]:
+        """Tasks, newest first. ``status``: states or short names; ``cursor``: only ids below it. Raises ConfigError."""
+        with self.database.read() as connection:
+            found, _ = read_tasks.list_tasks(
+                connection,
+                states=None if status is None else parse_states(status),
+                kind=kind,
+                queue=queue,
+                key=key,
+                correlation=correlation,
+                subject=subject,
+                limit=limit,
+                cursor=cursor,
+            )
+        return list(found)
+
+    def get_task_dependencies(self, task_id: int) -> list[EdgeRecord]:
+        """What it waits for, or waited. Raises UnknownTaskError."""
+        with self.database.read() as connection:
+            read_tasks.get_task(connection, task_id)
+            return list(read_tasks.dependencies(connection, task_id))
+
+    def get_dependents(self, task_id: int) -> list[EdgeRecord]:
+        """What waits for it. Raises UnknownTaskError."""
+        with self.database.read() as connection:
+            read_tasks.get_task(connection, task_id)
+            return list(read_tasks.dependents(connection, task_id))
+
+    def check_for_cycles(self, task_id: int) -> None:
+        """Raise CycleError if the stored edges lead from this task back to it. They cannot, unless by other hands."""
+        with self.database.read() as connection:
+            read_tasks.get_task(connection, task_id)
+            for edge in read_tasks.dependents(connection, task_id):
+                path = control.find_path(connection, self.database.dialect, edge.child, task_id)
+                if path:
+                    raise CycleError([task_id, *path])
+
+    def get_attempts(self, task_id: int) -> list[AttemptRecord]:
+        """Its executions so far, oldest first. Raises UnknownTaskError."""
+        with self.database.read() as connection:
+            read_tasks.get_task(connection, task_id)
+            return list(read_tasks.attempts(connection, task_id))
+
+    def get_retry_count(self, task_id: int) -> int:
+        """How many retries it has had. Raises UnknownTaskError."""
+        return max(0, self.get_task(task_id).attempt - 1)
+
+    def get_last_error(self, task_id: int) -> str | None:
+        """The error of its last failed attempt. Raises UnknownTaskError."""
+        return self.get_task(task_id).error
+
+    def progress(self, task_id: int) -> tuple[float | None, str | None]:
+        """(percent, message) as last reported. Raises UnknownTaskError."""
+        task = self.get_task(task_id)
+        return task.progress, task.progress_message
+
+    # waiting
+
+    def result(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
+        """What the handler returned. Waits for ever on None, not at all on 0 (seconds or timedelta).
+
+        Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, TimeoutError.
+        """
+        task = self.wait([task_id], timeout)[task_id]
+        if task.state is TaskState.CANCELLED:
+            raise TaskCancelledError(task_id)
+        if task.state is not TaskState.SUCCESS:
+            raise TaskFailedError(task_id, task.error)
+        if task.result_until is not None and task.result_until <= self.database.now():
+            raise ResultExpiredError(task_id)
+        with self.database.read() as connection:
+            return read_tasks.result_of(connection, task_id)
+
+    def wait(
+        self, ids: int | Iterable[int], timeout: float | timedelta | None = None
+    ) -> dict[int, TaskRecord]:
+        """Wait until all of these tasks have ended; returns them by id.
+
+        None waits for ever, 0 not at all (seconds or timedelta). Raises TimeoutError, UnknownTaskError.
+        """
+        wanted = [ids] if isinstance(ids, int) else list(ids)
+        deadline = None if timeout is None else time.monotonic() + span_us(timeout, "timeout") / SECOND
+        pause, never = _LOOK_EVERY[0], threading.Event()
+        done: dict[int, TaskRecord] = {}
+        while True:
+            with self.database.read() as connection:
+                for task_id in wanted:
+                    if task_id not in done:
+                        task = read_tasks.get_task(connection, task_id)
+                        if task.state.terminal:
+                            done[task_id] = task
+            if len(done) == len(set(wanted)):
+                return {task_id: done[task_id] for task_id in wanted}
+            left = float("inf") if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                still = [i for i in wanted if i not in done]
+                raise TimeoutError(f"still not ended: {', '.join(map(str, still[:10]))}")
+            never.wait(min(pause, left))
+            pause = min(_LOOK_EVERY[1], pause * 1.5)
+
+    # changing
+
+    def cancel_task(self, task_id: int, cascade: bool = False) -> CancelResult:
+        """End a task at once, or ask it to end if it is running; a second time, and on an ended task, a no-op.
+
+        ``cascade``: its dependants by success end cancelled too, instead of by their *otherwise*. Raises
+        UnknownTaskError.
+        """
+        with self.database.write() as connection:
+            done = control.cancel(connection, [task_id], self.database.now(), cascade=cascade)
+        self._ring()
+        return done
+
+    def retry_task(self, task_id: int, downstream: bool = True) -> None:
+        """Run an ended, unsuccessful task again with a new budget, and revive the tasks that ended because of it.
+
+        A task that waits for a retry or its time runs now. Raises UnknownTaskError, InvalidTransitionError.
+        """
+        with self.database.write() as connection:
+            control.retry(connection, task_id, self.database.now(), downstream=downstream)
+        self._ring()
+
+    def add_dependency(
+        self, child: int, parent: int, when: str = "success", otherwise: str | None = None
+    ) -> None:
+        """Let a stored task that has not been claimed wait for another one.
+
+        Raises CycleError, UnknownTaskError, UnknownDependencyError, InvalidTransitionError, ConfigError.
+        """
+        try:
+            end = When(when)
+            other = DEFAULT_OTHERWISE[end] if otherwise is None else Otherwise(otherwise)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        with self.database.write() as connection:
+            control.add_dependency(connection, child, EdgeSpec(parent, end, other), self.database.now())
+
+    def set_retry_policy(self, task_id: int, policy: RetryPolicy) -> None:
+        """Change how a task that has not ended is retried. Raises UnknownTaskError, InvalidTransitionError."""
+        if not isinstance(policy, RetryPolicy):
+            raise ConfigError(f"set_retry_policy takes a RetryPolicy, not {policy!r}")
+        with self.database.write() as connection:
+            control.set_retry_policy(connection, task_id, policy.to_json(), policy.max_attempts)
+
+    def cleanup_completed_tasks(self, older_than_hours: float = 24) -> int:
+        """Remove succeeded tasks that ended longer ago than this; their outcome is remembered. Returns how many."""
+        seconds = span_us(timedelta(hours=older_than_hours), "older_than_hours") / SECOND
+        kept = {"success": seconds, "failed": float(10**9), "outcomes": float(10**9)}
+        removed, more = 0, True
+        while more:
+            with self.database.write() as connection:
+                one = retention.sweep(connection, self.database.dialect, self.database.now(), kept)
+            removed, more = removed + one.tasks, one.more
+        return removed
+
+
+def parse_states(given: str | Iterable[str]) -> Sequence[TaskState]:
+    """State names and short names as states. Raises ConfigError that lists what there is."""
+    names = [given] if isinstance(given, str) else list(given)
+    found: list[TaskState] = []
+    for name in names:
+        matching = [s for s in TaskState if str(name).lower() in (s.value, s.simple.lower())]
+        if not matching:
+            raise ConfigError(
+                f"there is no state {name!r}; there are {', '.join(TaskState)} and "
+                f"{', '.join(dict.fromkeys(s.simple for s in TaskState))}"
+            )
+        found += matching
+    return found

@@ -98,14 +98,16 @@ def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
             while slots.run_one():
                 ran += 1
                 if ran >= limit:
-                    raise RuntimeError(f"{limit} attempts ran and more are due; does a task schedule itself for ever?")
+                    raise RuntimeError(
+                        f"{limit} attempts ran and more are due; does a task schedule itself for ever?"
+                    )
         quiet = 0 if ran > before or engine.turner.has_work() else quiet + 1
     return ran
 
 
 def assert_scheduled(jobs: Scheduler, kind: str, **payload: Any) -> TaskRecord:
     """The newest live task of this kind whose payload has these values. Raises AssertionError that shows the others."""
-    found, _ = jobs.database_tasks(kind=kind)
+    found = jobs.list_tasks(kind=kind, limit=1000)
     seen = []
     for record in found:
         if record.state.terminal:

@@ -51,6 +51,7 @@ tasks = Table(
     Column("finished_at", BigInteger),
     # what is asked of the handler
     Column("payload", Text),  # NULL: in task_values
+    Column("extras", SmallInteger, nullable=False, server_default=text("0")),  # 1: one of RARE in claim.py is set
     Column("payload_ref", Text),
     Column("schema_version", Integer, nullable=False, server_default=text("1")),
     Column("message_type", Text),
@@ -243,4 +244,3 @@ def upgrade() -> None:
     if op.get_context().dialect.name == "sqlite":
         # A batch reserves ids by raising this number, so the row must be there before the first insert.
         op.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('schedd_tasks', 0)")
-

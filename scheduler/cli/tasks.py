@@ -20,15 +20,31 @@ from scheduler.cli.views import (
 )
 
 LOG_LINES = 20
-_SHOWN_APART = {"payload", "result", "error", "headers", "retry"}
+_NOT_SHOWN = frozenset(
+    {
+        "payload",
+        "result",
+        "error",
+        "headers",
+        "retry",
+        "simple",
+        "unmet",
+        "worker_id",
+        "claim",
+        "attempts_used",
+    }
+)  # or shown apart
+_USUAL = {"dead_letter": True, "replay_count": 0, "schema_version": 1}  # not worth a line
 
 
 def _states(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> list[Any] | None:
     from scheduler.model.state import SIMPLE_NAMES, TaskState
 
     found: list[TaskState] = []
-    for name in (part.strip().lower() for given in value for part in given.split(",")):
-        matching = [s for s in TaskState if name in (s.value, s.simple.lower())]
+    for name in (part.strip() for given in value for part in given.split(",")):
+        # failed is the state, Failed the short name, which means more than that
+        matching = [s for s in TaskState if name == s.value]
+        matching = matching or [s for s in TaskState if name.lower() in (s.value, s.simple.lower())]
         if not matching:
             raise click.BadParameter(
                 f"there is no state {name!r}; there are {', '.join(TaskState)}, and {', '.join(SIMPLE_NAMES)}"
@@ -75,7 +91,7 @@ def list_command(
     if session.output == "table" and session.columns is None:
         for row, task in zip(rows, found, strict=True):
             most = "∞" if task.max_attempts is None else task.max_attempts
-            row["attempt"] = f"{task.attempts_used}/{most}"
+            row["attempt"] = f"{task.attempts_used}/{most}"  # of the budget, which a retry by hand renews
     print_rows(session, rows, LIST_COLUMNS, TASK_FIELDS)
     if cursor is not None:
         note(f"there are more: --cursor {cursor} shows the next ones")
@@ -117,17 +133,18 @@ def _view(session: Session, task_id: int) -> dict[str, Any]:
 
 
 def _print(view: dict[str, Any]) -> None:
-    plain = [
-        (name, view[name]) for name in TASK_FIELDS if name not in _SHOWN_APART and view[name] is not None
+    fields: list[tuple[str, object]] = [
+        (name, view[name])
+        for name in TASK_FIELDS
+        if name not in _NOT_SHOWN and view[name] is not None and view[name] != _USUAL.get(name)
     ]
-    fields: list[tuple[str, object]] = [(n, v) for n, v in plain if n not in ("simple", "unmet", "worker_id")]
     if view["worker"] is not None:
         fields.append(("worker", view["worker"]))
     if view["retry"] is not None:
         fields.append(("retry", view["retry"]))
     if view["headers"]:
         fields.append(("headers", view["headers"]))
-    fields += [("payload", cell(view["payload"])), ("result", view["result"]), ("error", view["error"])]
+    fields += [("payload", view["payload"]), ("result", view["result"]), ("error", view["error"])]
     print_fields(fields)
     click.echo()
     click.echo(f"why: {cell(view['why'])}" if view["why"] is not None else "it is running")

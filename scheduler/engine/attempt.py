@@ -9,7 +9,16 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
-from scheduler.errors import Cancelled, ConfigError, LeaseLost, PayloadError, PermanentError, Retry, Snooze, TaskTimeout
+from scheduler.errors import (
+    Cancelled,
+    ConfigError,
+    LeaseLost,
+    PayloadError,
+    PermanentError,
+    Retry,
+    Snooze,
+    TaskTimeout,
+)
 from scheduler.model import state as st
 from scheduler.model.fingerprint import describe, traceback_text
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
@@ -91,7 +100,9 @@ class Attempt:
         if self.cancelled:
             raise Cancelled(f"task {self.claimed.id} was cancelled")
         if self.lost:
-            raise LeaseLost(f"task {self.claimed.id}: this worker's lease was lost; nothing it does is recorded")
+            raise LeaseLost(
+                f"task {self.claimed.id}: this worker's lease was lost; nothing it does is recorded"
+            )
         if self.deadline is not None and monotonic >= self.deadline:
             self.timed_out = True
             raise self.timeout_error()
@@ -147,7 +158,7 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
                 if inspect.isawaitable(pending):
                     try:
                         await pending
-                    except Exception:
+                    except BaseException:
                         log.exception("hook of %s raised", attempt.claimed.kind)
             return _with_log(attempt, outcome)
     finally:
@@ -262,7 +273,7 @@ def _call_hook(
     """A hook that fails never changes what is recorded."""
     try:
         return hook(value, ctx, error)
-    except Exception:
+    except BaseException:
         log.exception("hook of %s raised", attempt.claimed.kind)
         return None
 

@@ -18,7 +18,7 @@ from scheduler.engine.options import EngineOptions
 from scheduler.engine.pools import AsyncSlots, InlineSlots, Slots, ThreadSlots, all_waiting, waiting_since
 from scheduler.engine.options import POOL_NAMES
 from scheduler.engine.turn import Turner, TurnResult
-from scheduler.engine.upkeep import Lease, Schedules, pass_on_cancels
+from scheduler.engine.upkeep import Lease, Schedules, pass_on_cancels, sweep
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("scheduler.engine")
 
 REAP_EVERY = 2.0  # seconds
+SWEEP_EVERY = 60.0
+SWEEP_AGAIN = 0.2  # seconds to the next batch, so that retention never keeps work waiting
 CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
 STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
 BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
@@ -178,7 +180,11 @@ class Engine:
         self._known_kinds = len(kinds)
         self.lease.reap(connection, self.worker, self._bell.known_dead)
         mono = self.desk.monotonic()
-        self._due = {"renew": mono + self.options.lease / 3, "reap": mono + REAP_EVERY}
+        self._due = {
+            "renew": mono + self.options.lease / 3,
+            "reap": mono + REAP_EVERY,
+            "sweep": mono + SWEEP_EVERY,
+        }
 
     def _conn(self) -> sa.Connection:
         if self._connection is None or self._connection.closed or self._connection.invalidated:
@@ -277,7 +283,9 @@ class Engine:
         wait = self.options.poll if self._bell.works else 0.1
         if self._next_due < FOREVER:
             wait = min(wait, (self._next_due - self.desk.now()) / SECOND)
-        wait = min(wait, self.schedules.seconds_until_due(), self._due["renew"] - mono, self._due["reap"] - mono)
+        wait = min(
+            wait, self.schedules.seconds_until_due(), self._due["renew"] - mono, self._due["reap"] - mono
+        )
         if any(s.waiting for s in self.slots.values()):
             wait = min(wait, STUCK)
         elif self.desk.held:
@@ -296,7 +304,9 @@ class Engine:
     def _upkeep(self, connection: sa.Connection, rung: bool) -> None:
         self.lease.watch_clocks()
         # An engine renews before it reaps.
-        if self._at("renew", self.options.lease / 3) and not self.lease.renew(connection, self.worker, self.draining):
+        if self._at("renew", self.options.lease / 3) and not self.lease.renew(
+            connection, self.worker, self.draining
+        ):
             self._lost(connection)
         if len(self.desk.registry) != self._known_kinds:
             self._known_kinds = len(self.desk.registry)
@@ -304,6 +314,8 @@ class Engine:
                 workers.publish_kinds(c, self.worker, self.desk.registry, self.desk.now())
         if self._at("reap", min(REAP_EVERY, self.options.lease / 3)) and self.lease.reap(connection, self.worker, self._bell.known_dead):
             self._rescan = True
+        if self._at("sweep", SWEEP_EVERY) and sweep(self.desk, connection):
+            self._due["sweep"] = self.desk.monotonic() + SWEEP_AGAIN
         if rung:
             self.schedules.look_again()
         if not self.draining and self.schedules.due() and self.schedules.tick(connection):
@@ -386,7 +398,9 @@ class Engine:
             done = {(o.task_id, o.claim) for _, o in list(self.desk.outcomes)}
             now = self.desk.now()
             extra = [
-                (a, hand_back(a, now, now + HAND_BACK_DELAY)) for key, a in list(self.desk.held.items()) if key not in done
+                (a, hand_back(a, now, now + HAND_BACK_DELAY))
+                for key, a in list(self.desk.held.items())
+                if key not in done
             ]
         self.turner.turn(connection, claiming=False, extra=extra)
         with self.database.write(connection) as c:

@@ -11,7 +11,7 @@ from scheduler.engine.desk import Desk, Request
 from scheduler.engine.plan import MAX_TURN, Plan, allocate
 from scheduler.engine.pools import Slots, take_waiting, waiting_since
 from scheduler.model.outcome import AttemptEnd, Outcome
-from scheduler.ports import FOREVER, SECOND
+from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store import claim as claims
 from scheduler.store import control, workers
 from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
@@ -54,7 +54,9 @@ class Turner:
         """Whether outcomes or requests wait to be written."""
         return bool(self.desk.outcomes or self.desk.requests)
 
-    def turn(self, connection: sa.Connection, *, claiming: bool, extra: list[tuple[Attempt, Outcome]] | None = None) -> TurnResult:
+    def turn(
+        self, connection: sa.Connection, *, claiming: bool, extra: list[tuple[Attempt, Outcome]] | None = None
+    ) -> TurnResult:
         """One transaction. On an error nothing is lost: outcomes and requests wait for the next turn."""
         desk = self.desk
         outcomes = self._deferred + (extra or [])
@@ -69,7 +71,7 @@ class Turner:
         finished: Finished | None = None
         plan = Plan([], {})
         heads: list[LaneHead] = []
-        held: set[int] = set()
+        held: set[tuple[int, int]] = set()
         try:
             with desk.database.write(connection) as c:
                 dialect = desk.database.dialect
@@ -78,7 +80,8 @@ class Turner:
                     finished = finish(c, dialect, self.worker, [o for _, o in outcomes], now)
                 if requests:
                     beats = [
-                        (r.attempt.claimed.id, r.attempt.claimed.claim, r.percent, r.message) for r in requests
+                        (r.attempt.claimed.id, r.attempt.claimed.claim, r.percent, r.message)
+                        for r in requests
                     ]
                     held = control.stamp(c, dialect, self.worker, beats, now)
                     if held:
@@ -92,12 +95,18 @@ class Turner:
                     heads = [h for h in claims.lane_heads(c) if self._serves(h)]
                     plan = self._plan([h for h in heads if h.run_at <= now], gone)
                     claimed = claims.claim(c, dialect, self.worker, plan.picks, now)
+                if outcomes:
+                    FAILPOINTS.hit("before finish commit")
         except BaseException:
             self._deferred = outcomes + self._deferred
             desk.requests.extendleft(reversed(requests))
             raise
+        if outcomes:
+            FAILPOINTS.hit("after finish commit")
+        if claimed:
+            FAILPOINTS.hit("after claim")
         for r in requests:
-            r.answer.set_result(r.attempt.claimed.id in held)
+            r.answer.set_result((r.attempt.claimed.id, r.attempt.claimed.claim) in held)
         ended = self._settle(outcomes, finished)
         self._hand_out(claimed, plan)
         picked = {(p.queue, p.lane, p.pool): p.count for p in plan.picks}
@@ -125,7 +134,9 @@ class Turner:
 
     def _serves(self, head: LaneHead) -> bool:
         queues = self.desk.options.queues
-        return ("*" in queues or head.queue in queues) and self.desk.registry.get(_kind_of(head.lane)) is not None
+        return ("*" in queues or head.queue in queues) and self.desk.registry.get(
+            _kind_of(head.lane)
+        ) is not None
 
     def _plan(self, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
         desk = self.desk
@@ -137,7 +148,10 @@ class Turner:
             # A suspect runs beside nothing young: claim nothing until what is held has ended or has shown, by running
             # for a while, that it is not what kills workers. Bounded by ALONE, and by give_back for what waits.
             since = desk.monotonic() - ALONE
-            if any(k not in gone and (a.started_at is None or a.started_mono > since) for k, a in desk.held.items()):
+            if any(
+                k not in gone and (a.started_at is None or a.started_mono > since)
+                for k, a in desk.held.items()
+            ):
                 return Plan([], {})
             suspect = next(h for h in due if h.lane.startswith(SUSPECT_LANE))
             return allocate([suspect], lambda _pool, _head: 1, 1, 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.engine.desk import Desk
 from scheduler.ports import FOREVER, SECOND
-from scheduler.store import control, schedules, workers
+from scheduler.store import control, retention, schedules, workers
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -66,12 +66,16 @@ class Lease:
         if patient and not self._dead:
             return []
         with self.desk.database.write(connection) as c:
-            found = workers.reap(c, self.desk.database.dialect, self.desk.now(), known_dead=self._dead, spare=worker, lapsed=not patient)
+            found = workers.reap(
+                c, self.desk.database.dialect, self.desk.now(), known_dead=self._dead, spare=worker, lapsed=not patient
+            )
         self._dead.clear()
         for one in found:
             log.warning("worker %s died or lost its lease: %d tasks reclaimed", one.label, one.tasks)
             for task in one.poisoned:
-                log.error("task killed its worker again and again, alone: set aside as dead", extra={"task": task})
+                log.error(
+                    "task killed its worker again and again, alone: set aside as dead", extra={"task": task}
+                )
         return found
 
 
@@ -118,3 +122,12 @@ def pass_on_cancels(desk: Desk, connection: sa.Connection, worker: int) -> None:
             attempt.cancelled = True
             if attempt.slot is not None:
                 attempt.slot.interrupt(attempt)
+
+
+def sweep(desk: Desk, connection: sa.Connection) -> bool:
+    """Remove one batch of what has outlived its retention. True: there is more."""
+    with desk.database.write(connection) as c:
+        removed = retention.sweep(c, desk.database.dialect, desk.now(), desk.options.retention)
+    if removed.tasks:
+        log.debug("retention removed %d tasks", removed.tasks)
+    return removed.more

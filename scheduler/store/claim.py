@@ -52,27 +52,30 @@ class Claimed(NamedTuple):
     lane: str
     pool: int
     payload: str | None
-    payload_ref: str | None
     schema_version: int
-    message_type: str | None
-    correlation: str | None
-    causation: str | None
-    subject: str | None
-    sequence: int | None
-    headers: str | None
     key: str | None
-    schedule: str | None
-    slot: int | None
-    missed: int | None
-    missed_since: int | None
+    correlation: str | None
     created_at: int
     claimed_at: int
-    original_id: int | None
-    suspect: int
+    extras: int
+    # rarely set, so read by a second statement for the few that have them: each column returned costs 0.2 us a task
+    payload_ref: str | None = None
+    message_type: str | None = None
+    causation: str | None = None
+    subject: str | None = None
+    sequence: int | None = None
+    headers: str | None = None
+    schedule: str | None = None
+    slot: int | None = None
+    missed: int | None = None
+    missed_since: int | None = None
+    original_id: int | None = None
 
 
-_NAMES = ", ".join(f"t.{name}" for name in Claimed._fields)
-_SQLITE_NAMES = ", ".join(Claimed._fields)
+RARE = tuple(name for name in Claimed._fields if name in Claimed._field_defaults)
+_USUAL = tuple(name for name in Claimed._fields if name not in RARE)
+_NAMES = ", ".join(f"t.{name}" for name in _USUAL)
+_SQLITE_NAMES = ", ".join(_USUAL)
 _CLAIMABLE = "state IN (1, 2, 3)"
 # A suspended task goes on with the attempt it was in.
 _SET = (
@@ -80,14 +83,20 @@ _SET = (
     f"attempt = {{t}}attempt + CASE WHEN {{t}}state = {st.SUSPENDED} THEN 0 ELSE 1 END"
 )
 
+# From one head to the next: the next level of the lane, else the next lane of the queue, else the next queue. Three
+# plain ranges, since SQLite does not use all columns of a row-value comparison for its index.
+_NEXT = f"""coalesce(
+    (SELECT n.id FROM schedd_tasks n WHERE n.{_CLAIMABLE} AND n.queue = h.queue AND n.lane = h.lane
+     AND n.pool > h.pool ORDER BY n.pool, n.run_at, n.id LIMIT 1),
+    (SELECT n.id FROM schedd_tasks n WHERE n.{_CLAIMABLE} AND n.queue = h.queue AND n.lane > h.lane
+     ORDER BY n.lane, n.pool, n.run_at, n.id LIMIT 1),
+    (SELECT n.id FROM schedd_tasks n WHERE n.{_CLAIMABLE} AND n.queue > h.queue
+     ORDER BY n.queue, n.lane, n.pool, n.run_at, n.id LIMIT 1))"""
 _HEADS = f"""
 WITH RECURSIVE head(id) AS (
   SELECT (SELECT id FROM schedd_tasks WHERE {_CLAIMABLE} ORDER BY queue, lane, pool, run_at, id LIMIT 1)
   UNION ALL
-  SELECT (SELECT n.id FROM schedd_tasks n
-          WHERE n.{_CLAIMABLE} AND (n.queue, n.lane, n.pool) > (h.queue, h.lane, h.pool)
-          ORDER BY n.queue, n.lane, n.pool, n.run_at, n.id LIMIT 1)
-  FROM head JOIN schedd_tasks h ON h.id = head.id
+  SELECT {_NEXT} FROM head JOIN schedd_tasks h ON h.id = head.id
 )
 SELECT t.queue, t.lane, t.pool, t.run_at FROM head JOIN schedd_tasks t ON t.id = head.id
 """
@@ -134,30 +143,46 @@ def claim(
             names=_NAMES,
         )
         rows = list(
-            connection.execute(prepared(sql), {"worker": worker, "now": now, "rows": bind_rows(picks)}).fetchall()
+            connection.execute(
+                prepared(sql), {"worker": worker, "now": now, "rows": bind_rows(picks)}
+            ).fetchall()
         )
-    claimed = [Claimed._make(row) for row in rows]
-    return _with_payloads(connection, dialect, claimed)
+    claimed = [Claimed(*row) for row in rows]
+    return _completed(connection, dialect, claimed)
 
 
-def _with_payloads(connection: sa.Connection, dialect: Dialect, claimed: list[Claimed]) -> list[Claimed]:
-    missing = [c.id for c in claimed if c.payload is None]
-    if not missing:
+def _completed(connection: sa.Connection, dialect: Dialect, claimed: list[Claimed]) -> list[Claimed]:
+    """Add long payloads and rare columns to the tasks that have them."""
+    long = [c.id for c in claimed if c.payload is None]
+    rare = [c.id for c in claimed if c.extras]
+    if not long and not rare:
         return claimed
-    found = {
+    payloads = {
         row.task_id: row.value
         for row in connection.execute(
             prepared(
                 "SELECT task_id, value FROM schedd_task_values "
                 f"WHERE name = 'payload' AND task_id IN {dialect.ids()}"
             ),
-            {"ids": bind_rows(missing)},
+            {"ids": bind_rows(long)},
         )
     }
-    return [c if c.payload is not None else c._replace(payload=found.get(c.id)) for c in claimed]
+    extras = {
+        row[0]: dict(zip(RARE, row[1:], strict=True))
+        for row in connection.execute(
+            prepared(f"SELECT id, {', '.join(RARE)} FROM schedd_tasks WHERE id IN {dialect.ids()}"),
+            {"ids": bind_rows(rare)},
+        )
+    }
+    return [
+        c._replace(payload=payloads.get(c.id) if c.payload is None else c.payload, **extras.get(c.id, {}))
+        for c in claimed
+    ]
 
 
-def mark_running(connection: sa.Connection, dialect: Dialect, worker: int, started: Sequence[tuple[int, int, int]]) -> None:
+def mark_running(
+    connection: sa.Connection, dialect: Dialect, worker: int, started: Sequence[tuple[int, int, int]]
+) -> None:
     """Write ``running`` for bodies under way: rows (id, claim, started_at). Rows others hold are passed over."""
     rows = dialect.rows({"id": int, "claim": int, "started": int})
     fence = f"t.worker = :worker AND t.claim = j.claim AND t.state + 0 = {st.CLAIMED}"

@@ -160,7 +160,9 @@ class NotifyBell:
                         return
                     self.works = False
                     if not told:
-                        log.warning("no doorbell from PostgreSQL, polling instead: %s", str(error).splitlines()[0])
+                        log.warning(
+                            "no doorbell from PostgreSQL, polling instead: %s", str(error).splitlines()[0]
+                        )
                         told = True
                     self._closed.wait(pause)
                     pause = min(5.0, pause * 2)
@@ -171,7 +173,9 @@ class NotifyBell:
         import psycopg
 
         args = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-        with psycopg.connect(args, autocommit=True, connect_timeout=10, application_name="schedd doorbell") as raw:
+        with psycopg.connect(
+            args, autocommit=True, connect_timeout=10, application_name="schedd doorbell"
+        ) as raw:
             self._connection = raw
             raw.execute(f"LISTEN {CHANNEL}")
             self.works = True
@@ -205,7 +209,9 @@ class NotifyBell:
 
     def _notify(self) -> None:
         try:
-            with self._database.open().connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            with (
+                self._database.open().connect().execution_options(isolation_level="AUTOCOMMIT") as connection
+            ):
                 connection.exec_driver_sql(f"NOTIFY {CHANNEL}")
         except Exception as error:  # lossy by design: the others poll
             log.debug("could not ring: %s", error)

@@ -12,7 +12,8 @@ from scheduler.errors import ConfigError, DuplicateKeyError, UnknownDependencyEr
 from scheduler.model import state as st
 from scheduler.model.graph import batch_order
 from scheduler.model.spec import TaskId, TaskSpec
-from scheduler.model.state import TaskState, Verdict, judge, satisfied_mask
+from scheduler.model.state import Otherwise, TaskState, Verdict, When, judge, satisfied_mask
+from scheduler.store.claim import RARE
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
 
 INLINE = 1024  # longer values go to schedd_task_values, so that claim and finish do not rewrite them
@@ -35,6 +36,7 @@ _COLUMNS: dict[str, type] = {
     "created_at": int,
     "finished_at": int,
     "payload": str,
+    "extras": int,
     "payload_ref": str,
     "schema_version": int,
     "message_type": str,
@@ -57,6 +59,7 @@ _COLUMNS: dict[str, type] = {
     "max_duration": int,
     "max_delay": int,
 }
+_RARE = tuple(name for name in RARE if name in TaskSpec.__struct_fields__)
 _NAMES = ", ".join(_COLUMNS)
 _ONE_NAMES = ", ".join(n for n in _COLUMNS if n != "id")
 _ONE = f"INSERT INTO schedd_tasks ({_ONE_NAMES}) VALUES ({', '.join(f':{n}' for n in _COLUMNS if n != 'id')})"
@@ -133,6 +136,7 @@ def _row(spec: TaskSpec, now: int, unmet: int = 0, end: _End | None = None) -> d
         "created_at": now,
         "finished_at": now if end else None,
         "payload": spec.payload if len(spec.payload) <= INLINE else None,
+        "extras": int(any(getattr(spec, name) is not None for name in _RARE)),
         "payload_ref": spec.payload_ref,
         "schema_version": spec.schema_version,
         "message_type": spec.message_type,
@@ -160,7 +164,9 @@ def _row(spec: TaskSpec, now: int, unmet: int = 0, end: _End | None = None) -> d
 def _insert_values(connection: sa.Connection, rows: Sequence[tuple[int, str, str]]) -> None:
     source = dialect_of(connection).rows({"task_id": int, "name": str, "value": str})
     connection.execute(
-        prepared(f"INSERT INTO schedd_task_values (task_id, name, value) SELECT task_id, name, value FROM {source} j"),
+        prepared(
+            f"INSERT INTO schedd_task_values (task_id, name, value) SELECT task_id, name, value FROM {source} j"
+        ),
         {"rows": bind_rows(rows)},
     )
 
@@ -168,7 +174,9 @@ def _insert_values(connection: sa.Connection, rows: Sequence[tuple[int, str, str
 class _Batch:
     """One call of :func:`enqueue` with edges, keys or many tasks."""
 
-    def __init__(self, connection: sa.Connection, dialect: Dialect, specs: Sequence[TaskSpec], now: int) -> None:
+    def __init__(
+        self, connection: sa.Connection, dialect: Dialect, specs: Sequence[TaskSpec], now: int
+    ) -> None:
         self.connection = connection
         self.dialect = dialect
         self.specs = specs
@@ -200,8 +208,14 @@ class _Batch:
         spec = self.specs[position]
         unmet, end = 0, None
         edges: list[tuple[int, int, int, int, int]] = []
+        named: dict[int, tuple[When, Otherwise]] = {}
         for edge in spec.edges:
             parent = int(self.ids[edge.parent]) if edge.local else edge.parent
+            conditions = edge.when, edge.otherwise
+            if named.setdefault(parent, conditions) != conditions:
+                raise ConfigError(f"depend_on names task {parent} twice (by its key) with different conditions")
+            if len(named) == len(edges):
+                continue  # the same task again, by another builder with its key
             state = self.ends.get(parent)
             verdict = None if state is None else judge(state, edge.when, edge.otherwise)
             if verdict is None or verdict is Verdict.WAIT:
@@ -220,13 +234,13 @@ class _Batch:
                 )
             )
         row = _row(spec, self.now, unmet, end) | {"id": new_id}
-        if spec.key is not None and end is None:
+        if spec.key is not None:
             holder = self._insert_keyed(spec, row)
             if holder is not None:
                 self.ids[position] = TaskId(holder[0], created=False)
                 self.ends[holder[0]] = holder[1]
                 return
-        else:
+        if spec.key is None or end is not None:
             self.rows.append([row[name] for name in _COLUMNS])
         if row["payload"] is None:
             self.values.append((new_id, "payload", spec.payload))
@@ -235,7 +249,10 @@ class _Batch:
         self.edges += edges
 
     def _insert_keyed(self, spec: TaskSpec, row: dict[str, Any]) -> tuple[int, TaskState | None] | None:
-        """Insert under the key, or return (id, end) of the task that holds it."""
+        """Insert under the key, or return (id, end) of the task that holds it.
+
+        A task that its edges ended takes no key, and is left for the caller to insert if nobody holds it.
+        """
         assert spec.key is not None
         held = {"kind": spec.kind, "key": spec.key, "now": self.now}
         # A success that is retained no longer gives its key up here, in the transaction that takes it.
@@ -246,12 +263,15 @@ class _Batch:
             ),
             held,
         )
-        if self.connection.execute(prepared(_KEYED), row).first() is not None:
+        takes = row["held_key"] is not None
+        if takes and self.connection.execute(prepared(_KEYED), row).first() is not None:
             return None
         found = self.connection.execute(
             prepared("SELECT id, state FROM schedd_tasks WHERE kind = :kind AND held_key = :key"), held
         ).first()
-        assert found is not None, "the holder of a key vanished inside one transaction"
+        if found is None:
+            assert not takes, "the holder of a key vanished inside one transaction"
+            return None
         if spec.conflict == "reject":
             raise DuplicateKeyError(spec.kind, spec.key, found.id)
         state = TaskState.from_code(found.state)
@@ -275,11 +295,14 @@ def insert_edges(connection: sa.Connection, edges: Sequence[tuple[int, int, int,
     names = ", ".join(_EDGE_COLUMNS)
     source = dialect_of(connection).rows(_EDGE_COLUMNS)
     connection.execute(
-        prepared(f"INSERT INTO schedd_edges ({names}) SELECT {names} FROM {source} j"), {"rows": bind_rows(edges)}
+        prepared(f"INSERT INTO schedd_edges ({names}) SELECT {names} FROM {source} j"),
+        {"rows": bind_rows(edges)},
     )
 
 
-def read_parents(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> dict[int, TaskState | None]:
+def read_parents(
+    connection: sa.Connection, dialect: Dialect, ids: Sequence[int]
+) -> dict[int, TaskState | None]:
     """The terminal state of each id, None while it lives; holds the rows as they are until the transaction ends.
 
     An engine that wants to finish one of them passes it over until then, so a parent cannot end unseen between this

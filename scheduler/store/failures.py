@@ -12,21 +12,53 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
     # what the driver says, what we say, whether waiting may heal it
     (r"database or disk is full", "the disk is full: free some space", True),
     (r"database is locked|database table is locked", "the database is locked by another program", True),
-    (r"attempt to write a readonly database|readonly", "the database is read-only: check the file's and directory's owner", False),
-    (r"unable to open database file", "the database file cannot be opened: check that the directory exists and is writable", False),
+    (
+        r"attempt to write a readonly database|readonly",
+        "the database is read-only: check the file's and directory's owner",
+        False,
+    ),
+    (
+        r"unable to open database file",
+        "the database file cannot be opened: check that the directory exists and is writable",
+        False,
+    ),
     (r"file is not a database|malformed", "the file is not a (healthy) SQLite database", False),
     (r"disk I/O error", "the disk reported an error", True),
-    (r"no such table|relation .* does not exist", "the database is not migrated: run `schedctl db upgrade`", False),
-    (r"password authentication failed|no password supplied", "the server refused the user or password", False),
+    (
+        r"no such table|relation .* does not exist",
+        "the database is not migrated: run `schedctl db upgrade`",
+        False,
+    ),
+    (
+        r"password authentication failed|no password supplied",
+        "the server refused the user or password",
+        False,
+    ),
     (r"database \".*\" does not exist", "the server has no such database: create it", False),
     (r"role \".*\" does not exist", "the server has no such user", False),
-    (r"could not translate host name|Name or service not known|failed to resolve host", "the host name cannot be resolved", True),
-    (r"Connection refused|Is the server running|No such file or directory", "nothing answers there: is the server running?", True),
-    (r"too many clients|remaining connection slots|too many connections", "the server takes no more connections", True),
+    (
+        r"could not translate host name|Name or service not known|failed to resolve host",
+        "the host name cannot be resolved",
+        True,
+    ),
+    (
+        r"Connection refused|Is the server running|No such file or directory",
+        "nothing answers there: is the server running?",
+        True,
+    ),
+    (
+        r"too many clients|remaining connection slots|too many connections",
+        "the server takes no more connections",
+        True,
+    ),
     (r"statement timeout", "the server's statement_timeout ended the statement", True),
     (r"permission denied", "the database user lacks a permission", False),
     (r"deadlock detected|could not serialize", "the transaction collided with another", True),
-    (r"server closed the connection|terminating connection|connection .*lost|SSL|EOF|the database system is", "the connection to the server was lost", True),
+    (
+        r"server closed the connection|terminating connection|connection .*lost|SSL|EOF|the database system is",
+        "the connection to the server was lost",
+        True,
+    ),
 )
 
 

@@ -30,7 +30,11 @@ def ensure(engine: sa.Engine, auto_migrate: bool) -> None:
         return
     refuse_newer(version)
     if not auto_migrate:
-        state = "is not migrated" if version is None else f"has the older schema {version}, this program needs {HEAD}"
+        state = (
+            "is not migrated"
+            if version is None
+            else f"has the older schema {version}, this program needs {HEAD}"
+        )
         raise StoreUnavailableError(
             f"the database {state}: run `schedctl db upgrade` (or set auto_migrate = true in [store])"
         )

@@ -54,6 +54,7 @@ tasks = Table(
     Column("finished_at", BigInteger),
     # what is asked of the handler
     Column("payload", Text),  # NULL: in task_values
+    Column("extras", SmallInteger, nullable=False, server_default=text("0")),  # 1: one of RARE in claim.py is set
     Column("payload_ref", Text),
     Column("schema_version", Integer, nullable=False, server_default=text("1")),
     Column("message_type", Text),

@@ -58,7 +58,9 @@ def register(connection: sa.Connection, info: WorkerInfo, kinds: Iterable[Kind],
 
 def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind], now: int) -> None:
     """Upsert what ``schedctl submit`` and the caps read; of two programs the newer schema version wins."""
-    for kind in sorted(kinds, key=lambda k: k.name):  # one order for everybody, so that two boots cannot deadlock
+    for kind in sorted(
+        kinds, key=lambda k: k.name
+    ):  # one order for everybody, so that two boots cannot deadlock
         o = kind.options
         options = {
             "queue": o.queue,
@@ -69,7 +71,9 @@ def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind],
             "dead_letter": o.dead_letter,
             "result_ttl": o.result_ttl,
             "stall_after": o.stall_after,
-            "concurrency_key": o.concurrency_key if isinstance(o.concurrency_key, str) else o.concurrency_key is not None,
+            "concurrency_key": o.concurrency_key
+            if isinstance(o.concurrency_key, str)
+            else o.concurrency_key is not None,
         }
         bound = {
             "name": kind.name,
@@ -123,7 +127,8 @@ def stop(connection: sa.Connection, worker: int, now: int) -> None:
 def live_incarnations(connection: sa.Connection, host: str) -> list[str]:
     """Workers of this host that have neither stopped nor been found dead."""
     found = connection.execute(
-        prepared(f"SELECT incarnation FROM schedd_workers WHERE state < {STOPPED} AND host = :host"), {"host": host}
+        prepared(f"SELECT incarnation FROM schedd_workers WHERE state < {STOPPED} AND host = :host"),
+        {"host": host},
     )
     return [row[0] for row in found]
 
@@ -138,7 +143,13 @@ class Reclaimed(NamedTuple):
 
 
 def reap(
-    connection: sa.Connection, dialect: Dialect, now: int, *, known_dead: Sequence[str] = (), spare: int | None = None, lapsed: bool = True
+    connection: sa.Connection,
+    dialect: Dialect,
+    now: int,
+    *,
+    known_dead: Sequence[str] = (),
+    spare: int | None = None,
+    lapsed: bool = True,
 ) -> list[Reclaimed]:
     """Declare workers dead whose lease ran out (or whose incarnation is known to be dead), and take their claims back.
 
@@ -149,10 +160,18 @@ def reap(
         prepared(
             f"UPDATE schedd_workers SET state = {DEAD} WHERE state < {STOPPED} AND id <> :spare AND "
             "(lease_until < :before OR incarnation IN (SELECT value FROM "
-            + ("json_each(:dead))" if dialect.name == "sqlite" else "json_array_elements_text(CAST(:dead AS json)))")
+            + (
+                "json_each(:dead))"
+                if dialect.name == "sqlite"
+                else "json_array_elements_text(CAST(:dead AS json)))"
+            )
             + ")"
         ),
-        {"before": now if lapsed else 0, "spare": -1 if spare is None else spare, "dead": msgspec.json.encode(list(known_dead)).decode()},
+        {
+            "before": now if lapsed else 0,
+            "spare": -1 if spare is None else spare,
+            "dead": msgspec.json.encode(list(known_dead)).decode(),
+        },
     )
     found = connection.execute(
         prepared(
@@ -220,7 +239,14 @@ def _write_back(
     attempts: Sequence[tuple[object, ...]],
     now: int,
 ) -> None:
-    columns: dict[str, type] = {"id": int, "state": int, "lane": str, "deaths": int, "refund": int, "error": str}
+    columns: dict[str, type] = {
+        "id": int,
+        "state": int,
+        "lane": str,
+        "deaths": int,
+        "refund": int,
+        "error": str,
+    }
     connection.execute(
         prepared(
             "UPDATE schedd_tasks SET state = CASE WHEN schedd_tasks.rerun = 1 AND j.state = 1 AND schedd_tasks.unmet > 0 THEN 0 "
