@@ -125,9 +125,7 @@ def _pause(session: Session, name: str, paused: bool) -> None:
     view = {"name": name, "paused": found.paused, "next_at": time(found.next_at)}
     if not print_object(session, view):
         click.echo(
-            f"{name} is paused"
-            if paused
-            else f"{name} goes on; next at {view['next_at'] or 'the end of its run'}"
+            f"{name} is paused" if paused else f"{name} goes on; next at {view['next_at'] or 'the end of its run'}"
         )
 
 

@@ -36,9 +36,7 @@ def upgrade(session: Session, /, dry_run: bool) -> None:
     maintenance.upgrade(database)
     after = maintenance.health(database).revision
     if not print_object(session, {"from": before, "to": after}):
-        click.echo(
-            f"up to date: {after}" if before == after else f"upgraded: {before or 'nothing'} -> {after}"
-        )
+        click.echo(f"up to date: {after}" if before == after else f"upgraded: {before or 'nothing'} -> {after}")
 
 
 @db_command.command(name="check")

@@ -116,9 +116,7 @@ def logs_command(session: Session, /, task_id: int, follow: bool) -> None:
             from scheduler.store.read_tasks import get_task
 
             state = get_task(connection, task_id).state
-        later = (
-            "" if state.terminal else ", as far as is stored: an attempt's output is there once it has ended"
-        )
+        later = "" if state.terminal else ", as far as is stored: an attempt's output is there once it has ended"
         note(f"task {task_id} ({state}) has written nothing{later}")
 
 

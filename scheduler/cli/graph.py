@@ -26,9 +26,7 @@ _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dea
     show_default=True,
     help="dot is for Graphviz, mermaid for Markdown.",
 )
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=200, show_default=True, help="Tasks at most."
-)
+@click.option("--limit", type=click.IntRange(1, 10_000), default=200, show_default=True, help="Tasks at most.")
 @common
 @with_session
 def graph_command(session: Session, /, task_id: int, style: str, limit: int) -> None:
@@ -79,9 +77,7 @@ def _tree(found: Graph) -> list[str]:
         for position, edge in reversed(list(enumerate(edges))):
             last = position == len(edges) - 1
             when = "" if edge.when == "success" else f" on {edge.when}"
-            todo.append(
-                (edge.child, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "), when)
-            )
+            todo.append((edge.child, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "), when))
     return lines
 
 

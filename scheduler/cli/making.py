@@ -36,9 +36,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--cron", metavar="EXPR", help="Again and again: a cron expression of five fields."),
     click.option("--tz", metavar="ZONE", help="The zone of --cron; else [schedules] timezone."),
     click.option("--retry", type=click.IntRange(0), metavar="N", help="Retry up to N times after failures."),
-    click.option(
-        "--priority", type=click.Choice(("high", "medium", "low"), case_sensitive=False), help="Its level."
-    ),
+    click.option("--priority", type=click.Choice(("high", "medium", "low"), case_sensitive=False), help="Its level."),
     click.option("--key", metavar="K", help="Your name for it: the same kind and key is the same task."),
     click.option("--queue", metavar="Q", help="The namespace whose workers may run it."),
     click.option("--timeout", type=SPAN, metavar="S", help="The longest one attempt may run."),
@@ -78,9 +76,7 @@ class Given:
         if self.cron is None and self.tz is not None:
             raise click.UsageError("--tz belongs to --cron")
         if self.cron is not None and (self.delay is not None or self.run_at is not None or self.edges):
-            raise click.UsageError(
-                "--cron goes with neither --in, --at nor --depend-on: each run is a new task"
-            )
+            raise click.UsageError("--cron goes with neither --in, --at nor --depend-on: each run is a new task")
         for name in ("key", "correlation", "subject"):
             value = getattr(self, name)
             if value is not None and not 1 <= len(value) <= 255:
@@ -111,12 +107,8 @@ class Given:
             kind=kind,
             payload=text,
             lane=_lane(kind, payload, record),
-            queue=check_name("queue", self.queue)
-            if self.queue is not None
-            else options.get("queue", "default"),
-            pool=int(Priority.parse(self.priority))
-            if self.priority
-            else options.get("pool", int(Priority.MEDIUM)),
+            queue=check_name("queue", self.queue) if self.queue is not None else options.get("queue", "default"),
+            pool=int(Priority.parse(self.priority)) if self.priority else options.get("pool", int(Priority.MEDIUM)),
             run_at=self.run_at or 0,
             delay=self.delay or 0,
             max_attempts=1 if policy is None else policy.max_attempts,
@@ -148,9 +140,7 @@ def _lane(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:
     return f"{kind}{LANE_SEPARATOR}{key[:MAX_KEY]}"
 
 
-def schedule(
-    session: Session, given: Given, kind: str, payload: dict[str, Any], record: KindRecord | None
-) -> None:
+def schedule(session: Session, given: Given, kind: str, payload: dict[str, Any], record: KindRecord | None) -> None:
     """Store the task or the recurring schedule, print its id or name, and say if nobody would run it."""
     spec = given.spec(kind, payload, record)
     if given.cron is not None:

@@ -90,9 +90,7 @@ class _Instant(_Type):
         except ValueError:
             raise ValueError(f"{text!r} is not a time such as 2026-01-31T02:30:00+01:00 or …Z") from None
         if found.tzinfo is None:
-            raise ValueError(
-                f"{text!r} has no time zone: end it with Z for UTC, or with an offset such as +01:00"
-            )
+            raise ValueError(f"{text!r} has no time zone: end it with Z for UTC, or with an offset such as +01:00")
         return instant_us(found, "time")
 
 
@@ -134,8 +132,7 @@ class _Edge(_Type):
             other = Otherwise(otherwise) if otherwise else DEFAULT_OTHERWISE[end]
         except ValueError:
             raise ValueError(
-                f"{text!r} is not ID[:when[:otherwise]]: when is {', '.join(When)}; "
-                f"otherwise {', '.join(Otherwise)}"
+                f"{text!r} is not ID[:when[:otherwise]]: when is {', '.join(When)}; otherwise {', '.join(Otherwise)}"
             ) from None
         return EdgeSpec(TASK_ID.read(parent), end, other)
 

@@ -126,13 +126,7 @@ def print_table(rows: Iterable[Row], columns: Sequence[str], indent: str = "") -
 
 def _shown(name: str, value: object) -> str:
     # To the second is enough for people; programs get all of it as JSON.
-    if (
-        isinstance(value, str)
-        and value.endswith("Z")
-        and len(value) == 27
-        and value[10] == "T"
-        and value[19] == "."
-    ):
+    if isinstance(value, str) and value.endswith("Z") and len(value) == 27 and value[10] == "T" and value[19] == ".":
         return value[:19] + "Z"
     return cell(value)
 

@@ -43,9 +43,7 @@ def validate(kind: KindRecord, payload: dict[str, Any]) -> None:
     try:
         import jsonschema
     except ModuleNotFoundError:
-        raise PayloadError(
-            "checking a payload needs the package jsonschema: pip install jsonschema"
-        ) from None
+        raise PayloadError("checking a payload needs the package jsonschema: pip install jsonschema") from None
 
     checker = jsonschema.Draft202012Validator(kind.schema)
     error = jsonschema.exceptions.best_match(checker.iter_errors(payload))

@@ -49,8 +49,7 @@ def _view(found: Status, now: int) -> dict[str, Any]:
         },
         "workers": [worker_view(worker, now) for worker in found.workers],
         "stuck": [
-            {"problem": s.problem, "text": s.text, "number": s.number, "tasks": list(s.tasks)}
-            for s in found.stuck
+            {"problem": s.problem, "text": s.text, "number": s.number, "tasks": list(s.tasks)} for s in found.stuck
         ],
     }
 

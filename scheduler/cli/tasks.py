@@ -54,20 +54,14 @@ def _states(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]
 
 
 @click.command(name="list")
-@click.option(
-    "--status", "states", multiple=True, callback=_states, metavar="S", help="States or short names."
-)
+@click.option("--status", "states", multiple=True, callback=_states, metavar="S", help="States or short names.")
 @click.option("--kind", metavar="K", help="Tasks of this kind.")
 @click.option("--queue", metavar="Q", help="Tasks of this queue.")
 @click.option("--key", metavar="K", help="Tasks with this key.")
 @click.option("--correlation", metavar="C", help="Tasks that belong together under this id.")
 @click.option("--subject", metavar="S", help="Tasks about this subject.")
-@click.option(
-    "--since", type=AGO, metavar="T", help="Made since then: a time with zone, or how long ago, like 2h."
-)
-@click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most."
-)
+@click.option("--since", type=AGO, metavar="T", help="Made since then: a time with zone, or how long ago, like 2h.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only tasks older than this one: the next page.")
 @common
 @with_session
