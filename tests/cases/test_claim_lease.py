@@ -8,7 +8,7 @@ import pytest
 
 from scheduler import AsyncContext, Context, LeaseLost, Scheduler, Snooze, TaskState, task
 from scheduler.testing import FakeClock, drain, engine_of
-from support.fleet import Fleet, ends, rows, run_claimed, step
+from support.fleet import Fleet, ends, let_pass, rows, run_claimed, step
 
 LEASE = 30.0
 
@@ -44,8 +44,7 @@ def test_another_worker_takes_over_once_the_lease_has_run_out(fleet: Fleet, cloc
     lost_worker = engine_of(first).worker
     fleet.kill(first)
     step(second)
-    clock.advance(LEASE)  # the last instant at which it holds
-    assert drain(second) == 0
+    let_pass(clock, LEASE, second)  # the last instant at which it holds
     assert second.get_task(task_id).worker == lost_worker
     clock.advance(2)  # dead workers are looked for every two seconds
     assert drain(second) == 1
@@ -80,8 +79,7 @@ def test_a_body_that_had_started_is_lost_with_its_start(fleet: Fleet, clock: Fak
         clock.advance(1)
         ctx.heartbeat()
         seen.append(second.get_task(ctx.id))
-        clock.advance(LEASE + 2)
-        step(second)
+        let_pass(clock, LEASE + 2, second)
 
     first.state["body"] = body
     task_id = first.task(note).schedule()
@@ -104,11 +102,10 @@ def test_heartbeat_and_progress_stamp_and_renew_at_once(fleet: Fleet, clock: Fak
 
     def body(ctx: Context) -> None:
         for _ in range(4):
-            clock.advance(LEASE - 1)
+            let_pass(clock, LEASE - 1, second)
             ctx.heartbeat() if call == "heartbeat" else ctx.report_progress(140, "nearly")
             stamps.append((second.get_task(ctx.id).last_heartbeat_at, clock.now()))
             assert lease_until(first) == clock.now() + LEASE * 1_000_000
-            step(second)
 
     first.state["body"] = body
     step(second)
@@ -149,8 +146,7 @@ def test_a_lost_lease_cannot_be_extended(fleet: Fleet, clock: FakeClock, call: s
     told: list[BaseException] = []
 
     def body(ctx: Context) -> None:
-        clock.advance(LEASE + 2)
-        step(second)
+        let_pass(clock, LEASE + 2, second)
         held = lease_until(first)
         for _ in range(2):
             with pytest.raises(LeaseLost) as lost:
@@ -204,8 +200,7 @@ def test_a_late_completion_changes_nothing_and_is_told(
     first, second = named(fleet, "first"), named(fleet, "second")
 
     def body(ctx: Context) -> None:
-        clock.advance(LEASE + 2)
-        step(second)
+        let_pass(clock, LEASE + 2, second)
         if when == "after the other ended":
             drain(second)
 
@@ -234,8 +229,7 @@ def test_the_same_process_cannot_mix_up_two_claims_of_one_task(fleet: Fleet, clo
     def body(ctx: Context) -> None:
         claims.append(ctx._attempt.claimed.claim)
         if len(claims) == 1:
-            clock.advance(LEASE + 2)
-            step(second)  # reclaims, but serves another queue
+            let_pass(clock, LEASE + 2, second)  # reclaims, but serves another queue
             step(first)  # notices, becomes a new worker and claims again
 
     first.state["body"] = body
@@ -280,17 +274,12 @@ def test_expired_claims_are_taken_back_although_nobody_polls_their_queue(
     fleet: Fleet, clock: FakeClock, serves: str
 ) -> None:
     owner = named(fleet, "owner", queues=["mail"])
-    other = (
-        named(fleet, "other", queues=["other"])
-        if serves == "another queue"
-        else fleet.worker(add, lease=LEASE)
-    )
+    other = named(fleet, "other", queues=["other"]) if serves == "another queue" else fleet.worker(add, lease=LEASE)
     task_id = owner.task(note).queue("mail").schedule()
     step(owner)
     fleet.kill(owner)
     step(other)
-    clock.advance(LEASE + 2)
-    step(other)
+    let_pass(clock, LEASE + 2, other)
     back = other.get_task(task_id)
     assert (back.state, back.worker) == (TaskState.SCHEDULED, None)
     assert ends(other, task_id) == ["lost"]

@@ -84,3 +84,16 @@ def write(jobs: Scheduler, sql: str, **bound: Any) -> None:
 def ends(jobs: Scheduler, task_id: int) -> list[str]:
     """How the attempts of a task ended, in order."""
     return [attempt.outcome.value for attempt in jobs.get_attempts(task_id)]
+
+
+def let_pass(clock: FakeClock, seconds: float, *jobs: Scheduler) -> None:
+    """Time goes by; these workers take a step at least every five seconds, all others stand still.
+
+    A worker that did not get round to renewing its own lease for long gives the others time before it reaps.
+    """
+    while seconds > 0:
+        one = min(5.0, seconds)
+        clock.advance(one)
+        seconds -= one
+        for each in jobs:
+            step(each)
