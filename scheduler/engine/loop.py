@@ -274,7 +274,7 @@ class Engine:
         if self._at("poll", self.options.poll if self._bell.works else 0.1):
             return True
         horizon = self.desk.monotonic() - self.options.give_back
-        return any(waiting_since(s) < horizon for s in self.slots.values())
+        return self.turner.unmarked() or any(waiting_since(s) < horizon for s in self.slots.values())
 
     def _pause(self, result: TurnResult | None) -> float:
         if self._rescan or self.turner.has_work():

@@ -72,6 +72,7 @@ class Turner:
         plan = Plan([], {})
         heads: list[LaneHead] = []
         held: set[tuple[int, int]] = set()
+        marked: set[tuple[int, int]] = set()
         try:
             with desk.database.write(connection) as c:
                 dialect = desk.database.dialect
@@ -89,7 +90,7 @@ class Turner:
                 gone = {(o.task_id, o.claim) for _, o in outcomes}
                 started = self._started(gone)
                 if started:
-                    claims.mark_running(c, dialect, self.worker, started)
+                    marked = claims.mark_running(c, dialect, self.worker, started)
                 self._absolve(c, gone)
                 if claiming:
                     heads = [h for h in claims.lane_heads(c) if self._serves(h)]
@@ -105,6 +106,9 @@ class Turner:
             FAILPOINTS.hit("after finish commit")
         if claimed:
             FAILPOINTS.hit("after claim")
+        for key in marked:
+            if key in desk.held:
+                desk.held[key].marked = True
         for r in requests:
             r.answer.set_result((r.attempt.claimed.id, r.attempt.claimed.claim) in held)
         ended = self._settle(outcomes, finished)
@@ -200,6 +204,10 @@ class Turner:
                 back += [(a, hand_back(a, desk.now())) for a in take_waiting(slots, since)]
         return back
 
+    def unmarked(self) -> bool:
+        """Whether a body is under way for so long that its row should say so."""
+        return bool(self._started(set()))
+
     def _started(self, gone: set[tuple[int, int]]) -> list[tuple[int, int, int]]:
         """Bodies under way whose rows do not say so yet."""
         since = self.desk.monotonic() - MARK_AFTER
@@ -207,7 +215,6 @@ class Turner:
         for key, attempt in self.desk.held.items():
             at = attempt.started_at
             if at is not None and not attempt.marked and attempt.started_mono <= since and key not in gone:
-                attempt.marked = True
                 rows.append((*key, at))
         return rows
 

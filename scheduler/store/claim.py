@@ -182,23 +182,27 @@ def _completed(connection: sa.Connection, dialect: Dialect, claimed: list[Claime
 
 def mark_running(
     connection: sa.Connection, dialect: Dialect, worker: int, started: Sequence[tuple[int, int, int]]
-) -> None:
-    """Write ``running`` for bodies under way: rows (id, claim, started_at). Rows others hold are passed over."""
+) -> set[tuple[int, int]]:
+    """Write ``running`` for bodies under way: rows (id, claim, started_at). Returns (id, claim) of those written.
+
+    Rows that somebody's open transaction holds are passed over.
+    """
     rows = dialect.rows({"id": int, "claim": int, "started": int})
     fence = f"t.worker = :worker AND t.claim = j.claim AND t.state + 0 = {st.CLAIMED}"
     bound = {"worker": worker, "rows": bind_rows(started)}
     if dialect.name == "sqlite":
         sql = (
             f"UPDATE schedd_tasks AS t SET state = {st.RUNNING}, started_at = j.started "
-            f"FROM {rows} j WHERE t.id = j.id AND {fence}"
+            f"FROM {rows} j WHERE t.id = j.id AND {fence} RETURNING id, claim"
         )
     else:
         sql = (
             f"WITH held AS MATERIALIZED (SELECT t.id, j.started FROM {rows} j JOIN schedd_tasks t ON t.id = j.id "
             f"WHERE {fence} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
-            f"UPDATE schedd_tasks t SET state = {st.RUNNING}, started_at = held.started FROM held WHERE t.id = held.id"
+            f"UPDATE schedd_tasks t SET state = {st.RUNNING}, started_at = held.started FROM held WHERE t.id = held.id "
+            "RETURNING t.id, t.claim"
         )
-    connection.execute(prepared(sql), bound)
+    return {(row[0], row[1]) for row in connection.execute(prepared(sql), bound)}
 
 
 def clear_suspicion(connection: sa.Connection, worker: int, task_id: int, claim_number: int) -> None:
