@@ -30,7 +30,8 @@ def _lock(connection: sa.Connection, ids: Sequence[int]) -> dict[int, sa.Row[tup
     dialect = dialect_of(connection)
     rows = connection.execute(
         prepared(
-            f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.lock}"
+            f"SELECT t.id, t.state, t.started_at FROM schedd_tasks t WHERE t.id IN {dialect.ids()} "
+            f"ORDER BY t.id {dialect.lock}"
         ),
         {"ids": bind_rows(sorted(set(ids)))},
     ).fetchall()
@@ -120,18 +121,14 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
         _set(connection, task_id, "run_at = :now, attempt_base = attempt", now)
         return
     if state is TaskState.SUCCESS:
-        raise InvalidTransitionError(
-            f"task {task_id} has succeeded; only what failed or was cancelled can be retried"
-        )
+        raise InvalidTransitionError(f"task {task_id} has succeeded; only what failed or was cancelled can be retried")
     if not state.terminal:
         raise InvalidTransitionError(f"task {task_id} is {state}; it can be retried once it has ended")
     reopen(connection, task_id, now, downstream=downstream)
 
 
 def _set(connection: sa.Connection, task_id: int, what: str, now: int) -> None:
-    connection.execute(
-        prepared(f"UPDATE schedd_tasks SET {what} WHERE id = :id"), {"id": task_id, "now": now}
-    )
+    connection.execute(prepared(f"UPDATE schedd_tasks SET {what} WHERE id = :id"), {"id": task_id, "now": now})
 
 
 _CLEAR = (
@@ -176,20 +173,24 @@ def _take_key_back(connection: sa.Connection, task_id: int) -> None:
     """The key is held again if nobody else took it meanwhile; else the task goes on without it."""
     connection.execute(
         prepared(
-            "UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id = :id AND key IS NOT NULL AND NOT EXISTS "
-            "(SELECT 1 FROM schedd_tasks o WHERE o.kind = schedd_tasks.kind AND o.held_key = schedd_tasks.key "
-            "AND o.id <> :id)"
+            "UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id = :id AND key IS NOT NULL "
+            "AND NOT EXISTS (SELECT 1 FROM schedd_tasks o WHERE o.kind = schedd_tasks.kind "
+            "AND o.held_key = schedd_tasks.key AND o.id <> :id)"
         ),
         {"id": task_id},
     )
 
 
+# Snoozed, handed back and reclaimed tasks are scheduled, too, but their bodies have been under way.
+_UNSTARTED = f"(t.state = {st.WAITING} OR (t.state = {st.SCHEDULED} AND t.started_at IS NULL))"
+
+
 def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int], now: int) -> None:
-    """Make ``unmet`` anew for these tasks and their waiting or ready children, and judge their edges again."""
+    """Make ``unmet`` anew for these tasks and their unstarted children, and judge their edges again."""
     bound = {"ids": bind_rows(changed)}
     affected = connection.execute(
         prepared(
-            f"SELECT t.id FROM schedd_tasks t WHERE t.state <= {st.SCHEDULED} AND (t.id IN {dialect.ids()} OR t.id IN "
+            f"SELECT t.id FROM schedd_tasks t WHERE {_UNSTARTED} AND (t.id IN {dialect.ids()} OR t.id IN "
             f"(SELECT child FROM schedd_edges WHERE parent IN {dialect.ids()})) ORDER BY t.id {dialect.lock}"
         ),
         bound,
@@ -203,7 +204,8 @@ def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int],
             "(SELECT i.id, (SELECT CAST(count(*) AS integer) FROM schedd_edges e "
             "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
             f"WHERE e.child = i.id AND (e.ok & {bit.format(s='coalesce(p.state, o.state)')}) = 0) AS n "
-            f"FROM schedd_tasks i WHERE i.id IN {dialect.ids()}) d WHERE schedd_tasks.id = d.id AND schedd_tasks.state <= {st.SCHEDULED}"
+            f"FROM schedd_tasks i WHERE i.id IN {dialect.ids()}) d "
+            f"WHERE schedd_tasks.id = d.id AND schedd_tasks.state <= {st.SCHEDULED}"
         ),
         {"ids": bind_rows(ids)},
     )
@@ -236,9 +238,9 @@ def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: i
         raise UnknownTaskError(child)
     state = TaskState.from_code(row.state)
     if state not in (TaskState.WAITING, TaskState.SCHEDULED):
-        raise InvalidTransitionError(
-            f"task {child} is {state}; only a waiting or scheduled task can get a dependency"
-        )
+        raise InvalidTransitionError(f"task {child} is {state}; only a waiting or scheduled task can get a dependency")
+    if row.started_at is not None:
+        raise InvalidTransitionError(f"task {child} has started; it cannot get a dependency any more")
     read_parents(connection, dialect, [parent])
     path = find_path(connection, dialect, child, parent)
     if path:
@@ -285,9 +287,7 @@ def find_path(connection: sa.Connection, dialect: Dialect, start: int, goal: int
     return []
 
 
-def set_retry_policy(
-    connection: sa.Connection, task_id: int, retry: str | None, max_attempts: int | None
-) -> None:
+def set_retry_policy(connection: sa.Connection, task_id: int, retry: str | None, max_attempts: int | None) -> None:
     """Change the policy of a task that has not ended. Raises UnknownTaskError, InvalidTransitionError."""
     row = _lock(connection, [task_id]).get(task_id)
     if row is None:
@@ -333,8 +333,8 @@ def stamp(
         sql = f"UPDATE schedd_tasks AS t SET {values} FROM {rows} j WHERE t.id = j.id AND {fence}"
     else:
         sql = (
-            f"WITH j AS MATERIALIZED (SELECT t.id, j.percent, j.message FROM {rows} j JOIN schedd_tasks t ON t.id = j.id "
-            f"WHERE {fence} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
+            f"WITH j AS MATERIALIZED (SELECT t.id, j.percent, j.message FROM {rows} j "
+            f"JOIN schedd_tasks t ON t.id = j.id WHERE {fence} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
             f"UPDATE schedd_tasks t SET {values} FROM j WHERE t.id = j.id"
         )
     connection.execute(prepared(sql), bound)

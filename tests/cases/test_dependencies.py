@@ -6,9 +6,11 @@ import pytest
 
 from scheduler import (
     ConfigError,
+    Context,
     CycleError,
     DuplicateKeyError,
     InvalidTransitionError,
+    Snooze,
     UnknownDependencyError,
     UnknownTaskError,
 )
@@ -231,6 +233,20 @@ def test_add_dependency_is_refused_once_claimed(bench: Bench) -> None:
         bench.jobs.add_dependency(77, parent)
     with pytest.raises(UnknownDependencyError):
         bench.jobs.add_dependency(parent, 77)
+
+
+@pytest.mark.case(35)
+def test_add_dependency_is_refused_once_started(bench: Bench) -> None:
+    def body(ctx: Context) -> None:
+        if len(bench.script.ran) == 1:
+            raise Snooze(60)
+
+    bench.script.bodies["child"] = body
+    parent, child = int(bench.step("parent").after(90).schedule()), int(bench.step("child").schedule())
+    assert bench.drain() == ["child"]
+    assert bench.state(child) == "scheduled"
+    refused(bench, child, parent)
+    assert bench.advance(60) == ["child"]
 
 
 def refused(bench: Bench, child: int, parent: int) -> None:

@@ -16,8 +16,8 @@ from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import Otherwise, When
 from scheduler.ports import FAILPOINTS
 from scheduler.store import control
-from scheduler.testing import drain, engine_of
-from support.bench import Bench, Step, ring_and_step
+from scheduler.testing import drain
+from support.bench import Bench, Step, ring_and_step, run_claimed
 
 
 class Side(threading.Thread):
@@ -62,13 +62,6 @@ def wait_until_blocked(bench: Bench, side: Side) -> None:
         assert side.is_alive(), "it did not wait"
         pause.wait(0.005)
     raise AssertionError("nobody waits for a lock")
-
-
-def run_claimed(jobs: Scheduler) -> None:
-    """Run what the last step claimed, without recording it yet."""
-    for slots in engine_of(jobs).inline_slots():
-        while slots.run_one():
-            pass
 
 
 @pytest.fixture

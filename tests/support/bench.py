@@ -136,3 +136,10 @@ def ring_and_step(jobs: Scheduler) -> float:
     engine = engine_of(jobs)
     engine.ring()
     return engine.step()
+
+
+def run_claimed(jobs: Scheduler) -> None:
+    """Run what the last step claimed, without recording it yet."""
+    for slots in engine_of(jobs).inline_slots():
+        while slots.run_one():
+            pass

@@ -1,0 +1,272 @@
+"""Retrying a parent brings back what ended because of it, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler import InvalidTransitionError, RetryPolicy, Snooze, UnknownTaskError
+from support.bench import Bench, Soft, Step, ring_and_step, run_claimed
+
+REVIVABLE = ("dead", "failed", "cancelled")
+
+
+def mend(bench: Bench, *names: str) -> None:
+    bench.script.failing -= set(names)
+
+
+def dies(bench: Bench, name: str, **edges: Any) -> int:
+    bench.script.failing.add(name)
+    return int(bench.step(name).schedule())
+
+
+@pytest.mark.case(36)
+@pytest.mark.parametrize("end", REVIVABLE)
+def test_the_whole_way_down_comes_back(bench: Bench, end: str) -> None:
+    if end != "cancelled":
+        bench.script.failing.add("parent")
+    parent = int(bench.jobs.task((Soft if end == "failed" else Step)("parent")).after(5).schedule())
+    child = bench.step("child", parent).schedule()
+    skips = bench.step("skips", parent, otherwise="skip").schedule()
+    below = bench.step("below", child, skips).schedule()
+    cleans = bench.step("cleans", parent, when="failure").schedule()
+    if end == "cancelled":
+        bench.jobs.cancel_task(parent)
+    assert bench.advance(5) == (["cleans"] if end == "cancelled" else ["parent", "cleans"])
+    assert bench.states(parent, child, skips, below, cleans) == [end, "failed", "skipped", "failed", "success"]
+
+    bench.clock.advance(100)
+    mend(bench, "parent")
+    bench.jobs.retry_task(parent)
+    assert bench.states(parent, child, skips, below, cleans) == ["scheduled", *["waiting"] * 3, "success"]
+    for revived in map(bench.jobs.get_task, (child, skips, below)):
+        assert (revived.error, revived.error_class, revived.ended_by, revived.finished_at) == (None,) * 4
+        assert revived.unmet == (2 if revived.id == below else 1)
+    ran = bench.drain()
+    assert (ran[0], set(ran[1:3]), ran[3:]) == ("parent", {"child", "skips"}, ["below"])
+    assert bench.states(parent, child, skips, below) == ["success"] * 4
+
+
+@pytest.mark.case(36)
+def test_without_downstream_only_itself(bench: Bench) -> None:
+    parent = dies(bench, "parent")
+    child = bench.step("child", parent).schedule()
+    bench.drain()
+    mend(bench, "parent")
+    bench.jobs.retry_task(parent, downstream=False)
+    assert bench.drain() == ["parent"]
+    assert bench.states(parent, child) == ["success", "failed"]
+
+
+@pytest.mark.case(36)
+def test_two_dead_parents_one_retried(bench: Bench) -> None:
+    one, two = dies(bench, "one"), dies(bench, "two")
+    child = bench.step("child", one, two).schedule()
+    below = bench.step("below", child).schedule()
+    bench.drain()
+    assert bench.jobs.get_task(child).ended_by == one
+    mend(bench, "one", "two")
+    bench.jobs.retry_task(one)
+    assert bench.states(child, below) == ["failed", "failed"]  # judged again: the other one is still dead
+    assert bench.jobs.get_task(child).ended_by == two
+    assert bench.jobs.get_last_error(child) == f"not run: task {two} ended dead"
+    assert bench.drain() == ["one"]
+    bench.jobs.retry_task(two)
+    assert bench.drain() == ["two", "child", "below"]
+
+
+@pytest.mark.case(36)
+def test_the_other_one_of_two_dead_parents_retried(bench: Bench) -> None:
+    """It is not what ended the child, but the child is judged anew once the one that did is retried, too."""
+    one, two = dies(bench, "one"), dies(bench, "two")
+    child = bench.step("child", one, two).schedule()
+    bench.drain()
+    mend(bench, "one", "two")
+    bench.jobs.retry_task(two)
+    assert bench.drain() == ["two"]
+    assert bench.state(child) == "failed"
+    bench.jobs.retry_task(one)
+    assert bench.drain() == ["one", "child"]
+
+
+@pytest.mark.case(36)
+def test_a_finished_child_with_another_open_parent(bench: Bench) -> None:
+    """Its first parent is retried before the other ends: it waits for both again."""
+    first = dies(bench, "first")
+    other = bench.step("other").after(10).schedule()
+    child = bench.step("child", first, other, when="finished").schedule()
+    bench.drain()
+    assert (bench.state(child), bench.jobs.get_task(child).unmet) == ("waiting", 1)
+    bench.script.bodies["first"] = lambda ctx: None
+    bench.jobs.set_retry_policy(other, RetryPolicy())
+    bench.execute("UPDATE schedd_tasks SET run_at = run_at + 60000000 WHERE id = :id", id=first)
+    bench.jobs.retry_task(first)
+    assert (bench.state(child), bench.jobs.get_task(child).unmet) == ("waiting", 2)
+    ring_and_step(bench.jobs)  # first is claimed
+    bench.clock.advance(10)
+    ring_and_step(bench.jobs)
+    assert (bench.state(other), bench.state(child)) == ("claimed", "waiting")
+    assert sorted(bench.drain()[:2]) == ["first", "other"]
+    assert bench.state(child) == "success"
+
+
+@pytest.mark.case(36)
+def test_a_ready_child_waits_again(bench: Bench) -> None:
+    """It was due later and had not started when its parent was retried."""
+    parent = dies(bench, "parent")
+    finished = bench.step("finished", parent, when="finished").after(60).schedule()
+    cleans = bench.step("cleans", parent, when="failure").after(60).schedule()
+    bench.drain()
+    assert bench.states(finished, cleans) == ["scheduled", "scheduled"]
+    mend(bench, "parent")
+    bench.jobs.retry_task(parent)
+    assert bench.states(finished, cleans) == ["waiting", "waiting"]
+    assert bench.drain() == ["parent"]
+    assert bench.states(finished, cleans) == ["scheduled", "skipped"]
+    assert bench.advance(60) == ["finished"]
+
+
+@pytest.mark.case(36)
+@pytest.mark.parametrize("kept", ["claimed", "retry", "scheduled", "success", "dead"])
+def test_children_that_have_started_are_left_alone(bench: Bench, kept: str) -> None:
+    parent = dies(bench, "parent")
+    child = int(bench.step("child", parent, when="finished").with_retry(RetryPolicy(10, 10, jitter=0)).schedule())
+
+    def body(ctx: Any) -> None:
+        if kept == "scheduled" and ctx.attempt == 1 and len(bench.script.ran) < 3:
+            raise Snooze(60)
+        if kept == "retry" and ctx.attempt == 1:
+            raise ValueError
+
+    bench.script.bodies["child"] = body
+    if kept == "dead":
+        del bench.script.bodies["child"]
+        bench.script.failing.add("child")
+    if kept == "claimed":
+        ring_and_step(bench.jobs)
+        run_claimed(bench.jobs)
+        ring_and_step(bench.jobs)
+    else:
+        bench.drain()
+    assert bench.state(child) == kept
+    before = bench.jobs.get_task(child)
+    mend(bench, "parent")
+    bench.jobs.retry_task(parent)
+    assert bench.jobs.get_task(child) == before
+    bench.drain()
+    bench.advance(60)
+    assert bench.state(child) == ("dead" if kept == "dead" else "success")
+    assert bench.state(parent) == "success"
+
+
+@pytest.mark.case(36)
+def test_a_waiting_edge_is_satisfied_by_the_retry(bench: Bench) -> None:
+    parent = dies(bench, "parent")
+    child = bench.step("child", parent, otherwise="wait").schedule()
+    late = None
+    for _ in range(2):
+        bench.drain()
+        late = late or bench.step("late", parent, otherwise="wait").schedule()
+        assert bench.states(child, late) == ["waiting", "waiting"]
+        assert bench.jobs.get_task(child).unmet == 1
+        bench.jobs.retry_task(parent)
+    mend(bench, "parent")
+    assert bench.drain() == ["parent", "child", "late"]
+
+
+@pytest.mark.case(36)
+def test_a_task_ended_when_it_was_stored_comes_back(bench: Bench) -> None:
+    parent = dies(bench, "parent")
+    bench.drain()
+    with bench.jobs.batch() as batch:
+        child = batch.task(Step("child")).depend_on(parent)
+        batch.task(Step("below")).depend_on(child)
+    assert bench.states(*batch.ids) == ["failed", "failed"]
+    mend(bench, "parent")
+    bench.jobs.retry_task(parent)
+    assert bench.drain() == ["parent", "child", "below"]
+
+
+@pytest.mark.case(36)
+def test_dies_again(bench: Bench) -> None:
+    parent = dies(bench, "parent")
+    child = bench.step("child", parent).schedule()
+    below = bench.step("below", child, when="finished").schedule()
+    bench.drain()
+    for _ in range(3):
+        bench.jobs.retry_task(parent)
+        bench.drain()
+    assert bench.states(parent, child, below) == ["dead", "failed", "success"]
+    assert bench.script.ran == ["parent", "below", "parent", "parent", "parent"]
+    assert [a.number for a in bench.jobs.get_attempts(parent)] == [1, 2, 3, 4]
+    mend(bench, "parent")
+    bench.jobs.retry_task(parent)
+    assert bench.drain() == ["parent", "child"]
+
+
+@pytest.mark.case(36)
+def test_retrying_the_child_is_judged_by_its_parents(bench: Bench) -> None:
+    parent = dies(bench, "parent")
+    child = int(bench.step("child", parent).schedule())
+    bench.drain()
+    bench.jobs.retry_task(child)
+    assert bench.state(child) == "failed"
+    assert bench.jobs.get_task(child).ended_by == parent
+    mend(bench, "parent")
+    bench.jobs.retry_task(parent, downstream=False)
+    bench.drain()
+    bench.jobs.retry_task(child)
+    assert bench.drain() == ["child"]
+
+
+@pytest.mark.case(36)
+def test_a_diamond_comes_back_once(bench: Bench) -> None:
+    top = dies(bench, "top")
+    left, right = bench.step("left", top).schedule(), bench.step("right", top).schedule()
+    bottom = bench.step("bottom", left, right).schedule()
+    bench.drain()
+    mend(bench, "top")
+    bench.jobs.retry_task(top)
+    assert bench.jobs.get_task(bottom).unmet == 2
+    ran = bench.drain()
+    assert sorted(ran) == ["bottom", "left", "right", "top"]
+    assert ran[-1] == "bottom"
+
+
+@pytest.mark.case(36)
+def test_of_a_cascaded_cancel_only_the_task_itself_comes_back(bench: Bench) -> None:
+    """What cascade cancelled was cancelled, it did not end by its edges; each can be retried by itself."""
+    parent = int(bench.step("parent").after(5).schedule())
+    child = int(bench.step("child", parent).schedule())
+    bench.jobs.cancel_task(parent, cascade=True)
+    bench.jobs.retry_task(parent)
+    assert bench.drain() == ["parent"]
+    assert bench.states(parent, child) == ["success", "cancelled"]
+    bench.jobs.retry_task(child)
+    assert bench.drain() == ["child"]
+
+
+@pytest.mark.case(30, 36)
+@pytest.mark.parametrize("taken", [False, True])
+def test_keys_are_held_again_if_they_are_free(bench: Bench, taken: bool) -> None:
+    parent = dies(bench, "parent")
+    child = int(bench.step("child", parent).key("k").schedule())
+    bench.drain()
+    other = bench.step("other").key("k").after(60).schedule() if taken else None
+    mend(bench, "parent")
+    bench.jobs.retry_task(parent)
+    again = bench.step("again").key("k").schedule()
+    assert (again, again.created) == (other if taken else child, False)
+    assert bench.drain() == ["parent", "child"]
+
+
+@pytest.mark.case(23)
+def test_what_cannot_be_retried(bench: Bench) -> None:
+    done, waits = bench.ended("success"), bench.step("waits", bench.step("open").after(5).schedule()).schedule()
+    with pytest.raises(UnknownTaskError):
+        bench.jobs.retry_task(99)
+    for task_id in (done, waits):
+        with pytest.raises(InvalidTransitionError, match=str(task_id)):
+            bench.jobs.retry_task(task_id)
+    assert bench.states(done, waits) == ["success", "waiting"]
