@@ -214,7 +214,9 @@ class Turner:
         rows = []
         for key, attempt in self.desk.held.items():
             at = attempt.started_at
-            if at is not None and not attempt.marked and attempt.started_mono <= since and key not in gone:
+            if at is None or attempt.marked or attempt.lost or key in gone:
+                continue
+            if attempt.started_mono <= since:
                 rows.append((*key, at))
         return rows
 
