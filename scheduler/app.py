@@ -70,7 +70,7 @@ class Scheduler(Queries):
         self._drain = drain
         self._rng = rng
         self._around_run = around_run
-        self._options = {
+        self._options: dict[str, Any] = {
             "queues": tuple(queues),
             "pools": _pools(pools),
             "lease": _positive(lease, "lease"),
@@ -127,12 +127,13 @@ class Scheduler(Queries):
     @overload
     def task(self, task: TaskFunction[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> TaskBuilder: ...
     def task(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskBuilder:
-        """Begin to schedule a Task instance, or a call of a @task function. Raises UnregisteredKindError, PayloadError."""
+        """Begin to schedule a Task instance, or a call of a @task function.
+
+        Raises UnregisteredKindError, PayloadError.
+        """
         return make_builder(self._caller, None, task, args, kwargs)
 
-    def batch(
-        self, correlation: str | None = None, connection: sa.Connection | Session | None = None
-    ) -> Batch:
+    def batch(self, correlation: str | None = None, connection: sa.Connection | Session | None = None) -> Batch:
         """Many tasks at once, all or none: ``with jobs.batch() as batch: batch.task(...)``."""
         return Batch(self._caller, correlation, connection)
 

@@ -69,9 +69,9 @@ class Caller:
             ids = enqueue(own, specs, self.database.now(), ours=False)
             ring_after_commit(own, self.ring)
             return ids
-        ids = self._in_our_own(lambda c: enqueue(c, specs, self.database.now(), ours=True))
+        stored: list[TaskId] = self._in_our_own(lambda c: enqueue(c, specs, self.database.now(), ours=True))
         self.ring()
-        return ids
+        return stored
 
     def register_schedule(self, spec: ScheduleSpec) -> None:
         dialect = self.database.dialect
@@ -152,9 +152,7 @@ class _Builder:
         named twice with different conditions.
         """
         if self._recurrence is not None:
-            raise InvalidScheduleError(
-                "a recurring schedule cannot depend on tasks: each of its runs is a new task"
-            )
+            raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
         try:
             end = When(when)
             other = DEFAULT_OTHERWISE[end] if otherwise is None else Otherwise(otherwise)
@@ -180,9 +178,7 @@ class _Builder:
             raise ConfigError(f"depend_on: {parent} is not a task id")
         present = self._parents.get(parent)
         if present is not None and present != edge:
-            raise ConfigError(
-                f"depend_on names {parent!r} twice with different conditions: {present[0]} and {edge[0]}"
-            )
+            raise ConfigError(f"depend_on names {parent!r} twice with different conditions: {present[0]} and {edge[0]}")
         self._parents[parent] = edge
 
     def with_retry(self, policy: RetryPolicy) -> Self:
@@ -268,13 +264,9 @@ class _Builder:
 
     def _recurring(self, recurrence: Recurrence) -> RecurringBuilder:
         if self._batch is not None:
-            raise InvalidScheduleError(
-                "a batch holds single tasks; register a recurring schedule outside of it"
-            )
+            raise InvalidScheduleError("a batch holds single tasks; register a recurring schedule outside of it")
         if self._parents:
-            raise InvalidScheduleError(
-                "a recurring schedule cannot depend on tasks: each of its runs is a new task"
-            )
+            raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
         made = RecurringBuilder.__new__(RecurringBuilder)
         made.__dict__.update(self.__dict__)
         made._recurrence = recurrence
@@ -303,9 +295,7 @@ class _Builder:
         """Every month that has this day, at this time. Raises InvalidScheduleError."""
         return self._recurring(recur.monthly_on(day, hour, minute, self._zone(tz)))
 
-    def every(
-        self, interval: Seconds, mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate"
-    ) -> RecurringBuilder:
+    def every(self, interval: Seconds, mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate") -> RecurringBuilder:
         """Again and again: fixed rate counts from the first registration, fixed delay from the end of each run.
 
         Raises InvalidScheduleError.
@@ -345,9 +335,7 @@ class TaskBuilder(_Builder):
         UnknownDependencyError, DuplicateKeyError, StoreUnavailableError.
         """
         if self._batch is not None:
-            raise ConfigError(
-                "this builder belongs to a batch, which stores it at its end; do not schedule() it"
-            )
+            raise ConfigError("this builder belongs to a batch, which stores it at its end; do not schedule() it")
         return self._caller.store([self._finished({})], connection)[0]
 
     async def schedule_async(self) -> TaskId:

@@ -199,9 +199,7 @@ def _build(values: dict[str, Any], file: str | None, sources: dict[str, str]) ->
     config: Config = msgspec.structs.replace(section(Config, Config(), ""), file=file, sources=sources)
     if config.store.auto_migrate is None:
         on_sqlite = config.store.url.partition(":")[0].partition("+")[0] == "sqlite"
-        config = msgspec.structs.replace(
-            config, store=msgspec.structs.replace(config.store, auto_migrate=on_sqlite)
-        )
+        config = msgspec.structs.replace(config, store=msgspec.structs.replace(config.store, auto_migrate=on_sqlite))
     return config
 
 
@@ -213,9 +211,7 @@ def _check(config: Config) -> None:
 
     scheme = re.match(r"([a-z][a-z0-9+]*)://", config.store.url)
     if scheme is None or scheme[1].partition("+")[0] not in ("sqlite", "postgresql"):
-        refuse(
-            "store.url", "not a database URL; use sqlite:///schedd.db or postgresql+psycopg://user@host/db"
-        )
+        refuse("store.url", "not a database URL; use sqlite:///schedd.db or postgresql+psycopg://user@host/db")
     if not config.worker.queues:
         refuse("worker.queues", 'no queue; use ["*"] for all')
     pools = (config.pools.high, config.pools.medium, config.pools.low)

@@ -114,12 +114,8 @@ def _status_of(error: SchedulerError) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="schedd", description="Runs the schedd daemon in the foreground.")
-    parser.add_argument(
-        "--config", metavar="FILE", help="configuration file (default: see docs/configuration.md)"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="check the configuration and task modules, and end"
-    )
+    parser.add_argument("--config", metavar="FILE", help="configuration file (default: see docs/configuration.md)")
+    parser.add_argument("--check", action="store_true", help="check the configuration and task modules, and end")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors at start")
     parser.add_argument("--version", action="store_true", help="print the version and end")
     options = parser.parse_args(argv)

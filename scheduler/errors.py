@@ -38,9 +38,7 @@ class UnknownScheduleError(SchedulerError):
     """No recurring schedule has this name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(
-            f"there is no schedule named {name!r}; `schedctl cron list` shows the ones there are"
-        )
+        super().__init__(f"there is no schedule named {name!r}; `schedctl cron list` shows the ones there are")
         self.name = name
 
 

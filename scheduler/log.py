@@ -138,9 +138,7 @@ def _add_attempt(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
         event.setdefault("attempt", claimed.attempt)
         if claimed.key is not None:
             event.setdefault("key", claimed.key)
-        event.setdefault(
-            "correlation", claimed.correlation if claimed.correlation is not None else str(claimed.id)
-        )
+        event.setdefault("correlation", claimed.correlation if claimed.correlation is not None else str(claimed.id))
     return event
 
 

@@ -175,9 +175,7 @@ def builtin_types(config: Config) -> Iterator[tuple[Any, str]]:
     there: dict[str, Any] = _import(BUILTIN, "[tasks] builtin").BUILTIN
     for name, setting in wanted.items():
         if name not in there:
-            raise ConfigError(
-                f"{setting}: there is no built-in task type {name!r}; there are {', '.join(there)}"
-            )
+            raise ConfigError(f"{setting}: there is no built-in task type {name!r}; there are {', '.join(there)}")
         yield there[name], f"{setting}: {name}"
 
 

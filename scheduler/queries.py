@@ -74,7 +74,7 @@ class Schedules:
         with self._owner.database.write() as connection:
             schedules.delete(connection, name)
 
-    def next(self, name: str, n: int = 1) -> list[int]:
+    def next(self, name: str, n: int = 1) -> Sequence[int]:
         """Its next ``n`` instants, microseconds since the epoch. Raises UnknownScheduleError."""
         with self._owner.database.read() as connection:
             return schedules.upcoming(schedules.record(connection, name), n)
@@ -189,9 +189,7 @@ class Queries:
         with self.database.read() as connection:
             return read_tasks.result_of(connection, task_id)
 
-    def wait(
-        self, ids: int | Iterable[int], timeout: float | timedelta | None = None
-    ) -> dict[int, TaskRecord]:
+    def wait(self, ids: int | Iterable[int], timeout: float | timedelta | None = None) -> dict[int, TaskRecord]:
         """Wait until all of these tasks have ended; returns them by id.
 
         None waits for ever, 0 not at all (seconds or timedelta). Raises TimeoutError, UnknownTaskError.
@@ -238,9 +236,7 @@ class Queries:
             control.retry(connection, task_id, self.database.now(), downstream=downstream)
         self._ring()
 
-    def add_dependency(
-        self, child: int, parent: int, when: str = "success", otherwise: str | None = None
-    ) -> None:
+    def add_dependency(self, child: int, parent: int, when: str = "success", otherwise: str | None = None) -> None:
         """Let a stored task that has not been claimed wait for another one.
 
         Raises CycleError, UnknownTaskError, UnknownDependencyError, InvalidTransitionError, ConfigError.

@@ -123,9 +123,7 @@ class Reader:
         except FileNotFoundError:
             raise ConfigError(f"there is no configuration file {file}") from None
         except OSError as error:
-            raise ConfigError(
-                f"cannot read the configuration file {file}: {error.strerror or error}"
-            ) from None
+            raise ConfigError(f"cannot read the configuration file {file}: {error.strerror or error}") from None
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file} is not UTF-8 text (byte {error.start})") from None
         except tomllib.TOMLDecodeError as error:
@@ -142,14 +140,10 @@ class Reader:
                 yield name, value
             elif name in self._sections:
                 if not isinstance(value, dict):
-                    raise ConfigError(
-                        f"{name} is a section: write [{name}] and its settings below it, in {file}"
-                    )
+                    raise ConfigError(f"{name} is a section: write [{name}] and its settings below it, in {file}")
                 yield from self._leaves(value, file, name + ".")
             else:
-                while (
-                    isinstance(value, dict) and value
-                ):  # a section that does not exist: name a setting in it
+                while isinstance(value, dict) and value:  # a section that does not exist: name a setting in it
                     key, value = next(iter(value.items()))
                     name += "." + key
                 raise ConfigError(f"unknown setting {name} in {file}{_hint(name, self._kinds)}")
@@ -190,18 +184,14 @@ class Reader:
                 raise ConfigError(f"unknown setting {variable} in the environment; did you mean {right}?")
             if variable not in known:
                 if "__" in variable:
-                    raise ConfigError(
-                        f"unknown setting {variable} in the environment{_hint(variable, known)}"
-                    )
+                    raise ConfigError(f"unknown setting {variable} in the environment{_hint(variable, known)}")
                 continue
             name = known[variable]
             value = self._converted(name, text, variable, "in the environment", text=True)
             found[name] = (value, variable)
         return found
 
-    def _converted(
-        self, name: str, value: object, called: str, where: str, *, text: bool, secret: bool = False
-    ) -> Any:
+    def _converted(self, name: str, value: object, called: str, where: str, *, text: bool, secret: bool = False) -> Any:
         """The checked value. Raises ConfigError: the name, the value unless secret, what was expected."""
         if text and value == "" and type(None) in typing.get_args(self._kinds[name]):
             return None

@@ -73,9 +73,7 @@ class Ended(NamedTuple):
 class Supervisor:
     """Supervises one running Scheduler. Everything here happens in the main thread."""
 
-    def __init__(
-        self, config: Config, service: Service, loader: Loader, notifier: Notifier, signals: Signals
-    ) -> None:
+    def __init__(self, config: Config, service: Service, loader: Loader, notifier: Notifier, signals: Signals) -> None:
         self.config = config
         self._service = service
         self._loader = loader
@@ -221,9 +219,7 @@ class Supervisor:
             later.append("tasks.modules")  # what is imported stays imported
         if set(old.tasks.builtin) - set(kept.tasks.builtin):
             later.append("tasks.builtin")
-        logger.info(
-            "reloaded", extra={"changed": configuration.changed(old, kept), "kinds_registered": kinds}
-        )
+        logger.info("reloaded", extra={"changed": configuration.changed(old, kept), "kinds_registered": kinds})
         if later:
             logger.warning("only a restart puts these into effect: %s", ", ".join(later))
 
@@ -247,9 +243,7 @@ class Supervisor:
             return Ended(UNREACHABLE, hard=True)
         left = work.result()
         if left:
-            logger.warning(
-                "%d tasks were still running; they start again", len(left), extra={"tasks": left[:100]}
-            )
+            logger.warning("%d tasks were still running; they start again", len(left), extra={"tasks": left[:100]})
         logger.info("stopped")
         return Ended(OK, hard=bool(left))
 

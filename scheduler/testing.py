@@ -98,9 +98,7 @@ def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
             while slots.run_one():
                 ran += 1
                 if ran >= limit:
-                    raise RuntimeError(
-                        f"{limit} attempts ran and more are due; does a task schedule itself for ever?"
-                    )
+                    raise RuntimeError(f"{limit} attempts ran and more are due; does a task schedule itself for ever?")
         quiet = 0 if ran > before or engine.turner.has_work() else quiet + 1
     return ran
 

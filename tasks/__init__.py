@@ -7,6 +7,4 @@ from scheduler.tasks.images import ImageResizerTask
 
 __all__ = ["BUILTIN", "CommandTask", "FileIdGeneratorTask", "ImageResizerTask"]
 
-BUILTIN: dict[str, type[Task]] = {
-    cls.__name__: cls for cls in (CommandTask, FileIdGeneratorTask, ImageResizerTask)
-}
+BUILTIN: dict[str, type[Task]] = {cls.__name__: cls for cls in (CommandTask, FileIdGeneratorTask, ImageResizerTask)}

@@ -182,9 +182,7 @@ class BlobStore:
     def variant(self, tn_id: int, file_id: str, variant: str, format: str) -> dict[str, Any] | None:
         return _read_json(self._meta(tn_id, file_id, variant, format))
 
-    def put_variant(
-        self, tn_id: int, file_id: str, variant: str, format: str, record: Mapping[str, Any]
-    ) -> None:
+    def put_variant(self, tn_id: int, file_id: str, variant: str, format: str, record: Mapping[str, Any]) -> None:
         """List a variant with its source; one of the same name and format is replaced."""
         self._write(self._meta(tn_id, file_id, variant, format), msgspec.json.encode(record))
 
@@ -237,9 +235,7 @@ class BlobStore:
         sync_directory(target.parent)
 
 
-def _read_through(
-    fd: int, before: os.stat_result, progress: Progress, take: Callable[[bytes], object]
-) -> Blob:
+def _read_through(fd: int, before: os.stat_result, progress: Progress, take: Callable[[bytes], object]) -> Blob:
     """Hash all of a file. Raises OSError if it changed meanwhile; one that grows for ever ends it too."""
     digest, size = hashlib.sha256(), 0
     os.lseek(fd, 0, os.SEEK_SET)

@@ -53,9 +53,7 @@ class CommandTask(Task):
     env: dict[str, str] = msgspec.field(default_factory=dict)
     cwd: str | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    permanent_exit_codes: list[Annotated[int, msgspec.Meta(ge=1, le=255)]] = msgspec.field(
-        default_factory=list
-    )
+    permanent_exit_codes: list[Annotated[int, msgspec.Meta(ge=1, le=255)]] = msgspec.field(default_factory=list)
     grace: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 5.0
 
     def __post_init__(self) -> None:
@@ -112,9 +110,7 @@ class CommandTask(Task):
             ctx.check_cancelled()
             now = time.monotonic()
             if until is not None and now >= until:
-                raise TaskTimeout(
-                    f"{self._name} ran longer than its timeout of {self.timeout:g} s and was ended"
-                )
+                raise TaskTimeout(f"{self._name} ran longer than its timeout of {self.timeout:g} s and was ended")
             if output.size > seen and now >= beat + HEARTBEAT:
                 beat, seen = now, output.size
                 ctx.heartbeat()

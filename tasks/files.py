@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 LARGE = 8 * 1024 * 1024  # bytes from which progress is reported
 STEP = 5  # percent between reports
 
-_TYPES = (
-    mimetypes.MimeTypes()
-)  # Python's own table; mimetypes.guess_type would read the machine's files as well
+_TYPES = mimetypes.MimeTypes()  # Python's own table; mimetypes.guess_type would read the machine's files as well
 _SIGNATURES = (
     (0, b"\xff\xd8\xff", "image/jpeg"),
     (0, b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -112,9 +110,7 @@ class FileIdGeneratorTask(
         if receipt is None:
             raise PermanentError(f"there is no file {self.temp_file_path!r}, and it was not stored before")
         if not store.exists(receipt["file_id"]):
-            raise PermanentError(
-                f"{self.temp_file_path!r} was stored as {receipt['file_id']}, but that blob is gone"
-            )
+            raise PermanentError(f"{self.temp_file_path!r} was stored as {receipt['file_id']}, but that blob is gone")
         return receipt
 
 

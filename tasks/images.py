@@ -58,9 +58,7 @@ class ImageResizerTask(
         if self.tn_id < 0:
             raise ValueError("tn_id must be 0 or more")
         if self.source_file_id and not FILE_ID.match(self.source_file_id):
-            raise ValueError(
-                f"source_file_id must be a file id (f1~ and 43 characters), not {self.source_file_id!r}"
-            )
+            raise ValueError(f"source_file_id must be a file id (f1~ and 43 characters), not {self.source_file_id!r}")
         if self.variant not in VARIANTS:
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, not {self.variant!r}")
         if self.format not in FORMATS:
@@ -113,9 +111,7 @@ class ImageResizerTask(
         }
         # A file of its own, too, so that it can be asked about (and resized) like any other.
         own = {key: record[key] for key in ("size", "content_type", "created", "source_file_id", "variant")}
-        store.add_metadata(
-            self.tn_id, blob.file_id, {**own, "original_filename": source.get("original_filename")}
-        )
+        store.add_metadata(self.tn_id, blob.file_id, {**own, "original_filename": source.get("original_filename")})
         store.put_variant(self.tn_id, source_id, self.variant, self.format, record)
         return record
 

@@ -66,9 +66,7 @@ def make_variant(
     Raises PermanentError for what is no picture, is damaged, or has more than ``max_pixels`` pixels.
     """
     if not features.check(format if format != "jpeg" else "jpg"):
-        raise PermanentError(
-            f"this Pillow cannot write {format}; the wheels of `pip install 'schedd[images]'` can"
-        )
+        raise PermanentError(f"this Pillow cannot write {format}; the wheels of `pip install 'schedd[images]'` can")
     with _opened(file, max_pixels) as source:
         check()
         small = _scaled(source, box, check)

@@ -22,9 +22,7 @@ from scheduler import PermanentError
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 SLACK = 10.0  # seconds that the supervisor may take beyond the grace period before it is ended itself
-GIVE_UP = (
-    7.0  # seconds until the supervisor must have killed all there is; a little more than its own patience
-)
+GIVE_UP = 7.0  # seconds until the supervisor must have killed all there is; a little more than its own patience
 CHUNK = 64 * 1024
 SWEEPS = 100  # looks for what is left of a session, when its supervisor was killed
 PIPE_READS = 16  # of CHUNK: as much as a pipe can hold
@@ -152,9 +150,7 @@ class Process:
         if data:
             self._sink(data)
         else:
-            self._poll.unregister(
-                self._output
-            )  # nobody can write any more; the end itself comes by the control
+            self._poll.unregister(self._output)  # nobody can write any more; the end itself comes by the control
             self._output_closed()
         return bool(data)
 

@@ -18,9 +18,7 @@ def required(settings: Mapping[str, Any], name: str, key: str, example: str) -> 
     """A setting that the task cannot do without. Raises PermanentError that shows how to set it."""
     value = section(settings, name).get(key)
     if value is None or value in ("", [], ()):
-        raise PermanentError(
-            f"this task needs the setting {key} of [{name}], for example: [{name}] {key} = {example}"
-        )
+        raise PermanentError(f"this task needs the setting {key} of [{name}], for example: [{name}] {key} = {example}")
     return value
 
 

@@ -184,9 +184,7 @@ def test_credentials_that_went_away_are_none(empty_directory: Path) -> None:
 def test_auto_migrate_is_for_sqlite_unless_it_is_set() -> None:
     url = "postgresql+psycopg://u@h/d"
     assert load(None, {"SCHEDD_STORE__URL": url}).store.auto_migrate is False
-    assert (
-        load(None, {"SCHEDD_STORE__URL": url, "SCHEDD_STORE__AUTO_MIGRATE": "yes"}).store.auto_migrate is True
-    )
+    assert load(None, {"SCHEDD_STORE__URL": url, "SCHEDD_STORE__AUTO_MIGRATE": "yes"}).store.auto_migrate is True
 
 
 def test_a_byte_order_mark_is_no_mistake() -> None:
@@ -269,9 +267,7 @@ def test_a_mistake_in_the_environment_is_told(variable: str, text: str, says: st
 
 def test_no_pool_has_a_slot() -> None:
     environ = {
-        f"SCHEDD_POOLS__{pool}__{kind}": "0"
-        for pool in ("HIGH", "MEDIUM", "LOW")
-        for kind in ("SLOTS", "ASYNC_SLOTS")
+        f"SCHEDD_POOLS__{pool}__{kind}": "0" for pool in ("HIGH", "MEDIUM", "LOW") for kind in ("SLOTS", "ASYNC_SLOTS")
     }
     assert "no pool has a slot" in refused(**environ)
 

@@ -283,12 +283,8 @@ def complaint(child: Child) -> str:
 def test_a_mistake_in_the_configuration(start: Start, tmp_path: Path) -> None:
     write(tmp_path, "[worker]\nlaese = 3")
     child = start()
-    assert complaint(child) == (
-        "schedd: unknown setting worker.laese in config.toml; did you mean worker.lease?"
-    )
-    assert (
-        complaint(start("--config", "nowhere.toml")) == "schedd: there is no configuration file nowhere.toml"
-    )
+    assert complaint(child) == ("schedd: unknown setting worker.laese in config.toml; did you mean worker.lease?")
+    assert complaint(start("--config", "nowhere.toml")) == "schedd: there is no configuration file nowhere.toml"
 
 
 def test_a_module_that_does_not_import(start: Start, tmp_path: Path) -> None:

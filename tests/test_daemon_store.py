@@ -39,9 +39,7 @@ def quick(ctx):
     say("quick", ctx)
     return os.getpid()
 """
-ONE_SLOT = {
-    f"SCHEDD_POOLS__{pool}__SLOTS": "1" if pool == "MEDIUM" else "0" for pool in ("HIGH", "MEDIUM", "LOW")
-}
+ONE_SLOT = {f"SCHEDD_POOLS__{pool}__SLOTS": "1" if pool == "MEDIUM" else "0" for pool in ("HIGH", "MEDIUM", "LOW")}
 
 
 @task
@@ -113,9 +111,7 @@ def test_drain_lets_running_tasks_finish_and_leaves_the_others(
 
 @pytest.mark.case(8)
 @pytest.mark.parametrize("how", ["past the drain time", "a second signal"])
-def test_what_still_runs_is_handed_back(
-    database: Database, jobs: Scheduler, nursery: Nursery, how: str
-) -> None:
+def test_what_still_runs_is_handed_back(database: Database, jobs: Scheduler, nursery: Nursery, how: str) -> None:
     (task_id,) = schedule_waiting(jobs, nursery)
     child = schedd(nursery, database.url, SCHEDD_WORKER__DRAIN="0" if how == "past the drain time" else "1h")
     child.says("running")
@@ -302,9 +298,7 @@ def test_an_idle_daemon_costs_next_to_nothing(database: Database, nursery: Nurse
     assert resident < 80
 
 
-def test_its_start_is_told_in_one_line_with_counts(
-    database: Database, jobs: Scheduler, nursery: Nursery
-) -> None:
+def test_its_start_is_told_in_one_line_with_counts(database: Database, jobs: Scheduler, nursery: Nursery) -> None:
     schedule_waiting(jobs, nursery, 2)
     child = schedd(nursery, database.url)
     line = json.loads(child.expect('"event":"ready"'))

@@ -29,6 +29,7 @@ FLOORS = {
     "log": 3,
     "modules": 3,
     "notify": 3,
+    "queries": 3,
     "settings": 3,
     "signals": 3,
     "supervisor": 3,

@@ -270,9 +270,7 @@ print("survived")
 
 
 def test_a_reader_that_went_away_is_no_error() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdin=-1, stdout=-1, stderr=-1, text=True
-    ) as process:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=-1, stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr is not None
         process.stderr.close()
         process.stderr = None
@@ -297,7 +295,5 @@ def test_a_full_disk_loses_lines_only() -> None:
 
 def test_importing_it_does_not_import_structlog() -> None:
     code = "import sys, scheduler.log; print('structlog' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout == "False\n"

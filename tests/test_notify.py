@@ -42,9 +42,7 @@ def test_a_status_is_one_line(listener: tuple[socket.socket, str]) -> None:
     assert receiver.recv(4096) == b"STOPPING=1\nSTATUS=two lines ?"
 
 
-@pytest.mark.parametrize(
-    "address", [None, "", "vsock:2:1234", "relative", "/nowhere/notify", "/" + "x" * 200]
-)
+@pytest.mark.parametrize("address", [None, "", "vsock:2:1234", "relative", "/nowhere/notify", "/" + "x" * 200])
 def test_without_systemd_nothing_happens(address: str | None) -> None:
     assert not Notifier(address).ready()
 

@@ -51,9 +51,7 @@ def test_tasks_and_migrations_are_installed_inside_the_package() -> None:
         "print(json.dumps([u.find_spec(n).origin for n in names] + own))"
     )
     found = run_python(code, "-I", cwd="/")
-    expected = [
-        ROOT / place / "__init__.py" for place in ("scheduler", "tasks", "migrations", "migrations/versions")
-    ]
+    expected = [ROOT / place / "__init__.py" for place in ("scheduler", "tasks", "migrations", "migrations/versions")]
     assert json.loads(found) == [*map(str, expected), None, None]
 
 

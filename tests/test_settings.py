@@ -31,9 +31,7 @@ def test_durations_read_back_as_they_were_written(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    "value", ["", "1x", "h", "-3s", "1e3", "10 10", None, [], True, float("nan"), "9999999w"]
-)
+@pytest.mark.parametrize("value", ["", "1x", "h", "-3s", "1e3", "10 10", None, [], True, float("nan"), "9999999w"])
 def test_what_is_no_duration(value: Any) -> None:
     with pytest.raises(ConfigError, match="is not a duration"):
         parse_duration(value)

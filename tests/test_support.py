@@ -55,9 +55,7 @@ def test_a_test_that_names_no_database_is_told(book: Casebook) -> None:
 
 
 def item(mark: pytest.Mark, **parameters: Any) -> Any:
-    return SimpleNamespace(
-        nodeid="t", iter_markers=lambda name: [mark], callspec=SimpleNamespace(params=parameters)
-    )
+    return SimpleNamespace(nodeid="t", iter_markers=lambda name: [mark], callspec=SimpleNamespace(params=parameters))
 
 
 def test_cells_of_a_test() -> None:

@@ -6,9 +6,9 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+from scheduler.engine.logs import Tail, current_attempt
 from scheduler.errors import (
     Cancelled,
     ConfigError,
@@ -26,8 +26,6 @@ from scheduler.model.registry import Kind, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.times import span_us
 from scheduler.ports import SECOND
-
-from scheduler.engine.logs import Tail, current_attempt
 
 if TYPE_CHECKING:
     from scheduler.engine.context import AsyncContext, Context
@@ -100,9 +98,7 @@ class Attempt:
         if self.cancelled:
             raise Cancelled(f"task {self.claimed.id} was cancelled")
         if self.lost:
-            raise LeaseLost(
-                f"task {self.claimed.id}: this worker's lease was lost; nothing it does is recorded"
-            )
+            raise LeaseLost(f"task {self.claimed.id}: this worker's lease was lost; nothing it does is recorded")
         if self.deadline is not None and monotonic >= self.deadline:
             self.timed_out = True
             raise self.timeout_error()
@@ -200,9 +196,7 @@ def _succeed(attempt: Attempt, runtime: Runtime, result: Any) -> Outcome:
     return outcome if attempt.tail is None else _with_log(attempt, outcome)
 
 
-def _fail(
-    attempt: Attempt, runtime: Runtime, error: BaseException
-) -> tuple[Outcome, Callable[..., Any] | None]:
+def _fail(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Outcome, Callable[..., Any] | None]:
     """The outcome of a body that raised, and the hook to call."""
     c = attempt.claimed
     if attempt.cancelled or isinstance(error, Cancelled):
@@ -215,9 +209,7 @@ def _fail(
         except ConfigError as bad:
             return _for_good(attempt, runtime, describe(bad)), attempt.kind.on_failed
         return (
-            _outcome(
-                attempt, runtime, AttemptEnd.SNOOZED, st.SCHEDULED, run_at=runtime.now() + wait, refund=1
-            ),
+            _outcome(attempt, runtime, AttemptEnd.SNOOZED, st.SCHEDULED, run_at=runtime.now() + wait, refund=1),
             None,
         )
     failure = describe(error)
@@ -229,9 +221,7 @@ def _fail(
         return _for_good(attempt, runtime, describe(bad)), attempt.kind.on_failed
     if wait_us is None:
         return _for_good(attempt, runtime, failure), attempt.kind.on_failed
-    outcome = _outcome(
-        attempt, runtime, AttemptEnd.RETRIED, st.RETRY, failure=failure, run_at=runtime.now() + wait_us
-    )
+    outcome = _outcome(attempt, runtime, AttemptEnd.RETRIED, st.RETRY, failure=failure, run_at=runtime.now() + wait_us)
     return outcome, attempt.kind.on_attempt_failed
 
 
@@ -258,9 +248,7 @@ def _for_good(attempt: Attempt, runtime: Runtime, failure: Failure) -> Outcome:
 
 def _outcome(attempt: Attempt, runtime: Runtime, end: AttemptEnd, state: int, **more: Any) -> Outcome:
     c = attempt.claimed
-    return Outcome(
-        c.id, c.claim, c.attempt, end, state, c.claimed_at, attempt.started_at, runtime.now(), **more
-    )
+    return Outcome(c.id, c.claim, c.attempt, end, state, c.claimed_at, attempt.started_at, runtime.now(), **more)
 
 
 def _with_log(attempt: Attempt, outcome: Outcome) -> Outcome:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 2000  # characters kept of a progress message
 
+
 class _ContextBase:
     """The part that only looks: names, times, envelope."""
 

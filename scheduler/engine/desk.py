@@ -58,9 +58,7 @@ class Desk:
         self.outcomes: deque[tuple[Attempt, Outcome]] = deque()
         self.requests: deque[Request] = deque()
         self.held: dict[tuple[int, int], Attempt] = {}
-        self.in_flight: dict[
-            tuple[int, bool], int
-        ] = {}  # by (pool, is async): running, waiting, not yet reported
+        self.in_flight: dict[tuple[int, bool], int] = {}  # by (pool, is async): running, waiting, not yet reported
         self.means: dict[str, float] = {}  # seconds by kind
         self.inline: Callable[[], None] | None = None  # set when attempts run in the engine's own thread
         self._rng = rng if rng is not None else random.Random()

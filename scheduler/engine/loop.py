@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk
 from scheduler.engine.logs import TASK_LOGGER, CaptureHandler
-from scheduler.engine.options import EngineOptions
+from scheduler.engine.options import POOL_NAMES, EngineOptions
 from scheduler.engine.pools import AsyncSlots, InlineSlots, Slots, ThreadSlots, all_waiting, waiting_since
-from scheduler.engine.options import POOL_NAMES
 from scheduler.engine.turn import Turner, TurnResult
 from scheduler.engine.upkeep import Lease, Schedules, pass_on_cancels, sweep
 from scheduler.errors import StoreUnavailableError
@@ -61,9 +60,7 @@ class Engine:
         version: str = "",
     ) -> None:
         self.database = database
-        self.desk = Desk(
-            database, registry, options, state=state, settings=settings, around_run=around_run, rng=rng
-        )
+        self.desk = Desk(database, registry, options, state=state, settings=settings, around_run=around_run, rng=rng)
         self.options = options
         self.inline = inline
         self._spawn = spawn
@@ -95,7 +92,8 @@ class Engine:
             self.desk.inline = self._inline_requests
 
     def _make_slots(self) -> dict[tuple[int, bool], Slots]:
-        desk, made = self.desk, {}
+        desk = self.desk
+        made: dict[tuple[int, bool], Slots] = {}
         for pool, name in enumerate(POOL_NAMES):
             threads, tasks = self.options.pools.get(name, (0, 0))
             for is_async, size in ((False, threads), (True, tasks)):
@@ -174,9 +172,7 @@ class Engine:
             self._bell.listen(self.incarnation, self.desk.ring)
         kinds = list(self.desk.registry)
         with self.database.write(connection) as c:
-            self.turner.worker = workers.register(
-                c, info, kinds, self.desk.now(), round(self.options.lease * SECOND)
-            )
+            self.turner.worker = workers.register(c, info, kinds, self.desk.now(), round(self.options.lease * SECOND))
         self._known_kinds = len(kinds)
         self.lease.reap(connection, self.worker, self._bell.known_dead)
         mono = self.desk.monotonic()
@@ -283,9 +279,7 @@ class Engine:
         wait = self.options.poll if self._bell.works else 0.1
         if self._next_due < FOREVER:
             wait = min(wait, (self._next_due - self.desk.now()) / SECOND)
-        wait = min(
-            wait, self.schedules.seconds_until_due(), self._due["renew"] - mono, self._due["reap"] - mono
-        )
+        wait = min(wait, self.schedules.seconds_until_due(), self._due["renew"] - mono, self._due["reap"] - mono)
         if any(s.waiting for s in self.slots.values()):
             wait = min(wait, STUCK)
         elif self.desk.held:
@@ -304,15 +298,15 @@ class Engine:
     def _upkeep(self, connection: sa.Connection, rung: bool) -> None:
         self.lease.watch_clocks()
         # An engine renews before it reaps.
-        if self._at("renew", self.options.lease / 3) and not self.lease.renew(
-            connection, self.worker, self.draining
-        ):
+        if self._at("renew", self.options.lease / 3) and not self.lease.renew(connection, self.worker, self.draining):
             self._lost(connection)
         if len(self.desk.registry) != self._known_kinds:
             self._known_kinds = len(self.desk.registry)
             with self.database.write(connection) as c:
                 workers.publish_kinds(c, self.worker, self.desk.registry, self.desk.now())
-        if self._at("reap", min(REAP_EVERY, self.options.lease / 3)) and self.lease.reap(connection, self.worker, self._bell.known_dead):
+        if self._at("reap", min(REAP_EVERY, self.options.lease / 3)) and self.lease.reap(
+            connection, self.worker, self._bell.known_dead
+        ):
             self._rescan = True
         if self._at("sweep", SWEEP_EVERY) and sweep(self.desk, connection):
             self._due["sweep"] = self.desk.monotonic() + SWEEP_AGAIN

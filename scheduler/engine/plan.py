@@ -16,10 +16,10 @@ MAX_TURN = 400  # the most tasks one turn claims for one pool: bounds how long a
 
 
 class Share(NamedTuple):
-    """Of the tasks claimed from this lane, up to ``count`` are for this pool."""
+    """Of the tasks claimed from this lane, up to ``most`` are for this pool."""
 
     pool: int
-    count: int
+    most: int
 
 
 class Plan(NamedTuple):
@@ -27,9 +27,7 @@ class Plan(NamedTuple):
     shares: dict[tuple[str, str, int], list[Share]]  # by (queue, lane, level), in the order of hand-out
 
 
-def allocate(
-    heads: Sequence[LaneHead], room: Callable[[int, LaneHead], int], budget: int, rotation: int
-) -> Plan:
+def allocate(heads: Sequence[LaneHead], room: Callable[[int, LaneHead], int], budget: int, rotation: int) -> Plan:
     """Share free room out over the due lanes, evenly within a level.
 
     ``room(pool, head)``: how many more of this lane's tasks the pool can take, running and ahead; ``budget``: over all

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -173,7 +172,8 @@ class AsyncSlots:
     async def _run(self, attempt: Attempt) -> None:
         body = asyncio.current_task()
         attempt.asyncio_task = body
-        assert self._loop is not None and body is not None
+        assert self._loop is not None
+        assert body is not None
         timer = None
         if attempt.claimed.timeout is not None:
             timer = self._loop.call_later(attempt.claimed.timeout / 1e6, self._time_out, attempt)

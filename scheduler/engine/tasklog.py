@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from scheduler.engine.logs import TASK_LOGGER
@@ -23,7 +24,7 @@ def task_logger(ctx: _ContextBase) -> Any:
     )
 
 
-def _render(_logger: Any, _name: str, event: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _render(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """``log.info("sent", to=x)`` -> the message ``sent to=x``, the fields as the record's extra."""
     exc_info = event.pop("exc_info", None)
     message = str(event.pop("event", ""))

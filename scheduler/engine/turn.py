@@ -80,10 +80,7 @@ class Turner:
                 if outcomes:
                     finished = finish(c, dialect, self.worker, [o for _, o in outcomes], now)
                 if requests:
-                    beats = [
-                        (r.attempt.claimed.id, r.attempt.claimed.claim, r.percent, r.message)
-                        for r in requests
-                    ]
+                    beats = [(r.attempt.claimed.id, r.attempt.claimed.claim, r.percent, r.message) for r in requests]
                     held = control.stamp(c, dialect, self.worker, beats, now)
                     if held:
                         workers.renew(c, self.worker, now, round(desk.options.lease * SECOND))
@@ -113,7 +110,7 @@ class Turner:
             r.answer.set_result((r.attempt.claimed.id, r.attempt.claimed.claim) in held)
         ended = self._settle(outcomes, finished)
         self._hand_out(claimed, plan)
-        picked = {(p.queue, p.lane, p.pool): p.count for p in plan.picks}
+        picked = {(p.queue, p.lane, p.pool): p.limit for p in plan.picks}
         later = min((h.run_at for h in heads if h.run_at > now), default=FOREVER)
         return TurnResult(
             len(outcomes),
@@ -138,9 +135,7 @@ class Turner:
 
     def _serves(self, head: LaneHead) -> bool:
         queues = self.desk.options.queues
-        return ("*" in queues or head.queue in queues) and self.desk.registry.get(
-            _kind_of(head.lane)
-        ) is not None
+        return ("*" in queues or head.queue in queues) and self.desk.registry.get(_kind_of(head.lane)) is not None
 
     def _plan(self, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
         desk = self.desk
@@ -152,10 +147,7 @@ class Turner:
             # A suspect runs beside nothing young: claim nothing until what is held has ended or has shown, by running
             # for a while, that it is not what kills workers. Bounded by ALONE, and by give_back for what waits.
             since = desk.monotonic() - ALONE
-            if any(
-                k not in gone and (a.started_at is None or a.started_mono > since)
-                for k, a in desk.held.items()
-            ):
+            if any(k not in gone and (a.started_at is None or a.started_mono > since) for k, a in desk.held.items()):
                 return Plan([], {})
             suspect = next(h for h in due if h.lane.startswith(SUSPECT_LANE))
             return allocate([suspect], lambda _pool, _head: 1, 1, 0)
@@ -245,11 +237,11 @@ class Turner:
     def _tell(self, attempt: Attempt, o: Outcome) -> None:
         c = attempt.claimed
         level = logging.DEBUG
-        if o.end in (AttemptEnd.RETRIED, AttemptEnd.DEAD, AttemptEnd.FAILED) or (
-            o.started_at is not None and o.finished_at - o.started_at > SLOW * SECOND
+        if (
+            o.end in (AttemptEnd.RETRIED, AttemptEnd.DEAD, AttemptEnd.FAILED)
+            or (o.started_at is not None and o.finished_at - o.started_at > SLOW * SECOND)
+            or self.desk.options.log_attempts == "all"
         ):
-            level = logging.INFO
-        elif self.desk.options.log_attempts == "all":
             level = logging.INFO
         if not log.isEnabledFor(level):
             return

@@ -73,9 +73,7 @@ class Lease:
         for one in found:
             log.warning("worker %s died or lost its lease: %d tasks reclaimed", one.label, one.tasks)
             for task in one.poisoned:
-                log.error(
-                    "task killed its worker again and again, alone: set aside as dead", extra={"task": task}
-                )
+                log.error("task killed its worker again and again, alone: set aside as dead", extra={"task": task})
         return found
 
 
@@ -97,9 +95,7 @@ class Schedules:
         """Fire what is due. Returns how many tasks were made."""
         desk = self.desk
         with desk.database.write(connection) as c:
-            fired = schedules.tick(
-                c, desk.database.dialect, desk.now(), round(desk.options.misfire_grace * SECOND)
-            )
+            fired = schedules.tick(c, desk.database.dialect, desk.now(), round(desk.options.misfire_grace * SECOND))
             self.next_at = schedules.next_due(c)
         made = sum(len(f.ids) for f in fired)
         if made:

@@ -9,9 +9,7 @@ from scheduler.ports import FOREVER
 
 CATCHUPS = ("skip", "last", "all", "none")
 OVERLAPS = ("allow", "skip")
-PER_TICK = (
-    1000  # the most slots of one schedule that one tick turns into tasks; the rest waits for the next ticks
-)
+PER_TICK = 1000  # the most slots of one schedule that one tick turns into tasks; the rest waits for the next ticks
 
 
 class Fire(NamedTuple):

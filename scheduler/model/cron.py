@@ -19,9 +19,7 @@ from scheduler.errors import InvalidScheduleError
 
 DAY = 1440  # minutes
 EPOCH_DAY = date(1970, 1, 1).toordinal()
-LAST_DAY = date(
-    9998, 12, 31
-).toordinal()  # a year short of what datetime holds, so that no offset leads out of it
+LAST_DAY = date(9998, 12, 31).toordinal()  # a year short of what datetime holds, so that no offset leads out of it
 HORIZON_YEARS = 48  # 29 February on one weekday returns within 40 years, the gap of 2100 included
 
 _MONTHS = {
@@ -132,9 +130,7 @@ class _Field:
             if high == "SUN" and first > 0:
                 last = 7  # FRI-SUN is no range backwards
         if last < first:
-            raise self._error(
-                text, f"the range {term} runs backwards; write its two parts, separated by a comma"
-            )
+            raise self._error(text, f"the range {term} runs backwards; write its two parts, separated by a comma")
         return range(first, last + 1, step)
 
     def _number(self, text: str, field: str) -> int:

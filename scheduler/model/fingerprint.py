@@ -32,8 +32,9 @@ def _status(error: BaseException) -> int | None:
         status = getattr(error, "status", None)
     except Exception:
         return None
-    fits = isinstance(status, int) and not isinstance(status, bool) and 0 <= status < 2**31
-    return int(status) if fits else None
+    if isinstance(status, int) and not isinstance(status, bool) and 0 <= status < 2**31:
+        return int(status)
+    return None
 
 
 def fingerprint(error: BaseException) -> str:
@@ -44,7 +45,7 @@ def fingerprint(error: BaseException) -> str:
 
 
 def _frames(trace: TracebackType | None) -> list[str]:
-    frames = []
+    frames: list[str] = []
     while trace is not None and len(frames) < _MAX_FRAMES:
         code = trace.tb_frame.f_code
         frames.append(f"{posixpath.basename(code.co_filename)}:{code.co_name}")

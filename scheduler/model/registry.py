@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import typing
 from collections.abc import Callable, Iterator
@@ -68,9 +69,7 @@ class Kind:
             except PayloadError:
                 raise
             except Exception as error:
-                raise PayloadError(
-                    f"payload of {self.name}: its build() cannot read it back: {error}"
-                ) from None
+                raise PayloadError(f"payload of {self.name}: its build() cannot read it back: {error}") from None
             return text
         text = encode_json(value, f"payload of {self.name}")
         self._check_size(text)
@@ -99,14 +98,10 @@ class Kind:
     def _upgraded(self, text: str, version: int) -> str:
         mine = self.options.schema_version
         if version > mine:
-            raise PayloadError(
-                f"payload of {self.name} has schema_version {version}, this program knows {mine}"
-            )
+            raise PayloadError(f"payload of {self.name} has schema_version {version}, this program knows {mine}")
         if self._upgrade is None:
             return text
-        return encode_json(
-            self._upgrade(msgspec.json.decode(text), version), f"upgraded payload of {self.name}"
-        )
+        return encode_json(self._upgrade(msgspec.json.decode(text), version), f"upgraded payload of {self.name}")
 
     def lane(self, value: Any) -> str:
         """Where the task queues up: the kind, or kind + concurrency key."""
@@ -153,9 +148,7 @@ class Registry:
         kind = self._by_source.get(id(source))
         if kind is None:
             name = getattr(source, "__name__", repr(source))
-            raise UnregisteredKindError(
-                f"{name} is not registered with this scheduler; call register({name}) first"
-            )
+            raise UnregisteredKindError(f"{name} is not registered with this scheduler; call register({name}) first")
         return kind
 
     def of_instance(self, value: Task) -> Kind:
@@ -175,9 +168,7 @@ class Registry:
         if present is not None:
             if present.source is source:
                 return present
-            raise ConfigError(
-                f"kind {made.name!r} is registered already, by {present.source!r}; give one a kind="
-            )
+            raise ConfigError(f"kind {made.name!r} is registered already, by {present.source!r}; give one a kind=")
         self._by_name[made.name] = made
         self._by_source[id(source)] = made
         return made
@@ -187,7 +178,7 @@ def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | 
     """Check a type and prepare it. Raises ConfigError."""
     if isinstance(source, TaskFunction):
         options, (struct, run) = source.task_options, _of_function(source)
-        body = source.function
+        body: Any = source.function
     elif isinstance(source, type) and issubclass(source, Task):
         options, struct = source.__task_options__, source
         body = getattr(source, "run", None)
@@ -241,16 +232,14 @@ def _of_function(source: TaskFunction[Any, Any]) -> tuple[type[msgspec.Struct], 
     positional = [p.name for p in parameters[1:] if p.name not in keyword_only]
 
     def run(value: Any, ctx: Any) -> Any:
-        return function(
-            ctx, *[getattr(value, n) for n in positional], **{n: getattr(value, n) for n in keyword_only}
-        )
+        return function(ctx, *[getattr(value, n) for n in positional], **{n: getattr(value, n) for n in keyword_only})
 
     return struct, run
 
 
 def _default(value: Any) -> Any:
     if isinstance(value, (list, dict, set, bytearray)):
-        return msgspec.field(default_factory=lambda: type(value)(value))
+        return msgspec.field(default_factory=lambda: copy.copy(value))
     return value
 
 

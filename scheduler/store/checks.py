@@ -50,12 +50,8 @@ def check(connection: sa.Connection, now: int) -> list[Finding]:
             "with a wrong count of open edges",
             wrong_counts(connection),
         ),
-        _finding(
-            "edges", "none waits on a decided edge", "waiting on an edge that is decided", decided(connection)
-        ),
-        _finding(
-            "parents", "every edge has its parent", "waiting on a parent that never was", _orphans(connection)
-        ),
+        _finding("edges", "none waits on a decided edge", "waiting on an edge that is decided", decided(connection)),
+        _finding("parents", "every edge has its parent", "waiting on a parent that never was", _orphans(connection)),
         _claims(connection, now),
         _keys(connection),
         _schedules(connection, now),
@@ -126,9 +122,7 @@ def _keys(connection: sa.Connection) -> Finding:
             f"HAVING count(*) > 1 ORDER BY 1 LIMIT {_MOST}"
         )
     )
-    return _finding(
-        "keys", "none is held twice", "hold a key that another one holds", [row.id for row in rows]
-    )
+    return _finding("keys", "none is held twice", "hold a key that another one holds", [row.id for row in rows])
 
 
 def _schedules(connection: sa.Connection, now: int) -> Finding:
@@ -151,9 +145,7 @@ def _schedules(connection: sa.Connection, now: int) -> Finding:
         elif row.next_at < now - _LATE and not row.paused:
             bad.append(f"{row.name} (overdue by {span_text(now - row.next_at)})")
     if bad:
-        return Finding(
-            "schedules", PROBLEM, f"{counted(len(bad), 'schedule')} without a next slot: {listed(bad)}"
-        )
+        return Finding("schedules", PROBLEM, f"{counted(len(bad), 'schedule')} without a next slot: {listed(bad)}")
     return Finding("schedules", OK, f"{counted(len(rows), 'schedule')}, each has its next slot")
 
 
@@ -161,12 +153,8 @@ def check_surroundings(database: Database, connection: sa.Connection, version: s
     """Check what lies around the rows: schema, clock, doorbell, disk, versions of the workers."""
     found = [Finding("schema", OK, f"revision {migrate.current(connection)}, schedd {version}")]
     offset = database.offset
-    text = (
-        f"this machine's clock is {span_text(offset)} {'behind' if offset > 0 else 'ahead of'} the server's"
-    )
-    found.append(
-        Finding("clock", PROBLEM if abs(offset) > _OFFSET else OK, text if offset else "one machine's")
-    )
+    text = f"this machine's clock is {span_text(offset)} {'behind' if offset > 0 else 'ahead of'} the server's"
+    found.append(Finding("clock", PROBLEM if abs(offset) > _OFFSET else OK, text if offset else "one machine's"))
     others = sorted({w.version for w in workers(connection, database.now())} - {version})
     if others:
         found.append(Finding("versions", NOTE, f"workers also run version {listed(others)}"))
@@ -174,11 +162,7 @@ def check_surroundings(database: Database, connection: sa.Connection, version: s
     if path is not None:
         bell = database.bell_directory
         assert bell is not None
-        usable = (
-            os.access(bell, os.W_OK | os.X_OK)
-            if bell.exists()
-            else os.access(path.absolute().parent, os.W_OK)
-        )
+        usable = os.access(bell, os.W_OK | os.X_OK) if bell.exists() else os.access(path.absolute().parent, os.W_OK)
         said = f"{bell} is writable" if usable else f"{bell} cannot be written: idle workers poll instead"
         found.append(Finding("doorbell", OK if usable else PROBLEM, said))
         free = shutil.disk_usage(path.absolute().parent).free

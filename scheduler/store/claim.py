@@ -8,7 +8,7 @@ kind or a far future are never walked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -28,12 +28,12 @@ class LaneHead(NamedTuple):
 
 
 class Pick(NamedTuple):
-    """Claim up to ``count`` due tasks of this lane."""
+    """Claim up to ``limit`` due tasks of this lane."""
 
     queue: str
     lane: str
     pool: int
-    count: int
+    limit: int
 
 
 class Claimed(NamedTuple):
@@ -105,7 +105,7 @@ _SQLITE_CLAIM = f"""
 UPDATE schedd_tasks SET {_SET.format(t="")}
 WHERE id IN (SELECT id FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
              WHERE {_CLAIMABLE} AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now
-             ORDER BY run_at, id LIMIT :count)
+             ORDER BY run_at, id LIMIT :limit)
 RETURNING {_SQLITE_NAMES}
 """
 
@@ -125,14 +125,12 @@ def lane_heads(connection: sa.Connection) -> list[LaneHead]:
     return [LaneHead._make(row) for row in connection.execute(prepared(_HEADS))]
 
 
-def claim(
-    connection: sa.Connection, dialect: Dialect, worker: int, picks: Sequence[Pick], now: int
-) -> list[Claimed]:
-    """Claim due tasks for ``worker``, up to each pick's count, earliest first within a lane."""
+def claim(connection: sa.Connection, dialect: Dialect, worker: int, picks: Sequence[Pick], now: int) -> list[Claimed]:
+    """Claim due tasks for ``worker``, up to each pick's limit, earliest first within a lane."""
     if not picks:
         return []
     if dialect.name == "sqlite":
-        rows = []
+        rows: list[sa.Row[Any]] = []
         for pick in picks:
             bound = {"worker": worker, "now": now, **pick._asdict()}
             rows += connection.execute(prepared(_SQLITE_CLAIM), bound).fetchall()
@@ -143,11 +141,9 @@ def claim(
             names=_NAMES,
         )
         rows = list(
-            connection.execute(
-                prepared(sql), {"worker": worker, "now": now, "rows": bind_rows(picks)}
-            ).fetchall()
+            connection.execute(prepared(sql), {"worker": worker, "now": now, "rows": bind_rows(picks)}).fetchall()
         )
-    claimed = [Claimed(*row) for row in rows]
+    claimed = [Claimed(*tuple(row)) for row in rows]
     return _completed(connection, dialect, claimed)
 
 
@@ -161,8 +157,7 @@ def _completed(connection: sa.Connection, dialect: Dialect, claimed: list[Claime
         row.task_id: row.value
         for row in connection.execute(
             prepared(
-                "SELECT task_id, value FROM schedd_task_values "
-                f"WHERE name = 'payload' AND task_id IN {dialect.ids()}"
+                f"SELECT task_id, value FROM schedd_task_values WHERE name = 'payload' AND task_id IN {dialect.ids()}"
             ),
             {"ids": bind_rows(long)},
         )

@@ -105,9 +105,7 @@ class Database:
                 connect_args={"connect_timeout": _PG_CONNECT_TIMEOUT, "application_name": "schedd"},
             )
         except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"{self.url.drivername} needs a driver: pip install 'schedd[postgres]'"
-            ) from error
+            raise ConfigError(f"{self.url.drivername} needs a driver: pip install 'schedd[postgres]'") from error
 
     def _make_gate(self) -> Gate:
         directory = self.bell_directory
@@ -176,9 +174,7 @@ def parse_url(url: str) -> sa.URL:
     if backend == "postgresql" and parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
-        raise ConfigError(
-            f"store url: driver {parsed.drivername} is not supported; use sqlite or postgresql+psycopg"
-        )
+        raise ConfigError(f"store url: driver {parsed.drivername} is not supported; use sqlite or postgresql+psycopg")
     if backend == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise ConfigError(
             "store url: an in-memory SQLite database does not survive a restart; "
@@ -198,9 +194,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         raise StoreUnavailableError(problem)
     parent = Path(url.database or "").absolute().parent
     if not parent.is_dir():
-        raise StoreUnavailableError(
-            f"cannot open {url.database}: the directory {parent} does not exist; create it"
-        )
+        raise StoreUnavailableError(f"cannot open {url.database}: the directory {parent} does not exist; create it")
     engine = sa.create_engine(
         url,
         connect_args={

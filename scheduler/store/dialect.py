@@ -72,8 +72,7 @@ class PostgreSQL(Dialect):
 
     def rows(self, columns: Mapping[str, type], param: str = "rows") -> str:
         picked = ", ".join(
-            f"CAST(value->>{i} AS {_SQL_TYPES[kind]}) AS {name}"
-            for i, (name, kind) in enumerate(columns.items())
+            f"CAST(value->>{i} AS {_SQL_TYPES[kind]}) AS {name}" for i, (name, kind) in enumerate(columns.items())
         )
         return f"(SELECT {picked} FROM json_array_elements(CAST(:{param} AS json)))"
 
@@ -82,9 +81,7 @@ class PostgreSQL(Dialect):
 
     def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
         drawn = connection.execute(
-            prepared(
-                "SELECT nextval(pg_get_serial_sequence('schedd_tasks', 'id')) FROM generate_series(1, :n)"
-            ),
+            prepared("SELECT nextval(pg_get_serial_sequence('schedd_tasks', 'id')) FROM generate_series(1, :n)"),
             {"n": count},
         )
         return [int(row[0]) for row in drawn]

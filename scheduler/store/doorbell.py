@@ -63,9 +63,7 @@ class SocketBell:
 
     def listen(self, incarnation: str, wake: Callable[[], None]) -> None:
         self._own = incarnation
-        self._lock_fd = os.open(
-            f"{incarnation}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660, dir_fd=self._dirfd
-        )
+        self._lock_fd = os.open(f"{incarnation}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660, dir_fd=self._dirfd)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         listener.bind(self._short(f"{incarnation}.sock"))
@@ -160,9 +158,7 @@ class NotifyBell:
                         return
                     self.works = False
                     if not told:
-                        log.warning(
-                            "no doorbell from PostgreSQL, polling instead: %s", str(error).splitlines()[0]
-                        )
+                        log.warning("no doorbell from PostgreSQL, polling instead: %s", str(error).splitlines()[0])
                         told = True
                     self._closed.wait(pause)
                     pause = min(5.0, pause * 2)
@@ -173,9 +169,7 @@ class NotifyBell:
         import psycopg
 
         args = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-        with psycopg.connect(
-            args, autocommit=True, connect_timeout=10, application_name="schedd doorbell"
-        ) as raw:
+        with psycopg.connect(args, autocommit=True, connect_timeout=10, application_name="schedd doorbell") as raw:
             self._connection = raw
             raw.execute(f"LISTEN {CHANNEL}")
             self.works = True
@@ -209,9 +203,7 @@ class NotifyBell:
 
     def _notify(self) -> None:
         try:
-            with (
-                self._database.open().connect().execution_options(isolation_level="AUTOCOMMIT") as connection
-            ):
+            with self._database.open().connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 connection.exec_driver_sql(f"NOTIFY {CHANNEL}")
         except Exception as error:  # lossy by design: the others poll
             log.debug("could not ring: %s", error)

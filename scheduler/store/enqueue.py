@@ -164,9 +164,7 @@ def _row(spec: TaskSpec, now: int, unmet: int = 0, end: _End | None = None) -> d
 def _insert_values(connection: sa.Connection, rows: Sequence[tuple[int, str, str]]) -> None:
     source = dialect_of(connection).rows({"task_id": int, "name": str, "value": str})
     connection.execute(
-        prepared(
-            f"INSERT INTO schedd_task_values (task_id, name, value) SELECT task_id, name, value FROM {source} j"
-        ),
+        prepared(f"INSERT INTO schedd_task_values (task_id, name, value) SELECT task_id, name, value FROM {source} j"),
         {"rows": bind_rows(rows)},
     )
 
@@ -174,9 +172,7 @@ def _insert_values(connection: sa.Connection, rows: Sequence[tuple[int, str, str
 class _Batch:
     """One call of :func:`enqueue` with edges, keys or many tasks."""
 
-    def __init__(
-        self, connection: sa.Connection, dialect: Dialect, specs: Sequence[TaskSpec], now: int
-    ) -> None:
+    def __init__(self, connection: sa.Connection, dialect: Dialect, specs: Sequence[TaskSpec], now: int) -> None:
         self.connection = connection
         self.dialect = dialect
         self.specs = specs
@@ -300,9 +296,7 @@ def insert_edges(connection: sa.Connection, edges: Sequence[tuple[int, int, int,
     )
 
 
-def read_parents(
-    connection: sa.Connection, dialect: Dialect, ids: Sequence[int]
-) -> dict[int, TaskState | None]:
+def read_parents(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> dict[int, TaskState | None]:
     """The terminal state of each id, None while it lives; holds the rows as they are until the transaction ends.
 
     An engine that wants to finish one of them passes it over until then, so a parent cannot end unseen between this

@@ -22,34 +22,36 @@ DAY = 86_400 * 1_000_000
 KEY_RETENTION = DAY
 RESULT_TTL = DAY
 
+T = "schedd_tasks"  # in full, since RETURNING knows no alias on SQLite
 _FENCE = "{t}.worker = :worker AND {t}.claim = j.claim AND {t}.state + 0 IN (4, 5)"
-_HELD_BY_US = _FENCE.format(t="schedd_tasks")  # RETURNING knows no alias on SQLite
+_HELD_BY_US = _FENCE.format(t=T)
 # A cancel that was asked for before the outcome commits wins over it, then a replaced payload asks for another run.
 _NEXT = (
-    f"CASE WHEN schedd_tasks.cancel_requested IS NOT NULL THEN {st.CANCELLED} "
-    f"WHEN schedd_tasks.rerun = 1 THEN CASE WHEN schedd_tasks.unmet > 0 THEN {st.WAITING} ELSE {st.SCHEDULED} END ELSE {{state}} END"
+    f"CASE WHEN {T}.cancel_requested IS NOT NULL THEN {st.CANCELLED} "
+    f"WHEN {T}.rerun = 1 THEN CASE WHEN {T}.unmet > 0 THEN {st.WAITING} ELSE {st.SCHEDULED} END ELSE {{state}} END"
 )
 _SUCCEED = f"""
 UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
   started_at = j.started, finished_at = j.finished, result = j.result,
-  result_until = :now + coalesce(schedd_tasks.result_ttl, {RESULT_TTL}),
-  key_until = CASE WHEN schedd_tasks.held_key IS NOT NULL THEN :now + coalesce(schedd_tasks.key_retention, {KEY_RETENTION}) END,
-  held_key = CASE WHEN schedd_tasks.cancel_requested IS NOT NULL THEN NULL ELSE schedd_tasks.held_key END,
-  attempt_base = CASE WHEN schedd_tasks.rerun = 1 THEN schedd_tasks.attempt ELSE schedd_tasks.attempt_base END, rerun = 0
-FROM {{rows}} j WHERE schedd_tasks.id = j.id AND {_HELD_BY_US} RETURNING schedd_tasks.id, schedd_tasks.state, schedd_tasks.claim
+  result_until = :now + coalesce({T}.result_ttl, {RESULT_TTL}),
+  key_until = CASE WHEN {T}.held_key IS NOT NULL THEN :now + coalesce({T}.key_retention, {KEY_RETENTION}) END,
+  held_key = CASE WHEN {T}.cancel_requested IS NOT NULL THEN NULL ELSE {T}.held_key END,
+  attempt_base = CASE WHEN {T}.rerun = 1 THEN {T}.attempt ELSE {T}.attempt_base END, rerun = 0
+FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {T}.id, {T}.state, {T}.claim
 """
 _SUCCEED_COLUMNS: dict[str, type] = {"id": int, "claim": int, "started": int, "finished": int, "result": str}
 _OTHER = f"""
 UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
-  started_at = j.started, finished_at = j.finished, attempt = schedd_tasks.attempt - j.refund,
-  run_at = CASE WHEN schedd_tasks.rerun = 1 THEN schedd_tasks.run_at ELSE coalesce(j.run_at, schedd_tasks.run_at) END,
-  error = coalesce(j.error, schedd_tasks.error), error_class = coalesce(j.error_class, schedd_tasks.error_class),
-  fingerprint = coalesce(j.fingerprint, schedd_tasks.fingerprint), status_code = coalesce(j.status, schedd_tasks.status_code),
-  held_key = CASE WHEN schedd_tasks.cancel_requested IS NOT NULL OR (schedd_tasks.rerun = 0 AND j.state IN ({st.FAILED}, {st.DEAD}, {st.CANCELLED}))
-    THEN NULL ELSE schedd_tasks.held_key END,
-  attempt_base = CASE WHEN schedd_tasks.rerun = 1 THEN schedd_tasks.attempt ELSE schedd_tasks.attempt_base END, rerun = 0,
-  suspect = j.suspect * schedd_tasks.suspect, lane = CASE WHEN j.suspect = 0 THEN ltrim(schedd_tasks.lane, '!') ELSE schedd_tasks.lane END
-FROM {{rows}} j WHERE schedd_tasks.id = j.id AND {_HELD_BY_US} RETURNING schedd_tasks.id, schedd_tasks.state, schedd_tasks.claim
+  started_at = j.started, finished_at = j.finished, attempt = {T}.attempt - j.refund,
+  run_at = CASE WHEN {T}.rerun = 1 THEN {T}.run_at ELSE coalesce(j.run_at, {T}.run_at) END,
+  error = coalesce(j.error, {T}.error), error_class = coalesce(j.error_class, {T}.error_class),
+  fingerprint = coalesce(j.fingerprint, {T}.fingerprint), status_code = coalesce(j.status, {T}.status_code),
+  held_key = CASE WHEN {T}.cancel_requested IS NOT NULL
+      OR ({T}.rerun = 0 AND j.state IN ({st.FAILED}, {st.DEAD}, {st.CANCELLED}))
+    THEN NULL ELSE {T}.held_key END,
+  attempt_base = CASE WHEN {T}.rerun = 1 THEN {T}.attempt ELSE {T}.attempt_base END, rerun = 0,
+  suspect = j.suspect * {T}.suspect, lane = CASE WHEN j.suspect = 0 THEN ltrim({T}.lane, '!') ELSE {T}.lane END
+FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {T}.id, {T}.state, {T}.claim
 """
 _OTHER_COLUMNS: dict[str, type] = {
     "id": int,
@@ -95,9 +97,7 @@ class Finished(NamedTuple):
     ready: int
 
 
-def finish(
-    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int
-) -> Finished:
+def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int) -> Finished:
     """Write the outcomes that ``worker`` still holds, their attempts and what follows for dependents."""
     deferred: list[Outcome] = []
     if dialect.name == "postgresql":
@@ -213,10 +213,7 @@ def _lockable(
     rows = dialect.rows({"id": int, "claim": int})
     bound = {"worker": worker, "rows": bind_rows([(o.task_id, o.claim) for o in outcomes])}
     select = f"SELECT t.id FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {_FENCE.format(t='t')}"
-    got = {
-        row[0]
-        for row in connection.execute(prepared(f"{select} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"), bound)
-    }
+    got = {row[0] for row in connection.execute(prepared(f"{select} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"), bound)}
     blocked: set[int] = set()
     if len(got) < len(outcomes):
         blocked = {row[0] for row in connection.execute(prepared(select), bound)} - got

@@ -30,9 +30,7 @@ class _Lock:
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         try:
-            if (
-                self._pid != os.getpid()
-            ):  # a lock inherited over fork is shared with the parent: open one's own
+            if self._pid != os.getpid():  # a lock inherited over fork is shared with the parent: open one's own
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
                 self._pid = os.getpid()
             while True:

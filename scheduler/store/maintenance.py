@@ -83,9 +83,7 @@ def backup(database: Database, target: Path) -> int:
     """
     path = database.path
     if path is None:
-        raise ConfigError(
-            "backup copies SQLite files; for PostgreSQL use pg_dump, or your server's own backups"
-        )
+        raise ConfigError("backup copies SQLite files; for PostgreSQL use pg_dump, or your server's own backups")
     if not path.exists():
         raise StoreUnavailableError(f"there is no database {path}")
     draft = target.with_name(f".{target.name}.{os.getpid()}")

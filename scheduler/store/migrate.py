@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 from importlib import resources
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from scheduler.errors import StoreUnavailableError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 HEAD = "0001"
 VERSION_TABLE = "schedd_version"
@@ -30,11 +34,7 @@ def ensure(engine: sa.Engine, auto_migrate: bool) -> None:
         return
     refuse_newer(version)
     if not auto_migrate:
-        state = (
-            "is not migrated"
-            if version is None
-            else f"has the older schema {version}, this program needs {HEAD}"
-        )
+        state = "is not migrated" if version is None else f"has the older schema {version}, this program needs {HEAD}"
         raise StoreUnavailableError(
             f"the database {state}: run `schedctl db upgrade` (or set auto_migrate = true in [store])"
         )
@@ -81,13 +81,13 @@ def upgrade_sql(engine: sa.Engine) -> str:
     if version == HEAD:
         return ""
     config = _alembic_config()
-    config.output_buffer = io.StringIO()
+    buffer = config.output_buffer = io.StringIO()
     config.attributes["dialect"] = engine.dialect.name
     command.upgrade(config, f"{version or 'base'}:head", sql=True)
-    return config.output_buffer.getvalue()
+    return buffer.getvalue()
 
 
-def _alembic_config():  # type: ignore[no-untyped-def]  # alembic's Config, imported lazily
+def _alembic_config() -> Config:
     from alembic.config import Config
 
     config = Config()

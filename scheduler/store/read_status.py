@@ -72,9 +72,7 @@ def status(connection: sa.Connection, now: int) -> Status:
         *_lost(found),
         *_late_schedules(connection, now),
     ]
-    return Status(
-        by_state(connection), _pools(connection, fleet, now), _oldest(connection, due), found, stuck
-    )
+    return Status(by_state(connection), _pools(connection, fleet, now), _oldest(connection, due), found, stuck)
 
 
 def _pools(connection: sa.Connection, fleet: Fleet, now: int) -> dict[str, PoolCount]:
@@ -153,9 +151,7 @@ def _due_ids(connection: sa.Connection, head: LaneHead, now: int) -> list[int]:
 
 def _about(count: int) -> str:
     return (
-        f"{_MOST} tasks or more are"
-        if count >= _MOST
-        else f"{counted(count, 'task')} {'is' if count == 1 else 'are'}"
+        f"{_MOST} tasks or more are" if count >= _MOST else f"{counted(count, 'task')} {'is' if count == 1 else 'are'}"
     )
 
 
@@ -211,8 +207,7 @@ def _lost(found: list[WorkerRecord]) -> list[Stuck]:
 def _late_schedules(connection: sa.Connection, now: int) -> list[Stuck]:
     rows = connection.execute(
         prepared(
-            "SELECT name, next_at FROM schedd_schedules WHERE paused = 0 AND next_at < :late "
-            "ORDER BY next_at, name"
+            "SELECT name, next_at FROM schedd_schedules WHERE paused = 0 AND next_at < :late ORDER BY next_at, name"
         ),
         {"late": now - _LATE},
     ).fetchall()

@@ -36,6 +36,4 @@ def dependency_failures(connection: sa.Connection, task_id: int) -> dict[int, st
         ),
         {"id": task_id},
     )
-    return {
-        row.parent: f"{TaskState.from_code(row.state)}: {row.error or 'no error recorded'}" for row in rows
-    }
+    return {row.parent: f"{TaskState.from_code(row.state)}: {row.error or 'no error recorded'}" for row in rows}

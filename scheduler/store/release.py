@@ -30,13 +30,12 @@ _NEVER_ON_SUCCESS = "e.ok IN (0, 2, 4, 6, 8, 10, 12, 14)"
 _END = f"""
 UPDATE schedd_tasks SET state = j.state, error = j.error, error_class = 'DependencyFailed',
   ended_by = j.parent, finished_at = :now, held_key = NULL
-FROM {{rows}} j WHERE schedd_tasks.id = j.id AND schedd_tasks.state = {st.WAITING} RETURNING schedd_tasks.id, schedd_tasks.state
+FROM {{rows}} j WHERE schedd_tasks.id = j.id AND schedd_tasks.state = {st.WAITING}
+RETURNING schedd_tasks.id, schedd_tasks.state
 """
 
 
-def release(
-    connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[int, TaskState]], now: int
-) -> int:
+def release(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[int, TaskState]], now: int) -> int:
     """Meet or break the edges of tasks that have just ended, and so on down. Returns how many became ready.
 
     Children that can no longer run are ended here, and then they are parents that have ended in their turn.
@@ -48,9 +47,7 @@ def release(
         ended = _break(connection, dialect, frontier, now)
         for bit in sorted({END_BIT[state] for state in frontier.values()}):
             ids = [task_id for task_id, state in frontier.items() if END_BIT[state] == bit]
-            met = connection.execute(
-                prepared(_MEET.format(ids=dialect.ids())), {"ids": bind_rows(ids), "bit": bit}
-            )
+            met = connection.execute(prepared(_MEET.format(ids=dialect.ids())), {"ids": bind_rows(ids), "bit": bit})
             ready += sum(1 for row in met.fetchall() if row[0] == st.SCHEDULED)
         frontier = ended
     return ready
@@ -64,17 +61,13 @@ def _any_children(connection: sa.Connection, dialect: Dialect, ends: Iterable[in
     return found.first() is not None
 
 
-def break_only(
-    connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[int, TaskState]], now: int
-) -> None:
+def break_only(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[int, TaskState]], now: int) -> None:
     """End what edges on these ended parents break; satisfied edges are counted already."""
     ended = _break(connection, dialect, dict(ends), now)
     release(connection, dialect, ended.items(), now)
 
 
-def _break(
-    connection: sa.Connection, dialect: Dialect, ends: dict[int, TaskState], now: int
-) -> dict[int, TaskState]:
+def _break(connection: sa.Connection, dialect: Dialect, ends: dict[int, TaskState], now: int) -> dict[int, TaskState]:
     successes = [i for i, state in ends.items() if state is TaskState.SUCCESS]
     others = [i for i, state in ends.items() if state is not TaskState.SUCCESS]
     verdicts: dict[int, list[tuple[Verdict, int]]] = {}
@@ -92,9 +85,7 @@ def _break(
     return _end(connection, dialect, [_ended(child, found, ends) for child, found in verdicts.items()], now)
 
 
-def _ended(
-    child: int, found: Sequence[tuple[Verdict, int]], ends: dict[int, TaskState]
-) -> tuple[int, int, str, int]:
+def _ended(child: int, found: Sequence[tuple[Verdict, int]], ends: dict[int, TaskState]) -> tuple[int, int, str, int]:
     verdict = min(v for v, _ in found)  # failing weighs more than skipping
     parents = [parent for v, parent in found if v is verdict]
     state = TaskState.FAILED if verdict is Verdict.FAIL else TaskState.SKIPPED

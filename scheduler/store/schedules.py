@@ -97,9 +97,7 @@ def _locked(connection: sa.Connection, dialect: Dialect, name: str) -> sa.Row[tu
 
 def next_due(connection: sa.Connection) -> int:
     """When the next schedule is due; FOREVER if none is."""
-    found = connection.execute(
-        prepared("SELECT min(next_at) FROM schedd_schedules WHERE paused = 0")
-    ).scalar()
+    found = connection.execute(prepared("SELECT min(next_at) FROM schedd_schedules WHERE paused = 0")).scalar()
     return FOREVER if found is None else int(found)
 
 
@@ -135,9 +133,7 @@ def _end_delays(connection: sa.Connection, dialect: Dialect, now: int) -> None:
         recurrence = Recurrence.from_json(row.recurrence)
         following = _after_end(recurrence, now if row.finished_at is None else row.finished_at, now)
         connection.execute(
-            prepared(
-                f"UPDATE schedd_schedules SET next_at = :next WHERE name = :name AND next_at = {FOREVER}"
-            ),
+            prepared(f"UPDATE schedd_schedules SET next_at = :next WHERE name = :name AND next_at = {FOREVER}"),
             {"next": following, "name": row.name},
         )
 
@@ -205,9 +201,7 @@ def _present(connection: sa.Connection, dialect: Dialect, name: str, slots: list
 def _still_going(connection: sa.Connection, task_id: int | None) -> bool:
     if task_id is None:
         return False
-    state = connection.execute(
-        prepared("SELECT state FROM schedd_tasks WHERE id = :id"), {"id": task_id}
-    ).scalar()
+    state = connection.execute(prepared("SELECT state FROM schedd_tasks WHERE id = :id"), {"id": task_id}).scalar()
     return state is not None and state < st.FIRST_TERMINAL
 
 
@@ -218,27 +212,21 @@ def slot_key(name: str, slot: int) -> str:
 
 def pause(connection: sa.Connection, name: str, now: int, paused: bool) -> None:
     """Fire nothing until resumed; resuming goes on with the next slot. Raises UnknownScheduleError."""
-    row = connection.execute(
-        prepared("SELECT * FROM schedd_schedules WHERE name = :name"), {"name": name}
-    ).first()
+    row = connection.execute(prepared("SELECT * FROM schedd_schedules WHERE name = :name"), {"name": name}).first()
     if row is None:
         raise UnknownScheduleError(name)
     next_at = row.next_at
     if row.paused and not paused and next_at <= now:
         next_at = Recurrence.from_json(row.recurrence).next_after(now, row.anchor)
     connection.execute(
-        prepared(
-            "UPDATE schedd_schedules SET paused = :paused, next_at = :next, updated_at = :now WHERE name = :name"
-        ),
+        prepared("UPDATE schedd_schedules SET paused = :paused, next_at = :next, updated_at = :now WHERE name = :name"),
         {"name": name, "paused": int(paused), "next": next_at, "now": now},
     )
 
 
 def trigger(connection: sa.Connection, name: str, now: int) -> TaskId:
     """One run now, beside the slots. Raises UnknownScheduleError."""
-    row = connection.execute(
-        prepared("SELECT * FROM schedd_schedules WHERE name = :name"), {"name": name}
-    ).first()
+    row = connection.execute(prepared("SELECT * FROM schedd_schedules WHERE name = :name"), {"name": name}).first()
     if row is None:
         raise UnknownScheduleError(name)
     spec = msgspec.json.decode(row.options, type=TaskSpec)
@@ -254,7 +242,7 @@ def delete(connection: sa.Connection, name: str) -> None:
 
 
 class ScheduleRecord(NamedTuple):
-    """A stored schedule. Instants are microseconds, UTC; ``next_at`` is FOREVER while a fixed-delay run is under way."""
+    """A stored schedule. Instants are microseconds, UTC; ``next_at`` is FOREVER while a fixed-delay run goes on."""
 
     name: str
     kind: str

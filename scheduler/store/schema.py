@@ -106,9 +106,7 @@ _HELD = "state IN (4, 5)"
 
 def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
     clause = text(where)
-    return Index(
-        name, *(tasks.c[c] for c in columns), unique=unique, sqlite_where=clause, postgresql_where=clause
-    )
+    return Index(name, *(tasks.c[c] for c in columns), unique=unique, sqlite_where=clause, postgresql_where=clause)
 
 
 _partial("ix_schedd_tasks_ready", "queue", "lane", "pool", "run_at", "id", where=_CLAIMABLE)

@@ -62,15 +62,11 @@ def _waiting(connection: sa.Connection, row: sa.Row[Any]) -> str:
     # What lives comes first: it is what moves by itself. The rest can only move when somebody retries it.
     unmet = sorted((e for e in edges if not e.satisfied), key=lambda e: (e.state.terminal, e.parent))
     if not unmet:
-        return (
-            f"waiting for {counted(row.unmet, 'task')} by its count, yet none is open: run `schedctl doctor`"
-        )
+        return f"waiting for {counted(row.unmet, 'task')} by its count, yet none is open: run `schedctl doctor`"
     names = listed([f"{e.parent} ({e.state})" for e in unmet])
     text = f"waits for {len(unmet)} of {counted(len(edges), 'task')}: {names}"
     if all(e.state.terminal for e in unmet):
-        text += (
-            "; stays until they are retried and succeed" if len(unmet) > 1 else "; stays until it is retried"
-        )
+        text += "; stays until they are retried and succeed" if len(unmet) > 1 else "; stays until it is retried"
     return text
 
 
@@ -101,9 +97,7 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet) -> str:
     if state is TaskState.RETRY:
         most = "" if row.max_attempts is None else f" of {row.max_attempts}"
         error = row.error or "no error recorded"
-        return (
-            f"attempt {row.attempt - row.attempt_base}{most} failed, the next is due at {at}{tail}: {error}"
-        )
+        return f"attempt {row.attempt - row.attempt_base}{most} failed, the next is due at {at}{tail}: {error}"
     if state is TaskState.SUSPENDED:
         return f"suspended until {at}{tail}"
     return f"due at {at}{tail}"

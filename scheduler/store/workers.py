@@ -58,9 +58,7 @@ def register(connection: sa.Connection, info: WorkerInfo, kinds: Iterable[Kind],
 
 def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind], now: int) -> None:
     """Upsert what ``schedctl submit`` and the caps read; of two programs the newer schema version wins."""
-    for kind in sorted(
-        kinds, key=lambda k: k.name
-    ):  # one order for everybody, so that two boots cannot deadlock
+    for kind in sorted(kinds, key=lambda k: k.name):  # one order for everybody, so that two boots cannot deadlock
         o = kind.options
         options = {
             "queue": o.queue,
@@ -153,18 +151,14 @@ def reap(
 ) -> list[Reclaimed]:
     """Declare workers dead whose lease ran out (or whose incarnation is known to be dead), and take their claims back.
 
-    ``spare``: the caller's own worker id; ``lapsed``: leases that ran out count, too. Claims of a worker found dead earlier, that somebody's transaction held then,
-    are taken back now, so nothing stays behind.
+    ``spare``: the caller's own worker id; ``lapsed``: leases that ran out count, too. Claims of a worker found dead
+    earlier, that somebody's transaction held then, are taken back now, so nothing stays behind.
     """
     connection.execute(
         prepared(
             f"UPDATE schedd_workers SET state = {DEAD} WHERE state < {STOPPED} AND id <> :spare AND "
             "(lease_until < :before OR incarnation IN (SELECT value FROM "
-            + (
-                "json_each(:dead))"
-                if dialect.name == "sqlite"
-                else "json_array_elements_text(CAST(:dead AS json)))"
-            )
+            + ("json_each(:dead))" if dialect.name == "sqlite" else "json_array_elements_text(CAST(:dead AS json)))")
             + ")"
         ),
         {
@@ -249,13 +243,15 @@ def _write_back(
     }
     connection.execute(
         prepared(
-            "UPDATE schedd_tasks SET state = CASE WHEN schedd_tasks.rerun = 1 AND j.state = 1 AND schedd_tasks.unmet > 0 THEN 0 "
-            "ELSE j.state END, worker = NULL, lane = j.lane, deaths = j.deaths, suspect = schedd_tasks.suspect + 1, "
-            "attempt_base = CASE WHEN schedd_tasks.rerun = 1 THEN schedd_tasks.attempt ELSE schedd_tasks.attempt_base + j.refund END, rerun = 0, "
+            "UPDATE schedd_tasks SET state = CASE WHEN schedd_tasks.rerun = 1 AND j.state = 1 "
+            "AND schedd_tasks.unmet > 0 THEN 0 ELSE j.state END, "
+            "worker = NULL, lane = j.lane, deaths = j.deaths, suspect = schedd_tasks.suspect + 1, "
+            "attempt_base = CASE WHEN schedd_tasks.rerun = 1 THEN schedd_tasks.attempt "
+            "ELSE schedd_tasks.attempt_base + j.refund END, rerun = 0, "
             "finished_at = CASE WHEN j.state >= 6 THEN :now ELSE schedd_tasks.finished_at END, "
             "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, "
-            "error = coalesce(j.error, schedd_tasks.error), error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class "
-            "ELSE 'WorkerDied' END "
+            "error = coalesce(j.error, schedd_tasks.error), "
+            "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'WorkerDied' END "
             f"FROM {dialect.rows(columns)} j WHERE schedd_tasks.id = j.id AND schedd_tasks.worker = :worker"
         ),
         {"rows": bind_rows(tasks), "now": now, "worker": worker},

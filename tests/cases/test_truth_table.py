@@ -170,9 +170,7 @@ def test_failing_weighs_more_than_skipping(bench: Bench) -> None:
     orders = ((skipped, failed), (failed, skipped))
     later = [int(bench.step("later", *order).schedule()) for order in orders]
     finish(bench, parent, "dead")
-    sooner = [
-        int(bench.step("sooner", *order).schedule()) for order in ((skipped, failed), (failed, skipped))
-    ]
+    sooner = [int(bench.step("sooner", *order).schedule()) for order in ((skipped, failed), (failed, skipped))]
     assert bench.states(skipped, failed, *later, *sooner) == ["skipped"] + ["failed"] * 5
     for child in (*later, *sooner):
         assert bench.jobs.get_task(child).ended_by == failed

@@ -22,7 +22,7 @@ from scheduler import AsyncContext, Context, RetryPolicy, Task
 from scheduler.errors import TaskTimeout
 from scheduler.ports import FAILPOINTS
 
-AT_ONCE = RetryPolicy(min_wait=0, max_wait=0, max_attempts=3, jitter=0.0, strategy="none")
+AT_ONCE = RetryPolicy(min_wait=0, max_wait=0, max_attempts=3, jitter=0.0, strategy="fixed")
 
 
 class Link:
@@ -191,7 +191,7 @@ class Stubborn(Task, retry=AT_ONCE, timeout=0.25):
         return ctx.attempt
 
 
-class Segfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None, strategy="none")):
+class Segfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None, strategy="fixed")):
     """Takes its worker process with it, once everything else that the worker holds is under way."""
 
     after: float = 0.0

@@ -39,9 +39,7 @@ def test_running_tasks_finish_and_queued_ones_stay_queued(fleet: Fleet, jobs: Sc
         worker.expect("body")
     queued = [jobs.task(Work()).schedule() for _ in range(20)]
     worker.send("stop", drain=30)
-    until(
-        lambda: rows(jobs, "SELECT 1 FROM schedd_workers WHERE state = 1"), "the worker says that it drains"
-    )
+    until(lambda: rows(jobs, "SELECT 1 FROM schedd_workers WHERE state = 1"), "the worker says that it drains")
     assert [state(jobs, i) for i in running] == ["running"] * 2
     worker.open()
     assert worker.expect("stopped") == {"at": "stopped", "left": [], "running": False}
@@ -52,9 +50,7 @@ def test_running_tasks_finish_and_queued_ones_stay_queued(fleet: Fleet, jobs: Sc
     assert [history(jobs, i) for i in queued] == [[(1, "succeeded")]] * 20
 
 
-def test_an_embedded_stop_tells_what_still_runs_and_keeps_it_until_it_ends(
-    fleet: Fleet, jobs: Scheduler
-) -> None:
+def test_an_embedded_stop_tells_what_still_runs_and_keeps_it_until_it_ends(fleet: Fleet, jobs: Scheduler) -> None:
     worker = fleet.worker(options=TWO)
     other = fleet.worker(options=TWO)  # it would reclaim what is not renewed
     running = [jobs.task(Hold()).schedule() for _ in range(2)]
@@ -75,15 +71,11 @@ def test_an_embedded_stop_tells_what_still_runs_and_keeps_it_until_it_ends(
     other.open()
     all_ended(jobs)
     assert [history(jobs, i) for i in running] == [[(1, "succeeded")]] * 2
-    until(
-        lambda: len(rows(jobs, "SELECT 1 FROM schedd_workers WHERE state = 2")) == 2, "both have said goodbye"
-    )
+    until(lambda: len(rows(jobs, "SELECT 1 FROM schedd_workers WHERE state = 2")) == 2, "both have said goodbye")
 
 
 @pytest.mark.parametrize("second_signal", [False, True])
-def test_a_daemon_hands_back_what_outlasts_its_drain_time(
-    fleet: Fleet, jobs: Scheduler, second_signal: bool
-) -> None:
+def test_a_daemon_hands_back_what_outlasts_its_drain_time(fleet: Fleet, jobs: Scheduler, second_signal: bool) -> None:
     daemon = fleet.daemon(worker__drain="30" if second_signal else "0.2", **DAEMON)
     running = [jobs.task(Hold()).schedule() for _ in range(2)]
     for _ in running:
@@ -127,9 +119,7 @@ def test_a_daemon_lets_running_tasks_finish(fleet: Fleet, jobs: Scheduler) -> No
         daemon.expect("body")
     queued = [jobs.task(Work()).schedule() for _ in range(5)]
     daemon.kill(signal.SIGTERM)
-    until(
-        lambda: rows(jobs, "SELECT 1 FROM schedd_workers WHERE state = 1"), "the daemon says that it drains"
-    )
+    until(lambda: rows(jobs, "SELECT 1 FROM schedd_workers WHERE state = 1"), "the daemon says that it drains")
     daemon.open()
     assert daemon.wait() == 0
     assert [history(jobs, i) for i in running] == [[(1, "succeeded")]] * 2

@@ -279,9 +279,7 @@ def test_a_fixed_rate_keeps_to_its_anchor_and_a_fixed_delay_to_the_end_of_the_ru
     assert ended == pytest.approx([1, 2.4, 3.8, 5.2])
 
 
-@given(
-    st.integers(1_000, 10**15), st.integers(0, 4 * 10**15), st.integers(-(10**15), 10**15), st.integers(0, 50)
-)
+@given(st.integers(1_000, 10**15), st.integers(0, 4 * 10**15), st.integers(-(10**15), 10**15), st.integers(0, 50))
 def test_a_fixed_rate_is_arithmetic(interval: int, anchor: int, offset: int, steps: int) -> None:
     rate = Recurrence(kind="interval", interval_us=interval, mode="fixed_rate")
     after = anchor + offset

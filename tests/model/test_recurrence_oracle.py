@@ -89,9 +89,7 @@ def cronsim_slots(expression: str, zone: str, start: datetime, *, later: bool = 
 
 
 def value(text: str) -> str:
-    return (
-        text if text.isdigit() else str((MONTHS.index(text) + 1) if text in MONTHS else WEEKDAYS.index(text))
-    )
+    return text if text.isdigit() else str((MONTHS.index(text) + 1) if text in MONTHS else WEEKDAYS.index(text))
 
 
 def without_equal_ranges(expression: str) -> str:

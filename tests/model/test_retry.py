@@ -130,9 +130,7 @@ class Flaky(ConnectionError):
         (("Error",), ValueError(), False),
     ],
 )
-def test_retry_on_matches_the_class_or_a_base_by_name(
-    retry_on: object, error: BaseException, matches: bool
-) -> None:
+def test_retry_on_matches_the_class_or_a_base_by_name(retry_on: object, error: BaseException, matches: bool) -> None:
     policy = RetryPolicy(retry_on=retry_on)  # type: ignore[arg-type]
     assert policy.matches(error) is matches
     assert RetryPolicy.from_json(policy.to_json()).matches(error) is matches
@@ -197,9 +195,7 @@ def test_a_stored_policy_comes_back_the_same(policy: RetryPolicy) -> None:
     text = policy.to_json()
     assert RetryPolicy.from_json(text) == policy
     assert RetryPolicy.from_json(text.encode()).to_json() == text
-    assert set(json.loads(text)) == set(
-        RetryPolicy.__struct_fields__
-    )  # defaults too: they may change one day
+    assert set(json.loads(text)) == set(RetryPolicy.__struct_fields__)  # defaults too: they may change one day
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"min_wait":"x"}', '{"wait":1}', '{"max_attempts":0}', "null"])

@@ -100,9 +100,7 @@ class Casebook:
             lines.append(f"counts for neither, as it takes no database and is not marked pure: {test}")
         due = sum(case.due for case in self.cases.values())
         wanted, missing = due * len(DIALECTS), len(self.gaps())
-        lines.append(
-            f"{due} cases due on {len(DIALECTS)} databases: {wanted - missing} shown, {missing} missing"
-        )
+        lines.append(f"{due} cases due on {len(DIALECTS)} databases: {wanted - missing} shown, {missing} missing")
         return lines
 
 

@@ -160,8 +160,7 @@ class PostgresDatabases:
 
     def _tables(self, connection: Any, schema: str = "public") -> list[str]:
         rows = connection.execute(
-            "select quote_ident(tablename) from pg_tables"
-            " where schemaname = %s and tablename <> 'alembic_version'",
+            "select quote_ident(tablename) from pg_tables where schemaname = %s and tablename <> 'alembic_version'",
             (schema,),
         )
         return [name for (name,) in rows]
@@ -190,8 +189,7 @@ class PostgresDatabases:
             if spent:
                 connection.execute(f"truncate {', '.join(sorted(spent))} restart identity cascade")
             used = connection.execute(
-                "select format('%I.%I', schemaname, sequencename) from pg_sequences"
-                " where last_value is not null"
+                "select format('%I.%I', schemaname, sequencename) from pg_sequences where last_value is not null"
             )
             for (sequence,) in used.fetchall():
                 connection.execute(f"alter sequence {sequence} restart")

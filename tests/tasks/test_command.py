@@ -39,9 +39,7 @@ def test_stdin_is_empty() -> None:
 
 
 def test_other_exit_codes_are_ordinary_failures() -> None:
-    with pytest.raises(
-        CommandFailed, match=r"^the shell command ended with exit code 3; its last words: oh no$"
-    ):
+    with pytest.raises(CommandFailed, match=r"^the shell command ended with exit code 3; its last words: oh no$"):
         sh("echo oh no; echo; exit 3")
 
 

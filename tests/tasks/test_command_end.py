@@ -39,9 +39,7 @@ def test_timeout_ends_the_whole_family(mark: str) -> None:
     assert descriptors() == before
 
 
-@pytest.mark.parametrize(
-    "interruption", [Cancelled("cancelled"), TaskTimeout("too long"), KeyboardInterrupt()]
-)
+@pytest.mark.parametrize("interruption", [Cancelled("cancelled"), TaskTimeout("too long"), KeyboardInterrupt()])
 def test_whatever_unwinds_the_body_leaves_nothing(interruption: BaseException, mark: str) -> None:
     before = descriptors()
     ctx = FakeContext(ALLOWED, cancel_when=ready, interruption=interruption)

@@ -42,9 +42,7 @@ def test_every_format(format: str, settings: dict[str, Any]) -> None:
     image = result_of(record, settings)
     assert image.format == format.upper()
     assert image.size == (64, 32)
-    assert all(
-        near(found, wanted) for found, wanted in zip(corners(image), (RED, GREEN, BLUE, WHITE), strict=True)
-    )
+    assert all(near(found, wanted) for found, wanted in zip(corners(image), (RED, GREEN, BLUE, WHITE), strict=True))
     assert record["content_type"] == f"image/{format}"
     assert record["source_file_id"] == source
     assert record["variant"] == "tn"
@@ -63,9 +61,7 @@ def test_every_format(format: str, settings: dict[str, Any]) -> None:
 
 def test_a_photo_of_twelve_megapixels(settings: dict[str, Any]) -> None:
     source = upload(encoded(photo(4000, 3000), "JPEG", quality=90), settings)
-    record = resize(
-        source, settings, variant="hd", target_width=1920, target_height=1080, format="avif", quality=50
-    )
+    record = resize(source, settings, variant="hd", target_width=1920, target_height=1080, format="avif", quality=50)
     assert result_of(record, settings).size == (1440, 1080)
     thumbnail = resize(source, settings)
     wanted = photo(4000, 3000).resize((64, 48), Image.Resampling.LANCZOS)
@@ -79,9 +75,7 @@ def test_orientation(orientation: int, settings: dict[str, Any]) -> None:
     exif[ORIENTATION] = orientation
     image = quarters(120, 60)
     data = encoded(image, "JPEG", quality=95, exif=exif)
-    record = resize(
-        upload(data, settings), settings, format="jpeg", quality=95, target_width=40, target_height=30
-    )
+    record = resize(upload(data, settings), settings, format="jpeg", quality=95, target_width=40, target_height=30)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     found = result_of(record, settings)
     assert found.size == fit(upright.size, (40, 30))

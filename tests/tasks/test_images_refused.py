@@ -31,10 +31,7 @@ def png_header(width: int, height: int) -> bytes:
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b"\0" * 99))
-        + chunk(b"IEND", b"")
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
     )
 
 
@@ -48,9 +45,7 @@ def test_decompression_bombs_are_refused(side: int, settings: dict[str, Any]) ->
 def test_the_pixel_limit_is_a_setting(settings: dict[str, Any]) -> None:
     source = upload(encoded(quarters(100, 100)), settings)
     settings["files"]["max_pixels"] = 9999
-    with pytest.raises(
-        PermanentError, match=r"100 x 100 pixels are more than the 9999 that \[files\] max_pixels"
-    ):
+    with pytest.raises(PermanentError, match=r"100 x 100 pixels are more than the 9999 that \[files\] max_pixels"):
         resize(source, settings)
     settings["files"]["max_pixels"] = 10000
     resize(source, settings)
