@@ -1,0 +1,90 @@
+"""Removing what has outlived its retention, in batches; of a removed task its outcome is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.ports import SECOND
+from scheduler.store.dialect import Dialect, bind_rows, prepared
+
+BATCH = 500
+WORKER_ROWS = 7 * 86400 * SECOND  # how long a stopped or dead worker stays in the list
+
+
+class Removed(NamedTuple):
+    tasks: int
+    outcomes: int
+    workers: int
+    more: bool
+
+
+# A row lives until the latest of its retention, result lifetime and key retention, and while a child that has not
+# ended refers to it.
+_EXPIRED = f"""
+SELECT t.id, t.state FROM schedd_tasks t
+WHERE t.state = :state AND t.finished_at < :before
+  AND (t.state <> {st.SUCCESS} OR (coalesce(t.result_until, 0) <= :now AND coalesce(t.key_until, 0) <= :now))
+  AND NOT EXISTS (SELECT 1 FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child
+                  WHERE e.parent = t.id AND c.state < {st.FIRST_TERMINAL})
+ORDER BY t.finished_at LIMIT :batch
+"""
+
+
+def sweep(
+    connection: sa.Connection, dialect: Dialect, now: int, retention: Mapping[str, float], batch: int = BATCH
+) -> Removed:
+    """Remove one batch. ``retention``: seconds by success, failed, outcomes. ``more``: call again."""
+    expired: list[tuple[int, int]] = []
+    for state in (st.SUCCESS, st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED):
+        kept = retention["success" if state == st.SUCCESS else "failed"]
+        rows = connection.execute(
+            prepared(f"{_EXPIRED} {dialect.skip_locked}"),
+            {"state": state, "before": now - round(kept * SECOND), "now": now, "batch": batch - len(expired)},
+        )
+        expired += [(row[0], row[1]) for row in rows]
+        if len(expired) >= batch:
+            break
+    if expired:
+        _remove(connection, dialect, expired, now)
+    gone = connection.execute(
+        prepared(
+            "DELETE FROM schedd_outcomes WHERE task_id IN (SELECT task_id FROM schedd_outcomes "
+            "WHERE removed_at < :before ORDER BY removed_at LIMIT :batch)"
+        ),
+        {"before": now - round(retention["outcomes"] * SECOND), "batch": batch},
+    )
+    workers = connection.execute(
+        prepared(
+            "DELETE FROM schedd_workers WHERE state >= 2 AND heartbeat_at < :before AND NOT EXISTS "
+            "(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND t.state IN (4, 5))"
+        ),
+        {"before": now - WORKER_ROWS},
+    )
+    if workers.rowcount:
+        connection.execute(
+            prepared("DELETE FROM schedd_worker_kinds WHERE worker NOT IN (SELECT id FROM schedd_workers)")
+        )
+    return Removed(len(expired), gone.rowcount, workers.rowcount, len(expired) >= batch or gone.rowcount >= batch)
+
+
+def _remove(connection: sa.Connection, dialect: Dialect, expired: list[tuple[int, int]], now: int) -> None:
+    rows = dialect.rows({"id": int, "state": int})
+    connection.execute(
+        prepared(
+            "INSERT INTO schedd_outcomes (task_id, state, removed_at) "
+            f"SELECT id, state, :now FROM {rows} j WHERE true ON CONFLICT (task_id) DO NOTHING"
+        ),
+        {"rows": bind_rows(expired), "now": now},
+    )
+    bound = {"ids": bind_rows([task_id for task_id, _ in expired])}
+    for sql in (
+        f"DELETE FROM schedd_edges WHERE child IN {dialect.ids()}",
+        f"DELETE FROM schedd_task_values WHERE task_id IN {dialect.ids()}",
+        f"DELETE FROM schedd_attempts WHERE task_id IN {dialect.ids()}",
+        f"DELETE FROM schedd_tasks WHERE id IN {dialect.ids()}",
+    ):
+        connection.execute(prepared(sql), bound)
