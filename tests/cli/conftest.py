@@ -35,7 +35,7 @@ class Ctl:
 
     def json(self, *arguments: object, status: int = 0) -> Any:
         """What the command prints as JSON; it must end with this status."""
-        result = self(*arguments, "-o", "json")
+        result = self("-o", "json", *arguments)
         assert result.exit_code == status, result.output
         return json.loads(result.stdout)
 

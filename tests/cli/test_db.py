@@ -1,0 +1,143 @@
+"""``db`` and ``config``, and databases that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from support.bench import Bench
+from support.databases import Database
+
+from .conftest import Ctl, environment_for
+
+
+class TestUpgrade:
+    def test_from_nothing_and_again(self, empty_ctl: Ctl, empty_database: Database) -> None:
+        plan = empty_ctl("db", "upgrade", "--dry-run")
+        assert plan.exit_code == 0, plan.output
+        assert "CREATE TABLE schedd_tasks" in plan.stdout
+        assert not (empty_database.is_sqlite and empty_database.path.exists())
+        first = empty_ctl("db", "upgrade")
+        assert (first.exit_code, first.stdout) == (0, "upgraded: nothing -> 0001\n")
+        assert empty_ctl("db", "upgrade").stdout == "up to date: 0001\n"
+        assert empty_ctl.json("db", "upgrade") == {"from": "0001", "to": "0001"}
+        again = empty_ctl("db", "upgrade", "--dry-run")
+        assert (again.exit_code, again.stdout) == (0, "")
+        assert "nothing to do" in again.stderr
+        assert empty_ctl.json("db", "check")["ok"] is True
+
+    def test_a_database_newer_than_the_program_is_refused(self, ctl: Ctl, live: Bench) -> None:
+        live.execute("UPDATE schedd_version SET version_num = '9999'")
+        for command in (["db", "upgrade"], ["db", "upgrade", "--dry-run"], ["list"], ["run", "--", "true"]):
+            assert "newer than this program's 0001: upgrade schedd" in ctl.fails(5, *command)
+        result = ctl("db", "check")
+        assert result.exit_code == 1
+        assert "newer than this program" in result.stderr
+
+    def test_a_database_that_is_not_migrated(self, empty_ctl: Ctl, empty_database: Database) -> None:
+        message = empty_ctl.fails(5, "list")
+        assert "`schedctl db upgrade`" in message
+        if empty_database.is_sqlite:
+            assert not empty_database.path.exists()
+
+
+def test_check_of_a_good_database(ctl: Ctl, database: Database) -> None:
+    view = ctl.json("db", "check")
+    assert view["ok"] is True
+    assert view["revision"] == view["wanted"] == "0001"
+    assert view["bytes"] > 0
+    assert "schema:" in ctl("db", "check").stdout
+
+
+class TestBackup:
+    def test_copies_what_is_committed(self, ctl: Ctl, live: Bench, tmp_path: Path) -> None:
+        made = int(live.step("s").schedule())
+        target = tmp_path / "copy.db"
+        result = ctl("db", "backup", target)
+        if not live.database.is_sqlite:
+            assert result.exit_code == 2
+            assert "use pg_dump" in result.stderr
+            return
+        assert (result.exit_code, result.stdout) == (0, f"{target}\n")
+        assert os.listdir(tmp_path.resolve()).count("copy.db") == 1
+        assert not list(tmp_path.glob(".copy.db*"))
+        copy = Ctl(environment_for(f"sqlite:///{target}", tmp_path))
+        assert [t["id"] for t in copy.json("list")] == [made]
+        assert f"{target} exists already" in ctl.fails(1, "db", "backup", target)
+
+    @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+    def test_beside_the_database_by_default(self, ctl: Ctl, database: Database) -> None:
+        view = ctl.json("db", "backup")
+        assert Path(view["file"]).parent == database.path.parent
+        with closing(sqlite3.connect(view["file"])) as connection:
+            assert connection.execute("SELECT count(*) FROM schedd_tasks").fetchone() == (0,)
+
+    @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+    def test_to_where_nothing_can_be_written(self, ctl: Ctl, tmp_path: Path) -> None:
+        assert "cannot back up to" in ctl.fails(1, "db", "backup", tmp_path / "no" / "such.db")
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+class TestUnusable:
+    """Each is told in a line or two, with status 5 and nothing half written."""
+
+    def test_no_such_directory(self, ctl: Ctl, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path / 'no' / 'jobs.db'}"
+        assert "does not exist" in ctl.fails(5, "run", "--", "true", SCHEDD_STORE__URL=url)
+        assert "there is no database" in ctl.fails(5, "status", SCHEDD_STORE__URL=url)
+
+    def test_no_database_file_is_not_made_by_looking(self, ctl: Ctl, tmp_path: Path) -> None:
+        path = tmp_path / "jobs.db"
+        looks = (["status"], ["list"], ["show", "1"], ["workers"], ["cron", "list"], ["doctor"], ["db", "check"])
+        for command in looks:
+            assert "there is no database" in ctl.fails(5, *command, SCHEDD_STORE__URL=f"sqlite:///{path}")
+        assert not path.exists()
+
+    def test_a_file_that_is_no_database(self, ctl: Ctl, tmp_path: Path) -> None:
+        path = tmp_path / "jobs.db"
+        path.write_bytes(b"not a database, certainly " * 100)
+        for command in (["list"], ["db", "check"], ["db", "upgrade"]):
+            message = ctl.fails(5, *command, SCHEDD_STORE__URL=f"sqlite:///{path}")
+            assert "is not a (healthy) SQLite database" in message
+
+    def test_debug_shows_where(self, ctl: Ctl) -> None:
+        result = ctl("show", 1, SCHEDD_DEBUG="1")
+        assert result.exit_code == 3
+        assert "Traceback" in result.stderr
+        assert "UnknownTaskError" in result.stderr
+
+
+def test_an_unreachable_server(tmp_path: Path) -> None:
+    url = f"postgresql+psycopg://postgres:geheim@/db?host={tmp_path}"
+    message = Ctl(environment_for(url, tmp_path)).fails(5, "list")
+    assert "is the server running?" in message
+    assert "geheim" not in message
+
+
+class TestConfig:
+    def test_check_shows_values_and_sources(self, ctl: Ctl, database: Database) -> None:
+        rows = {row["setting"]: row for row in ctl.json("config", "check")}
+        assert rows["store.url"]["source"] == "SCHEDD_STORE__URL"
+        assert rows["worker.lease"] == {"setting": "worker.lease", "value": 30.0, "source": "default"}
+        assert "pools.high.slots" in ctl("config", "check").stdout
+
+    def test_passwords_are_masked(self, ctl: Ctl) -> None:
+        url = "postgresql+psycopg://me:geheim@host/db"
+        for form in ("table", "json"):
+            result = ctl("config", "check", "-o", form, SCHEDD_STORE__URL=url)
+            assert result.exit_code == 0
+            assert "geheim" not in result.output
+            assert "me:***@host/db" in result.stdout
+
+    def test_mistakes(self, ctl: Ctl, tmp_path: Path) -> None:
+        config = tmp_path / "wrong.toml"
+        config.write_text("[worker]\nleese = 3\n")
+        message = ctl.fails(2, "--config", config, "config", "check")
+        assert "unknown setting worker.leese" in message
+        assert "unknown setting worker.leese" in ctl.fails(2, "list", "--config", config)
+        assert "there is no configuration file" in ctl.fails(2, "--config", tmp_path / "no.toml", "status")
+        assert "not a database URL" in ctl.fails(2, "config", "check", SCHEDD_STORE__URL="mysql://x")

@@ -1,0 +1,183 @@
+"""``status``, ``workers`` and ``doctor``; what is stuck is found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from support.bench import Bench, ring_and_step
+
+from .conftest import Ctl
+
+UNKNOWN = 2500
+
+
+def stuck(ctl: Ctl) -> dict[str, str]:
+    return {one["problem"]: one["text"] for one in ctl.json("status")["stuck"]}
+
+
+def test_status_of_an_empty_database(ctl: Ctl) -> None:
+    result = ctl("status", "-o", "json")
+    assert result.exit_code == 0
+    assert "no worker is live" in result.stderr
+    view = json.loads(result.stdout)
+    assert (view["states"], view["oldest_ready"], view["workers"], view["stuck"]) == ({}, None, [], [])
+    assert "nothing is stuck" in ctl("status").stdout
+
+
+def test_status_counts_by_state_and_pool(ctl: Ctl, live: Bench) -> None:
+    live.ended("success")
+    first = int(live.step("due").priority("high").schedule())
+    live.step("later").after(3600).schedule()
+    live.step("waiting", first).schedule()
+    view = ctl.json("status")
+    assert view["states"] == {"waiting": 1, "scheduled": 2, "success": 1}
+    assert view["pools"]["high"] == {"due": 1, "later": 0, "held": 0, "slots": 2, "async_slots": 20}
+    assert view["pools"]["medium"] == {"due": 0, "later": 1, "held": 0, "slots": 8, "async_slots": 100}
+    assert view["oldest_ready"]["id"] == first
+    assert 0 <= view["oldest_ready"]["age"] < 3600
+    (worker,) = view["workers"]
+    assert worker["state"] == "live"
+    assert 0 < worker["lease_left"] <= 30
+    assert view["stuck"] == []
+    text = ctl("status").stdout
+    assert "nothing is stuck" in text
+    assert f"oldest ready: task {first} (Step, queue default)" in text
+
+
+def test_the_oldest_ready_task_counts_from_the_end_of_its_last_parent(ctl: Ctl, live: Bench) -> None:
+    parent = int(live.step("parent").schedule())
+    child = int(live.step("child", parent).priority("low").schedule())
+    live.execute("UPDATE schedd_tasks SET run_at = 1000000")
+    live.execute(f"UPDATE schedd_tasks SET state = 1, unmet = 0 WHERE id = {child}")
+    live.execute(f"UPDATE schedd_tasks SET state = 6, finished_at = created_at WHERE id = {parent}")
+    assert ctl.json("status")["oldest_ready"]["since"] == ctl.json("show", parent)["finished_at"]
+
+
+@pytest.mark.case(24)
+def test_an_unregistered_kind_is_left_alone_and_told(ctl: Ctl, live: Bench) -> None:
+    """A long row of them, due earlier and of a higher level, holds nobody up."""
+    first = int(live.step("first").schedule())
+    source = (
+        "FROM generate_series(1, :n) g"
+        if live.database.dialect == "postgresql"
+        else "FROM (WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < :n) SELECT x FROM c) g"
+    )
+    live.execute(
+        "INSERT INTO schedd_tasks (state, queue, lane, pool, run_at, kind, created_at, payload) "
+        f"SELECT 1, 'default', 'Unknown', 0, 1000000, 'Unknown', 1000000, '{{}}' {source}",
+        n=UNKNOWN,
+    )
+    unknown = max(row["id"] for row in ctl.json("list", "--kind", "Unknown", "--limit", 1))
+    before = ctl.json("show", unknown)
+    assert live.drain() == ["first"]
+    assert live.state(first) == "success"
+    assert ctl.json("show", unknown) == before | {"why": ctl.json("show", unknown)["why"]}
+    assert ctl.json("show", unknown)["why"].endswith(", but no live worker serves kind 'Unknown'")
+    view = ctl.json("status")
+    assert view["states"] == {"scheduled": UNKNOWN, "success": 1}
+    assert [(s["text"], s["number"]) for s in view["stuck"]] == [
+        (f"{UNKNOWN} tasks are ready, but no live worker serves kind 'Unknown'", UNKNOWN)
+    ]
+    assert "no live worker serves kind 'Unknown'" in ctl("status").stdout
+
+
+def test_what_is_stuck(ctl: Ctl, live: Bench) -> None:
+    dead = live.ended("dead")
+    child = int(live.step("child", dead, otherwise="wait").schedule())
+    held = int(live.step("held").schedule())
+    ring_and_step(live.jobs)
+    live.execute(f"UPDATE schedd_tasks SET state = 5, timeout = 1000000, started_at = 1000000 WHERE id = {held}")
+    live.step("mail").queue("mail").schedule()
+    live.execute("UPDATE schedd_workers SET queues = '[\"default\"]'")
+    found = stuck(ctl)
+    assert found["unserved"] == "1 task is ready, but no live worker serves queue 'mail'"
+    assert found["parent"] == f"1 waiting task stuck until a parent is retried: {dead}"
+    assert "running past the timeout" in found["overdue"]
+    assert f"(task {child})" in ctl("status").stdout
+
+
+def test_a_lost_lease_and_a_late_schedule_are_stuck(ctl: Ctl, live: Bench) -> None:
+    live.drain()
+    assert ctl("run", "--cron", "0 5 * * *", "--key", "nightly", "--", "true").exit_code == 0
+    live.execute("UPDATE schedd_workers SET lease_until = 1000000")
+    live.execute("UPDATE schedd_schedules SET next_at = 1000000")
+    found = stuck(ctl)
+    assert "lost its lease at 1970-01-01T00:00:01Z and still holds 0 tasks" in found["lease"]
+    assert found["schedule"].endswith(": nightly")
+    assert "no worker is live" in ctl("status").stderr
+
+
+def test_workers(ctl: Ctl, live: Bench) -> None:
+    assert ctl.json("workers") == []
+    live.drain()
+    result = ctl("workers", "-o", "json")
+    assert result.stderr == ""
+    (worker,) = json.loads(result.stdout)
+    assert worker["state"] == "live"
+    assert worker["queues"] == ["*"]
+    assert worker["kinds"] == ["Soft", "Step"]
+    assert worker["pools"]["low"] == {"slots": 4, "async_slots": 50}
+    assert "Soft,Step" in ctl("workers").stdout
+    live.execute("UPDATE schedd_workers SET state = 2")
+    assert ctl.json("workers") == []
+    assert [w["state"] for w in ctl.json("workers", "--all")] == ["stopped"]
+
+
+class TestDoctor:
+    def problems(self, ctl: Ctl, *options: str, status: int = 1) -> dict[str, str]:
+        found = ctl.json("doctor", *options, status=status)
+        return {f["check"]: f["text"] for f in found if f["level"] == "problem"}
+
+    def test_of_a_healthy_database(self, ctl: Ctl, live: Bench) -> None:
+        parent = live.ended("success")
+        live.step("child", parent, int(live.step("other").schedule())).schedule()
+        live.step("waits", live.ended("dead"), otherwise="wait").schedule()
+        held = int(live.step("held").schedule())
+        ring_and_step(live.jobs)
+        assert live.state(held) == "claimed"
+        assert self.problems(ctl, status=0) == {}
+        assert ctl("doctor").exit_code == 0
+
+    def test_wrong_counts_are_found_and_repaired(self, ctl: Ctl, live: Bench) -> None:
+        parent = int(live.step("parent").schedule())
+        high, low = int(live.step("high", parent).schedule()), int(live.step("low", parent).schedule())
+        live.execute(f"UPDATE schedd_tasks SET unmet = 7 WHERE id = {high}")
+        live.execute(f"UPDATE schedd_tasks SET unmet = 0, state = 1 WHERE id = {low}")
+        assert self.problems(ctl) == {"unmet counts": f"2 tasks with a wrong count of open edges: {high}, {low}"}
+        result = ctl("doctor", "--repair")
+        assert result.exit_code == 0
+        assert "2 tasks repaired" in result.stderr
+        assert [live.state(high), live.state(low)] == ["waiting", "waiting"]
+        assert live.drain() == ["parent", "high", "low"]
+
+    def test_a_child_that_its_parents_end_forgot(self, ctl: Ctl, live: Bench) -> None:
+        parent = int(live.step("parent").schedule())
+        child = int(live.step("child", parent).schedule())
+        live.execute(f"UPDATE schedd_tasks SET state = 8, finished_at = created_at WHERE id = {parent}")
+        assert self.problems(ctl) == {"edges": f"1 task waiting on an edge that is decided: {child}"}
+        assert ctl("doctor", "--repair").exit_code == 0
+        assert live.state(child) == "failed"
+
+    def test_claims_without_a_live_worker(self, ctl: Ctl, live: Bench) -> None:
+        held = int(live.step("held").schedule())
+        ring_and_step(live.jobs)
+        live.execute("UPDATE schedd_workers SET state = 3")
+        assert self.problems(ctl) == {"claims": f"1 task held by no live worker: {held}"}
+
+    def test_a_parent_that_never_was(self, ctl: Ctl, live: Bench) -> None:
+        parent = int(live.step("parent").schedule())
+        child = int(live.step("child", parent).schedule())
+        live.execute(f"DELETE FROM schedd_tasks WHERE id = {parent}")
+        assert self.problems(ctl) == {"parents": f"1 task waiting on a parent that never was: {child}"}
+
+    def test_schedules(self, ctl: Ctl, live: Bench) -> None:
+        for name in ("late", "broken", "fine"):
+            assert ctl("run", "--cron", "0 5 * * *", "--key", name, "--", "true").exit_code == 0
+        live.execute("UPDATE schedd_schedules SET next_at = 1000000 WHERE name = 'late'")
+        live.execute("UPDATE schedd_schedules SET recurrence = '{}' WHERE name = 'broken'")
+        text = self.problems(ctl)["schedules"]
+        assert text.startswith("2 schedules without a next slot: broken (unreadable")
+        assert "late (overdue by" in text
+        assert "fine" not in text
