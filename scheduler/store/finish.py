@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.outcome import Outcome
-from scheduler.model.state import TaskState
+from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.dialect import Dialect, bind_rows, prepared
 from scheduler.store.enqueue import INLINE
 from scheduler.store.release import release
@@ -205,47 +205,61 @@ def write_values(connection: sa.Connection, dialect: Dialect, values: Sequence[t
 def _lockable(
     connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome]
 ) -> tuple[Sequence[Outcome], list[Outcome]]:
-    """Lock, without ever waiting, the outcomes' rows and their waiting children; what cannot be had is deferred.
+    """Lock, without ever waiting, the outcomes' rows and what waits below them; what cannot be had is deferred.
 
     A caller's open transaction may hold FOR SHARE on a parent for minutes (it is adding a child), and it must not hold
     up the other tasks of this worker. A row whose fence is lost is not locked either, and is told apart by the write.
     """
     rows = dialect.rows({"id": int, "claim": int})
     bound = {"worker": worker, "rows": bind_rows([(o.task_id, o.claim) for o in outcomes])}
-    select = f"SELECT t.id FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {_FENCE.format(t='t')}"
-    got = {row[0] for row in connection.execute(prepared(f"{select} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"), bound)}
+    select = (
+        f"SELECT t.id, t.cancel_requested FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {_FENCE.format(t='t')}"
+    )
+    got = {
+        row[0]: row[1] is not None
+        for row in connection.execute(prepared(f"{select} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"), bound)
+    }
     blocked: set[int] = set()
     if len(got) < len(outcomes):
-        blocked = {row[0] for row in connection.execute(prepared(select), bound)} - got
-    blocked |= _blocked_by_children(connection, dialect, got)
+        blocked = {row[0] for row in connection.execute(prepared(select), bound)} - got.keys()
+    ends = {o.task_id: st.CANCELLED if got[o.task_id] else o.state for o in outcomes if o.task_id in got}
+    bits = {i: END_BIT[TaskState.from_code(state)] for i, state in ends.items() if state >= st.FIRST_TERMINAL}
+    blocked |= _blocked_below(connection, dialect, bits)
     if not blocked:
         return outcomes, []
     return [o for o in outcomes if o.task_id not in blocked], [o for o in outcomes if o.task_id in blocked]
 
 
-def _blocked_by_children(connection: sa.Connection, dialect: Dialect, parents: set[int]) -> set[int]:
-    if not parents:
-        return set()
+def _blocked_below(connection: sa.Connection, dialect: Dialect, level: dict[int, int]) -> set[int]:
+    """Those of these tasks (id -> bit of its end) below which somebody holds a row that their end would change.
+
+    Level by level, since a child whose edge breaks ends too, and may end its own children.
+    """
     waiting = (
-        f"SELECT e.parent, t.id FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
+        f"SELECT e.parent, e.child, e.ok FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
         f"WHERE e.parent IN {dialect.ids()} AND t.state = {st.WAITING}"
     )
-    bound = {"ids": bind_rows(sorted(parents))}
-    wanted = connection.execute(prepared(waiting), bound).fetchall()
-    if not wanted:
-        return set()
-    locked = {
-        row[0]
-        for row in connection.execute(
-            prepared(
-                f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} AND t.state = {st.WAITING} "
-                "ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
-            ),
-            {"ids": bind_rows(sorted({row[1] for row in wanted}))},
-        )
-    }
-    if all(row[1] in locked for row in wanted):
-        return set()
-    # Not locked: held by somebody, or no longer waiting (then there is nothing to release).
-    again = connection.execute(prepared(waiting), bound).fetchall()
-    return {row[0] for row in again if row[1] not in locked}
+    lock = (
+        f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} AND t.state = {st.WAITING} "
+        "ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
+    )
+    blocked: set[int] = set()
+    roots = {i: {i} for i in level}  # whose end reaches a task of this level
+    while level:
+        bound = {"ids": bind_rows(sorted(level))}
+        edges = connection.execute(prepared(waiting), bound).fetchall()
+        children = sorted({edge.child for edge in edges})
+        if not children:
+            break
+        locked = {row[0] for row in connection.execute(prepared(lock), {"ids": bind_rows(children)})}
+        if len(locked) < len(children):
+            # Not locked: held by somebody, or no longer waiting (then there is nothing to release).
+            for edge in connection.execute(prepared(waiting), bound).fetchall():
+                if edge.child not in locked:
+                    blocked |= roots[edge.parent]
+        reached: dict[int, set[int]] = {}
+        for edge in edges:
+            if edge.child in locked and level[edge.parent] & ~edge.ok:
+                reached.setdefault(edge.child, set()).update(roots[edge.parent])
+        roots, level = reached, dict.fromkeys(reached, END_BIT[TaskState.FAILED] | END_BIT[TaskState.SKIPPED])
+    return blocked
