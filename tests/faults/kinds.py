@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler import AsyncContext, Context, RetryPolicy, Task
-from scheduler.errors import TaskTimeout
+from scheduler.errors import PermanentError, TaskTimeout
 from scheduler.ports import FAILPOINTS
 
 AT_ONCE = RetryPolicy(min_wait=0, max_wait=0, max_attempts=3, jitter=0.0, strategy="fixed")
@@ -119,6 +119,27 @@ class Hold(Task, retry=AT_ONCE):
         return ctx.attempt
 
 
+class Fail(Task):
+    """Like Hold, and then fails for good."""
+
+    def run(self, ctx: Context) -> None:
+        _link().say("body", task=ctx.id, attempt=ctx.attempt)
+        _link().gates["gate"].wait()
+        raise PermanentError("no")
+
+
+class Chatty(Task):
+    """Like Hold, and then reports its progress."""
+
+    def run(self, ctx: Context) -> None:
+        _link().note("start", ctx)
+        _link().say("body", task=ctx.id, attempt=ctx.attempt)
+        _link().gates["gate"].wait()
+        for percent in range(20):
+            ctx.report_progress(percent)
+        _link().note("end", ctx)
+
+
 class Big(Task, retry=AT_ONCE):
     """Returns a result of this many bytes."""
 
@@ -202,4 +223,4 @@ class Segfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None
         ctypes.string_at(0)
 
 
-ALL = (Noop, Work, Hold, Big, Attentive, Deaf, Sleeper, Stubborn, Segfault)
+ALL = (Noop, Work, Hold, Fail, Chatty, Big, Attentive, Deaf, Sleeper, Stubborn, Segfault)
