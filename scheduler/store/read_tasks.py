@@ -252,8 +252,9 @@ def _are_rare(connection: sa.Connection, clauses: list[str]) -> bool:
 
 def _first_id(connection: sa.Connection, since: int) -> int:
     """About the first id created at or after ``since``: a search by halves, as ids grow with time."""
-    bounds = connection.execute(prepared("SELECT min(id), max(id) FROM schedd_tasks")).one()
-    low, high = (bounds[0] or 0), (bounds[1] or 0)
+    # Two statements: asked for both at once, SQLite walks the table.
+    low = connection.execute(prepared("SELECT min(id) FROM schedd_tasks")).scalar() or 0
+    high = connection.execute(prepared("SELECT max(id) FROM schedd_tasks")).scalar() or 0
     at = prepared("SELECT created_at FROM schedd_tasks WHERE id >= :id ORDER BY id LIMIT 1")
     while low < high:
         middle = (low + high) // 2
