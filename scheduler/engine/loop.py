@@ -310,7 +310,7 @@ class Engine:
             self._rescan = True
         if self._at("sweep", SWEEP_EVERY) and sweep(self.desk, connection):
             self._due["sweep"] = self.desk.monotonic() + SWEEP_AGAIN
-        if rung:
+        if rung or self._at("schedules", self.options.poll):  # the doorbell may have been missed
             self.schedules.look_again()
         if not self.draining and self.schedules.due() and self.schedules.tick(connection):
             self._rescan = True

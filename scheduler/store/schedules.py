@@ -155,8 +155,7 @@ def _fire(
     done = _present(connection, dialect, row.name, [f.slot for f in fires])
     fires = [f for f in fires if f.slot not in done]
     if row.overlap == "skip" and _still_going(connection, row.last_task):
-        fires = []
-        next_at = next_at if next_at != FOREVER else now
+        fires = []  # a fixed delay that was changed meanwhile waits for that run: next_at is FOREVER
     elif row.overlap == "skip":
         fires = fires[-1:]  # several at once would overlap each other
     tasks = [

@@ -17,34 +17,7 @@ from scheduler.model.state import Otherwise, When
 from scheduler.ports import FAILPOINTS
 from scheduler.store import control
 from scheduler.testing import drain
-from support.bench import Bench, Step, ring_and_step, run_claimed
-
-
-class Side(threading.Thread):
-    """The other side of a race. ``result()`` joins it and returns, or raises, what its work did."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__(daemon=True)
-        self._work = work
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self.entered = threading.Event()
-        self.start()
-        assert self.entered.wait(10)
-
-    def run(self) -> None:
-        self.entered.set()
-        try:
-            self._value = self._work()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Any:
-        self.join(20)
-        assert not self.is_alive()
-        if self._error is not None:
-            raise self._error
-        return self._value
+from support.bench import Bench, Side, Step, ring_and_step, run_claimed
 
 
 def wait_until_blocked(bench: Bench, side: Side) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -143,3 +144,30 @@ def run_claimed(jobs: Scheduler) -> None:
     for slots in engine_of(jobs).inline_slots():
         while slots.run_one():
             pass
+
+
+class Side(threading.Thread):
+    """The other side of a race. ``result()`` joins it and returns, or raises, what its work did."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._work = work
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.entered = threading.Event()
+        self.start()
+        assert self.entered.wait(10)
+
+    def run(self) -> None:
+        self.entered.set()
+        try:
+            self._value = self._work()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self.join(20)
+        assert not self.is_alive()
+        if self._error is not None:
+            raise self._error
+        return self._value

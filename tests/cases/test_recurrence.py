@@ -1,0 +1,413 @@
+"""Recurring schedules, run by engines: slots, zones, registering again, pause, failures, intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+
+from scheduler import ConfigError, InvalidScheduleError, RetryPolicy, UnknownScheduleError, Weekday
+from scheduler.model.times import instant_us, to_datetime
+from scheduler.ports import FOREVER
+from scheduler.store import schedules
+from scheduler.testing import FakeClock, drain, engine_of
+from support.bench import Bench, Side, Step, ring_and_step
+
+START = datetime(2026, 1, 1, tzinfo=UTC)  # a Thursday; where FakeClock starts
+
+
+def tick(bench: Bench, name: str = "tick") -> Any:
+    return bench.jobs.task(Step(name)).key(name)
+
+
+def slots(bench: Bench, name: str = "tick") -> list[datetime]:
+    """Where the bodies of this name will write their slots."""
+    seen: list[datetime] = []
+    bench.script.bodies[name] = lambda ctx: seen.append(ctx.slot)
+    return seen
+
+
+def go_on(bench: Bench, until: datetime) -> None:
+    """Let time pass from slot to slot."""
+    while (due := min(s.next_at for s in bench.jobs.schedules.list())) <= instant_us(until, "until"):
+        bench.clock.advance(max(timedelta(), to_datetime(due) - bench.clock.datetime))
+        bench.drain()
+
+
+def instants(bench: Bench, name: str, count: int) -> list[str]:
+    return [f"{to_datetime(us):%m-%d %H:%M}" for us in bench.jobs.schedules.next(name, count)]
+
+
+@pytest.mark.case(39)
+def test_when_they_fire(bench: Bench) -> None:
+    make: dict[str, Callable[[Any], Any]] = {
+        "hourly": lambda b: b.hourly_at(15),
+        "daily": lambda b: b.daily_at(2, 30),
+        "weekly": lambda b: b.weekly_on(Weekday.MONDAY, 9, 0),
+        "monthly": lambda b: b.monthly_on(31, 12, 0),
+        "raw": lambda b: b.cron("*/20 8 * * sat,SUN"),
+        "rate": lambda b: b.every(timedelta(hours=5)),
+        "delay": lambda b: b.every(90 * 60, mode="fixed_delay"),
+        "berlin": lambda b: b.daily_at(0, 30, tz="Europe/Berlin"),
+    }
+    seen = {name: slots(bench, name) for name in make}
+    for name, build in make.items():
+        assert build(tick(bench, name)).schedule() == name
+    expected = {
+        "hourly": ["01-01 00:15", "01-01 01:15", "01-01 02:15"],
+        "daily": ["01-01 02:30", "01-02 02:30", "01-03 02:30"],
+        "weekly": ["01-05 09:00", "01-12 09:00", "01-19 09:00"],
+        "monthly": ["01-31 12:00", "03-31 12:00", "05-31 12:00"],
+        "raw": ["01-03 08:00", "01-03 08:20", "01-03 08:40"],
+        "rate": ["01-01 05:00", "01-01 10:00", "01-01 15:00"],
+        "delay": ["01-01 01:30"],
+        "berlin": ["01-01 23:30", "01-02 23:30", "01-03 23:30"],
+    }
+    assert {name: instants(bench, name, 3) for name in make} == expected
+    fired: dict[str, list[str]] = {}
+    expected["delay"] += ["01-01 03:00", "01-01 04:30"]
+    while bench.jobs.schedules.list():
+        go_on(bench, to_datetime(min(s.next_at for s in bench.jobs.schedules.list())))
+        for name in [name for name, times in seen.items() if len(times) == 3]:
+            bench.jobs.schedules.delete(name)
+            fired[name] = [f"{slot:%m-%d %H:%M}" for slot in seen.pop(name)]
+    assert fired == expected
+
+
+@pytest.mark.case(39)
+def test_a_slot_runs_at_its_time_and_knows_it(bench: Bench) -> None:
+    seen = slots(bench)
+    tick(bench).hourly_at(0).schedule()
+    assert bench.advance(3599) == []
+    assert bench.advance(1) == ["tick"]
+    assert seen == [START + timedelta(hours=1)]
+    (task,) = bench.jobs.list_tasks()
+    assert (task.key, task.schedule, task.missed) == ("tick@2026-01-01T01:00:00Z", "tick", None)
+    assert to_datetime(task.slot or 0) == seen[0]
+
+
+@pytest.mark.case(39)
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda b: b.cron("61 * * * *"),
+        lambda b: b.cron("* * * *"),
+        lambda b: b.cron("@daily"),
+        lambda b: b.cron("0 0 30 2 *"),
+        lambda b: b.cron("0 0 31 4,6,9,11 *"),
+        lambda b: b.hourly_at(60),
+        lambda b: b.daily_at(24, 0),
+        lambda b: b.daily_at(0, 0, tz="Mars/Base"),
+        lambda b: b.weekly_on(1, 0, 0),
+        lambda b: b.monthly_on(32, 0, 0),
+        lambda b: b.every(0),
+        lambda b: b.every(timedelta(seconds=-1)),
+        lambda b: b.every(10, mode="sometimes"),
+        lambda b: b.depend_on(1).every(10),
+        lambda b: b.every(10).depend_on(1),
+        lambda b: b.run_on_startup().schedule(),
+    ],
+)
+def test_what_cannot_work_is_an_error_when_built(bench: Bench, build: Callable[[Any], Any]) -> None:
+    with pytest.raises(InvalidScheduleError):
+        build(tick(bench))
+    assert bench.jobs.schedules.list() == []
+
+
+@pytest.mark.case(39)
+def test_other_mistakes(bench: Bench) -> None:
+    for change in (lambda b: b.catchup("sometimes"), lambda b: b.overlap("maybe")):
+        with pytest.raises(ConfigError):
+            change(tick(bench).every(10))
+    with pytest.raises(InvalidScheduleError):
+        bench.jobs.batch().task(Step("tick")).every(10)
+
+
+ZONES = {
+    # zone, day: daily at 02:30, daily at 01:30, hourly from midnight to 05:00; all as the local clock shows them
+    ("Europe/Berlin", "2026-03-29"): (["03:00+02:00"], ["01:30+01:00"], "00+01 01+01 03+02 04+02 05+02"),
+    ("Europe/Berlin", "2026-10-25"): (["02:30+02:00"], ["01:30+02:00"], "00+02 01+02 02+02 02+01 03+01 04+01 05+01"),
+    ("America/New_York", "2026-03-08"): (["03:00-04:00"], ["01:30-05:00"], "00-05 01-05 03-04 04-04 05-04"),
+    ("America/New_York", "2026-11-01"): (["02:30-05:00"], ["01:30-04:00"], "00-04 01-04 01-05 02-05 03-05 04-05 05-05"),
+    ("Australia/Lord_Howe", "2026-10-04"): (["02:30+11:00"], ["01:30+10:30"], "00+10:30 01+10:30 03+11 04+11 05+11"),
+    ("Australia/Lord_Howe", "2026-04-05"): (
+        ["02:30+10:30"],
+        ["01:30+11:00"],
+        "00+11 01+11 02+10:30 03+10:30 04+10:30 05+10:30",
+    ),
+}
+
+
+def hours(text: str) -> list[str]:
+    return [f"{word[:2]}:00{word[2:] if ':' in word else word[2:] + ':00'}" for word in text.split()]
+
+
+@pytest.mark.case(41)
+@pytest.mark.parametrize(("zone", "day"), ZONES)
+def test_both_changes_of_the_clock(bench: Bench, zone: str, day: str) -> None:
+    midnight = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(zone))
+    bench.clock = FakeClock(midnight.astimezone(UTC) - timedelta(seconds=1))
+    seen = [slots(bench, name) for name in ("two", "one", "hourly")]
+    tick(bench, "two").daily_at(2, 30, tz=zone).schedule()
+    tick(bench, "one").daily_at(1, 30, tz=zone).schedule()
+    tick(bench, "hourly").hourly_at(0, tz=zone).schedule()
+    go_on(bench, midnight.replace(hour=5).astimezone(UTC))
+    shown = [[iso(s, zone) for s in times] for times in seen]
+    two, one, hourly = ZONES[zone, day]
+    assert shown == [two, one, hours(hourly)]
+    go_on(bench, (midnight + timedelta(days=1)).replace(hour=5).astimezone(UTC))
+    assert [len(times) for times in seen[:2]] == [2, 2]
+
+
+def iso(slot: datetime, zone: str) -> str:
+    text = slot.astimezone(ZoneInfo(zone)).isoformat()
+    return text[11:16] + text[19:]
+
+
+@pytest.mark.case(42)
+def test_two_engines_one_slot(bench: Bench) -> None:
+    first, second = bench.worker(), bench.worker()
+    tick(bench).every(10).schedule()
+    for jobs in (first, second):
+        ring_and_step(jobs)
+    for _ in range(5):
+        bench.clock.advance(10)
+        for jobs in (first, second):
+            ring_and_step(jobs)
+        drain(second)
+        drain(first)
+    assert bench.script.ran == ["tick"] * 5
+
+
+@pytest.mark.case(42)
+def test_two_engines_at_the_same_moment(bench: Bench) -> None:
+    """The first has fired the slot and not committed when the other comes."""
+    first, second = bench.worker(), bench.worker()
+    tick(bench).every(10).schedule()
+    ring_and_step(second)
+    bench.clock.advance(10)
+    with first.database.write() as connection:
+        fired = schedules.tick(connection, first.database.dialect, bench.clock.now(), 60)
+        assert [len(f.ids) for f in fired] == [1]
+        side = Side(lambda: ring_and_step(second))
+        if not bench.database.is_sqlite:
+            side.result()
+    side.result()
+    drain(second)
+    drain(first)
+    assert bench.script.ran == ["tick"]
+
+
+@pytest.mark.case(42)
+def test_registering_at_every_boot(bench: Bench) -> None:
+    tick(bench).every(100).schedule()
+    bench.clock.advance(60)
+    for _ in range(3):
+        bench.worker().task(Step("tick")).key("tick").every(100).schedule()
+    (record,) = bench.jobs.schedules.list()
+    assert to_datetime(record.next_at) == START + timedelta(seconds=100)
+    assert (to_datetime(record.created_at), to_datetime(record.seen_at)) == (START, bench.clock.datetime)
+    bench.advance(40)
+    assert bench.script.ran == ["tick"]
+
+
+@pytest.mark.case(42)
+def test_registering_a_change(bench: Bench) -> None:
+    bench.jobs.task(Step("old")).key("s").every(100).schedule()
+    bench.clock.advance(60)
+    bench.jobs.task(Step("new")).key("s").every(100).catchup("all").schedule()
+    (record,) = bench.jobs.schedules.list()
+    assert (msgspec.json.decode(record.payload), record.catchup) == ({"name": "new"}, "all")
+    assert to_datetime(record.next_at) == START + timedelta(seconds=100)  # the slot stands
+    bench.jobs.task(Step("new")).key("s").every(30).schedule()
+    assert bench.advance(29) == []
+    assert bench.advance(1) == ["new"]
+    assert bench.advance(30) == ["new"]
+
+
+@pytest.mark.case(42)
+def test_the_name_without_a_key_comes_from_kind_and_payload(bench: Bench) -> None:
+    names = [bench.jobs.task(Step(name)).every(10).schedule() for name in ("a", "b", "a")]
+    assert names[0] == names[2] != names[1]
+    assert all(name.startswith("Step-") for name in names)
+    assert sorted(bench.advance(10)) == ["a", "b"]
+
+
+@pytest.mark.case(42)
+def test_an_engine_that_nobody_rings_finds_a_new_schedule(bench: Bench) -> None:
+    """The doorbell may be lossy; behind it every engine looks once a second."""
+    deaf, caller = bench.worker(), bench.worker()
+    ring_and_step(deaf)
+    caller.task(Step("tick")).key("tick").every(10).schedule()
+    for _ in range(12):
+        bench.clock.advance(1)
+        engine_of(deaf).step()
+    assert [t.state.value for t in bench.jobs.list_tasks()] == ["claimed"]
+
+
+@pytest.mark.case(40)
+def test_a_failing_run_leaves_the_schedule_alive(bench: Bench) -> None:
+    attempts: list[tuple[int, int]] = []
+
+    def body(ctx: Any) -> None:
+        attempts.append((round((ctx.slot - START).total_seconds()), ctx.attempt))
+        raise ValueError("no luck")
+
+    bench.script.bodies["tick"] = body
+    tick(bench).with_retry(RetryPolicy(10, 10, max_attempts=3, jitter=0)).every(100).schedule()
+    for _ in range(45):
+        bench.advance(10)
+    assert attempts == [(slot, attempt) for slot in (100, 200, 300, 400) for attempt in (1, 2, 3)]
+    assert [t.state.value for t in bench.jobs.list_tasks()] == ["dead"] * 4
+
+
+@pytest.mark.case(43)
+def test_pause_and_resume(bench: Bench) -> None:
+    seen = slots(bench)
+    tick(bench).hourly_at(0).catchup("all").schedule()
+    go_on(bench, START + timedelta(hours=1))
+    bench.jobs.schedules.pause("tick")
+    assert bench.jobs.schedules.get("tick").paused
+    assert bench.advance(3.5 * 3600) == []
+    bench.jobs.schedules.resume("tick")
+    assert bench.drain() == []
+    go_on(bench, START + timedelta(hours=6))
+    assert [s.hour for s in seen] == [1, 5, 6]
+
+
+@pytest.mark.case(43)
+def test_resume_before_the_slot_keeps_it(bench: Bench) -> None:
+    tick(bench).every(100).schedule()
+    bench.jobs.schedules.pause("tick")
+    bench.advance(50)
+    bench.jobs.schedules.resume("tick")
+    assert bench.advance(50) == ["tick"]
+
+
+@pytest.mark.case(43)
+def test_trigger_runs_it_once_now_beside_its_slots(bench: Bench) -> None:
+    seen = slots(bench)
+    tick(bench).every(100).schedule()
+    bench.advance(30)
+    made = bench.jobs.schedules.trigger("tick")
+    assert bench.drain() == ["tick"]
+    bench.jobs.schedules.pause("tick")
+    bench.jobs.schedules.trigger("tick")
+    assert bench.drain() == ["tick"]
+    bench.jobs.schedules.resume("tick")
+    assert bench.jobs.get_task(made).schedule == "tick"
+    assert bench.advance(70) == ["tick"]
+    assert seen == [None, None, START + timedelta(seconds=100)]
+
+
+@pytest.mark.case(43)
+def test_delete(bench: Bench) -> None:
+    tick(bench).every(10).schedule()
+    bench.clock.advance(10)
+    ring_and_step(bench.jobs)
+    bench.jobs.schedules.delete("tick")
+    assert bench.drain() == ["tick"]  # the task that it had made stays
+    assert bench.advance(100) == []
+    assert bench.jobs.schedules.list() == []
+    tick(bench).every(10).schedule()
+    assert bench.advance(10) == ["tick"]
+
+
+@pytest.mark.case(43)
+def test_unknown_names(bench: Bench) -> None:
+    s = bench.jobs.schedules
+    for call in (s.get, s.pause, s.resume, s.trigger, s.delete, s.next):
+        with pytest.raises(UnknownScheduleError, match="'nobody'"):
+            call("nobody")
+
+
+@pytest.mark.case(45)
+def test_run_on_startup(bench: Bench) -> None:
+    def boot() -> list[str]:
+        tick(bench).hourly_at(0).catchup("none").run_on_startup().schedule()
+        return bench.drain()
+
+    assert boot() == ["tick"]  # fresh
+    assert boot() == []
+    bench.clock.advance(1800)
+    assert boot() == []  # the slot stands
+    assert bench.advance(1800) == ["tick"]
+    bench.clock.advance(2.5 * 3600)
+    assert boot() == ["tick"]  # overdue
+    assert boot() == []
+    assert bench.advance(1799) == []
+    assert bench.advance(1) == ["tick"]
+
+
+@pytest.mark.case(45)
+def test_run_on_startup_of_a_paused_schedule_runs_nothing(bench: Bench) -> None:
+    tick(bench).every(10).schedule()
+    bench.jobs.schedules.pause("tick")
+    bench.clock.advance(60)
+    tick(bench).every(10).run_on_startup().schedule()
+    assert bench.drain() == []
+
+
+@pytest.mark.case(46)
+@pytest.mark.parametrize(("mode", "starts"), [("fixed_rate", [10, 20, 30, 40, 50]), ("fixed_delay", [10, 24, 38, 52])])
+def test_intervals_with_a_task_of_forty_percent(bench: Bench, mode: str, starts: list[int]) -> None:
+    seen: list[float] = []
+
+    def body(ctx: Any) -> None:
+        seen.append((bench.clock.datetime - START).total_seconds())
+        bench.clock.advance(4)
+
+    bench.script.bodies["tick"] = body
+    tick(bench).every(10, mode=mode).schedule()
+    while bench.clock.datetime < START + timedelta(seconds=56):
+        bench.advance(1)
+    assert seen == starts
+
+
+@pytest.mark.case(46)
+@pytest.mark.parametrize("end", ["dead", "cancelled"])
+def test_fixed_delay_counts_from_the_terminal_state(bench: Bench, end: str) -> None:
+    """Retries belong to the run; failing for good and being cancelled end it, too."""
+    bench.script.bodies["tick"] = lambda ctx: 1 / 0
+    tick(bench).with_retry(RetryPolicy(5, 5, max_attempts=3, jitter=0)).every(10, mode="fixed_delay").schedule()
+    assert bench.advance(10) == ["tick"]
+    assert bench.jobs.schedules.get("tick").next_at == FOREVER
+    bench.advance(5)
+    if end == "cancelled":
+        bench.jobs.cancel_task(bench.jobs.list_tasks()[0].id)
+    else:
+        bench.advance(5)
+    assert [t.state.value for t in bench.jobs.list_tasks()] == [end]
+    ended = bench.clock.datetime
+    bench.drain()
+    assert to_datetime(bench.jobs.schedules.get("tick").next_at) == ended + timedelta(seconds=10)
+    assert bench.advance(9) == []
+    assert bench.advance(1) == ["tick"]
+
+
+@pytest.mark.case(46)
+def test_overlap(bench: Bench) -> None:
+    tick(bench, "skips").every(10).overlap("skip").schedule()
+    tick(bench, "allows").every(10).schedule()
+    for _ in range(4):
+        bench.clock.advance(10)
+        ring_and_step(bench.jobs)  # claimed, and not run
+    assert sorted(bench.drain()) == ["allows"] * 4 + ["skips"]
+    assert sorted(bench.advance(10)) == ["allows", "skips"]
+
+
+@pytest.mark.case(46)
+def test_a_changed_fixed_delay_waits_for_the_run_under_way(bench: Bench) -> None:
+    tick(bench).every(60, mode="fixed_delay").overlap("skip").schedule()
+    bench.clock.advance(60)
+    ring_and_step(bench.jobs)  # claimed, still going
+    tick(bench).every(1, mode="fixed_delay").overlap("skip").schedule()
+    bench.clock.advance(1)
+    engine_of(bench.jobs).schedules.tick(engine_of(bench.jobs)._conn())
+    assert bench.jobs.schedules.get("tick").next_at == FOREVER  # not due again and again until then
+    assert bench.drain() == ["tick"]
+    assert bench.advance(1) == ["tick"]
