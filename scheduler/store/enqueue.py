@@ -189,10 +189,18 @@ class _Batch:
         # Parents are held before ids are drawn and keys taken: the order of locks is the same for everybody.
         self._read_parents()
         reserved = self.dialect.reserve_ids(self.connection, len(self.specs))
-        for position in order:
+        for position in self._by_key(order):
             self._place(position, reserved[position])
         self._flush()
         return self.ids
+
+    def _by_key(self, order: Sequence[int]) -> list[int]:
+        """Keyed tasks first, by key, where no parent in the batch has to come before: so that two batches that take
+        the same keys do not wait for each other."""
+        first = [i for i, s in enumerate(self.specs) if s.key is not None and not any(e.local for e in s.edges)]
+        first.sort(key=lambda i: (self.specs[i].kind, self.specs[i].key or "", i))
+        taken = set(first)
+        return first + [i for i in order if i not in taken]
 
     def _read_parents(self) -> None:
         wanted = sorted({e.parent for spec in self.specs for e in spec.edges if not e.local})
@@ -260,14 +268,18 @@ class _Batch:
             held,
         )
         takes = row["held_key"] is not None
-        if takes and self.connection.execute(prepared(_KEYED), row).first() is not None:
-            return None
-        found = self.connection.execute(
-            prepared("SELECT id, state FROM schedd_tasks WHERE kind = :kind AND held_key = :key"), held
-        ).first()
-        if found is None:
-            assert not takes, "the holder of a key vanished inside one transaction"
-            return None
+        # Others of this batch may depend on the holder: it must not end unseen, as in read_parents.
+        share = self.dialect.share if len(self.specs) > 1 else ""
+        look = f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.kind = :kind AND t.held_key = :key {share}"
+        while True:
+            if takes and self.connection.execute(prepared(_KEYED), row).first() is not None:
+                return None
+            found = self.connection.execute(prepared(look), held).first()
+            if found is not None:
+                break
+            if not takes:
+                return None
+            # The holder ended between the two statements, each of which has its own view on PostgreSQL: once more.
         if spec.conflict == "reject":
             raise DuplicateKeyError(spec.kind, spec.key, found.id)
         state = TaskState.from_code(found.state)

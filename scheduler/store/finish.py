@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.outcome import Outcome
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.dialect import Dialect, bind_rows, fetch, prepared
 from scheduler.store.enqueue import INLINE
 from scheduler.store.release import release
 
@@ -30,11 +30,13 @@ _NEXT = (
     f"CASE WHEN {T}.cancel_requested IS NOT NULL THEN {st.CANCELLED} "
     f"WHEN {T}.rerun = 1 THEN CASE WHEN {T}.unmet > 0 THEN {st.WAITING} ELSE {st.SCHEDULED} END ELSE {{state}} END"
 )
+_LIVES = f"coalesce({T}.result_ttl, {RESULT_TTL})"
+_KEPT = f"coalesce({T}.key_retention, {KEY_RETENTION})"  # as long as its key is held, a result is there
 _SUCCEED = f"""
 UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
   started_at = j.started, finished_at = j.finished, result = j.result,
-  result_until = :now + coalesce({T}.result_ttl, {RESULT_TTL}),
-  key_until = CASE WHEN {T}.held_key IS NOT NULL THEN :now + coalesce({T}.key_retention, {KEY_RETENTION}) END,
+  result_until = :now + CASE WHEN {T}.held_key IS NOT NULL AND {_KEPT} > {_LIVES} THEN {_KEPT} ELSE {_LIVES} END,
+  key_until = CASE WHEN {T}.held_key IS NOT NULL THEN :now + {_KEPT} END,
   held_key = CASE WHEN {T}.cancel_requested IS NOT NULL THEN NULL ELSE {T}.held_key END,
   attempt_base = CASE WHEN {T}.rerun = 1 THEN {T}.attempt ELSE {T}.attempt_base END, rerun = 0
 FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {T}.id, {T}.state, {T}.claim
@@ -45,7 +47,8 @@ UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
   started_at = j.started, finished_at = j.finished, attempt = {T}.attempt - j.refund,
   run_at = CASE WHEN {T}.rerun = 1 THEN {T}.run_at ELSE coalesce(j.run_at, {T}.run_at) END,
   error = coalesce(j.error, {T}.error), error_class = coalesce(j.error_class, {T}.error_class),
-  fingerprint = coalesce(j.fingerprint, {T}.fingerprint), status_code = coalesce(j.status, {T}.status_code),
+  fingerprint = coalesce(j.fingerprint, {T}.fingerprint),
+  status_code = CASE WHEN j.error IS NULL THEN {T}.status_code ELSE j.status END,
   held_key = CASE WHEN {T}.cancel_requested IS NOT NULL
       OR ({T}.rerun = 0 AND j.state IN ({st.FAILED}, {st.DEAD}, {st.CANCELLED}))
     THEN NULL ELSE {T}.held_key END,
@@ -133,7 +136,7 @@ def _write(
             done = connection.execute(
                 prepared(sql.format(rows=dialect.rows(columns))), bound | {"rows": bind_rows(rows)}
             )
-            states.update(((row[0], row[2]), TaskState.from_code(row[1])) for row in done.fetchall())
+            states.update(((row[0], row[2]), TaskState.from_code(row[1])) for row in fetch(done))
     return states
 
 

@@ -251,9 +251,11 @@ def test_retry_asks_for_its_own_wait_and_counts(fleet: Fleet, clock: FakeClock) 
     assert wait_of(jobs, task_id, clock) == 3
     record = jobs.get_task(task_id)
     assert (record.error, record.status_code) == ("Retry: busy", 503)
+    assert jobs.get_attempts(task_id)[0].status_code == 503
     assert [wait_of(jobs, task_id, clock) for _ in range(2)] == [7200, 40]
     drain(jobs)
-    assert jobs.get_task_status(task_id) is TaskState.DEAD
+    dead = jobs.get_task(task_id)
+    assert (dead.state, dead.error, dead.status_code) == (TaskState.DEAD, "Retry: retry requested", None)
     assert len(ends(jobs, task_id)) == 4
 
 
