@@ -1,0 +1,141 @@
+"""What is made up for when nobody looked, and when the wall clock jumps."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from scheduler.testing import drain
+from support.bench import Bench, Step, ring_and_step
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+Seen = list[tuple[datetime, int, datetime | None]]
+
+
+def hour(n: float) -> datetime:
+    return START + timedelta(hours=n)
+
+
+def hourly(bench: Bench, **options: Any) -> Seen:
+    """An hourly schedule; where its runs write their slot, missed, and missed_since."""
+    seen: Seen = []
+    bench.script.bodies["tick"] = lambda ctx: seen.append((ctx.slot, ctx.missed, ctx.missed_since))
+    bench.jobs.task(Step("tick")).key("tick").hourly_at(0).catchup(options.get("catchup", "skip")).schedule()
+    bench.drain()
+    return seen
+
+
+@pytest.mark.case(44)
+@pytest.mark.parametrize(
+    ("policy", "runs"),
+    [
+        ("skip", [(hour(5), 0, None)]),
+        ("last", [(hour(5), 5, hour(1))]),
+        ("all", [(hour(n), 0, None) for n in (1, 2, 3, 4, 5)]),
+        ("none", []),
+    ],
+)
+def test_five_missed(bench: Bench, policy: str, runs: Seen) -> None:
+    seen = hourly(bench, catchup=policy)
+    bench.clock.advance(5.5 * 3600)
+    bench.drain()
+    assert seen == runs
+    bench.advance(1800)
+    assert seen == [*runs, (hour(6), 0, None)]  # and then on time
+
+
+@pytest.mark.case(44)
+def test_a_new_daemon_makes_up_for_what_was_missed(bench: Bench) -> None:
+    seen = hourly(bench, catchup="last")
+    bench.clock.advance(5.5 * 3600)
+    drain(bench.worker())
+    assert seen == [(hour(5), 5, hour(1))]
+
+
+@pytest.mark.case(44)
+def test_thousands_missed_come_in_ticks(bench: Bench) -> None:
+    slots: list[datetime] = []
+    bench.script.bodies["tick"] = lambda ctx: slots.append(ctx.slot)
+    bench.jobs.task(Step("tick")).key("tick").every(60).catchup("all").schedule()
+    ring_and_step(bench.jobs)
+    bench.clock.advance(2500 * 60)
+    made = []
+    for _ in range(4):
+        ring_and_step(bench.jobs)
+        with bench.jobs.database.read() as connection:
+            made.append(connection.exec_driver_sql("SELECT count(*) FROM schedd_tasks").scalar_one())
+    assert made == [1000, 2000, 2500, 2500]
+    bench.drain()
+    assert sorted(slots) == [START + timedelta(minutes=n) for n in range(1, 2501)]
+
+
+@pytest.mark.case(47)
+@pytest.mark.parametrize("policy", ["skip", "last", "all", "none"])
+def test_the_wall_clock_jumps_forward(bench: Bench, policy: str) -> None:
+    """Slots in the hours that were jumped over are missed ones."""
+    seen = hourly(bench, catchup=policy)
+    bench.clock.advance(3600)
+    bench.drain()
+    bench.clock.jump(timedelta(hours=2.5))
+    bench.drain()
+    runs = {"skip": [3], "last": [3], "all": [2, 3], "none": []}[policy]
+    assert [slot for slot, _, _ in seen] == [hour(n) for n in (1, *runs)]
+    bench.advance(1800)
+    assert seen[-1] == (hour(4), 0, None)
+
+
+@pytest.mark.case(47)
+@pytest.mark.parametrize("policy", ["skip", "last", "all", "none"])
+def test_the_wall_clock_jumps_back(bench: Bench, policy: str) -> None:
+    """No slot twice, however often the clock comes by again, in this daemon or in one that starts then."""
+    seen = hourly(bench, catchup=policy)
+    for _ in range(3):
+        bench.advance(3600)
+    bench.clock.jump(timedelta(hours=-1))
+    bench.drain()
+    drain(bench.worker())
+    bench.jobs.task(Step("tick")).key("tick").hourly_at(0).catchup(policy).schedule()  # type: ignore[arg-type]
+    for _ in range(4):
+        bench.advance(1800)
+    assert [slot for slot, _, _ in seen] == [hour(n) for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.case(47)
+def test_the_wall_clock_jumps_forward_and_is_set_right(bench: Bench) -> None:
+    seen = hourly(bench, catchup="all")
+    bench.clock.jump(timedelta(hours=3))
+    bench.drain()
+    bench.clock.jump(timedelta(hours=-3))
+    for _ in range(8):
+        bench.advance(1800)
+    assert [slot for slot, _, _ in seen] == [hour(n) for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.case(47)
+@pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(hours=-1)])
+def test_tasks_running_on_two_daemons_survive_a_jump(bench: Bench, jump: timedelta) -> None:
+    """Both bodies are under way while the clock jumps and both engines go round: none is run again."""
+    first, second = bench.worker(queues=["first"], lease=30), bench.worker(queues=["second"], lease=30)
+    ids = [bench.step(name).queue(name).schedule() for name in ("first", "second")]
+
+    def outer(ctx: Any) -> None:
+        drain(second)  # runs the other body inside of this one
+
+    def inner(ctx: Any) -> None:
+        ring_and_step(first)
+        ring_and_step(second)
+        bench.clock.jump(jump)
+        for _ in range(100):  # more than a lease
+            for jobs in (first, second):
+                ring_and_step(jobs)
+            bench.clock.advance(0.5)
+        assert bench.states(*ids) == ["running", "running"]
+
+    bench.script.bodies |= {"first": outer, "second": inner}
+    drain(first)
+    drain(second)
+    assert bench.script.ran == ["first", "second"]
+    assert bench.states(*ids) == ["success", "success"]
+    assert [a.number for i in ids for a in bench.jobs.get_attempts(i)] == [1, 1]
