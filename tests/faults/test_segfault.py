@@ -1,0 +1,92 @@
+"""A task that takes its worker process with it, again and again, beside tasks that do no harm."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from faults.harness import Fleet, Process, attempts, counts, history, rows, state, unfinished
+from faults.kinds import Hold, Segfault, Work
+from scheduler import Scheduler
+
+pytestmark = [pytest.mark.faults, pytest.mark.case(66)]
+OPTIONS = {"lease": 0.5, "pools": {"high": (0, 0), "medium": (6, 0), "low": (2, 0)}}
+
+
+class Supervisor:
+    """Restarts a worker that died, as systemd would, and counts."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.deaths = 0
+        self.process: Process | None = None
+
+    def look(self) -> Process:
+        if self.process is None or not self.process.alive():
+            if self.process is not None:
+                assert self.process.wait() == -signal.SIGSEGV
+                self.deaths += 1
+            self.process = self.fleet.worker(ready=False, options=OPTIONS)
+        return self.process
+
+
+@pytest.mark.parametrize("after", [0.0, 0.05], ids=["at once", "while others run"])
+def test_the_bystanders_succeed_and_the_culprit_ends_dead(
+    fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None], after: float
+) -> None:
+    """``while others run``: bystanders that take about as long are interrupted with it, every time."""
+    with jobs.batch() as batch:
+        bystanders = [batch.task(Work(40.0)) for _ in range(8)]
+        batch.task(Segfault(after))
+        bystanders += [batch.task(Work(40.0)) for _ in range(8)]
+        batch.task(Work()).depend_on(bystanders)
+    culprit = batch.ids[8]
+    good = [i for i in batch.ids if i != culprit]
+    supervisor = Supervisor(fleet)
+    deadline = time.monotonic() + 60
+    while unfinished(jobs):
+        supervisor.look()
+        assert supervisor.deaths <= 8, f"the workers go on dying: {counts(jobs)}"
+        assert time.monotonic() < deadline, counts(jobs)
+        time.sleep(0.01)
+    assert {state(jobs, i) for i in good} == {"success"}
+    assert state(jobs, culprit) == "dead"
+    (row,) = rows(jobs, "SELECT error FROM schedd_tasks WHERE id = :id", id=culprit)
+    assert "killed its worker" in row.error
+    assert {str(a.outcome) for a in attempts(jobs, culprit)} == {"lost"}
+    assert supervisor.deaths >= 3, "nothing was interrupted"
+    rerun = sum(len(fleet.runs(i)) > 1 for i in good)
+    lost = sum(("lost" in [end for _, end in history(jobs, i)]) for i in good)
+    assert lost, "no bystander was held by a worker that died"
+    if after:
+        assert rerun, "no bystander was interrupted"
+    for task_id in good:
+        assert [end for _, end in history(jobs, task_id)].count("succeeded") == 1
+    tell(f"{supervisor.deaths} workers died; {lost} bystanders reclaimed, {rerun} run again, none dead")
+
+
+def test_a_long_bystander_is_not_blamed_for_what_others_do(fleet: Fleet, jobs: Scheduler) -> None:
+    """It is under way at every death of its worker, and still it neither dies nor keeps others from running."""
+    with jobs.batch() as batch:
+        batch.task(Hold())
+        batch.task(Segfault(0.1))
+    held, culprit = batch.ids
+    supervisor = Supervisor(fleet)
+    deadline = time.monotonic() + 60
+    opened = False
+    while unfinished(jobs):
+        process = supervisor.look()
+        if not opened and state(jobs, culprit) == "dead":
+            process.open()
+            opened = True
+        elif process.heard("body") and state(jobs, culprit) != "dead" and supervisor.deaths >= 2:
+            process.expect("body")
+            process.open()  # alone now: it ends, and the culprit gets its turns alone
+        assert supervisor.deaths <= 8
+        assert time.monotonic() < deadline, counts(jobs)
+        time.sleep(0.01)
+    assert state(jobs, held) == "success"
+    assert state(jobs, culprit) == "dead"
