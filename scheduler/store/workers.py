@@ -99,14 +99,17 @@ def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind],
         )
 
 
-def renew(connection: sa.Connection, worker: int, now: int, lease: int, state: int = LIVE) -> bool:
-    """Extend the lease. False if it was reclaimed: what is lost cannot be extended."""
+def renew(connection: sa.Connection, worker: int, now: int, lease: int, state: int | None = None) -> bool:
+    """Extend the lease, and set the worker's state if one is given. False if it was reclaimed: what is lost cannot be
+    extended."""
+    told = "" if state is None else ", state = :state"
+    bound = {"worker": worker, "now": now, "until": now + lease} | ({} if state is None else {"state": state})
     done = connection.execute(
         prepared(
-            "UPDATE schedd_workers SET lease_until = :until, heartbeat_at = :now, state = :state "
+            f"UPDATE schedd_workers SET lease_until = :until, heartbeat_at = :now{told} "
             f"WHERE id = :worker AND state < {STOPPED}"
         ),
-        {"worker": worker, "now": now, "until": now + lease, "state": state},
+        bound,
     )
     return bool(done.rowcount == 1)
 

@@ -1,0 +1,346 @@
+"""The fence at its own level: who may write what about a claim, told in statements without an engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.outcome import AttemptEnd, Failure, Outcome
+from scheduler.model.spec import EdgeSpec, TaskSpec
+from scheduler.model.state import Otherwise, TaskState, When
+from scheduler.store import control, workers
+from scheduler.store.claim import Claimed, Pick, claim, mark_running
+from scheduler.store.database import Database as Store
+from scheduler.store.enqueue import enqueue
+from scheduler.store.finish import Finished, finish
+from scheduler.store.workers import WorkerInfo
+from scheduler.testing import FakeClock
+from support.databases import Database
+
+S = 1_000_000
+LEASE = 30 * S
+
+
+class Bare:
+    """A store with workers that have rows but no engines."""
+
+    def __init__(self, url: str, clock: FakeClock) -> None:
+        self.clock = clock
+        self.store = Store(url, clock)
+        self.dialect = self.store.dialect
+
+    def worker(self, name: str) -> int:
+        info = WorkerInfo(name, "host", 1, "0", ["*"], {})
+        with self.store.write() as c:
+            return workers.register(c, info, [], self.clock.now(), LEASE)
+
+    def task(self, *parents: int, count: int = 1, **options: Any) -> list[int]:
+        edges = [EdgeSpec(p, When.SUCCESS, Otherwise.FAIL) for p in parents]
+        specs = [TaskSpec("kind", "{}", "kind", edges=edges, **options) for _ in range(count)]
+        with self.store.write() as c:
+            return [int(i) for i in enqueue(c, specs, self.clock.now(), ours=True)]
+
+    def claim(self, worker: int, count: int = 10, connection: sa.Connection | None = None) -> list[Claimed]:
+        picks = [Pick("default", "kind", 1, count)]
+        if connection is not None:
+            return claim(connection, self.dialect, worker, picks, self.clock.now())
+        with self.store.write() as c:
+            return claim(c, self.dialect, worker, picks, self.clock.now())
+
+    def outcome(
+        self, c: Claimed, end: AttemptEnd = AttemptEnd.SUCCEEDED, state: int = st.SUCCESS, **more: Any
+    ) -> Outcome:
+        now = self.clock.now()
+        return Outcome(c.id, c.claim, c.attempt, end, state, c.claimed_at, now, now, **more)
+
+    def finish(self, worker: int, *outcomes: Outcome) -> Finished:
+        with self.store.write() as c:
+            return finish(c, self.dialect, worker, outcomes, self.clock.now())
+
+    def reap(self) -> None:
+        with self.store.write() as c:
+            workers.reap(c, self.dialect, self.clock.now())
+
+    def row(self, task_id: int) -> Any:
+        with self.store.read() as c:
+            return c.execute(sa.text("SELECT * FROM schedd_tasks WHERE id = :id"), {"id": task_id}).one()
+
+    def history(self, task_id: int) -> list[tuple[int, str]]:
+        sql = "SELECT claim, outcome FROM schedd_attempts WHERE task_id = :id ORDER BY claim"
+        with self.store.read() as c:
+            found = c.execute(sa.text(sql), {"id": task_id}).fetchall()
+        return [(row.claim, AttemptEnd.from_code(row.outcome).value) for row in found]
+
+
+@pytest.fixture
+def bare(database: Database, clock: FakeClock) -> Iterator[Bare]:
+    made = Bare(database.url, clock)
+    yield made
+    made.store.dispose()
+
+
+@pytest.mark.case(4)
+def test_a_success_is_written_once(bare: Bare) -> None:
+    worker = bare.worker("a")
+    (task_id,) = bare.task()
+    (claimed,) = bare.claim(worker)
+    one = bare.outcome(claimed, result='"x"')
+    assert bare.finish(worker, one) == Finished({task_id: TaskState.SUCCESS}, [], [], 0)
+    before = bare.row(task_id)
+    assert bare.finish(worker, one).lost == [one]
+    assert bare.row(task_id) == before
+    assert bare.history(task_id) == [(1, "succeeded")]
+
+
+@pytest.mark.case(4)
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        (AttemptEnd.SUCCEEDED, st.SUCCESS),
+        (AttemptEnd.RETRIED, st.RETRY),
+        (AttemptEnd.DEAD, st.DEAD),
+        (AttemptEnd.SNOOZED, st.SCHEDULED),
+        (AttemptEnd.CANCELLED, st.CANCELLED),
+        (AttemptEnd.HANDED_BACK, st.SCHEDULED),
+    ],
+)
+def test_nothing_is_written_under_a_stale_claim(bare: Bare, clock: FakeClock, end: AttemptEnd, state: int) -> None:
+    first, second = bare.worker("a"), bare.worker("b")
+    (task_id,) = bare.task()
+    (child,) = bare.task(task_id)
+    (stale,) = bare.claim(first)
+    clock.advance(31)
+    with bare.store.write() as c:
+        assert workers.renew(c, second, clock.now(), LEASE)
+    bare.reap()
+    (fresh,) = bare.claim(second)
+    assert (fresh.claim, fresh.attempt) == (2, 2)
+    before = bare.row(task_id), bare.row(child)
+    late = bare.outcome(stale, end, state, result='"late"', failure=Failure("late", "Late"), log="late", refund=1)
+    for worker in (first, second):  # not even the present holder can use the old claim
+        done = bare.finish(worker, late)
+        assert (done.lost, done.ended, done.deferred, done.ready) == ([late], {}, [], 0)
+    assert bare.finish(first, late._replace(claim=2)).lost  # nor the old holder the new claim
+    assert (bare.row(task_id), bare.row(child)) == before
+    assert bare.history(task_id) == [(1, "lost")]
+    with bare.store.read() as c:
+        assert c.execute(sa.text("SELECT * FROM schedd_task_values")).fetchall() == []
+    assert bare.finish(second, bare.outcome(fresh)).ready == 1
+
+
+@pytest.mark.case(4)
+@pytest.mark.parametrize("first_end", [AttemptEnd.SNOOZED, AttemptEnd.HANDED_BACK, AttemptEnd.RETRIED])
+@pytest.mark.parametrize("order", ["old first", "new first"])
+def test_one_worker_holding_a_task_twice_cannot_mix_up_its_claims(
+    bare: Bare, first_end: AttemptEnd, order: str
+) -> None:
+    worker = bare.worker("a")
+    (task_id,) = bare.task()
+    (other,) = bare.task()
+    first = {c.id: c for c in bare.claim(worker)}
+    back = bare.outcome(first[task_id], first_end, st.RETRY if first_end is AttemptEnd.RETRIED else st.SCHEDULED)
+    assert bare.finish(worker, back).lost == []
+    (again,) = bare.claim(worker)
+    assert (again.id, again.claim) == (task_id, 2)
+    stale = bare.outcome(first[task_id], result='"old"')
+    fresh = bare.outcome(again, result='"new"')
+    both = [stale, fresh] if order == "old first" else [fresh, stale]
+    done = bare.finish(worker, *both, bare.outcome(first[other]))
+    assert done.lost == [stale]
+    assert set(done.ended) == {task_id, other}
+    assert bare.row(task_id).result == '"new"'
+    assert bare.history(task_id) == [(1, first_end.value), (2, "succeeded")]
+    assert bare.history(other) == [(1, "succeeded")]
+
+
+@pytest.mark.case(3, 4)
+def test_stamps_of_two_claims_are_told_apart(bare: Bare, clock: FakeClock) -> None:
+    worker = bare.worker("a")
+    (task_id,) = bare.task()
+    (first,) = bare.claim(worker)
+    bare.finish(worker, bare.outcome(first, AttemptEnd.HANDED_BACK, st.SCHEDULED))
+    (second,) = bare.claim(worker)
+    clock.advance(5)
+    beats = [(task_id, 1, 99.0, "old"), (task_id, 2, 10.0, "new"), (task_id, 2, None, None)]
+    with bare.store.write() as c:
+        held = control.stamp(c, bare.dialect, worker, beats, clock.now())
+    assert held == {(task_id, 2)}
+    row = bare.row(task_id)
+    assert (row.progress, row.progress_message, row.last_heartbeat_at) == (10.0, "new", clock.now())
+    bare.finish(worker, bare.outcome(second))
+    with bare.store.write() as c:
+        assert control.stamp(c, bare.dialect, worker, beats, clock.now()) == set()
+
+
+@pytest.mark.case(4)
+def test_running_is_marked_under_the_fence(bare: Bare, clock: FakeClock) -> None:
+    first, second = bare.worker("a"), bare.worker("b")
+    (task_id,) = bare.task()
+    (claimed,) = bare.claim(first)
+
+    def mark(worker: int, claim: int) -> TaskState:
+        with bare.store.write() as c:
+            mark_running(c, bare.dialect, worker, [(task_id, claim, clock.now())])
+        return TaskState.from_code(bare.row(task_id).state)
+
+    assert mark(second, 1) is TaskState.CLAIMED
+    assert mark(first, 2) is TaskState.CLAIMED
+    assert mark(first, 1) is TaskState.RUNNING
+    bare.finish(first, bare.outcome(claimed))
+    assert mark(first, 1) is TaskState.SUCCESS
+
+
+@pytest.mark.case(3)
+def test_a_reaped_lease_cannot_be_renewed(bare: Bare, clock: FakeClock) -> None:
+    first, second = bare.worker("a"), bare.worker("b")
+    clock.advance(20)
+    with bare.store.write() as c:
+        assert workers.renew(c, first, clock.now(), LEASE)
+    clock.advance(11)
+    bare.reap()  # the second's
+    with bare.store.write() as c:
+        assert workers.renew(c, first, clock.now(), LEASE)
+        assert not workers.renew(c, second, clock.now(), LEASE)
+
+
+@pytest.mark.case(3)
+def test_a_heartbeat_leaves_a_draining_worker_draining(bare: Bare, clock: FakeClock) -> None:
+    worker = bare.worker("a")
+    with bare.store.write() as c:
+        assert workers.renew(c, worker, clock.now(), LEASE, workers.DRAINING)
+        assert workers.renew(c, worker, clock.now(), LEASE)
+        state = c.execute(sa.text("SELECT state FROM schedd_workers WHERE id = :id"), {"id": worker}).scalar_one()
+    assert state == workers.DRAINING
+
+
+@pytest.mark.case(2, 4)
+def test_an_expired_lease_that_nobody_reclaimed_still_holds(bare: Bare, clock: FakeClock) -> None:
+    worker = bare.worker("a")
+    (task_id,) = bare.task()
+    (claimed,) = bare.claim(worker)
+    clock.advance(3600)
+    done = bare.finish(worker, bare.outcome(claimed))
+    assert done.ended == {task_id: TaskState.SUCCESS}
+    bare.reap()
+    assert bare.history(task_id) == [(1, "succeeded")]
+
+
+@pytest.mark.case(5)
+def test_of_two_stale_reads_one_wins(bare: Bare) -> None:
+    """Both workers are in the middle of their transactions when they look for the one task."""
+    names = [bare.worker(name) for name in "abcdef"]
+    ids = bare.task(count=3)
+    barrier = threading.Barrier(len(names))
+    won: dict[int, list[int]] = {}
+
+    def one(worker: int) -> None:
+        barrier.wait()
+        won[worker] = [c.id for c in bare.claim(worker)]
+
+    threads = [threading.Thread(target=one, args=(worker,)) for worker in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(i for each in won.values() for i in each) == ids
+    for worker, mine in won.items():
+        assert all(bare.row(i).worker == worker and bare.row(i).claim == 1 for i in mine)
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+class TestOnPostgreSQL:
+    """What can only be met where writers overlap."""
+
+    @pytest.mark.case(5)
+    def test_a_claim_passes_over_rows_that_an_open_transaction_claims(self, bare: Bare) -> None:
+        first, second = bare.worker("a"), bare.worker("b")
+        bare.task(count=2)
+        with bare.store.write() as c:
+            (mine,) = bare.claim(first, 1, c)
+            (other,) = bare.claim(second)  # does not wait
+        assert {mine.id, other.id} == {1, 2}
+
+    def test_a_row_that_a_caller_holds_is_deferred_and_written_later(self, bare: Bare) -> None:
+        worker = bare.worker("a")
+        held, free = bare.task(count=2)
+        (child,) = bare.task(held)
+        claimed = {c.id: c for c in bare.claim(worker)}
+        outcomes = [bare.outcome(claimed[i]) for i in (held, free)]
+        with bare.store.write() as caller:
+            spec = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(held, When.SUCCESS, Otherwise.FAIL)])
+            (second_child,) = enqueue(caller, [spec], bare.clock.now(), ours=False)
+            done = bare.finish(worker, *outcomes)
+            assert (done.ended, done.lost) == ({free: TaskState.SUCCESS}, [])
+            assert done.deferred == [outcomes[0]]
+            assert bare.row(held).state == st.CLAIMED
+            assert bare.finish(worker, *done.deferred).deferred == done.deferred
+        done = bare.finish(worker, *done.deferred)
+        assert (done.ended, done.deferred, done.ready) == ({held: TaskState.SUCCESS}, [], 2)
+        assert {bare.row(child).state, bare.row(second_child).state} == {st.SCHEDULED}
+
+    def test_a_held_child_defers_its_parent_only(self, bare: Bare) -> None:
+        worker = bare.worker("a")
+        parent, free = bare.task(count=2)
+        (child,) = bare.task(parent)
+        claimed = {c.id: c for c in bare.claim(worker)}
+        outcomes = [bare.outcome(claimed[i]) for i in (parent, free)]
+        with bare.store.write() as caller:
+            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": child})
+            done = bare.finish(worker, *outcomes)
+            assert (set(done.ended), done.deferred) == ({free}, [outcomes[0]])
+        assert bare.finish(worker, *done.deferred).ready == 1
+
+    @pytest.mark.parametrize("end", [st.SUCCESS, st.DEAD])
+    def test_a_held_grandchild_does_not_hold_up_the_turn(self, bare: Bare, end: int) -> None:
+        """The end of a task that fails goes on down: whoever holds a row there must not be waited for either."""
+        worker = bare.worker("a")
+        (parent,) = bare.task()
+        (child,) = bare.task(parent)
+        (grandchild,) = bare.task(child)
+        (claimed,) = bare.claim(worker)
+        outcome = bare.outcome(claimed, AttemptEnd.DEAD if end == st.DEAD else AttemptEnd.SUCCEEDED, end)
+        with bare.store.write() as caller:
+            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": grandchild})
+            with bare.store.write() as c:
+                c.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
+                done = finish(c, bare.dialect, worker, [outcome], bare.clock.now())
+        if done.deferred:
+            done = bare.finish(worker, *done.deferred)
+        states = [TaskState.from_code(bare.row(i).state) for i in (parent, child, grandchild)]
+        if end == st.DEAD:
+            assert states == [TaskState.DEAD, TaskState.FAILED, TaskState.FAILED]
+        else:
+            assert states == [TaskState.SUCCESS, TaskState.SCHEDULED, TaskState.WAITING]
+
+    @pytest.mark.parametrize("what", ["stamp", "mark_running", "reap"])
+    def test_nothing_else_in_a_turn_waits_for_a_caller(self, bare: Bare, clock: FakeClock, what: str) -> None:
+        worker = bare.worker("a")
+        held, free = bare.task(count=2)
+        claimed = {c.id: c for c in bare.claim(worker)}
+        clock.advance(31)
+        with bare.store.write() as caller:
+            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": held})
+            with bare.store.write() as c:
+                c.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
+                if what == "stamp":
+                    beats = [(i, claimed[i].claim, 5.0, None) for i in (held, free)]
+                    told = control.stamp(c, bare.dialect, worker, beats, clock.now())
+                    assert told == {(held, 1), (free, 1)}
+                elif what == "mark_running":
+                    mark_running(c, bare.dialect, worker, [(i, 1, clock.now()) for i in (held, free)])
+                else:
+                    workers.reap(c, bare.dialect, clock.now())
+            if what == "stamp":
+                assert (bare.row(held).progress, bare.row(free).progress) == (None, 5.0)
+            else:
+                after = st.RUNNING if what == "mark_running" else st.SCHEDULED
+                assert (bare.row(held).state, bare.row(free).state) == (st.CLAIMED, after)
+        if what == "reap":
+            bare.reap()
+            assert bare.row(held).state == st.SCHEDULED
+            assert bare.history(held) == [(1, "lost")]
