@@ -9,7 +9,7 @@ import click
 from scheduler.cli.options import common
 from scheduler.cli.output import print_object, print_table, seconds, time
 from scheduler.cli.session import Session, note, with_session
-from scheduler.cli.views import WORKER_COLUMNS, worker_view
+from scheduler.cli.views import WORKER_COLUMNS, worker_row, worker_view
 
 if TYPE_CHECKING:
     from scheduler.store.read_status import Status
@@ -71,10 +71,7 @@ def _print(found: Status, now: int) -> None:
         click.echo(f"oldest ready: task {oldest.id} ({oldest.kind}, queue {oldest.queue}), for {age}")
         click.echo()
     if found.workers:
-        rows = []
-        for worker in found.workers:
-            row = worker_view(worker, now)
-            rows.append(row | {"queues": ",".join(worker.queues), "kinds": len(worker.kinds)})
+        rows = [worker_row(worker, now) | {"kinds": len(worker.kinds)} for worker in found.workers]
         print_table(rows, WORKER_COLUMNS)
         click.echo()
     click.echo("stuck:" if found.stuck else "nothing is stuck")

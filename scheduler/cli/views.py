@@ -214,3 +214,10 @@ def worker_view(worker: WorkerRecord, now: int) -> dict[str, Any]:
         "heartbeat_age": seconds(max(0, now - worker.heartbeat_at)),
         "lease_left": seconds(max(0, worker.lease_until - now)) if worker.alive else None,
     }
+
+
+def worker_row(worker: WorkerRecord, now: int) -> dict[str, Any]:
+    """The same for a table: lists as text, spans to the second."""
+    row = worker_view(worker, now)
+    left = row["lease_left"]
+    return row | {"queues": ",".join(worker.queues), "lease_left": None if left is None else round(left)}

@@ -7,7 +7,7 @@ import click
 from scheduler.cli.options import common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, with_session
-from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_view
+from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worker_view
 
 
 @click.command(name="workers")
@@ -28,6 +28,6 @@ def workers_command(session: Session, /, every: bool) -> None:
     for worker in found:
         row = worker_view(worker, now)
         if session.output == "table":
-            row |= {"queues": ",".join(worker.queues), "kinds": ",".join(worker.kinds)}
+            row = worker_row(worker, now) | {"kinds": ",".join(worker.kinds)}
         rows.append(row)
     print_rows(session, rows, WORKER_COLUMNS, WORKER_FIELDS)

@@ -145,7 +145,7 @@ def test_show_of_long_values_and_unusual_tasks(ctl: Ctl, live: Bench) -> None:
 
 def test_a_payload_that_is_no_json_is_shown_as_it_is(ctl: Ctl, live: Bench) -> None:
     made = int(live.step("s").schedule())
-    live.execute("UPDATE schedd_tasks SET payload = :p", p="{broken")
+    live.execute("UPDATE schedd_tasks SET payload = :p, headers = :p, retry = :p", p="{broken")
     assert ctl.json("show", made)["payload"] == "{broken"
     assert "{broken" in ctl("show", made).stdout
 
