@@ -97,6 +97,7 @@ class Desk:
 
     def report(self, attempt: Attempt, outcome: Outcome) -> None:
         """An attempt has ended."""
+        attempt.marked = True  # it has ended: its row need not say any more that it runs
         self.outcomes.append((attempt, outcome))
         if self._sleeping:
             self._wake()

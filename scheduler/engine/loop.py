@@ -252,6 +252,7 @@ class Engine:
             return self._pause(None)
         result = self.turner.turn(connection, claiming=not self.draining)
         self.turns += 1
+        self._due["poll"] = self.desk.monotonic() + self._poll_every()
         self._next_due = result.next_due
         self._rescan = False
         if self.draining:
@@ -267,7 +268,7 @@ class Engine:
     def _wants_turn(self, rung: bool) -> bool:
         if rung or self._rescan or self.turner.has_work() or self.desk.now() >= self._next_due:
             return True
-        if self._at("poll", self.options.poll if self._bell.works else 0.1):
+        if self.desk.monotonic() >= self._due.get("poll", 0.0):
             return True
         horizon = self.desk.monotonic() - self.options.give_back
         return self.turner.unmarked() or any(waiting_since(s) < horizon for s in self.slots.values())
@@ -276,7 +277,7 @@ class Engine:
         if self._rescan or self.turner.has_work():
             return 0.0
         mono = self.desk.monotonic()
-        wait = self.options.poll if self._bell.works else 0.1
+        wait = min(self._poll_every(), self._due.get("poll", 0.0) - mono)
         if self._next_due < FOREVER:
             wait = min(wait, (self._next_due - self.desk.now()) / SECOND)
         wait = min(wait, self.schedules.seconds_until_due(), self._due["renew"] - mono, self._due["reap"] - mono)
@@ -287,6 +288,9 @@ class Engine:
             unmarked = any(a.started_at is not None and not a.marked for a in list(self.desk.held.values()))
             wait = min(wait, CANCEL_EVERY / 5 if unmarked else CANCEL_EVERY)
         return max(0.0, wait)
+
+    def _poll_every(self) -> float:
+        return self.options.poll if self._bell.works else 0.1
 
     def _at(self, name: str, every: float) -> bool:
         mono = self.desk.monotonic()

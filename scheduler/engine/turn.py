@@ -135,7 +135,7 @@ class Turner:
 
     def _serves(self, head: LaneHead) -> bool:
         queues = self.desk.options.queues
-        return ("*" in queues or head.queue in queues) and self.desk.registry.get(_kind_of(head.lane)) is not None
+        return ("*" in queues or head.queue in queues) and self.desk.registry.get(claims.kind_of(head.lane)) is not None
 
     def _plan(self, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
         desk = self.desk
@@ -168,7 +168,7 @@ class Turner:
         horizon = desk.monotonic() - desk.options.ahead
 
         def room(pool: int, head: LaneHead) -> int:
-            kind = desk.registry.get(_kind_of(head.lane))
+            kind = desk.registry.get(claims.kind_of(head.lane))
             assert kind is not None
             sort = (pool, kind.is_async)
             slots = self.slots.get(sort)
@@ -287,7 +287,3 @@ class Turner:
         interpreter; the loop wakes more should that one get stuck."""
         mean = max(self.desk.means.get(a.kind.name, 1.0) for a in attempts[:8])
         return 1 if mean < 0.0005 and len(attempts) > 1 else slots.size
-
-
-def _kind_of(lane: str) -> str:
-    return lane.lstrip(SUSPECT_LANE).partition("\x1f")[0]

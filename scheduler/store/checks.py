@@ -104,7 +104,7 @@ def _orphans(connection: sa.Connection) -> list[int]:
 def _claims(connection: sa.Connection, now: int) -> Finding:
     live = {w.id for w in workers(connection, now) if w.state != LOST}
     rows = connection.execute(
-        prepared("SELECT id, worker FROM schedd_tasks WHERE state IN (4, 5) ORDER BY id")
+        prepared("SELECT id, worker FROM schedd_tasks WHERE state >= 4 AND state <= 5 ORDER BY id")
     ).fetchall()
     loose = [row.id for row in rows if row.worker not in live]
     return _finding(

@@ -8,12 +8,13 @@ kind or a far future are never walked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from scheduler.model import state as st
-from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.model.registry import LANE_SEPARATOR
+from scheduler.store.dialect import Dialect, bind_rows, fetch, prepared
 
 SUSPECT_LANE = "!"  # prefix of the lane of a task that must run alone (see upkeep.py)
 
@@ -47,17 +48,17 @@ class Claimed(NamedTuple):
     retry: str | None
     timeout: int | None
     dead_letter: int
-    kind: str
-    queue: str
-    lane: str
-    pool: int
     payload: str | None
     schema_version: int
     key: str | None
     correlation: str | None
     created_at: int
-    claimed_at: int
     extras: int
+    queue: str
+    lane: str
+    pool: int
+    kind: str
+    claimed_at: int
     # rarely set, so read by a second statement for the few that have them: each column returned costs 0.2 us a task
     payload_ref: str | None = None
     message_type: str | None = None
@@ -75,8 +76,9 @@ class Claimed(NamedTuple):
 RARE = tuple(name for name in Claimed._fields if name in Claimed._field_defaults)
 _USUAL = tuple(name for name in Claimed._fields if name not in RARE)
 _NAMES = ", ".join(f"t.{name}" for name in _USUAL)
-_SQLITE_NAMES = ", ".join(_USUAL)
-_CLAIMABLE = "state IN (1, 2, 3)"
+_KNOWN = ("queue", "lane", "pool", "kind", "claimed_at")  # on SQLite each pick is a statement of its own and knows them
+_SQLITE_NAMES = ", ".join(name for name in _USUAL if name not in _KNOWN)
+_CLAIMABLE = "state >= 1 AND state <= 3"
 # A suspended task goes on with the attempt it was in.
 _SET = (
     f"state = {st.CLAIMED}, worker = :worker, claim = {{t}}claim + 1, claimed_at = :now, started_at = NULL, "
@@ -85,12 +87,12 @@ _SET = (
 
 # From one head to the next: the next level of the lane, else the next lane of the queue, else the next queue. Three
 # plain ranges, since SQLite does not use all columns of a row-value comparison for its index.
-_NEXT = f"""coalesce(
-    (SELECT n.id FROM schedd_tasks n WHERE n.{_CLAIMABLE} AND n.queue = h.queue AND n.lane = h.lane
+_NEXT = """coalesce(
+    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = h.queue AND n.lane = h.lane
      AND n.pool > h.pool ORDER BY n.pool, n.run_at, n.id LIMIT 1),
-    (SELECT n.id FROM schedd_tasks n WHERE n.{_CLAIMABLE} AND n.queue = h.queue AND n.lane > h.lane
+    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = h.queue AND n.lane > h.lane
      ORDER BY n.lane, n.pool, n.run_at, n.id LIMIT 1),
-    (SELECT n.id FROM schedd_tasks n WHERE n.{_CLAIMABLE} AND n.queue > h.queue
+    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue > h.queue
      ORDER BY n.queue, n.lane, n.pool, n.run_at, n.id LIMIT 1))"""
 _HEADS = f"""
 WITH RECURSIVE head(id) AS (
@@ -113,11 +115,17 @@ _PG_CLAIM = """
 WITH picked AS MATERIALIZED (
   SELECT c.id FROM {rows} p CROSS JOIN LATERAL (
     SELECT t.id FROM schedd_tasks t
-    WHERE t.state IN (1, 2, 3) AND t.queue = p.queue AND t.lane = p.lane AND t.pool = p.pool AND t.run_at <= :now
+    WHERE t.state >= 1 AND t.state <= 3 AND t.queue = p.queue AND t.lane = p.lane AND t.pool = p.pool
+      AND t.run_at <= :now
     ORDER BY t.run_at, t.id LIMIT p.n FOR UPDATE OF t SKIP LOCKED) c
 )
 UPDATE schedd_tasks t SET {set} FROM picked WHERE t.id = picked.id RETURNING {names}
 """
+
+
+def kind_of(lane: str) -> str:
+    """The kind whose tasks queue up in this lane."""
+    return lane.lstrip(SUSPECT_LANE).partition(LANE_SEPARATOR)[0]
 
 
 def lane_heads(connection: sa.Connection) -> list[LaneHead]:
@@ -130,20 +138,20 @@ def claim(connection: sa.Connection, dialect: Dialect, worker: int, picks: Seque
     if not picks:
         return []
     if dialect.name == "sqlite":
-        rows: list[sa.Row[Any]] = []
+        claimed: list[Claimed] = []
         for pick in picks:
             bound = {"worker": worker, "now": now, **pick._asdict()}
-            rows += connection.execute(prepared(_SQLITE_CLAIM), bound).fetchall()
+            known = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), now)
+            found = fetch(connection.execute(prepared(_SQLITE_CLAIM), bound))
+            claimed += [Claimed(*row, *known) for row in found]
     else:
         sql = _PG_CLAIM.format(
             rows=dialect.rows({"queue": str, "lane": str, "pool": int, "n": int}),
             set=_SET.format(t="t."),
             names=_NAMES,
         )
-        rows = list(
-            connection.execute(prepared(sql), {"worker": worker, "now": now, "rows": bind_rows(picks)}).fetchall()
-        )
-    claimed = [Claimed(*tuple(row)) for row in rows]
+        bound = {"worker": worker, "now": now, "rows": bind_rows(picks)}
+        claimed = [Claimed(*row) for row in fetch(connection.execute(prepared(sql), bound))]
     return _completed(connection, dialect, claimed)
 
 
@@ -205,7 +213,7 @@ def clear_suspicion(connection: sa.Connection, worker: int, task_id: int, claim_
     connection.execute(
         prepared(
             "UPDATE schedd_tasks SET lane = ltrim(lane, '!') WHERE id = :id AND worker = :worker AND claim = :claim "
-            "AND state + 0 IN (4, 5)"
+            "AND state + 0 BETWEEN 4 AND 5"
         ),
         {"id": task_id, "worker": worker, "claim": claim_number},
     )

@@ -75,7 +75,7 @@ def cancel(connection: sa.Connection, ids: Sequence[int], now: int, *, cascade: 
     requested = connection.execute(
         prepared(
             "UPDATE schedd_tasks SET cancel_requested = coalesce(cancel_requested, :now) "
-            f"WHERE id IN {dialect.ids()} AND state IN (4, 5) RETURNING id"
+            f"WHERE id IN {dialect.ids()} AND state >= 4 AND state <= 5 RETURNING id"
         ),
         bound,
     ).fetchall()
@@ -321,7 +321,7 @@ def stamp(
         )
     rows = dialect.rows({"id": int, "claim": int, "percent": float, "message": str})
     bound = {"worker": worker, "rows": bind_rows([(*key, *value) for key, value in newest.items()]), "now": now}
-    fence = "t.worker = :worker AND t.claim = j.claim AND t.state + 0 IN (4, 5)"
+    fence = "t.worker = :worker AND t.claim = j.claim AND t.state + 0 BETWEEN 4 AND 5"
     found = connection.execute(
         prepared(f"SELECT t.id, t.claim FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {fence}"), bound
     ).fetchall()
@@ -345,7 +345,7 @@ def cancel_requests(connection: sa.Connection, worker: int) -> list[tuple[int, i
     """(id, claim) of this worker's claims that were asked to end."""
     rows = connection.execute(
         prepared(
-            "SELECT id, claim FROM schedd_tasks WHERE worker = :worker AND state IN (4, 5) "
+            "SELECT id, claim FROM schedd_tasks WHERE worker = :worker AND state >= 4 AND state <= 5 "
             "AND cancel_requested IS NOT NULL"
         ),
         {"worker": worker},

@@ -23,7 +23,7 @@ KEY_RETENTION = DAY
 RESULT_TTL = DAY
 
 T = "schedd_tasks"  # in full, since RETURNING knows no alias on SQLite
-_FENCE = "{t}.worker = :worker AND {t}.claim = j.claim AND {t}.state + 0 IN (4, 5)"
+_FENCE = "{t}.worker = :worker AND {t}.claim = j.claim AND {t}.state + 0 BETWEEN 4 AND 5"
 _HELD_BY_US = _FENCE.format(t=T)
 # A cancel that was asked for before the outcome commits wins over it, then a replaced payload asks for another run.
 _NEXT = (

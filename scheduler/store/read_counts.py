@@ -9,8 +9,8 @@ from scheduler.store.dialect import prepared
 
 _COUNT = (
     "SELECT state, count(*) AS n FROM schedd_tasks WHERE state = 0 GROUP BY state "
-    "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state IN (1, 2, 3) GROUP BY state "
-    "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state IN (4, 5) GROUP BY state "
+    "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state >= 1 AND state <= 3 GROUP BY state "
+    "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY state "
     "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state >= 6 GROUP BY state"
 )
 

@@ -80,13 +80,13 @@ def _pools(connection: sa.Connection, fleet: Fleet, now: int) -> dict[str, PoolC
     for row in connection.execute(
         prepared(
             "SELECT pool, CASE WHEN run_at <= :now THEN 1 ELSE 0 END AS due, count(*) AS n FROM schedd_tasks "
-            "WHERE state IN (1, 2, 3) GROUP BY 1, 2"
+            "WHERE state >= 1 AND state <= 3 GROUP BY 1, 2"
         ),
         {"now": now},
     ):
         (due if row.due else later)[row.pool] = row.n
     for row in connection.execute(
-        prepared("SELECT pool, count(*) AS n FROM schedd_tasks WHERE state IN (4, 5) GROUP BY pool")
+        prepared("SELECT pool, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY pool")
     ):
         held[row.pool] = row.n
     slots = {name: [w.pools.get(name, (0, 0)) for w in fleet.claiming] for name in POOLS}
@@ -107,7 +107,7 @@ def _oldest(connection: sa.Connection, due: list[LaneHead]) -> ReadyTask | None:
     for head in due[:_HEADS]:
         row = connection.execute(
             prepared(
-                "SELECT id, kind, queue, run_at FROM schedd_tasks WHERE state IN (1, 2, 3) "
+                "SELECT id, kind, queue, run_at FROM schedd_tasks WHERE state >= 1 AND state <= 3 "
                 "AND queue = :queue AND lane = :lane AND pool = :pool ORDER BY run_at, id LIMIT 1"
             ),
             head._asdict(),
@@ -141,7 +141,7 @@ def _unserved(connection: sa.Connection, due: list[LaneHead], fleet: Fleet, now:
 def _due_ids(connection: sa.Connection, head: LaneHead, now: int) -> list[int]:
     rows = connection.execute(
         prepared(
-            "SELECT id FROM schedd_tasks WHERE state IN (1, 2, 3) AND queue = :queue AND lane = :lane "
+            "SELECT id FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue AND lane = :lane "
             f"AND pool = :pool AND run_at <= :now ORDER BY run_at, id LIMIT {_MOST}"
         ),
         {**head._asdict(), "now": now},
@@ -158,7 +158,7 @@ def _about(count: int) -> str:
 def _overdue(connection: sa.Connection, now: int) -> list[Stuck]:
     rows = connection.execute(
         prepared(
-            "SELECT id, started_at, timeout FROM schedd_tasks WHERE state IN (4, 5) AND worker IS NOT NULL "
+            "SELECT id, started_at, timeout FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND worker IS NOT NULL "
             "AND timeout IS NOT NULL AND started_at + timeout < :now ORDER BY started_at"
         ),
         {"now": now},

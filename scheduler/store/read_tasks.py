@@ -118,6 +118,14 @@ def _policy(text: str | None) -> RetryPolicy | None:
         return None
 
 
+def _headers(text: str | None) -> dict[str, Any]:
+    """Stored headers; none for a text that is no JSON object."""
+    try:
+        return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
+
+
 def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
     given = dict(row._mapping)
     task_id, result = given["id"], given.pop("result")
@@ -127,7 +135,7 @@ def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
         "priority": Priority(given.pop("pool")),
         "correlation": given["correlation"] or str(task_id),
         "retry": _policy(policy),
-        "headers": {} if headers is None else msgspec.json.decode(headers),
+        "headers": _headers(headers),
         "dead_letter": bool(given["dead_letter"]),
         "payload": given["payload"] if given["payload"] is not None else values.get((task_id, "payload")),
         "result_text": result if result is not None else values.get((task_id, "result")),
@@ -215,8 +223,8 @@ def _as_id(text: str) -> int:
 # Each partial index by the clause that it was made with, which SQLite wants to see word for word.
 _GROUPS = (
     ("t.state = 0", (0,)),
-    ("t.state IN (1, 2, 3)", (1, 2, 3)),
-    ("t.state IN (4, 5)", (4, 5)),
+    ("t.state >= 1 AND t.state <= 3", (1, 2, 3)),
+    ("t.state >= 4 AND t.state <= 5", (4, 5)),
     ("t.state >= 6", (6, 7, 8, 9, 10)),
 )
 

@@ -68,7 +68,7 @@ def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list
     held = {
         row.worker: row.n
         for row in connection.execute(
-            prepared("SELECT worker, count(*) AS n FROM schedd_tasks WHERE state IN (4, 5) GROUP BY worker")
+            prepared("SELECT worker, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY worker")
         )
     }
     kinds: dict[int, list[str]] = {}

@@ -60,7 +60,7 @@ def sweep(
     workers = connection.execute(
         prepared(
             "DELETE FROM schedd_workers WHERE state >= 2 AND heartbeat_at < :before AND NOT EXISTS "
-            "(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND t.state IN (4, 5))"
+            "(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND t.state >= 4 AND t.state <= 5)"
         ),
         {"before": now - WORKER_ROWS},
     )

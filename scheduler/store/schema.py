@@ -100,8 +100,8 @@ tasks = Table(
     postgresql_with={"fillfactor": "70"},
 )
 
-_CLAIMABLE = "state IN (1, 2, 3)"
-_HELD = "state IN (4, 5)"
+_CLAIMABLE = "state >= 1 AND state <= 3"
+_HELD = "state >= 4 AND state <= 5"
 
 
 def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:

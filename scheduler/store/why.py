@@ -120,7 +120,7 @@ def _due(connection: sa.Connection, row: sa.Row[Any], fleet: Fleet) -> str:
 
 def _busy(connection: sa.Connection, level: int, among: set[int]) -> int:
     rows = connection.execute(
-        prepared("SELECT worker, pool FROM schedd_tasks WHERE state IN (4, 5) AND worker IS NOT NULL")
+        prepared("SELECT worker, pool FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND worker IS NOT NULL")
     )
     return sum(1 for r in rows if r.pool == level and r.worker in among)
 

@@ -173,7 +173,7 @@ def reap(
     found = connection.execute(
         prepared(
             "SELECT w.id, w.host, w.pid, w.incarnation FROM schedd_workers w WHERE w.state >= 2 AND EXISTS "
-            "(SELECT 1 FROM schedd_tasks t WHERE t.worker = w.id AND t.state IN (4, 5))"
+            "(SELECT 1 FROM schedd_tasks t WHERE t.worker = w.id AND t.state >= 4 AND t.state <= 5)"
         )
     ).fetchall()
     done = []
@@ -195,7 +195,8 @@ def _take_back(
     rows = connection.execute(
         prepared(
             "SELECT t.id, t.claim, t.attempt, t.state, t.claimed_at, t.started_at, t.lane, t.suspect, t.deaths, "
-            "t.cancel_requested, t.dead_letter FROM schedd_tasks t WHERE t.worker = :worker AND t.state IN (4, 5) "
+            "t.cancel_requested, t.dead_letter FROM schedd_tasks t "
+            "WHERE t.worker = :worker AND t.state >= 4 AND t.state <= 5 "
             f"ORDER BY t.id {dialect.skip_locked}"
         ),
         {"worker": worker},
