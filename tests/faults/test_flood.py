@@ -1,0 +1,134 @@
+"""Fairness in a flood: no level starves, one slow task delays nobody, and what is urgent starts at once."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from faults.harness import Fleet, all_ended, rows, until
+from faults.kinds import Hold, Noop, Work
+from scheduler import Scheduler
+from scheduler.ports import SECOND
+
+pytestmark = [pytest.mark.faults, pytest.mark.alone]
+SLOTS = {"high": 2, "medium": 3, "low": 2}
+LEVELS = tuple(SLOTS)
+WATCHED = 3.0  # seconds
+
+
+class Flood:
+    """Keeps a level full of 10 ms tasks."""
+
+    def __init__(self, jobs: Scheduler, level: str, backlog: int = 600) -> None:
+        self._jobs = jobs
+        self._level = level
+        self._backlog = backlog
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._pour)
+
+    def _pour(self) -> None:
+        sql = f"SELECT count(*) AS n FROM schedd_tasks WHERE state IN (1, 4, 5) AND pool = {LEVELS.index(self._level)}"
+        while not self._over.wait(0.05):
+            missing = self._backlog - rows(self._jobs, sql)[0].n
+            if missing > 0:
+                with self._jobs.batch() as batch:
+                    for _ in range(missing):
+                        batch.task(Work(10.0)).priority(self._level)
+
+    def __enter__(self) -> Flood:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.mark.case(60)
+@pytest.mark.parametrize("flooded", LEVELS)
+def test_no_level_starves_under_a_flood_of_another(
+    fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None], flooded: str
+) -> None:
+    fleet.daemon(ready=True, **{f"pools__{name}__slots": str(n) for name, n in SLOTS.items()})
+    others = [level for level in LEVELS if level != flooded]
+    done = (
+        "SELECT count(*) AS n FROM schedd_attempts a JOIN schedd_tasks t ON t.id = a.task_id "
+        "WHERE t.pool = :pool AND a.finished_at BETWEEN :since AND :upto"
+    )
+    with Flood(jobs, flooded):
+        until(lambda: len(fleet.started()) > 100, "the flood is on")
+        since = jobs.database.now()
+        with jobs.batch() as batch:
+            for level in others:
+                for _ in range(round(WATCHED) * SLOTS[level] * 60):
+                    batch.task(Work(10.0)).priority(level)
+        time.sleep(WATCHED)
+        upto = jobs.database.now()
+    seconds = (upto - since) / SECOND
+    rates = {
+        level: rows(jobs, done, pool=LEVELS.index(level), since=since, upto=upto)[0].n / seconds / SLOTS[level]
+        for level in LEVELS
+    }
+    told = ", ".join(f"{level} {rate:.0f}" for level, rate in rates.items())
+    tell(f"flood of {flooded}: per slot and second {told}")
+    assert all(rates[level] >= 1 for level in others), rates
+
+
+@pytest.mark.case(64)
+def test_one_slow_task_delays_no_other(fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None]) -> None:
+    daemon = fleet.daemon()
+    with jobs.batch() as batch:
+        for index in range(10_000):
+            if index == 1000:
+                batch.task(Hold())
+            batch.task(Noop())
+    slow = batch.ids[1000]
+    noops = "SELECT count(*) AS n FROM schedd_tasks WHERE kind = 'Noop' AND state = 6"
+    daemon.expect("body")
+    until(lambda: rows(jobs, noops)[0].n == 10_000, "all others are done while it runs", every=0.05)
+    # It runs on until all others are done, so however slow it is, it cannot delay them more.
+    daemon.open()
+    all_ended(jobs)
+    (row,) = rows(jobs, "SELECT started_at, finished_at FROM schedd_attempts WHERE task_id = :id", id=slow)
+    times = rows(
+        jobs,
+        "SELECT claimed_at, started_at, finished_at FROM schedd_attempts WHERE task_id <> :id ORDER BY finished_at",
+        id=slow,
+    )
+    during = [t for t in times if t.finished_at > row.started_at]
+    held = max(t.started_at - t.claimed_at for t in during) / SECOND
+    starts = sorted(t.started_at for t in during)
+    pause = max((b - a for a, b in itertools.pairwise(starts)), default=0) / SECOND
+    tell(
+        f"{len(during)} of 10,000 beside it: claimed {held * 1000:.0f} ms before start at most, "
+        f"longest pause between starts {pause * 1000:.0f} ms"
+    )
+    assert len(during) > 1000
+    assert held <= 0.2
+    assert pause <= 0.2
+
+
+@pytest.mark.case(64)
+def test_a_high_task_starts_at_once_in_the_flood(fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None]) -> None:
+    fleet.daemon()
+    for _ in range(20):
+        jobs.task(Work()).priority("high").schedule()  # so that the level's threads are there
+    all_ended(jobs)
+    with jobs.batch() as batch:
+        for _ in range(10_000):
+            batch.task(Noop())
+    left = "SELECT 1 FROM schedd_tasks WHERE kind = 'Noop' AND state = 1 LIMIT 1"
+    waits = []
+    while rows(jobs, left) and len(waits) < 40:
+        task_id = jobs.task(Work()).priority("high").schedule()
+        stored = time.monotonic_ns()
+        run = until(lambda: fleet.runs(task_id), "it starts", every=0.001)[0]  # noqa: B023
+        waits.append((run.start - stored) / 1e6)
+    tell(f"{len(waits)} in the flood: median {statistics.median(waits):.1f} ms, longest {max(waits):.1f} ms")
+    assert len(waits) >= 5, "the flood was over too soon"
+    assert max(waits) <= 20
