@@ -12,7 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
 from scheduler import __version__
-from scheduler.builder import Batch, Caller, TaskBuilder, make_builder
+from scheduler.batch import Batch
+from scheduler.builder import TaskBuilder, make_builder
+from scheduler.caller import Caller
 from scheduler.errors import ConfigError
 from scheduler.model.registry import Registry
 from scheduler.model.task import Task, TaskFunction
@@ -218,14 +220,16 @@ class Scheduler(Queries):
 
     def stop_now(self) -> list[int]:
         """Stop for a process that is about to end: the last write hands what runs back, due 2 s later, without using
-        an attempt. Returns those ids."""
+        an attempt. Returns those ids. Raises StoreUnavailableError if that could not be written."""
         with self._lifecycle:
             engine, self._engine = self._engine, None
             if engine is None:
                 return []
-            left = engine.running_ids()
             engine.drain()
-            engine.stop(hand_back_running=True)
+            left = engine.running_ids()
+            trouble = engine.stop(hand_back_running=True)
+            if trouble is not None:
+                raise trouble
             return left
 
     def is_running(self) -> bool:

@@ -7,87 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
+from scheduler.caller import Caller
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
 from scheduler.model import recurrence as recur
 from scheduler.model.catchup import CATCHUPS, OVERLAPS
 from scheduler.model.recurrence import Recurrence, Weekday
-from scheduler.model.registry import MAX_KEY, Kind, Registry, bind, encode_json
+from scheduler.model.registry import MAX_KEY, Kind, bind, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, When
 from scheduler.model.task import Priority, Task, TaskFunction, check_name
+from scheduler.model.texts import storable
 from scheduler.model.times import instant_us, span_us
-from scheduler.store import schedules
-from scheduler.store.database import Database
-from scheduler.store.doorbell import ring_after_commit
-from scheduler.store.enqueue import callers_connection, enqueue
-from scheduler.store.failures import StoreTrouble
 from scheduler.store.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
     from sqlalchemy.orm import Session
 
-P = ParamSpec("P")
-_TRIES = 5
+    from scheduler.batch import Batch
+
 MAX_HEADERS = 16 * 1024
 
 Seconds = float | timedelta
 Parent = "int | TaskBuilder"
 Conflict = Literal["keep", "reject", "replace"]
-
-
-class Caller:
-    """What builders need of their scheduler."""
-
-    def __init__(
-        self,
-        database: Database,
-        registry: Registry,
-        ring: Callable[[], None],
-        timezone: str = "UTC",
-        before_schedule: Callable[[_Builder], Any] | None = None,
-    ) -> None:
-        self.database = database
-        self.registry = registry
-        self.ring = ring
-        self.timezone = timezone
-        self.before_schedule = before_schedule
-
-    def store(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
-        """Store tasks, in the caller's transaction if there is one, and ring once they are committed."""
-        if connection is not None:
-            own = callers_connection(connection)
-            self.database.open()
-            ids = enqueue(own, specs, self.database.now(), ours=False)
-            ring_after_commit(own, self.ring)
-            return ids
-        stored: list[TaskId] = self._in_our_own(lambda c: enqueue(c, specs, self.database.now(), ours=True))
-        self.ring()
-        return stored
-
-    def register_schedule(self, spec: ScheduleSpec) -> None:
-        dialect = self.database.dialect
-        self._in_our_own(lambda c: schedules.register(c, dialect, spec, self.database.now()))
-        self.ring()
-
-    def _in_our_own(self, work: Callable[[sa.Connection], Any]) -> Any:
-        for attempt in range(_TRIES):
-            try:
-                with self.database.write() as connection:
-                    return work(connection)
-            except StoreTrouble as trouble:
-                # Two batches that take keys or parents in different orders: one is told to try again.
-                if "collided" not in str(trouble) or attempt == _TRIES - 1:
-                    raise
-        raise AssertionError("unreachable")
 
 
 class _Builder:
@@ -128,8 +78,7 @@ class _Builder:
         ``conflict``: ``keep`` returns the task that holds the key, ``reject`` raises DuplicateKeyError.
         ``retention``: how long after its success the key stays taken (default 24 h). Raises PayloadError, ConfigError.
         """
-        if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY:
-            raise PayloadError(f"a key is a text of 1 to {MAX_KEY} characters, not {key!r:.80}")
+        check_text(key, "a key", MAX_KEY)
         if conflict not in ("keep", "reject"):
             extra = " (replace is not available yet)" if conflict == "replace" else ""
             raise ConfigError(f"conflict must be keep or reject, not {conflict!r}{extra}")
@@ -161,7 +110,7 @@ class _Builder:
                 f"when must be success, failure or finished (not {when!r}), "
                 f"otherwise fail, skip, run or wait (not {otherwise!r})"
             ) from None
-        listed = [tasks] if isinstance(tasks, (int, TaskBuilder)) else list(tasks)
+        listed = tasks if isinstance(tasks, Iterable) else [tasks]
         for parent in listed:
             self._add_parent(parent, (end, other))
         return self
@@ -174,7 +123,7 @@ class _Builder:
                 )
         elif not isinstance(parent, int) or isinstance(parent, bool):
             raise ConfigError(f"depend_on takes task ids and builders, not {parent!r}")
-        elif parent < 1:
+        elif not 1 <= parent < 2**63:
             raise ConfigError(f"depend_on: {parent} is not a task id")
         present = self._parents.get(parent)
         if present is not None and present != edge:
@@ -219,6 +168,8 @@ class _Builder:
 
     def headers(self, headers: Mapping[str, Any]) -> Self:
         """Anything JSON to travel beside the payload. Raises PayloadError."""
+        if not isinstance(headers, Mapping):
+            raise PayloadError(f"headers must be a mapping, not {headers!r:.80}")
         text = encode_json(dict(headers), "headers")
         if len(text) > MAX_HEADERS:
             raise PayloadError(f"headers are {len(text)} bytes of JSON, over the limit of {MAX_HEADERS}")
@@ -227,17 +178,17 @@ class _Builder:
 
     def correlation(self, correlation_id: str) -> Self:
         """What belongs together; by default the task's own id."""
-        self._spec.correlation = _text(correlation_id, "correlation")
+        self._spec.correlation = check_text(correlation_id, "correlation")
         return self
 
     def causation(self, causation_id: str) -> Self:
         """What caused this task."""
-        self._spec.causation = _text(causation_id, "causation")
+        self._spec.causation = check_text(causation_id, "causation")
         return self
 
     def subject(self, subject: str) -> Self:
         """What the message is about."""
-        self._spec.subject = _text(subject, "subject")
+        self._spec.subject = check_text(subject, "subject")
         return self
 
     def sequence(self, number: int) -> Self:
@@ -249,7 +200,7 @@ class _Builder:
 
     def payload_ref(self, uri: str) -> Self:
         """Where the data really is, for payloads too large to store."""
-        self._spec.payload_ref = _text(uri, "payload_ref", 2000)
+        self._spec.payload_ref = check_text(uri, "payload_ref", 2000)
         return self
 
     def max_duration(self, limit: Seconds) -> Self:
@@ -393,55 +344,6 @@ class RecurringBuilder(_Builder):
         return await asyncio.to_thread(self.schedule)
 
 
-class Batch:
-    """Many tasks, stored together when the ``with`` block ends, or not at all. ``ids`` are there afterwards."""
-
-    def __init__(
-        self,
-        caller: Caller,
-        correlation: str | None = None,
-        connection: sa.Connection | Session | None = None,
-    ) -> None:
-        self._caller = caller
-        self._correlation = None if correlation is None else _text(correlation, "correlation")
-        self._connection = connection
-        self._builders: list[TaskBuilder] = []
-        self._ids: list[TaskId] | None = None
-
-    @overload
-    def task(self, task: Task, /) -> TaskBuilder: ...
-    @overload
-    def task(self, task: TaskFunction[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> TaskBuilder: ...
-    def task(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskBuilder:
-        """A builder of this batch. Raises UnregisteredKindError, PayloadError."""
-        if self._ids is not None:
-            raise ConfigError("this batch is stored already; open another one")
-        builder = make_builder(self._caller, self, task, args, kwargs)
-        if self._correlation is not None:
-            builder.correlation(self._correlation)
-        self._builders.append(builder)
-        return builder
-
-    @property
-    def ids(self) -> list[TaskId]:
-        """The tasks' ids in creation order; ConfigError before the batch is stored."""
-        if self._ids is None:
-            raise ConfigError("the ids of a batch are there once its with block has ended")
-        return self._ids
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            return
-        positions = {builder: i for i, builder in enumerate(self._builders)}
-        specs = [builder._finished(positions) for builder in self._builders]
-        self._ids = self._caller.store(specs, self._connection) if specs else []
-
-
 def make_builder(
     caller: Caller, batch: Batch | None, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> TaskBuilder:
@@ -458,7 +360,10 @@ def make_builder(
     raise PayloadError(f"task() takes a Task instance or a @task function, not {task!r:.80}")
 
 
-def _text(value: object, what: str, longest: int = 255) -> str:
+def check_text(value: object, what: str, longest: int = 255) -> str:
+    """A text of 1 to ``longest`` characters. Raises PayloadError that names ``what``."""
     if not isinstance(value, str) or not 1 <= len(value) <= longest:
         raise PayloadError(f"{what} is a text of 1 to {longest} characters, not {value!r:.80}")
+    if value != storable(value):
+        raise PayloadError(f"{what} has a NUL or half a surrogate pair in it, which cannot be stored: {value!r:.80}")
     return value

@@ -273,7 +273,9 @@ def parse_states(given: str | Iterable[str]) -> Sequence[TaskState]:
     names = [given] if isinstance(given, str) else list(given)
     found: list[TaskState] = []
     for name in names:
-        matching = [s for s in TaskState if str(name).lower() in (s.value, s.simple.lower())]
+        # "failed" is the one state, "Failed" the short name of four
+        matching = [s for s in TaskState if name == s.value]
+        matching = matching or [s for s in TaskState if str(name).lower() == s.simple.lower()]
         if not matching:
             raise ConfigError(
                 f"there is no state {name!r}; there are {', '.join(TaskState)} and "

@@ -241,7 +241,10 @@ class Supervisor:
         if not work.done:
             logger.error("could not hand back what still runs: it starts again when this worker's lease ends")
             return Ended(UNREACHABLE, hard=True)
-        left = work.result()
+        try:
+            left = work.result()
+        except StoreUnavailableError:  # told by the engine; what still runs starts again when the lease ends
+            return Ended(UNREACHABLE, hard=True)
         if left:
             logger.warning("%d tasks were still running; they start again", len(left), extra={"tasks": left[:100]})
         logger.info("stopped")

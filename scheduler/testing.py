@@ -90,16 +90,19 @@ def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
     engine = engine_of(jobs)
     ran = 0
     quiet = 0
-    while quiet < 2:
-        engine.ring()
-        engine.step()
-        before = ran
-        for slots in engine.inline_slots():
-            while slots.run_one():
-                ran += 1
-                if ran >= limit:
-                    raise RuntimeError(f"{limit} attempts ran and more are due; does a task schedule itself for ever?")
-        quiet = 0 if ran > before or engine.turner.has_work() else quiet + 1
+    with engine.capturing():
+        while quiet < 2:
+            engine.ring()
+            engine.step()
+            before = ran
+            for slots in engine.inline_slots():
+                while slots.run_one():
+                    ran += 1
+                    if ran >= limit:
+                        raise RuntimeError(
+                            f"{limit} attempts ran and more are due; does a task schedule itself for ever?"
+                        )
+            quiet = 0 if ran > before or engine.turner.has_work() else quiet + 1
     return ran
 
 

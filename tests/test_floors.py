@@ -20,7 +20,9 @@ FLOORS = {
     "ports": -1,
     "model": 0,
     "store": 1,
+    "batch": 2,
     "builder": 2,
+    "caller": 2,
     "engine": 2,
     "app": 3,
     "cli": 3,
@@ -35,7 +37,7 @@ FLOORS = {
     "supervisor": 3,
     "testing": 3,
 }
-SIDES = {"builder", "engine"}
+SIDES = {"builder", "engine"}  # batch and caller are the builder's side; that they never meet the engine, too
 DATABASE_MODULES = {"sqlalchemy", "sqlite3", "psycopg", "alembic"}
 SQL_PLACES = {"store", "migrations"}
 IMPURE = DATABASE_MODULES | {

@@ -7,15 +7,15 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk
 from scheduler.engine.logs import TASK_LOGGER, CaptureHandler
-from scheduler.engine.options import POOL_NAMES, EngineOptions
-from scheduler.engine.pools import AsyncSlots, InlineSlots, Slots, ThreadSlots, all_waiting, waiting_since
+from scheduler.engine.options import EngineOptions
+from scheduler.engine.pools import InlineSlots, all_waiting, make_slots, waiting_since
 from scheduler.engine.turn import Turner, TurnResult
 from scheduler.engine.upkeep import Lease, Schedules, pass_on_cancels, sweep
 from scheduler.errors import StoreUnavailableError
@@ -66,7 +66,7 @@ class Engine:
         self._spawn = spawn
         self._new_incarnation = incarnation
         self._version = version
-        self.slots = self._make_slots()
+        self.slots = make_slots(self.desk, spawn, inline=inline)
         self.turner = Turner(self.desk, self.slots)
         self.lease = Lease(self.desk)
         self.schedules = Schedules(self.desk)
@@ -86,28 +86,11 @@ class Engine:
         self._next_due = 0
         self._rescan = True
         self._away = 0.0
+        self._told = ""
         self._known_kinds = 0
         self._capture = CaptureHandler()
         if inline:
             self.desk.inline = self._inline_requests
-
-    def _make_slots(self) -> dict[tuple[int, bool], Slots]:
-        desk = self.desk
-        made: dict[tuple[int, bool], Slots] = {}
-        for pool, name in enumerate(POOL_NAMES):
-            threads, tasks = self.options.pools.get(name, (0, 0))
-            for is_async, size in ((False, threads), (True, tasks)):
-                if size <= 0:
-                    continue
-                slots: Slots
-                if self.inline:
-                    slots = InlineSlots(size, desk, desk.report)
-                elif is_async:
-                    slots = AsyncSlots(name, size, desk, desk.report, self._spawn)
-                else:
-                    slots = ThreadSlots(name, size, desk, desk.report, self._spawn)
-                made[pool, is_async] = slots
-        return made
 
     # starting
 
@@ -153,6 +136,15 @@ class Engine:
     def _detach_logs(self) -> None:
         for logger in (logging.getLogger(), logging.getLogger(TASK_LOGGER)):
             logger.removeHandler(self._capture)
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Keep what handlers log with their attempts, while attempts run inline."""
+        self._attach_logs()
+        try:
+            yield
+        finally:
+            self._detach_logs()
 
     def _join(self, connection: sa.Connection) -> None:
         """Become a worker: a new incarnation with a lease, and take back at once what the dead left behind."""
@@ -220,19 +212,21 @@ class Engine:
             pause = self.step()
             if self._away:
                 log.info("the database is back")
-                self._away = 0.0
+                self._away, self._told = 0.0, ""
             if not self._ready.is_set():
                 self._ready.set()
                 self._report_start()
             return pause
         except StoreUnavailableError as error:
-            if not self._away:
+            if self._told != str(error):
                 log.error("the database is away, trying again: %s", error)
-            self._away = min(BACK_OFF[1], max(BACK_OFF[0], self._away * 2))
-        except Exception:
-            # A row or a statement that we did not foresee must not end the loop; it is tried again, and told.
-            log.exception("a turn failed")
-            self._away = min(BACK_OFF[1], max(BACK_OFF[0], self._away * 2))
+            self._told = str(error)
+        except Exception as error:
+            # A row or a statement that we did not foresee must not end the loop; it is tried again, and told once.
+            if self._told != repr(error):
+                log.exception("a turn failed, trying again")
+            self._told = repr(error)
+        self._away = min(BACK_OFF[1], max(BACK_OFF[0], self._away * 2))
         self._drop_connection()
         self._rescan = True  # what the turn was for is still to be done
         self._stop.wait(self._away)
@@ -366,12 +360,17 @@ class Engine:
         return not self.desk.held
 
     def running_ids(self) -> list[int]:
-        """Ids of the tasks held, in order."""
-        return sorted({task_id for task_id, _ in list(self.desk.held)})
+        """Ids of the tasks held, in order, but for those that have ended and are about to be recorded."""
+        done = {(o.task_id, o.claim) for _, o in list(self.desk.outcomes)}
+        return sorted({key[0] for key in list(self.desk.held) if key not in done})
 
-    def stop(self, *, hand_back_running: bool) -> None:
+    def stop(self, *, hand_back_running: bool) -> StoreUnavailableError | None:
         """End the loop. ``hand_back_running``: the last write gives running tasks back, due in 2 s, without using an
-        attempt (for a process that is about to end). Otherwise nothing may be held."""
+        attempt (for a process that is about to end). Otherwise nothing may be held.
+
+        Returns what kept that last write from being made; then the lease runs out by itself, and others take over.
+        """
+        trouble: StoreUnavailableError | None = None
         self._stop.set()
         self.desk.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -380,12 +379,14 @@ class Engine:
             self._goodbye(hand_back_running)
         except StoreUnavailableError as error:
             log.error("could not say goodbye to the database: %s; the lease runs out by itself", error)
+            trouble = error
         self.desk.give_up_requests(StoreUnavailableError("the engine has stopped"))
         for slots in self.slots.values():
             slots.close()
         self._bell.close()
         self._detach_logs()
         self._drop_connection()
+        return trouble
 
     def _goodbye(self, hand_back_running: bool) -> None:
         if not self.worker:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from scheduler.engine.attempt import Attempt, Runtime, execute, execute_async
+from scheduler.engine.desk import Desk
+from scheduler.engine.options import POOL_NAMES
 from scheduler.model.outcome import Outcome
 from scheduler.ports import Spawner
 
@@ -257,3 +259,20 @@ def all_waiting(slots: Iterable[Slots]) -> list[Attempt]:
             except IndexError:
                 break
     return taken
+
+
+def make_slots(desk: Desk, spawn: Spawner, *, inline: bool) -> dict[tuple[int, bool], Slots]:
+    """The slots of every pool, by (level, is async)."""
+    made: dict[tuple[int, bool], Slots] = {}
+    for pool, name in enumerate(POOL_NAMES):
+        threads, tasks = desk.options.pools.get(name, (0, 0))
+        for is_async, size in ((False, threads), (True, tasks)):
+            if size <= 0:
+                continue
+            if inline:
+                made[pool, is_async] = InlineSlots(size, desk, desk.report)
+            elif is_async:
+                made[pool, is_async] = AsyncSlots(name, size, desk, desk.report, spawn)
+            else:
+                made[pool, is_async] = ThreadSlots(name, size, desk, desk.report, spawn)
+    return made

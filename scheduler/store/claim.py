@@ -8,7 +8,7 @@ kind or a far future are never walked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -141,9 +141,9 @@ def claim(connection: sa.Connection, dialect: Dialect, worker: int, picks: Seque
         claimed: list[Claimed] = []
         for pick in picks:
             bound = {"worker": worker, "now": now, **pick._asdict()}
-            known = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), now)
+            known: tuple[Any, ...] = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), now)
             found = fetch(connection.execute(prepared(_SQLITE_CLAIM), bound))
-            claimed += [Claimed(*row, *known) for row in found]
+            claimed += [Claimed(*(row + known)) for row in found]
     else:
         sql = _PG_CLAIM.format(
             rows=dialect.rows({"queue": str, "lane": str, "pool": int, "n": int}),

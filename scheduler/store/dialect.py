@@ -108,7 +108,7 @@ def prepared(sql: str) -> sa.TextClause:
 def fetch(result: sa.CursorResult[Any]) -> list[tuple[Any, ...]]:
     """All rows as the driver's own tuples: SQLAlchemy's cost a microsecond each, which the hot path can do without."""
     cursor = result.cursor
-    rows: list[tuple[Any, ...]] = cursor.fetchall() if cursor is not None else []
+    rows: list[tuple[Any, ...]] = list(cursor.fetchall()) if cursor is not None else []
     result.close()
     return rows
 

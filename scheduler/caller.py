@@ -1,0 +1,66 @@
+"""What builders need of their scheduler: where to store, what is registered, whom to wake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from scheduler.model.registry import Registry
+from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.store import schedules
+from scheduler.store.database import Database
+from scheduler.store.doorbell import ring_after_commit
+from scheduler.store.enqueue import callers_connection, enqueue
+from scheduler.store.failures import StoreTrouble
+from scheduler.store.schedules import ScheduleSpec
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_TRIES = 5
+
+
+class Caller:
+    """What builders need of their scheduler."""
+
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry,
+        ring: Callable[[], None],
+        timezone: str = "UTC",
+        before_schedule: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.database = database
+        self.registry = registry
+        self.ring = ring
+        self.timezone = timezone
+        self.before_schedule = before_schedule
+
+    def store(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
+        """Store tasks, in the caller's transaction if there is one, and ring once they are committed."""
+        if connection is not None:
+            own = callers_connection(connection)
+            self.database.open()
+            ids = enqueue(own, specs, self.database.now(), ours=False)
+            ring_after_commit(own, self.ring)
+            return ids
+        stored: list[TaskId] = self._in_our_own(lambda c: enqueue(c, specs, self.database.now(), ours=True))
+        self.ring()
+        return stored
+
+    def register_schedule(self, spec: ScheduleSpec) -> None:
+        dialect = self.database.dialect
+        self._in_our_own(lambda c: schedules.register(c, dialect, spec, self.database.now()))
+        self.ring()
+
+    def _in_our_own(self, work: Callable[[sa.Connection], Any]) -> Any:
+        for attempt in range(_TRIES):
+            try:
+                with self.database.write() as connection:
+                    return work(connection)
+            except StoreTrouble as trouble:
+                # Two batches that take keys or parents in different orders: one is told to try again.
+                if "collided" not in str(trouble) or attempt == _TRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
