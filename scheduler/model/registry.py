@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
+from scheduler.model.fingerprint import describe
 from scheduler.model.spec import plain
 from scheduler.model.task import Task, TaskFunction, TaskOptions, check_name
+from scheduler.model.texts import storable
 
 MAX_PAYLOAD = 128 * 1024
 MAX_KEY = 255
@@ -55,6 +57,8 @@ class Kind:
         self._upgrade = getattr(source, "upgrade", None)
         try:
             self._decoder = msgspec.json.Decoder(struct)
+            if build is None and self._serialize is None:
+                msgspec.json.schema(struct)  # refuses types that no JSON can become
         except TypeError as error:
             raise ConfigError(f"task type {self.name}: {error}") from None
 
@@ -63,15 +67,10 @@ class Kind:
         if self._serialize is not None:
             custom = self._serialize(value)
             text = custom if isinstance(custom, str) else encode_json(custom, f"payload of {self.name}")
-            self._check_size(text)
-            try:
-                self.decode(text)
-            except PayloadError:
-                raise
-            except Exception as error:
-                raise PayloadError(f"payload of {self.name}: its build() cannot read it back: {error}") from None
-            return text
-        text = encode_json(value, f"payload of {self.name}")
+            if text != storable(text):
+                raise PayloadError(f"payload of {self.name}: serialize() gave a text with NUL or half a surrogate pair")
+        else:
+            text = encode_json(value, f"payload of {self.name}")
         self._check_size(text)
         self.decode(text)
         return text
@@ -90,10 +89,18 @@ class Kind:
             if version is not None and version != self.options.schema_version:
                 text = self._upgraded(text, version)
             if self.build is not None:
-                return self.build(task_id, text)
+                return self._built(self.build, task_id, text)
             return self._decoder.decode(text)
         except msgspec.MsgspecError as error:
             raise PayloadError(f"payload of {self.name} does not fit: {error}") from None
+
+    def _built(self, build: Callable[[int, str], Any], task_id: int, text: str) -> Any:
+        try:
+            return build(task_id, text)
+        except PayloadError:
+            raise
+        except Exception as error:
+            raise PayloadError(f"payload of {self.name}: its build() cannot read it: {describe(error).text}") from None
 
     def _upgraded(self, text: str, version: int) -> str:
         mine = self.options.schema_version
@@ -109,14 +116,18 @@ class Kind:
         if rule is None:
             return self.name
         try:
-            key = rule(value) if callable(rule) else rule.format(**msgspec.structs.asdict(value))
+            made = rule(value) if callable(rule) else rule.format(**msgspec.structs.asdict(value))
+            key = storable(str(made))[:MAX_KEY]
         except Exception as error:
             raise PayloadError(f"concurrency_key of {self.name} cannot be made: {error!r}") from None
-        return f"{self.name}{LANE_SEPARATOR}{str(key)[:MAX_KEY]}"
+        return f"{self.name}{LANE_SEPARATOR}{key}"
 
     def schema(self) -> dict[str, Any]:
-        """JSON schema of the payload; empty (anything) for a type with a ``serialize`` of its own."""
-        return {} if self._serialize is not None else msgspec.json.schema(self.struct)
+        """JSON schema of the payload; empty (anything) for a type that reads or writes it in a way of its own."""
+        try:
+            return {} if self._serialize is not None else msgspec.json.schema(self.struct)
+        except TypeError:
+            return {}
 
 
 class Registry:

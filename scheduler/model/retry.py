@@ -18,6 +18,7 @@ from scheduler.model.times import SECOND, span_us
 
 Strategy = Literal["exponential", "fixed", "linear", "none"]
 _LARGEST = sys.float_info.max  # keeps infinity out; NaN fails every comparison
+MOST = 2**31 - 1  # what the database's columns for counts can hold
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 
 
@@ -162,8 +163,8 @@ def _names(retry_on: object) -> tuple[str, ...]:
 
 
 def _check_attempts(value: object) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ConfigError(f"max_attempts must be a whole number from 1, or None for unlimited, not {value!r}")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST):
+        raise ConfigError(f"max_attempts must be a whole number from 1 to {MOST}, or None for unlimited, not {value!r}")
 
 
 def _number(value: object, what: str, low: float, high: float) -> float:

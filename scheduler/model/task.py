@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 import msgspec
 
 from scheduler.errors import ConfigError
-from scheduler.model.retry import RetryPolicy
+from scheduler.model.retry import MOST, RetryPolicy
 from scheduler.model.times import span_us
 
 P = ParamSpec("P")
@@ -62,7 +62,7 @@ _PERIODS = {
 
 def parse_rate(text: str) -> Rate:
     """``"100/min"`` -> Rate. Raises ConfigError."""
-    match = re.fullmatch(r"(\d+)\s*/\s*(\d*)\s*([a-z]+)", text.strip())
+    match = re.fullmatch(r"(\d+)\s*/\s*(\d*)\s*([a-z]+)", text.strip()) if isinstance(text, str) else None
     if match is None or match[3] not in _PERIODS or int(match[1]) < 1 or match[2] == "0":
         raise ConfigError(f'rate_limit must look like "100/min" (per s, min, h or day), not {text!r}')
     return Rate(int(match[1]), int(match[2] or 1) * _PERIODS[match[3]] * 1_000_000)
@@ -155,11 +155,14 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
     for name in ("max_concurrency", "schema_version"):
         if args.get(name) is not None:
             value = args[name]
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} must be a whole number from 1, not {value!r}")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+                raise ConfigError(f"{name} must be a whole number from 1 to {MOST}, not {value!r}")
             done[name] = value
     done["dead_letter"] = bool(args.get("dead_letter", True))
-    done["concurrency_key"] = args.get("concurrency_key")
+    rule = args.get("concurrency_key")
+    if rule is not None and not isinstance(rule, str) and not callable(rule):
+        raise ConfigError(f"concurrency_key must be a template such as '{{field}}', or a function, not {rule!r}")
+    done["concurrency_key"] = rule
     return done
 
 

@@ -1,0 +1,280 @@
+"""Task classes, @task functions and their options: what is refused, and the sentence that says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from scheduler import ConfigError, Context, PayloadError, Priority, RetryPolicy, Scheduler, Task, task
+from scheduler.model.registry import Registry, bind
+from scheduler.model.task import Rate, parse_rate
+
+
+def refused(error: type[Exception], says: str, build: Callable[[], Any]) -> None:
+    with pytest.raises(error) as raised:
+        build()
+    assert type(raised.value) is error
+    assert says in str(raised.value), str(raised.value)
+
+
+def no_body(ctx: Any) -> None: ...
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("unknown option 'colour'; there are concurrency_key, dead_letter,", {"colour": "red"}),
+    ("kind 'two words' is not a name", {"kind": "two words"}),
+    ("kind 5 is not a name", {"kind": 5}),
+    ("kind '1st' is not a name", {"kind": "1st"}),
+    ("is not a name", {"kind": "k" * 201}),
+    ("queue '!' is not a name", {"queue": "!"}),
+    ("priority must be high, medium or low, not 'urgent'", {"priority": "urgent"}),
+    ("retry must be a RetryPolicy, not 3", {"retry": 3}),
+    ("timeout must be more than 0, not 0", {"timeout": 0}),
+    ("timeout must be seconds or a timedelta, not '5m'", {"timeout": "5m"}),
+    ("result_ttl must be more than 0", {"result_ttl": -1}),
+    ("stall_after must be seconds or a timedelta", {"stall_after": True}),
+    ('rate_limit must look like "100/min"', {"rate_limit": "often"}),
+    ('rate_limit must look like "100/min"', {"rate_limit": "0/min"}),
+    ('rate_limit must look like "100/min"', {"rate_limit": "5/0s"}),
+    ('rate_limit must look like "100/min"', {"rate_limit": "5/week"}),
+    ('rate_limit must look like "100/min"', {"rate_limit": 100}),
+    ("isolation must be thread or process, not 'fork'", {"isolation": "fork"}),
+    ("on_stall must be report or reclaim, not 'kill'", {"on_stall": "kill"}),
+    ("max_concurrency must be a whole number from 1", {"max_concurrency": 0}),
+    ("max_concurrency must be a whole number from 1", {"max_concurrency": 1.5}),
+    ("schema_version must be a whole number from 1", {"schema_version": True}),
+    ("schema_version must be a whole number from 1", {"schema_version": 2**31}),
+    ("concurrency_key must be", {"concurrency_key": 5}),
+]
+
+
+@pytest.mark.parametrize(("says", "options"), OPTIONS, ids=[f"{n}-{next(iter(o))}" for n, (_, o) in enumerate(OPTIONS)])
+def test_options_that_do_not_fit(says: str, options: dict[str, Any]) -> None:
+    refused(ConfigError, says, lambda: task(**options)(no_body))
+    if "colour" in options or "kind" in options:
+        return  # an unknown keyword of a class is msgspec's to refuse
+
+    def make_class() -> None:
+        class Refused(Task, **options):
+            pass
+
+    refused(ConfigError, f"task type Refused: {says}", make_class)
+
+
+def test_an_unknown_option_of_a_class_is_refused() -> None:
+    def make_class() -> None:
+        class Refused(Task, colour="red"):  # type: ignore[call-arg]
+            pass
+
+    with pytest.raises((ConfigError, TypeError), match="colour"):
+        make_class()
+
+
+def test_options_that_fit() -> None:
+    @task(
+        kind="mail.send",
+        queue="mail",
+        priority="high",
+        retry=RetryPolicy(),
+        timeout=timedelta(seconds=1),
+        rate_limit="100 / 5 min",
+        max_concurrency=1,
+        concurrency_key="{to}",
+        dead_letter=False,
+        result_ttl=60,
+        schema_version=3,
+    )
+    def send(ctx: Context, to: str) -> None: ...
+
+    options = send.task_options
+    assert (options.kind, options.queue, options.priority, options.timeout) == (
+        *("mail.send", "mail", Priority.HIGH, 1_000_000),
+    )
+    assert options.rate_limit == Rate(100, 300_000_000)
+    kind = Registry().add(send)
+    assert kind.lane(bind(kind, ("a@b",), {})) == "mail.send\x1fa@b"
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("1/s", Rate(1, 10**6)),
+        ("5/2s", Rate(5, 2 * 10**6)),
+        (" 7 / hour ", Rate(7, 3600 * 10**6)),
+        ("9/day", Rate(9, 86400 * 10**6)),
+    ],
+)
+def test_rates(text: str, rate: Rate) -> None:
+    assert parse_rate(text) == rate
+
+
+def test_options_are_inherited_but_the_kind_is_not() -> None:
+    class Base(Task, kind="base", queue="mail", timeout=5):
+        def run(self, ctx: Context) -> None: ...
+
+    class Derived(Base, timeout=9):
+        pass
+
+    assert (Derived.__task_options__.kind, Derived.__task_options__.queue) == ("Derived", "mail")
+    assert (Base.__task_options__.timeout, Derived.__task_options__.timeout) == (5_000_000, 9_000_000)
+
+
+class Bodiless(Task):
+    x: int
+
+
+class Exotic(Task):
+    x: Callable[[], int]
+
+    def run(self, ctx: Context) -> None: ...
+
+
+def starred(ctx: Any, *args: int) -> None: ...
+
+
+def keywords(ctx: Any, **kwargs: int) -> None: ...
+
+
+def positional(ctx: Any, x: int, /) -> None: ...
+
+
+def no_ctx() -> None: ...
+
+
+def only_keywords(*, ctx: Any) -> None: ...
+
+
+def unresolved(ctx: Any, x: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037
+
+
+SOURCES: list[tuple[str, Any]] = [
+    ("task type Bodiless: it has no run(self, ctx) method", lambda: Bodiless),
+    ("task type Exotic:", lambda: Exotic),
+    ("task function starred: parameter 'args' must be named", lambda: task(starred)),
+    ("task function keywords: parameter 'kwargs' must be named", lambda: task(keywords)),
+    ("task function positional: parameter 'x' must be named", lambda: task(positional)),
+    ("task function no_ctx: its first parameter must be ctx", lambda: task(no_ctx)),  # type: ignore[arg-type]
+    ("task function only_keywords: its first parameter must be ctx", lambda: task(only_keywords)),  # type: ignore[arg-type]
+    ("task function unresolved: cannot read its annotations: name 'Missing'", lambda: task(unresolved)),
+    ("it is neither a Task class nor a @task function; decorate it with @task", lambda: no_body),
+    ("it is neither a Task class nor a @task function", lambda: 5),
+    ("isolation='process' is not available yet", lambda: task(isolation="process")(no_body)),
+    ("kind '<lambda>' is not a name", lambda: task(lambda ctx: None)),
+]
+
+
+@pytest.mark.parametrize(("says", "source"), SOURCES, ids=[says[:45] for says, _ in SOURCES])
+def test_types_that_cannot_be_registered(says: str, source: Callable[[], Any]) -> None:
+    registry = Registry()
+    refused(ConfigError, says, lambda: registry.add(source()))
+    assert len(registry) == 0
+
+
+class Mail(Task):
+    to: str
+
+    def run(self, ctx: Context) -> str:
+        return self.to
+
+
+def test_registering_twice() -> None:
+    jobs = Scheduler("sqlite:////nowhere/at/all/jobs.db")
+    jobs.register(Mail)
+    jobs.register(Mail)
+    assert len(jobs.registry) == 1
+
+    @task(kind="Mail")
+    def impostor(ctx: Context) -> None: ...
+
+    refused(ConfigError, "kind 'Mail' is registered already, by", lambda: jobs.register(impostor))
+    jobs.register(impostor, kind="mail2")
+    refused(ConfigError, "kind 'no good' is not a name", lambda: jobs.register(Mail, kind="no good"))
+    assert [kind.name for kind in jobs.registry] == ["Mail", "mail2"]
+
+
+class Custom(Task):
+    """Stores itself in a form of its own."""
+
+    parts: tuple[str, ...]
+
+    def serialize(self) -> Any:
+        return "nonsense" if self.parts == ("bad",) else {"joined": "-".join(self.parts)}
+
+    @staticmethod
+    def build(task_id: int, context: str) -> Custom:
+        return Custom(tuple(msgspec.json.decode(context)["joined"].split("-")))
+
+    def run(self, ctx: Context) -> None: ...
+
+
+def test_serialize_and_build_go_there_and_back() -> None:
+    kind = Registry().add(Custom)
+    text = kind.encode(Custom(("a", "b")))
+    assert text == '{"joined":"a-b"}'
+    assert kind.decode(text) == Custom(("a", "b"))
+    refused(PayloadError, "its build() cannot read it: DecodeError", lambda: kind.encode(Custom(("bad",))))
+
+
+def test_a_build_that_raises_is_a_payload_that_does_not_fit() -> None:
+    def build(task_id: int, context: str) -> Mail:
+        raise ZeroDivisionError("build is broken")
+
+    kind = Registry().add(Mail, build=build)
+    refused(
+        PayloadError, "its build() cannot read it: ZeroDivisionError: build is broken", lambda: kind.encode(Mail("a"))
+    )
+
+
+@pytest.mark.parametrize("rule", ["{missing}", lambda value: 1 / 0, "{0}"])
+def test_a_concurrency_key_that_cannot_be_made(rule: Any) -> None:
+    @task(concurrency_key=rule)
+    def capped(ctx: Context, to: str) -> None: ...
+
+    kind = Registry().add(capped)
+    refused(PayloadError, "concurrency_key of capped cannot be made", lambda: kind.lane(bind(kind, ("a",), {})))
+
+
+def test_a_concurrency_key_is_something_that_can_be_stored() -> None:
+    @task(concurrency_key="{to}")
+    def capped(ctx: Context, to: str) -> None: ...
+
+    kind = Registry().add(capped)
+    lane = kind.lane(bind(kind, ("a\x00b" + "x" * 500,), {}))
+    assert "\x00" not in lane
+    assert len(lane) <= len("capped") + 1 + 255
+
+
+def test_versions_newer_than_the_program_and_upgrades_that_fail() -> None:
+    class Grown(Task, schema_version=2):
+        to: str
+
+        @staticmethod
+        def upgrade(payload: dict[str, Any], version: int) -> dict[str, Any]:
+            return {"to": payload["address"]}
+
+        def run(self, ctx: Context) -> None: ...
+
+    kind = Registry().add(Grown)
+    assert kind.decode('{"address":"a"}', 1) == Grown("a")
+    refused(PayloadError, "has schema_version 3, this program knows 2", lambda: kind.decode('{"to":"a"}', 3))
+    refused(PayloadError, "payload of Grown does not fit", lambda: kind.decode("{", 1))
+
+
+@pytest.mark.parametrize("default", [[1], {"a": 1}, {1}])
+def test_mutable_defaults_are_not_shared(default: Any) -> None:
+    @task
+    def collect(ctx: Context, into: Any = default) -> None: ...
+
+    kind = Registry().add(collect)
+    one, two = (kind.decode("{}") for _ in range(2))
+    assert one.into == two.into == default
+    assert one.into is not two.into
+
+
+@pytest.mark.parametrize("attempts", [0, -1, 1.5, True, "3", 2**31])
+def test_attempts_that_cannot_be_counted(attempts: Any) -> None:
+    refused(ConfigError, "max_attempts must be a whole number", lambda: RetryPolicy(max_attempts=attempts))
