@@ -1,0 +1,161 @@
+"""A program written as in the README passes mypy --strict, and mistakes in it do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PROGRAM = """
+from datetime import UTC, datetime, timedelta
+
+from scheduler import (
+    AsyncContext,
+    Context,
+    PermanentError,
+    Priority,
+    Retry,
+    RetryPolicy,
+    Scheduler,
+    Snooze,
+    Task,
+    TaskId,
+    TaskState,
+    Weekday,
+    task,
+)
+
+
+class EmailTask(Task):
+    to: str
+    subject: str
+    body: str = ""
+
+    def run(self, ctx: Context) -> dict[str, str]:
+        ctx.state.mailer.send(self.to, self.subject, self.body)
+        ctx.report_progress(50, "sent")
+        if ctx.attempt > 3:
+            raise PermanentError("gone", status=410)
+        return {"sent_to": self.to}
+
+    def on_failed(self, ctx: Context, error: BaseException) -> None:
+        ctx.log.info("failed", error=str(error))
+
+
+class Fetch(Task, kind="fetch", queue="net", priority=Priority.LOW, retry=RetryPolicy(), timeout=timedelta(seconds=5)):
+    url: str
+
+    async def run(self, ctx: AsyncContext) -> str:
+        await ctx.heartbeat()
+        if not await ctx.results():
+            raise Retry(after=timedelta(seconds=3), reason="not yet", status=503)
+        raise Snooze(5)
+
+
+@task(priority=Priority.HIGH, timeout=30)
+def resize(ctx: Context, path: str, width: int = 800) -> str:
+    return f"{path}@{width}"
+
+
+@task
+async def ping(ctx: AsyncContext) -> None:
+    await ctx.check_cancelled()
+
+
+def main(app: object, upload_id: int, resize_id: TaskId) -> None:
+    jobs = Scheduler("sqlite:///jobs.db", state=app)
+    jobs.register(EmailTask)
+    jobs.register(resize)
+    jobs.register(ping, kind="ping2")
+    same: str = resize(None, "a.jpg", width=400)
+    made: TaskId = jobs.task(resize, "a.jpg", width=400).schedule()
+    created: bool = made.created
+    task_id = (
+        jobs.task(EmailTask("user@example.com", "Welcome"))
+        .key("welcome-42", conflict="keep", retention=timedelta(hours=24))
+        .depend_on([upload_id, resize_id], when="success", otherwise=None)
+        .with_retry(RetryPolicy(min_wait=10, max_wait=timedelta(hours=1), max_attempts=5, retry_on=(OSError, "KeyError")))
+        .priority(Priority.HIGH)
+        .queue("mail")
+        .after(timedelta(minutes=5))
+        .at(datetime(2030, 1, 1, tzinfo=UTC))
+        .headers({"a": 1})
+        .schedule()
+    )
+    name: str = jobs.task(ping).weekly_on(Weekday.MONDAY, 9, 0, tz="Europe/Berlin").catchup("last").schedule()
+    other: str = jobs.task(ping).every(60, mode="fixed_delay").run_on_startup().schedule()
+    with jobs.batch(correlation="order-42") as batch:
+        a = batch.task(Fetch("https://example.com"))
+        b = batch.task(resize, "x.png").depend_on([a, 7])
+        batch.task(ping).depend_on(a).depend_on([b], when="finished")
+    ids: list[TaskId] = batch.ids
+    with jobs:
+        state: TaskState = jobs.get_task_status(task_id)
+        print(jobs.result(task_id, timeout=5), state.simple, same, created, name, other, ids)
+    jobs.wait([made, task_id], timeout=timedelta(seconds=1))
+    left: list[int] = jobs.stop(drain=5)
+    print(left, jobs.get_task(task_id).finished_at)
+
+
+async def later(jobs: Scheduler) -> TaskId:
+    return await jobs.task(ping).schedule_async()
+"""
+
+MISTAKES = """
+from scheduler import AsyncContext, Context, Scheduler, Task, task
+
+
+class EmailTask(Task):
+    to: str
+
+    def run(self, ctx: Context) -> None: ...
+
+
+class Slow(Task):
+    async def run(self, ctx: AsyncContext) -> None:
+        ctx.heartbeat()  # not awaited
+
+
+@task
+def resize(ctx: Context, path: str, width: int = 800) -> str:
+    return path
+
+
+def main(jobs: Scheduler) -> None:
+    EmailTask(5)  # no text
+    EmailTask("a", "b")  # one too many
+    jobs.task(resize)  # path is missing
+    jobs.task(resize, "a", width="wide")  # no number
+    jobs.task(resize, "a", wide=1)  # no such parameter
+    jobs.task(EmailTask)  # the class
+    jobs.task(EmailTask("a")).key("k", conflict="first")  # no such policy
+    jobs.task(EmailTask("a")).depend_on("a")  # no id
+    jobs.task(EmailTask("a")).catchup("some")  # no such policy
+    name: int = jobs.task(EmailTask("a")).every(60).schedule()  # its name is a str
+
+
+@task(colour="red")  # no such option
+def painted(ctx: Context) -> None: ...
+"""
+
+
+def check(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    source = directory / "program.py"
+    source.write_text(program, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--show-error-codes"]
+    command += ["--cache-dir", str(directory / "cache"), "--config-file", str(ROOT / "pyproject.toml")]
+    return subprocess.run([*command, str(source)], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+
+
+@pytest.mark.timeout(240)
+def test_a_program_passes_and_each_mistake_is_found(tmp_path: Path) -> None:
+    done = check(PROGRAM, tmp_path)
+    assert (done.stdout, done.returncode) == ("", 0), done.stdout + done.stderr
+    done = check(MISTAKES, tmp_path)
+    marked = {n for n, line in enumerate(MISTAKES.splitlines(), 1) if "  # " in line}
+    found = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line}
+    assert found == marked, done.stdout
