@@ -89,47 +89,53 @@ def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
 
 @click.command(name="logs")
 @click.argument("task_id", metavar="ID", type=TASK_ID)
-@click.option("-f", "--follow", is_flag=True, help="Wait for further attempts, until the task has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the task has ended.")
 @common
 @with_session
 def logs_command(session: Session, /, task_id: int, follow: bool) -> None:
-    """What a task's attempts wrote, oldest first. An attempt's output is stored when the attempt ends."""
+    """What a task's attempts wrote, oldest first. A running attempt's output is stored every second."""
     database = session.existing()
     looks = _Looks(session, None)
-    seen, several = 0, False
+    shown: dict[int, str] = {}
+    last = 0
     collected: list[dict[str, Any]] = []
     while True:
-        ended, entries = _new_logs(session, task_id, seen)
-        for entry in entries:
-            seen = entry["claim"]
-            if session.output == "json":
-                collected.append(entry)
-            else:
-                several = _print(session, entry, several or len(entries) > 1)
+        ended, entries = _new_logs(session, task_id, shown)
+        if session.output == "json":
+            collected += entries
+        else:
+            for entry in entries:
+                _print(session, entry, headed=entry["claim"] != last and (bool(last) or len(entries) > 1))
+                last = entry["claim"]
         if ended or not follow:
             break
         looks.again()
     if session.output == "json":
         print_rows(session, collected, (), ("attempt", "claim", "outcome", "worker", "text"))
-    if not seen:
+    if not shown:
         with database.read() as connection:
             from scheduler.store.read_tasks import get_task
 
             state = get_task(connection, task_id).state
-        later = "" if state.terminal else ", as far as is stored: an attempt's output is there once it has ended"
+        later = "" if state.terminal else " yet (a running attempt's output is stored every second)"
         note(f"task {task_id} ({state}) has written nothing{later}")
 
 
-def _new_logs(session: Session, task_id: int, seen: int) -> tuple[bool, list[dict[str, Any]]]:
+def _new_logs(session: Session, task_id: int, shown: dict[int, str]) -> tuple[bool, list[dict[str, Any]]]:
+    """Whether the task has ended, and what has been written beyond what ``shown`` tells, by claim."""
     from scheduler.store.read_history import attempt_logs, attempts
     from scheduler.store.read_tasks import get_task
 
     with session.database.read() as connection:
         ended = get_task(connection, task_id).state.terminal
-        texts = attempt_logs(connection, task_id, after=seen)
+        texts = attempt_logs(connection, task_id, after=max(shown, default=1) - 1)
         known = {a.claim: a for a in attempts(connection, task_id)} if texts else {}
     entries = []
-    for claim, text in texts:
+    for claim, whole in texts:
+        text = _beyond(shown.get(claim, ""), whole)
+        shown[claim] = whole
+        if not text:
+            continue
         attempt = known.get(claim)
         entries.append(
             {
@@ -143,13 +149,22 @@ def _new_logs(session: Session, task_id: int, seen: int) -> tuple[bool, list[dic
     return ended, entries
 
 
-def _print(session: Session, entry: dict[str, Any], headed: bool) -> bool:
+def _beyond(before: str, now: str) -> str:
+    """What of ``now`` is new, also when its beginning was dropped because it grew too long."""
+    if now.startswith(before):
+        return now[len(before) :]
+    mark = before[-200:]
+    place = now.rfind(mark)
+    return now if place < 0 else now[place + len(mark) :]
+
+
+def _print(session: Session, entry: dict[str, Any], headed: bool) -> None:
     """Print one attempt's output; the head that tells attempts apart only where there are several."""
     if session.output == "jsonl":
         print_rows(session, [entry], (), tuple(entry))
-        return headed
+        return
     if headed:
-        click.echo(f"==> attempt {entry['attempt']}, {entry['outcome']}, {entry['worker']} <==")
+        told = f"attempt {entry['attempt']}, {entry['outcome']}, {entry['worker']}" if entry["attempt"] else "running"
+        click.echo(f"==> {told} <==")
     text = safe(entry["text"])
     click.echo(text, nl=not text.endswith("\n"))
-    return True

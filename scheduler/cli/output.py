@@ -97,7 +97,8 @@ def cell(value: object) -> str:
     elif isinstance(value, (dict, list, tuple)):
         text = json.dumps(value, ensure_ascii=False)
     elif isinstance(value, float):
-        text = f"{value:.6f}".rstrip("0").rstrip(".")
+        # Microseconds only where there is nothing else; programs get all of them as JSON.
+        text = f"{value:.{6 if abs(value) < 0.01 else 3}f}".rstrip("0").rstrip(".")
     else:
         text = str(value)
     return "".join(c if c.isprintable() else " " for c in text)
@@ -116,12 +117,18 @@ def print_table(rows: Iterable[Row], columns: Sequence[str], indent: str = "") -
     cells = [[_shown(name, row.get(name)) for name in columns] for row in rows]
     head = [name.replace("_", " ").upper() for name in columns]
     widths = [max(_width(line[i]) for line in [head, *cells]) for i in range(len(columns))]
-    right = [all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in columns]
+    right = [_numbers([row.get(name) for row in rows]) for name in columns]
     limit = terminal_width()
     _print_line(head, widths, right, limit, indent, [None] * len(columns))
     for row, line in zip(rows, cells, strict=True):
         colours = [_COLOURS.get(str(row.get(name))) if name in _COLOURED else None for name in columns]
         _print_line(line, widths, right, limit, indent, colours)
+
+
+def _numbers(values: Sequence[object]) -> bool:
+    """Whether a column holds numbers, so that it is aligned at its right end."""
+    given = [value for value in values if value is not None]
+    return bool(given) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in given)
 
 
 def _shown(name: str, value: object) -> str:

@@ -86,6 +86,8 @@ def list_command(
         for row, task in zip(rows, found, strict=True):
             most = "∞" if task.max_attempts is None else task.max_attempts
             row["attempt"] = f"{task.attempts_used}/{most}"  # of the budget, which a retry by hand renews
+            if row["state"] == "success":
+                row["error"] = None  # an earlier attempt's
     print_rows(session, rows, LIST_COLUMNS, TASK_FIELDS)
     if cursor is not None:
         note(f"there are more: --cursor {cursor} shows the next ones")
@@ -127,6 +129,8 @@ def _view(session: Session, task_id: int) -> dict[str, Any]:
 
 
 def _print(view: dict[str, Any]) -> None:
+    from scheduler.model.texts import counted
+
     fields: list[tuple[str, object]] = [
         (name, view[name])
         for name in TASK_FIELDS
@@ -151,6 +155,7 @@ def _print(view: dict[str, Any]) -> None:
             click.echo(f"\n{title}:")
             print_table(rows, columns, indent="  ")
     if view["log"]:
-        click.echo(f"\nlog (last {len(view['log'])} lines; `schedctl logs {view['id']}` shows all):")
+        lines = counted(len(view["log"]), "line")
+        click.echo(f"\nlog (last {lines}; `schedctl logs {view['id']}` shows all):")
         for line in view["log"]:
             click.echo(f"  {safe(line)}")
