@@ -18,17 +18,19 @@ current_attempt: ContextVar[Attempt | None] = ContextVar("schedd_attempt", defau
 class Tail:
     """The last :data:`MAX_LOG` characters of what was added, whole pieces first to go."""
 
-    __slots__ = ("_pieces", "_size", "dropped")
+    __slots__ = ("_pieces", "_size", "added", "dropped")
 
     def __init__(self) -> None:
         self._pieces: deque[str] = deque()
         self._size = 0
+        self.added = 0  # pieces so far: tells whether there is more than was stored last
         self.dropped = False
 
     def add(self, text: str) -> None:
         if len(text) > MAX_LOG:
             text, self.dropped = text[-MAX_LOG:], True
         self._pieces.append(text)
+        self.added += 1
         self._size += len(text)
         while self._size > MAX_LOG:
             self._size -= len(self._pieces.popleft())

@@ -17,7 +17,7 @@ from scheduler.engine.logs import TASK_LOGGER, CaptureHandler
 from scheduler.engine.options import EngineOptions
 from scheduler.engine.pools import InlineSlots, all_waiting, make_slots, waiting_since
 from scheduler.engine.turn import Turner, TurnResult
-from scheduler.engine.upkeep import Lease, Schedules, pass_on_cancels, sweep
+from scheduler.engine.upkeep import Lease, Schedules, keep_logs, pass_on_cancels, sweep
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
@@ -36,6 +36,7 @@ REAP_EVERY = 2.0  # seconds
 SWEEP_EVERY = 60.0
 SWEEP_AGAIN = 0.2  # seconds to the next batch, so that retention never keeps work waiting
 CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
+LOGS_EVERY = 1.0
 STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
 BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
 HAND_BACK_DELAY = 2 * SECOND
@@ -314,6 +315,8 @@ class Engine:
             self._rescan = True
         if self.desk.held and (self._at("cancels", CANCEL_EVERY) or rung):
             pass_on_cancels(self.desk, connection, self.worker)
+        if self.desk.held and self._at("logs", LOGS_EVERY):
+            keep_logs(self.desk, connection)
 
     def _lost(self, connection: sa.Connection) -> None:
         """The lease was reclaimed: everything held belongs to others now. Start over as a new worker."""

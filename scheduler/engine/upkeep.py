@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from scheduler.engine.desk import Desk
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store import control, retention, schedules, workers
+from scheduler.store.finish import write_values
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -118,6 +119,19 @@ def pass_on_cancels(desk: Desk, connection: sa.Connection, worker: int) -> None:
             attempt.cancelled = True
             if attempt.slot is not None:
                 attempt.slot.interrupt(attempt)
+
+
+def keep_logs(desk: Desk, connection: sa.Connection) -> None:
+    """Store what running bodies have written so far, for those who follow it."""
+    rows = []
+    for (task_id, claim), attempt in list(desk.held.items()):
+        tail = attempt.tail
+        if tail is not None and tail.added != attempt.tail_written:
+            attempt.tail_written = tail.added
+            rows.append((task_id, f"log:{claim}", tail.text()))
+    if rows:
+        with desk.database.write(connection) as c:
+            write_values(c, desk.database.dialect, rows)
 
 
 def sweep(desk: Desk, connection: sa.Connection) -> bool:

@@ -204,9 +204,22 @@ def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | 
         )
     if kind is not None:
         options = msgspec.structs.replace(options, kind=check_name("kind", kind))
-    if options.isolation == "process":
-        raise ConfigError(f"task type {options.kind}: isolation='process' is not available yet; use 'thread'")
+    _refuse_promises(options)
     return Kind(source, options, struct, run, body, build)
+
+
+def _refuse_promises(options: TaskOptions) -> None:
+    """Options that have their place but are not kept yet are refused: a cap that caps nothing is worse than none."""
+    wanted = {
+        "isolation='process'": options.isolation == "process",
+        "max_concurrency": options.max_concurrency is not None,
+        "rate_limit": options.rate_limit is not None,
+        "stall_after": options.stall_after is not None,
+        "on_stall='reclaim'": options.on_stall == "reclaim",
+    }
+    for name, given in wanted.items():
+        if given:
+            raise ConfigError(f"task type {options.kind}: {name} is not available yet; leave it out")
 
 
 def _of_function(source: TaskFunction[Any, Any]) -> tuple[type[msgspec.Struct], Callable[[Any, Any], Any]]:
