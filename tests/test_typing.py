@@ -78,7 +78,7 @@ def main(app: object, upload_id: int, resize_id: TaskId) -> None:
         jobs.task(EmailTask("user@example.com", "Welcome"))
         .key("welcome-42", conflict="keep", retention=timedelta(hours=24))
         .depend_on([upload_id, resize_id], when="success", otherwise=None)
-        .with_retry(RetryPolicy(min_wait=10, max_wait=timedelta(hours=1), max_attempts=5, retry_on=(OSError, "KeyError")))
+        .with_retry(RetryPolicy(min_wait=10, max_wait=timedelta(hours=1), retry_on=(OSError, "KeyError")))
         .priority(Priority.HIGH)
         .queue("mail")
         .after(timedelta(minutes=5))
