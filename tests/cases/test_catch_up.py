@@ -103,6 +103,19 @@ def test_the_wall_clock_jumps_back(bench: Bench, policy: str) -> None:
 
 
 @pytest.mark.case(47)
+def test_a_schedule_that_is_changed_after_a_jump_back_runs_no_slot_twice(bench: Bench) -> None:
+    seen = hourly(bench)
+    for _ in range(3):
+        bench.advance(3600)
+    bench.clock.jump(timedelta(hours=-1.5))
+    bench.jobs.task(Step("tick")).key("tick").cron("0,30 * * * *").schedule()
+    bench.drain()
+    for _ in range(4):
+        bench.advance(1800)
+    assert [slot for slot, _, _ in seen] == [hour(n) for n in (1, 2, 3, 2.5, 3.5)]
+
+
+@pytest.mark.case(47)
 def test_the_wall_clock_jumps_forward_and_is_set_right(bench: Bench) -> None:
     seen = hourly(bench, catchup="all")
     bench.clock.jump(timedelta(hours=3))
