@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.registry import LANE_SEPARATOR
-from scheduler.store.dialect import Dialect, bind_rows, fetch, prepared
+from scheduler.store.dialect import Dialect, bind_rows, fence, fetch, prepared
 
 SUSPECT_LANE = "!"  # prefix of the lane of a task that must run alone (see upkeep.py)
 
@@ -191,17 +191,17 @@ def mark_running(
     Rows that somebody's open transaction holds are passed over.
     """
     rows = dialect.rows({"id": int, "claim": int, "started": int})
-    fence = f"t.worker = :worker AND t.claim = j.claim AND t.state + 0 = {st.CLAIMED}"
+    held = fence(f"= {st.CLAIMED}")
     bound = {"worker": worker, "rows": bind_rows(started)}
     if dialect.name == "sqlite":
         sql = (
             f"UPDATE schedd_tasks AS t SET state = {st.RUNNING}, started_at = j.started "
-            f"FROM {rows} j WHERE t.id = j.id AND {fence} RETURNING id, claim"
+            f"FROM {rows} j WHERE t.id = j.id AND {held} RETURNING id, claim"
         )
     else:
         sql = (
             f"WITH held AS MATERIALIZED (SELECT t.id, j.started FROM {rows} j JOIN schedd_tasks t ON t.id = j.id "
-            f"WHERE {fence} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
+            f"WHERE {held} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
             f"UPDATE schedd_tasks t SET state = {st.RUNNING}, started_at = held.started FROM held WHERE t.id = held.id "
             "RETURNING t.id, t.claim"
         )

@@ -11,7 +11,7 @@ from scheduler.errors import CycleError, InvalidTransitionError, UnknownTaskErro
 from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import Otherwise, TaskState, When, satisfied_mask
-from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.dialect import Dialect, bind_rows, dialect_of, fence, prepared
 from scheduler.store.enqueue import insert_edges, read_parents
 from scheduler.store.release import break_only, release
 
@@ -321,20 +321,20 @@ def stamp(
         )
     rows = dialect.rows({"id": int, "claim": int, "percent": float, "message": str})
     bound = {"worker": worker, "rows": bind_rows([(*key, *value) for key, value in newest.items()]), "now": now}
-    fence = "t.worker = :worker AND t.claim = j.claim AND t.state + 0 BETWEEN 4 AND 5"
+    held = fence("BETWEEN 4 AND 5")
     found = connection.execute(
-        prepared(f"SELECT t.id, t.claim FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {fence}"), bound
+        prepared(f"SELECT t.id, t.claim FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {held}"), bound
     ).fetchall()
     values = (
         "last_heartbeat_at = :now, progress = coalesce(j.percent, t.progress), "
         "progress_message = coalesce(j.message, t.progress_message)"
     )
     if dialect.name == "sqlite":
-        sql = f"UPDATE schedd_tasks AS t SET {values} FROM {rows} j WHERE t.id = j.id AND {fence}"
+        sql = f"UPDATE schedd_tasks AS t SET {values} FROM {rows} j WHERE t.id = j.id AND {held}"
     else:
         sql = (
             f"WITH j AS MATERIALIZED (SELECT t.id, j.percent, j.message FROM {rows} j "
-            f"JOIN schedd_tasks t ON t.id = j.id WHERE {fence} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
+            f"JOIN schedd_tasks t ON t.id = j.id WHERE {held} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
             f"UPDATE schedd_tasks t SET {values} FROM j WHERE t.id = j.id"
         )
     connection.execute(prepared(sql), bound)

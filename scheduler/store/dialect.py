@@ -87,6 +87,17 @@ class PostgreSQL(Dialect):
         return [int(row[0]) for row in drawn]
 
 
+def fence(states: str, table: str = "t") -> str:
+    """The condition that a row of ``table`` is held as the row ``j`` says, by ``:worker``, in one of these states.
+
+    One expression over both, so that PostgreSQL cannot take it for a filter of the table's own: its statistics of held
+    rows are always wrong, it would expect one, and compare each of them with each row of ``j``.
+    """
+    return (
+        f"CASE WHEN {table}.claim = j.claim THEN {table}.worker = :worker AND {table}.state + 0 {states} ELSE false END"
+    )
+
+
 _DIALECTS: dict[str, Dialect] = {"sqlite": SQLite(), "postgresql": PostgreSQL()}
 
 

@@ -1,7 +1,6 @@
 """Recording how attempts ended, under the fence, and releasing what waited for them: one transaction, lists only.
 
-A row counts as ours while (worker, claim) still match and it is claimed or running. ``state + 0`` keeps the planner off
-the partial index on held rows, whose statistics are always wrong.
+A row counts as ours while (worker, claim) still match and it is claimed or running: the fence (see ``dialect.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.outcome import Outcome
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store.dialect import Dialect, bind_rows, fetch, prepared
+from scheduler.store.dialect import Dialect, bind_rows, fence, fetch, prepared
 from scheduler.store.enqueue import INLINE
 from scheduler.store.release import release
 
@@ -23,8 +22,7 @@ KEY_RETENTION = DAY
 RESULT_TTL = DAY
 
 T = "schedd_tasks"  # in full, since RETURNING knows no alias on SQLite
-_FENCE = "{t}.worker = :worker AND {t}.claim = j.claim AND {t}.state + 0 BETWEEN 4 AND 5"
-_HELD_BY_US = _FENCE.format(t=T)
+_HELD_BY_US = fence("BETWEEN 4 AND 5", T)
 # A cancel that was asked for before the outcome commits wins over it, then a replaced payload asks for another run.
 _NEXT = (
     f"CASE WHEN {T}.cancel_requested IS NOT NULL THEN {st.CANCELLED} "
@@ -215,9 +213,8 @@ def _lockable(
     """
     rows = dialect.rows({"id": int, "claim": int})
     bound = {"worker": worker, "rows": bind_rows([(o.task_id, o.claim) for o in outcomes])}
-    select = (
-        f"SELECT t.id, t.cancel_requested FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {_FENCE.format(t='t')}"
-    )
+    held = fence("BETWEEN 4 AND 5")
+    select = f"SELECT t.id, t.cancel_requested FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {held}"
     got = {
         row[0]: row[1] is not None
         for row in connection.execute(prepared(f"{select} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"), bound)
