@@ -33,7 +33,7 @@ from scheduler.store.read_tasks import EdgeRecord, TaskRecord
 from scheduler.tasks import CommandTask, FileIdGeneratorTask, ImageResizerTask
 
 TENANT = 7
-SIZES = {"sd": 720, "md": 1280, "hd": 1920, "xd": 3840}
+SIZES = {"sd": 640, "md": 1280, "hd": 1920, "xd": 2560}
 PATIENCE = 120.0  # seconds until the demo gives up
 EVERY = 2  # seconds between the runs of the schedule
 TICKS = "tick"
