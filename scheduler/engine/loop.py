@@ -314,7 +314,7 @@ class Engine:
         if not self.draining and self.schedules.due() and self.schedules.tick(connection):
             self._rescan = True
         if self.desk.held and (self._at("cancels", CANCEL_EVERY) or rung):
-            pass_on_cancels(self.desk, connection, self.worker)
+            pass_on_cancels(self.desk, self.worker)
         if self.desk.held and self._at("logs", LOGS_EVERY):
             keep_logs(self.desk, connection)
 
