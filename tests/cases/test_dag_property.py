@@ -99,12 +99,14 @@ def walk(nodes: Sequence[Node]) -> list[State]:
     return states
 
 
-def allowed(node: Node, states: Sequence[State]) -> set[State]:
-    """Where a task may be, by its parents' final states: of two broken edges, either may have come first."""
+def allowed(node: Node, states: Sequence[State], together: bool) -> set[State]:
+    """Where a task may be, by its parents' final states. Of two broken edges either may have come first, unless
+    all were looked at ``together``.
+    """
     said = judged(node, states)
     if said not in ("failed", "skipped"):
         return {{"ready": node.end, "open": None}[said]}
-    if node.late:
+    if together:
         return {said}
     return {{"fail": "failed", "skip": "skipped"}[v] for v in verdicts(node, states) & {"fail", "skip"}}
 
@@ -168,7 +170,8 @@ def at_once(bench: Bench, nodes: Sequence[Node]) -> None:
     drain(bench.jobs)
     states = stage.states()
     for n, node in enumerate(nodes):
-        assert states[n] in allowed(node, states), n
+        ended_before = node.late and not any(nodes[edge.parent].late for edge in node.edges)
+        assert states[n] in allowed(node, states, together=ended_before), n
 
     # All that failed is mended and retried: what succeeded is not touched, all else is where it may be.
     done = {n: bench.jobs.get_task(stage.ids[n]) for n, state in enumerate(states) if state == "success"}
@@ -182,7 +185,7 @@ def at_once(bench: Bench, nodes: Sequence[Node]) -> None:
         if n in done:
             assert bench.jobs.get_task(stage.ids[n]) == done[n], n
         else:
-            assert states[n] in allowed(node._replace(end="success", late=False), states), n
+            assert states[n] in allowed(node._replace(end="success"), states, together=False), n
 
 
 CHECKS = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large)
