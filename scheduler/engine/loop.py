@@ -227,7 +227,8 @@ class Engine:
             if self._told != repr(error):
                 log.exception("a turn failed, trying again")
             self._told = repr(error)
-        self._away = min(BACK_OFF[1], max(BACK_OFF[0], self._away * 2))
+        most = min(BACK_OFF[1], self.options.lease / 3)  # the others wait a lease before they take us for dead
+        self._away = min(most, max(BACK_OFF[0], self._away * 2))
         self._drop_connection()
         self._rescan = True  # what the turn was for is still to be done
         self._stop.wait(self._away)
