@@ -197,11 +197,12 @@ def test_an_async_hook_that_is_cancelled_still_ends_the_attempt(jobs: Scheduler,
 
 @pytest.mark.case(48)
 def test_the_key_of_a_cancelled_task_is_free(jobs: Scheduler, room: Room) -> None:
-    task_id = start(jobs, room, Looks(), lambda b: b.key("k"))
+    task_id = start(jobs, room, Deaf(), lambda b: b.key("k"))
     jobs.cancel_task(task_id)
-    assert jobs.task(Looks()).key("k").schedule() == task_id  # held until the body has ended
+    assert jobs.task(Deaf()).key("k").schedule() == task_id  # held until the body has ended
+    room.go_on.set()
     assert end_of(jobs, task_id) == "cancelled"
-    fresh = jobs.task(Looks()).key("k").after(3600).schedule()
+    fresh = jobs.task(Deaf()).key("k").after(3600).schedule()
     assert fresh.created
 
 
