@@ -219,6 +219,24 @@ def test_keys_in_opposite_orders_at_once_do_not_deadlock(fleet: Fleet) -> None:
 
 
 @pytest.mark.case(27)
+def test_a_batch_takes_its_keys_in_one_order(fleet: Fleet) -> None:
+    """Which is why those above do not meet head-on; PostgreSQL needs a second to notice that two do."""
+    jobs = fleet.worker(echo)
+    taken: list[str] = []
+
+    @sa.event.listens_for(jobs.database.open(), "before_execute")
+    def note(_c: Any, sql: Any, _many: Any, bound: Any, _options: Any) -> None:
+        if "ON CONFLICT" in str(sql):
+            taken.append(bound["key"])
+
+    with jobs.batch() as batch:
+        for key in "cadb":
+            batch.task(echo, key).key(key)
+    assert taken == sorted("cadb")
+    assert [jobs.get_task(i).key for i in batch.ids] == list("cadb")
+
+
+@pytest.mark.case(27)
 def test_calls_while_the_holders_come_and_go(fleet: Fleet) -> None:
     """Each call gets a task of its key that really is there, however fast the holders end and free it."""
     callers = [fleet.worker(fail) for _ in range(3)]
