@@ -49,8 +49,9 @@ def serve(config: Config, factory: Factory) -> Ended:
     service = factory(config)
     loader = Loader(service)
     kinds = loader.register(config)
-    logger.info(
-        "schedd %s starts",
+    logger.log(
+        logging.INFO if kinds else logging.WARNING,
+        "schedd %s starts" if kinds else "schedd %s starts without any task type: [tasks] names no modules, no builtin",
         version(),
         extra={"store": mask(config.store.url), "file": config.file, "kinds": kinds},
     )

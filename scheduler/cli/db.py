@@ -83,7 +83,7 @@ def backup(session: Session, /, target: Path | None) -> None:
     database = session.existing()
     if target is None:
         stamp = rfc3339(database.clock.now(), exact=False).replace("-", "").replace(":", "")
-        path = database.path or Path()
+        path = database.path or Path("-")  # no file of ours: refused below
         target = path.with_name(f"{path.name}-{stamp}.backup")
     size = maintenance.backup(database, target)
     if not print_object(session, {"file": str(target), "bytes": size}):

@@ -81,6 +81,11 @@ class TestBackup:
         assert "cannot back up to" in ctl.fails(1, "db", "backup", tmp_path / "no" / "such.db")
 
 
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_backup_of_postgresql_is_left_to_its_own_tools(ctl: Ctl) -> None:
+    assert "use pg_dump" in ctl.fails(2, "db", "backup")
+
+
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 class TestUnusable:
     """Each is told in a line or two, with status 5 and nothing half written."""
