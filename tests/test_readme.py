@@ -1,0 +1,189 @@
+"""The README's programs are the files in examples/, they run and print what it says, and its other claims hold."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler import ConfigError, Scheduler, task
+from scheduler.cli.root import COMMANDS, root
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BIN = Path(sys.executable).parent
+PATIENCE = 60
+
+PROGRAMS = ("quickstart", "building", "transaction", "handlers", "test_reminders", "shop/shop_tasks", "shop/order")
+FILES = [*(f"examples/{name}.py" for name in PROGRAMS), "examples/shop/config.toml"]
+BLOCK = re.compile(r"<!-- (output: )?(\S+) -->\n```\w+\n(.*?)```\n", re.DOTALL)
+
+
+def shown(what: str, *, output: bool = False) -> str:
+    """The block of the README that shows this file, or what it prints."""
+    found = [text for told, name, text in BLOCK.findall(README) if name == what and bool(told) == output]
+    assert len(found) == 1, f"{what} is shown {len(found)} times"
+    return str(found[0])
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```\n", README, re.DOTALL)
+
+
+def run(place: Path, *command: object) -> str:
+    """What a program prints; it must end with status 0 and say nothing else."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDD_")}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=place,
+        env=environ | {"PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_blocks_are_the_files(name: str) -> None:
+    assert shown(name) == (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_no_other_program_is_shown() -> None:
+    assert len(blocks("python")) == len(PROGRAMS)
+    assert len(blocks("toml")) == 1
+    there = {str(path.relative_to(ROOT)) for path in EXAMPLES.rglob("*.py") if "demo" not in path.parts}
+    assert there == {name for name in FILES if name.endswith(".py")}
+
+
+@pytest.mark.parametrize("name", ["quickstart", "transaction", "handlers"])
+def test_programs_print_what_it_says(name: str, tmp_path: Path) -> None:
+    assert run(tmp_path, sys.executable, EXAMPLES / f"{name}.py") == shown(f"examples/{name}.py", output=True)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "transaction", "building"])
+def test_programs_can_be_run_again(name: str, tmp_path: Path) -> None:
+    first = run(tmp_path, sys.executable, EXAMPLES / f"{name}.py")
+    again = run(tmp_path, sys.executable, EXAMPLES / f"{name}.py")
+    assert first
+    assert again == first or name == "building"
+
+
+def test_the_test_example_passes(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "test_reminders.py", tmp_path)
+    assert "1 passed" in run(
+        tmp_path, sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider"
+    )
+
+
+def test_the_shop_runs_on_a_daemon(tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    shutil.copytree(EXAMPLES / "shop", shop, ignore=shutil.ignore_patterns("__pycache__"))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDD_")}
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen([BIN / "schedd"], cwd=shop, env=environ, stderr=log) as daemon,
+    ):
+        try:
+            told = [run(shop, sys.executable, "order.py", "1001", "me@example.com") for _ in range(2)]
+            listed = run(shop, BIN / "schedctl", "list", "--columns", "id,kind,state,key")
+            command = run(shop, BIN / "schedctl", "run", "--", "cat", "invoice-1001.txt").strip()
+            run(shop, BIN / "schedctl", "wait", command, "--timeout", PATIENCE)
+            output = run(shop, BIN / "schedctl", "logs", command)
+            schedules = run(shop, BIN / "schedctl", "cron", "list")
+        finally:
+            daemon.terminate()
+    assert daemon.returncode == 0, (tmp_path / "log").read_text()
+    expected = "{'sent_to': 'me@example.com', 'file': 'invoice-1001.txt'}\n"
+    assert told == [expected, expected]
+    assert expected in README
+    assert [line.split() for line in listed.splitlines()[1:]] == [
+        ["2", "SendInvoice", "success", "send-1001"],
+        ["1", "WriteInvoice", "success", "invoice-1001"],
+    ]
+    assert output == "Order 1001: 49.90 EUR\n"
+    assert "daily-report  daily_report  0 6 * * * Europe/Berlin" in schedules
+
+
+def test_programs_pass_mypy_strict(tmp_path: Path) -> None:
+    """As a user's would, who installed schedd and has no configuration for mypy."""
+    (tmp_path / "mypy.ini").write_text("[mypy]\n")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent"),
+            *("--config-file", tmp_path / "mypy.ini", "--cache-dir", ROOT / ".mypy_cache" / "readme"),
+            *(f"{name}.py" for name in PROGRAMS),
+        ],
+        cwd=EXAMPLES,
+        env=os.environ | {"MYPYPATH": f"{ROOT}:{EXAMPLES / 'shop'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_commands_exist() -> None:
+    named = set(re.findall(r"^\$ schedctl ([a-z]+)", README, re.MULTILINE))
+    assert named
+    assert named <= COMMANDS.keys()
+    besides = README[README.index("Besides these there are") :].split("\n\n")[0]
+    for words in re.findall(r"`([a-z]+(?: [a-z]+)?)`", besides.replace("\n", " ").split("Exit status")[0]):
+        context = root.make_context("schedctl", [words], resilient_parsing=True)
+        command: Any = root
+        for word in words.split():
+            command = command.get_command(context, word)
+            assert command is not None, words
+
+
+def test_the_systemd_commands_are_those_of_its_page() -> None:
+    page = (ROOT / "docs" / "systemd.md").read_text(encoding="utf-8")
+    [block] = [text for text in blocks("sh") if "systemctl enable" in text]
+    assert block in page
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"isolation": "process"},
+        {"max_concurrency": 2},
+        {"rate_limit": "100/min"},
+        {"stall_after": 60},
+        {"on_stall": "reclaim"},
+        {"limits": {"memory": 2**30}},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_is_not_available_says_so(options: dict[str, Any], tmp_path: Path) -> None:
+    """When one of these fails because the option works now: take it off the list in the README."""
+    state = README[README.index("Not available yet:") :]
+    assert next(iter(options)) in state
+    with pytest.raises(ConfigError, match="not available yet"):
+        Scheduler(f"sqlite:///{tmp_path}/jobs.db").register(task(kind="some", **options)(lambda ctx: None))
+
+
+def test_the_unavailable_builder_methods_say_so(tmp_path: Path) -> None:
+    jobs = Scheduler(f"sqlite:///{tmp_path}/jobs.db")
+    nothing = task(kind="nothing")(lambda ctx: None)
+    jobs.register(nothing)
+    for call in (
+        lambda: jobs.task(nothing).max_duration(60),
+        lambda: jobs.task(nothing).max_delay(60),
+        lambda: jobs.task(nothing).key("k", conflict="replace"),
+    ):
+        with pytest.raises(ConfigError, match="not available yet"):
+            call()
