@@ -95,6 +95,12 @@ def test_options_that_fit() -> None:
         *("mail.send", "mail", Priority.HIGH, 1_000_000),
     )
     assert options.rate_limit == Rate(100, 300_000_000)
+
+
+def test_the_lane_is_the_kind_and_its_concurrency_key() -> None:
+    @task(kind="mail.send", concurrency_key="{to}")
+    def send(ctx: Context, to: str) -> None: ...
+
     kind = Registry().add(send)
     assert kind.lane(bind(kind, ("a@b",), {})) == "mail.send\x1fa@b"
 
@@ -163,6 +169,10 @@ SOURCES: list[tuple[str, Any]] = [
     ("it is neither a Task class nor a @task function; decorate it with @task", lambda: no_body),
     ("it is neither a Task class nor a @task function", lambda: 5),
     ("isolation='process' is not available yet", lambda: task(isolation="process")(no_body)),
+    ("max_concurrency is not available yet", lambda: task(max_concurrency=2)(no_body)),
+    ("rate_limit is not available yet", lambda: task(rate_limit="1/s")(no_body)),
+    ("stall_after is not available yet", lambda: task(stall_after=5)(no_body)),
+    ("on_stall='reclaim' is not available yet", lambda: task(on_stall="reclaim")(no_body)),
     ("kind '<lambda>' is not a name", lambda: task(lambda ctx: None)),
 ]
 

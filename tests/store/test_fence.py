@@ -178,6 +178,22 @@ def test_stamps_of_two_claims_are_told_apart(bare: Bare, clock: FakeClock) -> No
 
 
 @pytest.mark.case(4)
+@pytest.mark.parametrize("state", [s for s in TaskState if s not in (TaskState.CLAIMED, TaskState.RUNNING)])
+def test_a_row_that_is_neither_claimed_nor_running_is_nobodys(bare: Bare, state: TaskState) -> None:
+    worker = bare.worker("a")
+    (task_id,) = bare.task()
+    (claimed,) = bare.claim(worker)
+    with bare.store.write() as c:
+        bound = {"state": state.code, "id": task_id}
+        c.execute(sa.text("UPDATE schedd_tasks SET state = :state WHERE id = :id"), bound)
+    before = bare.row(task_id)
+    assert bare.finish(worker, bare.outcome(claimed)).lost
+    with bare.store.write() as c:
+        assert control.stamp(c, bare.dialect, worker, [(task_id, 1, 5.0, None)], bare.clock.now()) == set()
+    assert bare.row(task_id) == before
+
+
+@pytest.mark.case(4)
 def test_running_is_marked_under_the_fence(bare: Bare, clock: FakeClock) -> None:
     first, second = bare.worker("a"), bare.worker("b")
     (task_id,) = bare.task()
