@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from scheduler.engine.alerts import Alerts, Hook
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk
 from scheduler.engine.logs import TASK_LOGGER, CaptureHandler
@@ -40,6 +41,7 @@ LOGS_EVERY = 1.0
 STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
 BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
 HAND_BACK_DELAY = 2 * SECOND
+JOIN = 15.0  # seconds to wait for the end of a turn
 
 
 class Engine:
@@ -54,6 +56,7 @@ class Engine:
         state: Any = None,
         settings: dict[str, Any] | None = None,
         around_run: Callable[[Any], AbstractContextManager[Any]] | None = None,
+        on_dead_letter: Hook | None = None,
         rng: random.Random | None = None,
         spawn: Spawner = spawn_thread,
         incarnation: Callable[[], str] = random_incarnation,
@@ -62,6 +65,7 @@ class Engine:
     ) -> None:
         self.database = database
         self.desk = Desk(database, registry, options, state=state, settings=settings, around_run=around_run, rng=rng)
+        self.desk.alerts = Alerts(on_dead_letter, None if inline else spawn)
         self.options = options
         self.inline = inline
         self._spawn = spawn
@@ -79,6 +83,7 @@ class Engine:
         self._bell: Bell = SilentBell()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._quiet = threading.Event()  # draining, and no turn that began before it is under way any more
         self._ended = threading.Event()
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -162,11 +167,18 @@ class Engine:
             dict(self.options.pools),
         )
         if not self.inline:
-            self._bell.listen(self.incarnation, self.desk.ring)
+            try:
+                self._bell.listen(self.incarnation, self.desk.ring)
+            except OSError as error:
+                log.warning("no doorbell (%s): this engine polls instead", error)
+                self._bell.close()
+                self._bell = SilentBell()
         kinds = list(self.desk.registry)
         with self.database.write(connection) as c:
-            self.turner.worker = workers.register(c, info, kinds, self.desk.now(), round(self.options.lease * SECOND))
+            worker = workers.register(c, info, kinds, self.desk.now(), round(self.options.lease * SECOND))
+        self.turner.worker = worker  # not before the commit: what was rolled back may be another worker's id next
         self._known_kinds = len(kinds)
+        self.lease.joined()
         self.lease.reap(connection, self.worker, self._bell.known_dead)
         mono = self.desk.monotonic()
         self._due = {
@@ -209,6 +221,8 @@ class Engine:
     def _round(self) -> float:
         """One pass: upkeep that is due, a turn if there is reason for one. Returns seconds to sleep."""
         self._went_round = self.desk.monotonic()
+        if self.draining:
+            self._quiet.set()
         try:
             pause = self.step()
             if self._away:
@@ -276,7 +290,9 @@ class Engine:
         wait = min(self._poll_every(), self._due.get("poll", 0.0) - mono)
         if self._next_due < FOREVER:
             wait = min(wait, (self._next_due - self.desk.now()) / SECOND)
-        wait = min(wait, self.schedules.seconds_until_due(), self._due["renew"] - mono, self._due["reap"] - mono)
+        wait = min(wait, self._due["renew"] - mono, self._due["reap"] - mono)
+        if not self.draining:
+            wait = min(wait, self.schedules.seconds_until_due())
         if any(s.waiting for s in self.slots.values()):
             wait = min(wait, STUCK)
         elif self.desk.held:
@@ -301,9 +317,10 @@ class Engine:
         if self._at("renew", self.options.lease / 3) and not self.lease.renew(connection, self.worker, self.draining):
             self._lost(connection)
         if len(self.desk.registry) != self._known_kinds:
-            self._known_kinds = len(self.desk.registry)
+            kinds = list(self.desk.registry)
             with self.database.write(connection) as c:
-                workers.publish_kinds(c, self.worker, self.desk.registry, self.desk.now())
+                workers.publish_kinds(c, self.worker, kinds, self.desk.now())
+            self._known_kinds = len(kinds)
         if self._at("reap", min(REAP_EVERY, self.options.lease / 3)) and self.lease.reap(
             connection, self.worker, self._bell.known_dead
         ):
@@ -329,6 +346,7 @@ class Engine:
             if attempt.slot is not None:
                 attempt.slot.interrupt(attempt)
         self.turner.alone = None
+        self.turner.worker = 0  # should joining fail: no turn may claim for a worker that is dead
         self._join(connection)
 
     def _report_start(self) -> None:
@@ -356,6 +374,10 @@ class Engine:
         """Wait until nothing is held any more. False if the time was not enough."""
         deadline = self.desk.monotonic() + timeout
         idle = threading.Event()
+        # A turn under way when draining began may be claiming at this moment: nothing held says little before its end.
+        settled = self.desk.monotonic() + JOIN
+        while not self._quiet.is_set() and self.is_running() and self.desk.monotonic() < settled:
+            self._quiet.wait(0.01)
         while self.desk.held and self.is_running():
             left = deadline - self.desk.monotonic()
             if left <= 0:
@@ -365,8 +387,12 @@ class Engine:
 
     def running_ids(self) -> list[int]:
         """Ids of the tasks held, in order, but for those that have ended and are about to be recorded."""
-        done = {(o.task_id, o.claim) for _, o in list(self.desk.outcomes)}
+        done = self._reported()
         return sorted({key[0] for key in list(self.desk.held) if key not in done})
+
+    def _reported(self) -> set[tuple[int, int]]:
+        """Claims whose outcome is known and about to be recorded."""
+        return {(o.task_id, o.claim) for _, o in [*self.desk.outcomes, *self.turner.deferred]}
 
     def stop(self, *, hand_back_running: bool) -> StoreUnavailableError | None:
         """End the loop. ``hand_back_running``: the last write gives running tasks back, due in 2 s, without using an
@@ -378,15 +404,22 @@ class Engine:
         self._stop.set()
         self.desk.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=15.0)
+            self._thread.join(timeout=JOIN)
         try:
+            if self._thread is not None and self._thread.is_alive() and not self._ended.is_set():
+                raise StoreUnavailableError("the last turn is still under way")  # its connection is not ours to use
             self._goodbye(hand_back_running)
         except StoreUnavailableError as error:
             log.error("could not say goodbye to the database: %s; the lease runs out by itself", error)
             trouble = error
-        self.desk.give_up_requests(StoreUnavailableError("the engine has stopped"))
+        except Exception as error:
+            log.exception("could not say goodbye to the database; the lease runs out by itself")
+            trouble = StoreUnavailableError(f"the last write failed: {error}")
+        self.desk.closed = True
+        self.desk.give_up_requests()
         for slots in self.slots.values():
             slots.close()
+        self.desk.alerts.close()
         self._bell.close()
         self._detach_logs()
         self._drop_connection()
@@ -398,7 +431,7 @@ class Engine:
         connection = self._conn()
         extra: list[tuple[Attempt, Outcome]] = []
         if hand_back_running:
-            done = {(o.task_id, o.claim) for _, o in list(self.desk.outcomes)}
+            done = self._reported()
             now = self.desk.now()
             extra = [
                 (a, hand_back(a, now, now + HAND_BACK_DELAY))

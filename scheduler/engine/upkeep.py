@@ -9,10 +9,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from scheduler.engine.alerts import letter_of_record
 from scheduler.engine.desk import Desk
+from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store import control, retention, schedules, workers
 from scheduler.store.finish import write_values
+from scheduler.store.read_tasks import get_tasks
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -29,6 +32,13 @@ class Lease:
         self._seen: tuple[int, float] | None = None
         self._renewed = desk.monotonic()
         self._dead: list[str] = []  # known to be dead, not yet recorded
+
+    def joined(self) -> None:
+        """A worker that has just begun does not know whether the clock jumped a moment ago.
+
+        The living renew every lease/3; only who has not done so in this time either is dead.
+        """
+        self.no_reaping_until = max(self.no_reaping_until, self.desk.monotonic() + 0.4 * self.desk.options.lease)
 
     def watch_clocks(self) -> None:
         """If wall and monotonic time disagree since the last look by more than lease/3, reap nobody for one lease.
@@ -70,11 +80,16 @@ class Lease:
             found = workers.reap(
                 c, self.desk.database.dialect, self.desk.now(), known_dead=self._dead, spare=worker, lapsed=not patient
             )
+            poisoned = [task for one in found for task in one.poisoned]
+            set_aside = get_tasks(c, poisoned) if poisoned else []
         self._dead.clear()
         for one in found:
             log.warning("worker %s died or lost its lease: %d tasks reclaimed", one.label, one.tasks)
             for task in one.poisoned:
                 log.error("task killed its worker again and again, alone: set aside as dead", extra={"task": task})
+        for record in set_aside:
+            if record.state is TaskState.DEAD:
+                self.desk.alerts.tell(letter_of_record(record))
         return found
 
 

@@ -297,10 +297,34 @@ def test_a_claim_that_never_started_gets_its_attempt_back(fleet: Fleet, clock: F
             task_id = dying.task(note).schedule()
         clock.advance(LEASE + 2)
         step(dying)
+        clock.advance(LEASE / 2)  # who has just joined gives the living time to renew before it reaps
+        step(dying)
         assert dying.get_task(task_id).attempt == n + 1
         fleet.kill(dying)
     clock.advance(LEASE + 2)
     last = named(fleet, "last")
     drain(last)
+    clock.advance(LEASE / 2)
+    drain(last)
     done = last.get_task(task_id)
     assert (done.attempt, done.attempts_used, last.result(task_id, timeout=0)) == (3, 1, "last")
+
+
+@pytest.mark.case(2)
+def test_who_joins_after_a_jump_of_the_clock_reaps_nobody_alive(fleet: Fleet, clock: FakeClock) -> None:
+    """A newcomer has no earlier look at the clock to compare with, so it waits until the living have renewed."""
+    living = named(fleet, "living")
+    task_id = living.task(note).schedule()
+    step(living)
+    clock.jump(10 * LEASE)
+    newcomer = named(fleet, "newcomer")
+    step(newcomer)
+    assert newcomer.get_task(task_id).state is TaskState.CLAIMED
+    for _ in range(4):
+        clock.advance(LEASE / 3)
+        step(living)
+        step(newcomer)
+    assert newcomer.get_task(task_id).attempt == 1
+    drain(living)
+    assert living.get_task(task_id).state is TaskState.SUCCESS
+    assert [a.number for a in living.get_attempts(task_id)] == [1]
