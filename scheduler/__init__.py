@@ -15,6 +15,7 @@ _WHERE = {
     "Context": "engine.context",
     "CycleError": "errors",
     "ConfigError": "errors",
+    "DeadLetter": "model.dead_letter",
     "DependencyFailed": "errors",
     "DuplicateKeyError": "errors",
     "InvalidScheduleError": "errors",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from scheduler.errors import UnknownScheduleError as UnknownScheduleError
     from scheduler.errors import UnknownTaskError as UnknownTaskError
     from scheduler.errors import UnregisteredKindError as UnregisteredKindError
+    from scheduler.model.dead_letter import DeadLetter as DeadLetter
     from scheduler.model.recurrence import Weekday as Weekday
     from scheduler.model.retry import RetryPolicy as RetryPolicy
     from scheduler.model.spec import TaskId as TaskId

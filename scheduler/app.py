@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import threading
@@ -16,6 +17,7 @@ from scheduler.batch import Batch
 from scheduler.builder import TaskBuilder, make_builder
 from scheduler.caller import Caller
 from scheduler.errors import ConfigError
+from scheduler.model.dead_letter import DeadLetter
 from scheduler.model.registry import Registry
 from scheduler.model.task import Task, TaskFunction
 from scheduler.ports import Clock, SystemClock
@@ -39,7 +41,8 @@ class Scheduler(Queries):
     ``ctx.state`` in handlers. ``settings``: sections of the configuration for the built-in tasks. ``pools``: (thread
     slots, async slots) by name. ``lease``, ``drain``, ``misfire_grace``: seconds. ``retention``: seconds by success,
     failed, outcomes. ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)`` must return
-    a context manager that surrounds each run. Raises ConfigError.
+    a context manager that surrounds each run, ``on_dead_letter(letter)`` is told, once and after the commit, of each
+    task that has failed for good while this process ran it. Raises ConfigError.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Scheduler(Queries):
         capture_root: bool = False,
         before_schedule: Callable[[Any], Any] | None = None,
         around_run: Callable[[Any], AbstractContextManager[Any]] | None = None,
+        on_dead_letter: Callable[[DeadLetter], Any] | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -72,6 +76,7 @@ class Scheduler(Queries):
         self._drain = drain
         self._rng = rng
         self._around_run = around_run
+        self._on_dead_letter = _hook(on_dead_letter)
         self._options: dict[str, Any] = {
             "queues": tuple(queues),
             "pools": _pools(pools),
@@ -162,6 +167,17 @@ class Scheduler(Queries):
             raise ConfigError("the scheduler has not been started")
         return self._engine
 
+    @property
+    def on_dead_letter(self) -> Callable[[DeadLetter], Any] | None:
+        """What is told of dead letters; a task module's ``setup(scheduler)`` may set it. Raises ConfigError."""
+        return self._on_dead_letter
+
+    @on_dead_letter.setter
+    def on_dead_letter(self, hook: Callable[[DeadLetter], Any] | None) -> None:
+        self._on_dead_letter = _hook(hook)
+        if self._engine is not None:
+            self._engine.desk.alerts.hook = self._on_dead_letter
+
     def _make_engine(self, *, inline: bool = False) -> Engine:
         from scheduler.engine.loop import Engine
         from scheduler.engine.options import EngineOptions
@@ -173,6 +189,7 @@ class Scheduler(Queries):
             state=self.state,
             settings=self.settings,
             around_run=self._around_run,
+            on_dead_letter=self._on_dead_letter,
             rng=self._rng,
             inline=inline,
             version=__version__,
@@ -256,6 +273,12 @@ class Scheduler(Queries):
 
     def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def _hook(given: Callable[[DeadLetter], Any] | None) -> Callable[[DeadLetter], Any] | None:
+    if given is not None and (not callable(given) or inspect.iscoroutinefunction(given)):
+        raise ConfigError(f"on_dead_letter must be a plain function of the dead letter, not {given!r}")
+    return given
 
 
 def _positive(value: float, what: str) -> float:

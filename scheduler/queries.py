@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from scheduler.dead_letters import DeadLetters
 from scheduler.errors import (
     ConfigError,
     CycleError,
@@ -93,6 +94,11 @@ class Queries:
     def schedules(self) -> Schedules:
         """The recurring schedules."""
         return Schedules(self)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The tasks that failed for good."""
+        return DeadLetters(self)
 
     # looking
 

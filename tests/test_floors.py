@@ -28,6 +28,7 @@ FLOORS = {
     "cli": 3,
     "config": 3,
     "daemon": 3,
+    "dead_letters": 3,
     "log": 3,
     "modules": 3,
     "notify": 3,

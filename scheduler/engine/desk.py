@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+from scheduler.engine.alerts import Alerts
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.options import EngineOptions
 from scheduler.errors import StoreUnavailableError
@@ -60,6 +61,7 @@ class Desk:
         self.held: dict[tuple[int, int], Attempt] = {}
         self.in_flight: dict[tuple[int, bool], int] = {}  # by (pool, is async): running, waiting, not yet reported
         self.means: dict[str, float] = {}  # seconds by kind
+        self.alerts = Alerts(None, None)
         self.inline: Callable[[], None] | None = None  # set when attempts run in the engine's own thread
         self._rng = rng if rng is not None else random.Random()
         self._sleeping = False

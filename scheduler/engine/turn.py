@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from scheduler.engine.alerts import letter_of
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk, Request
 from scheduler.engine.plan import MAX_TURN, Plan, allocate
 from scheduler.engine.pools import Slots, take_waiting, waiting_since
 from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store import claim as claims
 from scheduler.store import control, workers
@@ -232,6 +234,9 @@ class Turner:
                 )
             else:
                 self._tell(attempt, outcome)
+                # A cancel or a replaced payload may have won over the failure.
+                if outcome.end is AttemptEnd.DEAD and finished.ended.get(outcome.task_id) is TaskState.DEAD:
+                    self.desk.alerts.tell(letter_of(attempt.claimed, outcome))
         return ended
 
     def _tell(self, attempt: Attempt, o: Outcome) -> None:

@@ -47,6 +47,7 @@ class Kind:
         self.name = options.kind
         self.struct = struct
         self.run = run
+        self.runs = f"{source.__name__}.run" if isinstance(source, type) else source.function.__name__
         self.is_async = inspect.iscoroutinefunction(body)
         self.build = build
         self.on_attempt_failed: Callable[[Any, Any, BaseException], Any] | None = getattr(

@@ -28,6 +28,7 @@ __all__ = [
     "dependents",
     "ends",
     "get_task",
+    "get_tasks",
     "graph",
     "list_tasks",
     "result_of",
@@ -165,6 +166,15 @@ def get_task(connection: sa.Connection, task_id: int) -> TaskRecord:
     if row is None:
         raise UnknownTaskError(task_id)
     return _record(row, _side_values(connection, [row]))
+
+
+def get_tasks(connection: sa.Connection, ids: Sequence[int]) -> list[TaskRecord]:
+    """The tasks with these ids, in this order; those that are not there are left out."""
+    sql = prepared(f"SELECT {_NAMES} FROM schedd_tasks t WHERE t.id IN {dialect_of(connection).ids()}")
+    rows = connection.execute(sql, {"ids": bind_rows(ids)}).fetchall()
+    values = _side_values(connection, rows)
+    found = {row.id: _record(row, values) for row in rows}
+    return [found[i] for i in ids if i in found]
 
 
 def _one(connection: sa.Connection, task_id: int) -> sa.Row[Any] | None:

@@ -67,6 +67,22 @@ def break_only(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple
     release(connection, dialect, ended.items(), now)
 
 
+def parents_removed(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> None:
+    """End what waits for these unsuccessful tasks to be retried (*otherwise* wait): they are about to be removed."""
+    rows = connection.execute(
+        prepared(
+            "SELECT e.child, min(e.parent) AS parent FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
+            f"WHERE e.parent IN {dialect.ids()} AND e.otherwise = {_OTHERWISES.index(Otherwise.WAIT)} "
+            f"AND (e.ok & {END_BIT[TaskState.DEAD]}) = 0 AND c.state = {st.WAITING} GROUP BY e.child ORDER BY e.child"
+        ),
+        {"ids": bind_rows(ids)},
+    ).fetchall()
+    if rows:
+        failed = TaskState.FAILED.code
+        texts = [(row.child, failed, f"not run: task {row.parent} was removed", row.parent) for row in rows]
+        release(connection, dialect, _end(connection, dialect, texts, now).items(), now)
+
+
 def _break(connection: sa.Connection, dialect: Dialect, ends: dict[int, TaskState], now: int) -> dict[int, TaskState]:
     successes = [i for i, state in ends.items() if state is TaskState.SUCCESS]
     others = [i for i, state in ends.items() if state is not TaskState.SUCCESS]

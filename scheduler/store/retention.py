@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -26,7 +26,7 @@ class Removed(NamedTuple):
 # ended refers to it.
 _EXPIRED = f"""
 SELECT t.id, t.state FROM schedd_tasks t
-WHERE t.state = :state AND t.finished_at < :before
+WHERE t.state = :state AND t.state >= 6 AND t.finished_at < :before
   AND (t.state <> {st.SUCCESS} OR (coalesce(t.result_until, 0) <= :now AND coalesce(t.key_until, 0) <= :now))
   AND NOT EXISTS (SELECT 1 FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child
                   WHERE e.parent = t.id AND c.state < {st.FIRST_TERMINAL})
@@ -49,14 +49,19 @@ def sweep(
         if len(expired) >= batch:
             break
     if expired:
-        _remove(connection, dialect, expired, now)
+        remove(connection, dialect, expired, now)
     gone = connection.execute(
         prepared(
             "DELETE FROM schedd_outcomes WHERE task_id IN (SELECT task_id FROM schedd_outcomes "
-            "WHERE removed_at < :before ORDER BY removed_at LIMIT :batch)"
+            "WHERE removed_at < :before ORDER BY removed_at LIMIT :batch) RETURNING task_id"
         ),
         {"before": now - round(retention["outcomes"] * SECOND), "batch": batch},
-    )
+    ).fetchall()
+    if gone:
+        connection.execute(
+            prepared(f"DELETE FROM schedd_audit WHERE task_id IN {dialect.ids()}"),
+            {"ids": bind_rows([row[0] for row in gone])},
+        )
     workers = connection.execute(
         prepared(
             "DELETE FROM schedd_workers WHERE state >= 2 AND heartbeat_at < :before AND NOT EXISTS "
@@ -68,10 +73,11 @@ def sweep(
         connection.execute(
             prepared("DELETE FROM schedd_worker_kinds WHERE worker NOT IN (SELECT id FROM schedd_workers)")
         )
-    return Removed(len(expired), gone.rowcount, workers.rowcount, len(expired) >= batch or gone.rowcount >= batch)
+    return Removed(len(expired), len(gone), workers.rowcount, len(expired) >= batch or len(gone) >= batch)
 
 
-def _remove(connection: sa.Connection, dialect: Dialect, expired: list[tuple[int, int]], now: int) -> None:
+def remove(connection: sa.Connection, dialect: Dialect, expired: Sequence[tuple[int, int]], now: int) -> None:
+    """Delete ended tasks, rows (id, state), with all that belongs to them; their outcomes are remembered."""
     rows = dialect.rows({"id": int, "state": int})
     connection.execute(
         prepared(

@@ -175,6 +175,19 @@ outcomes = Table(  # what is remembered of a task that retention removed
 )
 Index("ix_schedd_outcomes_removed_at", outcomes.c.removed_at)
 
+audit = Table(  # who replayed, copied or purged dead letters; kept as long as the task or its outcome
+    "schedd_audit",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=True),
+    Column("task_id", BigInteger, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("actor", Text),
+    Column("action", Text, nullable=False),
+    Column("detail", Text),  # JSON
+    sqlite_autoincrement=True,
+)
+Index("ix_schedd_audit_task_id", audit.c.task_id)
+
 schedules = Table(
     "schedd_schedules",
     metadata,

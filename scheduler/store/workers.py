@@ -61,6 +61,7 @@ def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind],
     for kind in sorted(kinds, key=lambda k: k.name):  # one order for everybody, so that two boots cannot deadlock
         o = kind.options
         options = {
+            "runs": kind.runs,
             "queue": o.queue,
             "pool": int(o.priority),
             "retry": o.retry.to_json() if o.retry else None,

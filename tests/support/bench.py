@@ -113,6 +113,19 @@ class Bench:
         with self.jobs.database.write() as connection:
             connection.execute(sa.text(sql), bound)
 
+    def die(self, *names: str, **options: Any) -> list[int]:
+        """Dead letters of these names; ``options``: methods of the builder, each with its argument."""
+        self.script.failing |= set(names)
+        made = []
+        for name in names:
+            builder = self.step(name)
+            for method, value in options.items():
+                builder = getattr(builder, method)(value)
+            made.append(int(builder.schedule()))
+        self.drain()
+        assert set(self.states(*made)) <= {"dead"}
+        return made
+
     def close(self) -> None:
         for jobs in self.workers:
             if jobs._engine is not None:

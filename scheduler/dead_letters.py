@@ -1,0 +1,230 @@
+"""``jobs.dead_letters``: what failed for good, and what to do about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from scheduler.builder import check_text
+from scheduler.errors import ConfigError, PayloadError
+from scheduler.model.registry import MAX_KEY, Kind, encode_json
+from scheduler.model.spec import TaskId
+from scheduler.model.task import Task
+from scheduler.model.times import span_us
+from scheduler.ports import SECOND
+from scheduler.store import dead_letters as store
+from scheduler.store.dead_letters import BATCH, AuditRecord, Filter, Group
+from scheduler.store.failures import StoreTrouble
+from scheduler.store.read_tasks import TaskRecord, get_task
+from scheduler.store.replay import NewPayload, replay, replay_some
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.queries import Queries
+
+T = TypeVar("T")
+Seconds = float | timedelta
+MOST = 10_000  # of a bulk replay
+_TOGETHER = 100  # replayed in one transaction
+_TRIES = 5
+log = logging.getLogger("scheduler.dead_letters")
+
+
+class DeadLetterMetrics(msgspec.Struct, frozen=True):
+    """``oldest_age``: seconds since the oldest died, None if there is none; ``kinds``: how many of each kind."""
+
+    count: int
+    oldest_age: float | None
+    kinds: dict[str, int]
+
+
+class DeadLetters:
+    """``jobs.dead_letters``. Ages are seconds or timedeltas since a task died. Everything raises
+    StoreUnavailableError."""
+
+    def __init__(self, owner: Queries) -> None:
+        self._owner = owner
+
+    def list(
+        self,
+        *,
+        kind: str | None = None,
+        error_class: str | None = None,
+        fingerprint: str | None = None,
+        older_than: Seconds | None = None,
+        newer_than: Seconds | None = None,
+        limit: int = 100,
+    ) -> Sequence[TaskRecord]:
+        """Dead letters, those that died last first. Raises ConfigError."""
+        wanted = self._filter(kind, error_class, fingerprint, older_than, newer_than)
+        with self._owner.database.read() as connection:
+            return store.find(connection, wanted, _at_least_one(limit))
+
+    def groups(
+        self,
+        *,
+        kind: str | None = None,
+        error_class: str | None = None,
+        fingerprint: str | None = None,
+        older_than: Seconds | None = None,
+        newer_than: Seconds | None = None,
+        limit: int = 100,
+    ) -> Sequence[Group]:
+        """The same by kind and cause, the largest group first; ``group.text`` reads like ``412 × ConnectionRefused in
+        EmailTask.run``. Raises ConfigError."""
+        wanted = self._filter(kind, error_class, fingerprint, older_than, newer_than)
+        with self._owner.database.read() as connection:
+            return store.groups(connection, wanted, _at_least_one(limit))
+
+    def get(self, task_id: int) -> TaskRecord:
+        """One dead letter. Raises UnknownTaskError; InvalidTransitionError if the task is not dead."""
+        with self._owner.database.read() as connection:
+            return store.get(connection, task_id)
+
+    def replay(
+        self,
+        task_id: int,
+        by: str | None = None,
+        key: str | None = None,
+        payload: Any = None,
+        copy: bool = False,
+    ) -> TaskId:
+        """Run a dead letter again with a new budget; returns its id, or that of the copy.
+
+        The same task is opened again, with its attempts counting on, and what ended because of it comes back.
+        ``copy``: a new task with the same options is made instead, the dead letter stays. ``by``: who, for the audit.
+        ``key``, ``payload`` (an instance of the kind, or its fields as a dict) replace its own.
+        Raises UnknownTaskError, InvalidTransitionError if it is not dead (any more), DuplicateKeyError if another task
+        holds its key, PayloadError, UnregisteredKindError; then nothing is changed.
+        """
+        actor = _actor(by)
+        if key is not None:
+            check_text(key, "a key", MAX_KEY)
+        new = None if payload is None else self._payload(task_id, payload)
+        now = self._owner.database.now
+        made = self._write(lambda c: replay(c, task_id, now(), by=actor, key=key, payload=new, copy=copy))
+        self._owner._ring()
+        return made
+
+    def replay_all(
+        self,
+        limit: int = 100,
+        by: str | None = None,
+        kind: str | None = None,
+        fingerprint: str | None = None,
+        error_class: str | None = None,
+    ) -> Sequence[TaskId]:
+        """Replay up to ``limit`` (at most 10,000) of them, those that died first before others; returns their ids.
+
+        One whose key another task holds stays dead, and a warning is logged. What dies again meanwhile is left for
+        another call. Raises ConfigError.
+        """
+        if _at_least_one(limit) > MOST:
+            raise ConfigError(f"limit is at most {MOST}, not {limit!r}")
+        actor, at, more = _actor(by), (0, 0), True
+        done: list[TaskId] = []
+        database = self._owner.database
+        wanted = Filter(kind, error_class, fingerprint, before=database.now() + 1)
+        while more and len(done) < limit:
+            count, since = min(_TOGETHER, limit - len(done)), at
+            one = self._write(
+                lambda c, n=count, s=since: replay_some(c, database.now(), wanted, limit=n, by=actor, after=s)  # type: ignore[misc]
+            )
+            done += [TaskId(i, created=False) for i in one.replayed]
+            for task_id, holder in one.conflicts.items():
+                log.warning("not replayed: task %d holds its key", holder, extra={"task": task_id})
+            at, more = one.last, one.more
+            if one.replayed:
+                self._owner._ring()
+        return done
+
+    def purge(
+        self,
+        older_than: Seconds,
+        kind: str | None = None,
+        fingerprint: str | None = None,
+        error_class: str | None = None,
+        by: str | None = None,
+    ) -> int:
+        """Remove those that died longer ago than ``older_than``, in batches; returns how many.
+
+        Their outcome and audit are remembered. Tasks that wait for one of them to be retried end as failed. Raises
+        ConfigError.
+        """
+        if older_than is None:
+            raise ConfigError("purge wants an age: older_than, in seconds or as a timedelta")
+        actor, wanted = _actor(by), self._filter(kind, error_class, fingerprint, older_than, None)
+        removed, more = 0, True
+        while more:
+            one = self._write(lambda c: store.purge(c, self._owner.database.now(), wanted, by=actor))
+            removed, more = removed + one, one >= BATCH
+        return removed
+
+    def metrics(self) -> DeadLetterMetrics:
+        """How many there are, by kind too, and how old the oldest is."""
+        database = self._owner.database
+        with database.read() as connection:
+            found, now = store.metrics(connection), database.now()
+        age = None if found.oldest is None else max(0, now - found.oldest) / SECOND
+        return DeadLetterMetrics(found.count, age, found.kinds)
+
+    def audit(self, task_id: int | None = None, limit: int = 1000) -> Sequence[AuditRecord]:
+        """Who did what to a dead letter, or to all: the newest entries, in the order they were made. Also of removed
+        ones. Raises ConfigError."""
+        with self._owner.database.read() as connection:
+            return store.audit(connection, task_id, _at_least_one(limit))
+
+    def _filter(
+        self,
+        kind: str | None,
+        error_class: str | None,
+        fingerprint: str | None,
+        older_than: Seconds | None,
+        newer_than: Seconds | None,
+    ) -> Filter:
+        now = self._owner.database.now()
+        return Filter(
+            kind,
+            error_class,
+            fingerprint,
+            before=None if older_than is None else now - span_us(older_than, "older_than"),
+            after=None if newer_than is None else now - span_us(newer_than, "newer_than"),
+        )
+
+    def _payload(self, task_id: int, given: Any) -> NewPayload:
+        """The payload as it is stored, checked by the registered kind."""
+        registry = self._owner.registry
+        with self._owner.database.read() as connection:
+            kind: Kind = registry.named(get_task(connection, task_id).kind)
+        value = given
+        if not isinstance(given, Task):
+            value = kind.decode(encode_json(given, f"payload of {kind.name}"))
+        elif registry.of_instance(given) is not kind:
+            raise PayloadError(f"task {task_id} is of kind {kind.name}; {type(given).__name__} is another one")
+        return NewPayload(kind.encode(value), kind.lane(value), kind.options.schema_version)
+
+    def _write(self, work: Callable[[sa.Connection], T]) -> T:
+        """One transaction, tried again if it collided with another."""
+        for left in reversed(range(_TRIES)):
+            try:
+                with self._owner.database.write() as connection:
+                    return work(connection)
+            except StoreTrouble as trouble:
+                if "collided" not in str(trouble) or not left:
+                    raise
+        raise AssertionError("unreachable")
+
+
+def _actor(by: str | None) -> str | None:
+    return None if by is None else check_text(by, "by")
+
+
+def _at_least_one(limit: int) -> int:
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise ConfigError(f"limit must be a whole number from 1, not {limit!r}")
+    return limit

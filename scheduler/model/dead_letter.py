@@ -1,0 +1,24 @@
+"""What ``on_dead_letter`` is told of a task that has just failed for good. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that has just become a dead letter; the names are those of its stored record.
+
+    ``finished_at``: microseconds since the epoch, UTC.
+    """
+
+    id: int
+    kind: str
+    queue: str
+    key: str | None
+    correlation: str
+    attempt: int
+    error: str | None
+    error_class: str | None
+    fingerprint: str | None
+    status_code: int | None
+    finished_at: int
