@@ -87,7 +87,7 @@ class Scheduler(Queries):
             "capture_root": capture_root,
         }
         if retention is not None:
-            self._options["retention"] = dict(retention)
+            self._options["retention"] = _retention(retention)
         self._caller = Caller(self.database, self.registry, self._ring, timezone, before_schedule)
         self._engine: Engine | None = None
         self._bell: Bell | None = None
@@ -285,6 +285,17 @@ def _positive(value: float, what: str) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
         raise ConfigError(f"{what} must be a number of seconds above 0, not {value!r}")
     return float(value)
+
+
+def _retention(given: Mapping[str, float]) -> dict[str, float]:
+    kept = {"success": 86400.0, "failed": 30 * 86400.0, "outcomes": 90 * 86400.0}
+    for name, seconds in given.items():
+        if name not in kept:
+            raise ConfigError(f"there is no retention of {name!r}; there are {', '.join(kept)}")
+        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds <= 10**10:
+            raise ConfigError(f"retention of {name} must be a number of seconds from 0, not {seconds!r}")
+        kept[name] = float(seconds)
+    return kept
 
 
 def _pools(given: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]]:

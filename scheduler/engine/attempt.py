@@ -174,7 +174,7 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
         if c.payload is None:
             raise PayloadError("the payload is missing from the database")
         return attempt.kind.decode(c.payload, c.schema_version, c.id)
-    except Exception as error:
+    except BaseException as error:  # SystemExit of a build() or an upgrade() included
         # Whatever is wrong with the row or its upgrade will be wrong next time: set it aside, with the reason.
         return _for_good(attempt, runtime, describe(error))
 
@@ -264,6 +264,12 @@ def _call_hook(
     except BaseException:
         log.exception("hook of %s raised", attempt.claimed.kind)
         return None
+
+
+def gave_up(attempt: Attempt, runtime: Runtime, error: BaseException) -> Outcome:
+    """The outcome of an attempt around whose body something unforeseen was raised: the next one would meet it, too."""
+    log.error("an attempt could not be carried out", exc_info=error, extra={"task": attempt.claimed.id})
+    return _for_good(attempt, runtime, describe(error))
 
 
 def hand_back(attempt: Attempt, now: int, due: int | None = None) -> Outcome:

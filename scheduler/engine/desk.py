@@ -64,6 +64,7 @@ class Desk:
         self.alerts = Alerts(None, None)
         self.inline: Callable[[], None] | None = None  # set when attempts run in the engine's own thread
         self._rng = rng if rng is not None else random.Random()
+        self.closed = False  # the engine has stopped: nobody will answer
         self._sleeping = False
         self._rung = False
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -83,7 +84,9 @@ class Desk:
         """Ask for a heartbeat (and progress) to be written; True once committed, False if the fence is lost."""
         answer: Future[bool] = Future()
         self.requests.append(Request(attempt, percent, message, answer))
-        if self.inline is not None:
+        if self.closed:
+            self.give_up_requests()
+        elif self.inline is not None:
             self.inline()
         else:
             self._wake()
@@ -117,8 +120,10 @@ class Desk:
 
     def was_rung(self) -> bool:
         """Whether somebody rang since the last call."""
-        rung, self._rung = self._rung, False
-        return rung
+        if not self._rung:
+            return False
+        self._rung = False  # whoever rings from here on is heard next time
+        return True
 
     def sleep(self, seconds: float) -> None:
         """Wait for something to come in, at most this long."""
@@ -152,7 +157,12 @@ class Desk:
             mean = self.means.get(c.kind)
             self.means[c.kind] = took if mean is None else mean + _WEIGHT * (took - mean)
 
-    def give_up_requests(self, error: StoreUnavailableError) -> None:
-        """Answer what waits when the engine ends without another commit."""
-        while self.requests:
-            self.requests.popleft().answer.set_exception(error)
+    def give_up_requests(self) -> None:
+        """Answer what waits when the engine has ended: there is no other commit."""
+        while True:
+            try:
+                answer = self.requests.popleft().answer
+            except IndexError:
+                return
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(StoreUnavailableError("the engine has stopped"))

@@ -42,6 +42,7 @@ STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
 BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
 HAND_BACK_DELAY = 2 * SECOND
 JOIN = 15.0  # seconds to wait for the end of a turn
+JOIN = 15.0  # seconds to wait for the end of a turn
 
 
 class Engine:

@@ -6,18 +6,20 @@ The slots of one pool draw from one shared deque, so one slow task never holds u
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from scheduler.engine.attempt import Attempt, Runtime, execute, execute_async
+from scheduler.engine.attempt import Attempt, Runtime, execute, execute_async, gave_up
 from scheduler.engine.desk import Desk
 from scheduler.engine.options import POOL_NAMES
 from scheduler.model.outcome import Outcome
 from scheduler.ports import Spawner
 
 Report = Callable[[Attempt, Outcome], None]
+log = logging.getLogger("scheduler.engine")
 
 
 class Slots(Protocol):
@@ -111,7 +113,11 @@ class ThreadSlots:
                 if not going_on:
                     return
                 continue
-            report(attempt, execute(attempt, runtime))
+            try:
+                outcome = execute(attempt, runtime)
+            except BaseException as error:  # of what surrounds the body: the slot must survive it, and be free again
+                outcome = gave_up(attempt, runtime, error)
+            report(attempt, outcome)
 
     def interrupt(self, attempt: Attempt) -> None:
         """A thread cannot be interrupted from outside; its next context call raises."""
@@ -133,6 +139,7 @@ class AsyncSlots:
         self._spawn = spawn
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
         for attempt in attempts:
@@ -151,9 +158,16 @@ class AsyncSlots:
         return self._loop
 
     def _serve(self) -> None:
-        assert self._loop is not None
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        loop = self._loop
+        assert loop is not None
+        asyncio.set_event_loop(loop)
+        while not self._closed:
+            try:
+                loop.run_forever()
+            except BaseException:  # SystemExit in a task that a handler started breaks the loop; the others go on
+                log.exception("a task that a handler started ended the event loop: it goes on")
+        if not asyncio.all_tasks(loop):
+            loop.close()
 
     def _fill(self) -> None:
         assert self._loop is not None
@@ -181,6 +195,8 @@ class AsyncSlots:
             timer = self._loop.call_later(attempt.claimed.timeout / 1e6, self._time_out, attempt)
         try:
             outcome = await execute_async(attempt, self._runtime)
+        except BaseException as error:  # as in threads
+            outcome = gave_up(attempt, self._runtime, error)
         finally:
             attempt.asyncio_task = None
             if timer is not None:
@@ -198,11 +214,12 @@ class AsyncSlots:
             if attempt.asyncio_task is not None:
                 attempt.asyncio_task.cancel()
 
-        if self._loop is not None:
+        if self._loop is not None and not self._closed:
             self._loop.call_soon_threadsafe(cancel)
 
     def close(self) -> None:
-        if self._loop is not None:
+        if self._loop is not None and not self._closed:
+            self._closed = True
             self._loop.call_soon_threadsafe(self._loop.stop)
 
 

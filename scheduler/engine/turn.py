@@ -11,6 +11,7 @@ from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk, Request
 from scheduler.engine.plan import MAX_TURN, Plan, allocate
 from scheduler.engine.pools import Slots, take_waiting, waiting_since
+from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS, FOREVER, SECOND
@@ -49,7 +50,8 @@ class Turner:
         self.slots = slots
         self.worker = 0
         self.alone: Attempt | None = None  # a suspect that runs by itself
-        self._deferred: list[tuple[Attempt, Outcome]] = []
+        self.deferred: list[tuple[Attempt, Outcome]] = []  # to be written with the next turn
+        self._unsure = False  # the last commit may or may not have been made
         self._rotation = 0
 
     def has_work(self) -> bool:
@@ -61,8 +63,8 @@ class Turner:
     ) -> TurnResult:
         """One transaction. On an error nothing is lost: outcomes and requests wait for the next turn."""
         desk = self.desk
-        outcomes = self._deferred + (extra or [])
-        self._deferred = []
+        outcomes = self.deferred + (extra or [])
+        self.deferred = []
         while desk.outcomes:
             outcomes.append(desk.outcomes.popleft())
         outcomes += self._stale()
@@ -79,6 +81,7 @@ class Turner:
             with desk.database.write(connection) as c:
                 dialect = desk.database.dialect
                 now = desk.now()
+                unsure = self._unsure and self._give_back_unknown(c, now)
                 if outcomes:
                     finished = finish(c, dialect, self.worker, [o for _, o in outcomes], now)
                 if requests:
@@ -98,9 +101,11 @@ class Turner:
                 if outcomes:
                     FAILPOINTS.hit("before finish commit")
         except BaseException:
-            self._deferred = outcomes + self._deferred
+            self.deferred = outcomes + self.deferred
+            self._unsure = True
             desk.requests.extendleft(reversed(requests))
             raise
+        self._unsure = unsure
         if outcomes:
             FAILPOINTS.hit("after finish commit")
         if claimed:
@@ -109,6 +114,8 @@ class Turner:
             if key in desk.held:
                 desk.held[key].marked = True
         for r in requests:
+            if not r.answer.set_running_or_notify_cancel():
+                continue  # an async body that was cancelled while it waited
             r.answer.set_result((r.attempt.claimed.id, r.attempt.claimed.claim) in held)
         ended = self._settle(outcomes, finished)
         self._hand_out(claimed, plan)
@@ -122,6 +129,22 @@ class Turner:
             bool(picked) and len(claimed) >= sum(picked.values()),
             ended,
         )
+
+    def _give_back_unknown(self, connection: sa.Connection, now: int) -> bool:
+        """Claims that a turn made whose commit came through without its answer: nobody here knows of them.
+
+        Returns whether some are left for the next turn, since somebody's transaction holds them.
+        """
+        rows = claims.held_by(connection, self.worker)
+        unknown = [
+            Outcome(r.id, r.claim, r.attempt, AttemptEnd.HANDED_BACK, st.SCHEDULED, r.claimed_at, None, now, refund=1)
+            for r in rows
+            if (r.id, r.claim) not in self.desk.held
+        ]
+        if not unknown:
+            return False
+        log.warning("%d tasks were claimed by a commit that was not answered: given back", len(unknown))
+        return bool(finish(connection, self.desk.database.dialect, self.worker, unknown, now).deferred)
 
     def _absolve(self, connection: sa.Connection, gone: set[tuple[int, int]]) -> None:
         """A suspect that has ended, or has run long enough, no longer keeps others waiting (nor is it blamed alone)."""
@@ -149,10 +172,11 @@ class Turner:
             # A suspect runs beside nothing young: claim nothing until what is held has ended or has shown, by running
             # for a while, that it is not what kills workers. Bounded by ALONE, and by give_back for what waits.
             since = desk.monotonic() - ALONE
-            if any(k not in gone and (a.started_at is None or a.started_mono > since) for k, a in desk.held.items()):
-                return Plan([], {})
-            suspect = next(h for h in due if h.lane.startswith(SUSPECT_LANE))
-            return allocate([suspect], lambda _pool, _head: 1, 1, 0)
+            held = [a for k, a in desk.held.items() if k not in gone]
+            old = [a for a in held if a.started_at is not None and a.started_mono <= since]
+            plan = self._plan_suspect([h for h in due if h.lane.startswith(SUSPECT_LANE)], old)
+            if plan.picks:
+                return plan if len(old) == len(held) else Plan([], {})
         freed: dict[tuple[int, bool], int] = {}
         for key in gone:
             attempt = desk.held.get(key)
@@ -164,6 +188,24 @@ class Turner:
         if desk.options.max_concurrent:
             budget = max(0, desk.options.max_concurrent - total)
         return allocate(ordinary, self._room(freed), budget, self._rotation)
+
+    def _plan_suspect(self, suspects: list[LaneHead], old: list[Attempt]) -> Plan:
+        """One suspect that can start once nothing but these old bodies is held; empty if each of its slots has one."""
+        desk = self.desk
+        taken: dict[tuple[int, bool], int] = {}
+        for attempt in old:
+            sort = (attempt.pool, attempt.kind.is_async)
+            taken[sort] = taken.get(sort, 0) + 1
+
+        def room(pool: int, head: LaneHead) -> int:
+            kind = desk.registry.get(claims.kind_of(head.lane))
+            assert kind is not None
+            slots = self.slots.get((pool, kind.is_async))
+            return 0 if slots is None else max(0, slots.size - taken.get((pool, kind.is_async), 0))
+
+        if desk.options.max_concurrent and len(old) >= desk.options.max_concurrent:
+            return Plan([], {})
+        return allocate(suspects, room, 1, self._rotation)
 
     def _room(self, freed: dict[tuple[int, bool], int]) -> Callable[[int, LaneHead], int]:
         desk = self.desk
@@ -223,7 +265,7 @@ class Turner:
         for attempt, outcome in outcomes:
             key = (outcome.task_id, outcome.claim)
             if key in deferred:
-                self._deferred.append((attempt, outcome))
+                self.deferred.append((attempt, outcome))
                 continue
             self.desk.put_down(attempt, outcome)
             ended = ended or attempt.claimed.schedule is not None
@@ -272,7 +314,7 @@ class Turner:
         shares = {key: [list(s) for s in value] for key, value in plan.shares.items()}
         batches: dict[tuple[int, bool], list[Attempt]] = {}
         for c in claimed:
-            kind = desk.registry.get(c.kind)
+            kind = desk.registry.get(claims.kind_of(c.lane))
             assert kind is not None, "only lanes of registered kinds are claimed"
             todo = shares[c.queue, c.lane, c.pool]
             while todo[0][1] <= 0 and len(todo) > 1:

@@ -208,6 +208,17 @@ def mark_running(
     return {(row[0], row[1]) for row in connection.execute(prepared(sql), bound)}
 
 
+def held_by(connection: sa.Connection, worker: int) -> Sequence[sa.Row[Any]]:
+    """Rows (id, claim, attempt, claimed_at) of what ``worker`` holds by the database."""
+    return connection.execute(
+        prepared(
+            "SELECT id, claim, attempt, claimed_at FROM schedd_tasks "
+            "WHERE worker = :worker AND state >= 4 AND state <= 5"
+        ),
+        {"worker": worker},
+    ).fetchall()
+
+
 def clear_suspicion(connection: sa.Connection, worker: int, task_id: int, claim_number: int) -> None:
     """Let a suspect that has run alone for long enough count as an ordinary task again."""
     connection.execute(

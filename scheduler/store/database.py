@@ -158,6 +158,7 @@ class Database:
             if self._engine is not None:
                 self._engine.dispose()
                 self._engine = None
+                self._gate = Gate(None)  # its locks' files are closed once nobody passes through any more
 
 
 def parse_url(url: str) -> sa.URL:

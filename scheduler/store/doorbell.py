@@ -63,12 +63,14 @@ class SocketBell:
 
     def listen(self, incarnation: str, wake: Callable[[], None]) -> None:
         self._own = incarnation
-        self._lock_fd = os.open(f"{incarnation}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660, dir_fd=self._dirfd)
+        # Named only once it is held: a reaper that met it free would take us for dead.
+        draft = f"{incarnation}.new"
+        self._lock_fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660, dir_fd=self._dirfd)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        os.rename(draft, f"{incarnation}.lock", src_dir_fd=self._dirfd, dst_dir_fd=self._dirfd)
+        self._listener = listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         listener.bind(self._short(f"{incarnation}.sock"))
         os.chmod(f"{incarnation}.sock", 0o660, dir_fd=self._dirfd)
-        self._listener = listener
 
         def serve() -> None:
             while True:
@@ -83,7 +85,11 @@ class SocketBell:
         self._spawn(serve, "schedd-doorbell")
 
     def ring(self) -> None:
-        for name in self._sockets():
+        try:
+            sockets = self._sockets()
+        except OSError:
+            return  # closed meanwhile, or the directory is gone: they poll
+        for name in sockets:
             if name == f"{self._own}.sock":
                 continue
             try:
@@ -101,8 +107,12 @@ class SocketBell:
 
     def known_dead(self) -> list[str]:
         """Incarnations on this host whose process is gone; what they left in the directory is removed."""
-        dead = []
-        for name in os.listdir(self._dirfd):
+        dead: list[str] = []
+        try:
+            names = os.listdir(self._dirfd)
+        except OSError:  # the directory is gone: leases tell
+            return dead
+        for name in names:
             if not name.endswith(".lock") or name == f"{self._own}.lock":
                 continue
             with contextlib.suppress(OSError):
@@ -123,14 +133,18 @@ class SocketBell:
         if self._listener is not None:
             with contextlib.suppress(OSError):
                 self._sender.sendto(b"close", self._short(f"{self._own}.sock"))
-            for suffix in (".sock", ".lock"):
+            self._listener.close()
+            self._listener = None
+        if self._lock_fd >= 0:
+            for suffix in (".sock", ".lock", ".new"):
                 with contextlib.suppress(OSError):
                     os.unlink(self._own + suffix, dir_fd=self._dirfd)
-            self._listener.close()
             os.close(self._lock_fd)
-            self._listener = None
+            self._lock_fd = -1
         self._sender.close()
-        os.close(self._dirfd)
+        if self._dirfd >= 0:
+            os.close(self._dirfd)
+            self._dirfd = -1  # its number is soon another file's
 
 
 class NotifyBell:
@@ -202,6 +216,8 @@ class NotifyBell:
         self._notify()
 
     def _notify(self) -> None:
+        if self._closed.is_set():
+            return  # a late timer must not open the database anew
         try:
             with self._database.open().connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 connection.exec_driver_sql(f"NOTIFY {CHANNEL}")

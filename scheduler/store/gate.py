@@ -12,6 +12,7 @@ import fcntl
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,14 +26,18 @@ class _Lock:
         self._mutex = threading.Lock()
         self._fd = -1
         self._pid = 0
+        self._closer: weakref.finalize[..., _Lock] | None = None
 
     def acquire(self, deadline: float) -> bool:
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         try:
             if self._pid != os.getpid():  # a lock inherited over fork is shared with the parent: open one's own
+                if self._closer is not None:
+                    self._closer()  # this process's copy only
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
                 self._pid = os.getpid()
+                self._closer = weakref.finalize(self, os.close, self._fd)
             while True:
                 try:
                     fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

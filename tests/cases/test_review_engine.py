@@ -1,0 +1,342 @@
+"""An engine that meets trouble in the middle of a turn, at its start or at its end: nothing stays stuck."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler import Context, Scheduler, Task
+from scheduler.engine.attempt import execute
+from scheduler.errors import StoreUnavailableError
+from scheduler.model.spec import TaskId
+from scheduler.ports import FAILPOINTS
+from scheduler.testing import drain, engine_of
+from support.bench import Bench, Step, ring_and_step, run_claimed
+from support.databases import Database
+
+
+@pytest.fixture
+def commit_unknown(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Breaks the connection of a scheduler after its next commits, before the answer: they succeed, it seems not."""
+
+    def arrange(jobs: Scheduler, times: int = 1) -> None:
+        real = jobs.database.write
+        left = [times]
+
+        @contextlib.contextmanager
+        def write(connection: sa.Connection | None = None) -> Iterator[sa.Connection]:
+            with real(connection) as c:
+                yield c
+            if left[0]:
+                left[0] -= 1
+                raise StoreUnavailableError("the connection broke")
+
+        monkeypatch.setattr(jobs.database, "write", write)
+
+    return arrange
+
+
+@pytest.mark.case(9)
+def test_a_claim_whose_commit_was_not_answered_is_given_back(bench: Bench, commit_unknown: Any) -> None:
+    first = bench.step("first").schedule()
+    ring_and_step(bench.jobs)
+    run_claimed(bench.jobs)
+    second = bench.step("second").schedule()
+    commit_unknown(bench.jobs)
+    with pytest.raises(StoreUnavailableError):
+        engine_of(bench.jobs).turner.turn(engine_of(bench.jobs)._conn(), claiming=True)
+    assert bench.states(first, second) == ["success", "claimed"]
+    bench.drain()
+    assert bench.states(first, second) == ["success", "success"]
+    assert bench.script.ran == ["first", "second"]
+    assert bench.jobs.get_task(second).attempt == 1
+    assert not engine_of(bench.jobs).desk.held
+
+
+@pytest.mark.case(2)
+def test_a_lost_worker_that_cannot_join_again_at_once_claims_nothing_meanwhile(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(bench.jobs)
+    ring_and_step(bench.jobs)
+    bench.execute("UPDATE schedd_workers SET state = 3")
+    task = bench.step("task").schedule()
+
+    def away(*_: Any) -> Any:
+        raise StoreUnavailableError("away")
+
+    with monkeypatch.context() as m:
+        m.setattr("scheduler.engine.loop.workers.register", away)
+        bench.clock.advance(11)
+        for _ in range(2):
+            with contextlib.suppress(StoreUnavailableError):
+                ring_and_step(bench.jobs)
+    assert bench.state(task) == "scheduled"
+    bench.drain()
+    assert bench.script.ran == ["task"]
+    assert engine.worker
+
+
+@pytest.mark.case(60)
+def test_a_suspect_for_a_pool_that_this_worker_lacks_holds_up_nobody(bench: Bench) -> None:
+    suspect = bench.step("suspect").priority("low").schedule()
+    bench.execute("UPDATE schedd_tasks SET lane = '!' || lane, suspect = 2")
+    other = bench.step("other").schedule()
+    worker = bench.worker(pools={"low": (0, 0)})
+    drain(worker)
+    assert bench.states(suspect, other) == ["scheduled", "success"]
+    bench.drain()
+    assert bench.state(suspect) == "success"
+
+
+@pytest.mark.case(60)
+def test_a_suspect_whose_pool_is_taken_for_long_holds_up_nobody(bench: Bench) -> None:
+    bench.jobs._options["pools"] = {"high": (1, 0), "medium": (2, 0), "low": (1, 0)}
+    engine = engine_of(bench.jobs)
+    bench.step("long").priority("low").schedule()
+    ring_and_step(bench.jobs)
+    (low,) = [s for key, s in engine.slots.items() if key == (2, False)]
+    attempt = low.waiting.popleft()  # its body is under way
+    attempt.started_at, attempt.started_mono = bench.clock.now(), bench.clock.monotonic()
+    bench.clock.advance(11)
+    suspect = bench.step("suspect").priority("low").schedule()
+    bench.execute("UPDATE schedd_tasks SET lane = '!' || lane, suspect = 2 WHERE id = :id", id=suspect)
+    other = bench.step("other").schedule()
+    for _ in range(3):
+        bench.clock.advance(1.5)
+        ring_and_step(bench.jobs)
+        while engine.slots[1, False].run_one():
+            pass
+    ring_and_step(bench.jobs)
+    assert bench.states(suspect, other) == ["scheduled", "success"]
+    engine.desk.report(attempt, execute(attempt, engine.desk))
+    bench.drain()
+    assert bench.states(suspect) == ["success"]
+
+
+def test_a_request_that_its_handler_stopped_waiting_for_stops_no_turn(bench: Bench) -> None:
+    first = bench.step("first").schedule()
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    (attempt,) = engine.desk.held.values()
+    engine.desk.inline = None
+    assert engine.desk.request(attempt, 5.0, None).cancel()  # what asyncio does when it cancels who awaits it
+    run_claimed(bench.jobs)
+    second = bench.step("second").schedule()
+    ring_and_step(bench.jobs)
+    bench.drain()
+    assert bench.states(first, second) == ["success", "success"]
+    assert not engine.desk.held
+
+
+def test_the_last_write_records_what_an_earlier_turn_could_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = bench.step("task").schedule()
+    ring_and_step(bench.jobs)
+    run_claimed(bench.jobs)
+    engine = engine_of(bench.jobs)
+
+    def away(_: str) -> None:
+        raise StoreUnavailableError("away")
+
+    with monkeypatch.context() as m:
+        m.setattr(FAILPOINTS, "hit", away)
+        with pytest.raises(StoreUnavailableError):
+            engine.turner.turn(engine._conn(), claiming=True)
+    assert engine.running_ids() == []
+    assert engine.stop(hand_back_running=True) is None
+    assert bench.state(task) == "success"
+    assert [a.outcome for a in bench.jobs.get_attempts(task)] == ["succeeded"]
+
+
+class Old(Task, kind="old", schema_version=2):
+    def run(self, ctx: Context) -> None: ...
+
+    @classmethod
+    def upgrade(cls, payload: Any, version: int) -> Any:
+        raise SystemExit("no")
+
+
+def test_an_upgrade_that_raises_systemexit_ends_only_its_task(database: Database) -> None:
+    with Scheduler(database.url, pools={"medium": (1, 0)}) as jobs:
+        jobs.register(Old)
+        jobs.register(Step)
+        jobs.state = None
+        engine = jobs.engine
+        spec = jobs.task(Old())._spec
+        spec.schema_version = 1
+        task = jobs._caller.store([spec])[0]
+        assert jobs.wait(task, 10)[task].state == "dead"
+        assert engine.running_ids() == []
+        jobs.stop()
+
+
+class Exits(Task, kind="exits"):
+    async def run(self, ctx: Any) -> None:
+        import asyncio
+
+        async def inner() -> None:
+            raise SystemExit(3)
+
+        await asyncio.gather(inner())
+
+
+class Fine(Task, kind="fine"):
+    async def run(self, ctx: Any) -> str:
+        return "fine"
+
+
+@pytest.mark.case(7)
+def test_systemexit_in_a_handlers_own_asyncio_task_leaves_the_loop_alive(database: Database) -> None:
+    with Scheduler(database.url) as jobs:
+        jobs.register(Exits)
+        jobs.register(Fine)
+        bad = jobs.task(Exits()).schedule()
+        assert jobs.wait(bad, 10)[bad].state == "dead"
+        good = jobs.task(Fine()).schedule()
+        assert jobs.result(good, 10) == "fine"
+
+
+@pytest.mark.case(8)
+def test_stop_while_a_turn_claims_leaves_nothing_behind(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, stopping = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    def hit(name: str) -> None:
+        if name == "after claim":
+            go.set()
+            stopping.wait(0.5)
+
+    class Slow(Task, kind="slow"):
+        def run(self, ctx: Context) -> None:
+            ran.append(ctx.id)
+            threading.Event().wait(0.3)
+
+    jobs = Scheduler(database.url)
+    jobs.register(Slow)
+    jobs.start()
+    assert jobs.engine.wait_ready(10)
+    monkeypatch.setattr(FAILPOINTS, "hit", hit)
+    task = jobs.task(Slow()).schedule()
+    assert go.wait(10)
+    left = jobs.stop()
+    record = jobs.get_task(task)
+    assert left == []
+    assert record.state == ("success" if ran else "scheduled")
+    jobs.close()
+
+
+def test_an_engine_that_drains_sleeps(database: Database) -> None:
+    over = threading.Event()
+
+    class Slow(Task, kind="slow"):
+        def run(self, ctx: Context) -> None:
+            over.wait(20)
+
+    jobs = Scheduler(database.url)
+    jobs.register(Slow)
+    jobs.start()
+    task = jobs.task(Slow()).schedule()
+    while jobs.get_task(task).state != "running":
+        over.wait(0.01)
+    engine = jobs.engine
+    steps: list[int] = []
+    real = engine.step
+
+    def step() -> float:
+        steps.append(1)
+        return real()
+
+    engine.step = step  # type: ignore[method-assign]
+    assert jobs.stop(drain=1.0) == [task]
+    over.set()
+    while jobs.is_running():
+        threading.Event().wait(0.01)
+    jobs.close()
+    assert len(steps) < 200
+
+
+def test_who_asks_after_the_engine_has_stopped_is_told(bench: Bench) -> None:
+    bench.step("task").schedule()
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    (attempt,) = engine.desk.held.values()
+    engine.desk.inline = None
+    engine.stop(hand_back_running=True)
+    with pytest.raises(StoreUnavailableError):
+        engine.desk.request(attempt, 1.0, None).result(5)
+
+
+def test_scheduling_while_the_scheduler_stops_is_no_error(database: Database) -> None:
+    jobs = Scheduler(database.url)
+    jobs.register(Fine)
+    jobs.start()
+    engine = jobs.engine
+    assert engine.wait_ready(10)
+    jobs.stop()
+    jobs._engine = engine  # as seen by a thread that schedules at that moment
+    assert isinstance(jobs.task(Fine()).schedule(), TaskId)
+    jobs._engine = None
+    jobs.close()
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_without_permission_for_a_socket_an_engine_polls(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("scheduler.store.doorbell.fcntl.flock", refuse)
+    with Scheduler(database.url) as jobs:
+        jobs.register(Fine)
+        assert jobs.result(jobs.task(Fine()).schedule(), 10) == "fine"
+
+
+def test_some_of_the_retention_times_may_be_given(database: Database) -> None:
+    with Scheduler.for_testing(url=database.url, retention={"success": 3600}) as jobs:
+        assert jobs._make_engine().options.retention == {
+            "success": 3600.0,
+            "failed": 30 * 86400.0,
+            "outcomes": 90 * 86400.0,
+        }
+
+
+def test_kinds_registered_while_the_database_is_away_are_published_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring_and_step(bench.jobs)
+
+    def away(*_: Any) -> Any:
+        raise StoreUnavailableError("away")
+
+    bench.jobs.register(Fine)
+    with monkeypatch.context() as m:
+        m.setattr("scheduler.engine.loop.workers.publish_kinds", away)
+        with pytest.raises(StoreUnavailableError):
+            ring_and_step(bench.jobs)
+    ring_and_step(bench.jobs)
+    with bench.jobs.database.read() as connection:
+        found = connection.execute(sa.text("SELECT 1 FROM schedd_worker_kinds WHERE kind = 'fine'")).scalar()
+    assert found == 1
+
+
+def test_a_closed_scheduler_leaves_no_file_open(database: Database) -> None:
+    def run_one() -> int:
+        with Scheduler(database.url, pools={"medium": (1, 1)}) as jobs:
+            jobs.register(Fine)
+            assert jobs.result(jobs.task(Fine()).schedule(), 10) == "fine"
+            threads = [t for t in threading.enumerate() if t.name.startswith("schedd-")]
+        jobs.close()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        return len(os.listdir("/proc/self/fd"))
+
+    run_one()
+    before = run_one()
+    for _ in range(3):
+        assert run_one() <= before
