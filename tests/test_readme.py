@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from scheduler import ConfigError, Scheduler, task
@@ -136,12 +137,11 @@ def test_commands_exist() -> None:
     named = set(re.findall(r"^\$ schedctl ([a-z]+)", README, re.MULTILINE))
     assert named
     assert named <= COMMANDS.keys()
-    besides = README[README.index("Besides these there are") :].split("\n\n")[0]
-    for words in re.findall(r"`([a-z]+(?: [a-z]+)?)`", besides.replace("\n", " ").split("Exit status")[0]):
-        context = root.make_context("schedctl", [words], resilient_parsing=True)
+    besides = README[README.index("Besides these there are") :].split("Exit status")[0].replace("\n", " ")
+    for words in re.findall(r"`([a-z]+(?: [a-z]+)?)`", besides):
         command: Any = root
         for word in words.split():
-            command = command.get_command(context, word)
+            command = command.get_command(click.Context(command), word)
             assert command is not None, words
 
 
