@@ -90,23 +90,19 @@ class Given:
 
     def spec(self, kind: str, payload: dict[str, Any], record: KindRecord | None) -> TaskSpec:
         """The task to store: the kind's options, and over them what was given. Raises SchedulerError."""
-        from scheduler.model.registry import MAX_PAYLOAD, encode_json
         from scheduler.model.retry import RetryPolicy
         from scheduler.model.spec import TaskSpec
         from scheduler.model.task import Priority, check_name
 
         self.check()
         options = record.options if record is not None else {}
-        text = encode_json(payload, f"payload of {kind}")
-        if len(text.encode()) > MAX_PAYLOAD:
-            raise PayloadError(f"payload of {kind} is over the limit of {MAX_PAYLOAD} bytes")
         policy = None if options.get("retry") is None else RetryPolicy.from_json(options["retry"])
         if self.retry is not None:
             policy = RetryPolicy(max_attempts=self.retry + 1)
         return TaskSpec(
             kind=kind,
-            payload=text,
-            lane=_lane(kind, payload, record),
+            payload=encode_payload(kind, payload),
+            lane=lane_of(kind, payload, record),
             queue=check_name("queue", self.queue) if self.queue is not None else options.get("queue", "default"),
             pool=int(Priority.parse(self.priority)) if self.priority else options.get("pool", int(Priority.MEDIUM)),
             run_at=self.run_at or 0,
@@ -124,7 +120,18 @@ class Given:
         )
 
 
-def _lane(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:
+def encode_payload(kind: str, payload: Any) -> str:
+    """A payload as JSON text. Raises PayloadError if it is too long."""
+    from scheduler.model.registry import MAX_PAYLOAD, encode_json
+
+    text = encode_json(payload, f"payload of {kind}")
+    if len(text.encode()) > MAX_PAYLOAD:
+        raise PayloadError(f"payload of {kind} is over the limit of {MAX_PAYLOAD} bytes")
+    return text
+
+
+def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:
+    """Where a task queues up: its kind, or kind + concurrency key. Raises PayloadError."""
     from scheduler.cli.payload import with_defaults
     from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY
 

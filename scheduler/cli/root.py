@@ -24,6 +24,7 @@ COMMANDS = {
     "wait": ("follow", "Wait until tasks have ended."),
     "logs": ("follow", "What a task's attempts wrote."),
     "graph": ("graph", "The tasks that edges connect with a task."),
+    "dlq": ("dlq", "Dead letters: what failed for good, and replaying it."),
     "cron": ("cron", "Recurring schedules."),
     "workers": ("workers", "Workers and their leases."),
     "db": ("db", "The database: upgrade, check, backup."),

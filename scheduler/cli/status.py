@@ -47,6 +47,11 @@ def _view(found: Status, now: int) -> dict[str, Any]:
             "since": time(oldest.since),
             "age": seconds(max(0, now - oldest.since)),
         },
+        "dead_letters": {
+            "count": found.states.get("dead", 0),
+            "oldest": time(found.oldest_dead),
+            "oldest_age": None if found.oldest_dead is None else seconds(max(0, now - found.oldest_dead)),
+        },
         "workers": [worker_view(worker, now) for worker in found.workers],
         "stuck": [
             {"problem": s.problem, "text": s.text, "number": s.number, "tasks": list(s.tasks)} for s in found.stuck
@@ -55,7 +60,7 @@ def _view(found: Status, now: int) -> dict[str, Any]:
 
 
 def _print(found: Status, now: int) -> None:
-    from scheduler.model.texts import listed, span_text
+    from scheduler.model.texts import counted, listed, span_text
 
     if found.states:
         print_table([{"state": s, "tasks": n} for s, n in found.states.items()], ("state", "tasks"))
@@ -69,6 +74,11 @@ def _print(found: Status, now: int) -> None:
     if oldest is not None:
         age = span_text(max(0, now - oldest.since))
         click.echo(f"oldest ready: task {oldest.id} ({oldest.kind}, queue {oldest.queue}), for {age}")
+        click.echo()
+    if found.oldest_dead is not None:
+        age = span_text(max(0, now - found.oldest_dead))
+        dead = counted(found.states.get("dead", 0), "dead letter")
+        click.echo(f"{dead}, the oldest for {age}: `schedctl dlq list` shows the causes")
         click.echo()
     if found.workers:
         rows = [worker_row(worker, now) | {"kinds": len(worker.kinds)} for worker in found.workers]

@@ -11,10 +11,12 @@ from scheduler.cli.output import cell, print_fields, print_object, print_rows, p
 from scheduler.cli.session import Session, note, with_session
 from scheduler.cli.views import (
     ATTEMPT_COLUMNS,
+    AUDIT_COLUMNS,
     EDGE_COLUMNS,
     LIST_COLUMNS,
     TASK_FIELDS,
     attempt_view,
+    audit_view,
     edge_view,
     task_view,
 )
@@ -99,12 +101,14 @@ def list_command(
 @with_session
 def show_command(session: Session, /, task_id: int) -> None:
     """Everything about a task: payload, edges, attempts, result, log, and why it is not running."""
-    view = _view(session, task_id)
+    view = view_of(session, task_id)
     if not print_object(session, view):
-        _print(view)
+        print_view(view)
 
 
-def _view(session: Session, task_id: int) -> dict[str, Any]:
+def view_of(session: Session, task_id: int) -> dict[str, Any]:
+    """All that ``show`` tells of a task. Raises UnknownTaskError."""
+    from scheduler.store.dead_letters import audit
     from scheduler.store.read_graph import dependencies, dependents
     from scheduler.store.read_history import attempt_log, attempts
     from scheduler.store.read_tasks import get_task
@@ -124,11 +128,13 @@ def _view(session: Session, task_id: int) -> dict[str, Any]:
             "depends_on": [edge_view(e, e.parent) for e in dependencies(connection, task_id)],
             "dependents": [edge_view(e, e.child) for e in dependents(connection, task_id)],
             "attempts": [attempt_view(a) for a in attempts(connection, task_id)],
+            "audit": [audit_view(a) for a in audit(connection, task_id)],
             "log": None if log is None else log.splitlines()[-LOG_LINES:],
         }
 
 
-def _print(view: dict[str, Any]) -> None:
+def print_view(view: dict[str, Any]) -> None:
+    """The same for people."""
     from scheduler.model.texts import counted
 
     fields: list[tuple[str, object]] = [
@@ -150,6 +156,7 @@ def _print(view: dict[str, Any]) -> None:
         ("depends on", view["depends_on"], EDGE_COLUMNS),
         ("dependents", view["dependents"], EDGE_COLUMNS),
         ("attempts", view["attempts"], ATTEMPT_COLUMNS),
+        ("audit", view["audit"], AUDIT_COLUMNS),
     ):
         if rows:
             click.echo(f"\n{title}:")

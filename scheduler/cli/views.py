@@ -9,6 +9,7 @@ import msgspec
 from scheduler.cli.output import seconds, time
 
 if TYPE_CHECKING:
+    from scheduler.store.dead_letters import AuditRecord
     from scheduler.store.read_graph import EdgeRecord
     from scheduler.store.read_history import AttemptRecord
     from scheduler.store.read_tasks import TaskRecord
@@ -164,6 +165,14 @@ def attempt_view(attempt: AttemptRecord) -> dict[str, Any]:
         "fingerprint": attempt.fingerprint,
         "status_code": attempt.status_code,
     }
+
+
+AUDIT_COLUMNS = ("at", "actor", "action", "detail")
+
+
+def audit_view(entry: AuditRecord) -> dict[str, Any]:
+    """What somebody did to a dead letter."""
+    return {"at": time(entry.at), "actor": entry.actor, "action": entry.action, "detail": entry.detail}
 
 
 WORKER_FIELDS = (

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from scheduler.model.state import Otherwise
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
+from scheduler.store import dead_letters
 from scheduler.store.claim import LaneHead, lane_heads
 from scheduler.store.dialect import prepared
 from scheduler.store.read_counts import by_state
@@ -56,6 +57,7 @@ class Status(NamedTuple):
     states: dict[str, int]
     pools: dict[str, PoolCount]
     oldest: ReadyTask | None
+    oldest_dead: int | None  # when the oldest dead letter died
     workers: list[WorkerRecord]
     stuck: list[Stuck]
 
@@ -72,7 +74,14 @@ def status(connection: sa.Connection, now: int) -> Status:
         *_lost(found),
         *_late_schedules(connection, now),
     ]
-    return Status(by_state(connection), _pools(connection, fleet, now), _oldest(connection, due), found, stuck)
+    return Status(
+        by_state(connection),
+        _pools(connection, fleet, now),
+        _oldest(connection, due),
+        dead_letters.oldest(connection),
+        found,
+        stuck,
+    )
 
 
 def _pools(connection: sa.Connection, fleet: Fleet, now: int) -> dict[str, PoolCount]:

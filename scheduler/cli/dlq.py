@@ -1,0 +1,296 @@
+"""``schedctl dlq``: tasks that failed for good."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from scheduler.cli.options import SPAN, TASK_ID, common
+from scheduler.cli.output import print_object, print_rows, time
+from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.views import TASK_FIELDS, task_view
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.store.dead_letters import Filter
+    from scheduler.store.replay import NewPayload
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_GROUP_COLUMNS = ("count", "what", "fingerprint", "oldest", "newest", "id", "error")
+_GROUP_FIELDS = ("count", "what", "kind", "error_class", "fingerprint", "oldest", "newest", "id", "error")
+_COLUMNS = ("id", "kind", "attempt", "finished_at", "replay_count", "key", "fingerprint", "error")
+_REPLAYED = ("id", "kind", "state", "original_id", "replay_count")
+_TOGETHER = 100  # replayed in one transaction
+_MOST = 10_000
+
+_kind = click.option("--kind", metavar="K", help="Tasks of this kind.")
+_error_class = click.option("--error-class", metavar="E", help="That ended with this class of error.")
+_fingerprint = click.option("--fingerprint", metavar="F", help="With this cause, as `dlq list` shows it.")
+_older = click.option("--older-than", type=SPAN, metavar="7d", help="That died longer ago than this.")
+_newer = click.option("--newer-than", type=SPAN, metavar="1h", help="That died since.")
+
+
+def _filters(command: F) -> F:
+    for option in (_newer, _older, _fingerprint, _error_class, _kind):
+        command = option(command)
+    return command
+
+
+def _by(command: F) -> F:
+    return click.option("--by", metavar="NAME", help="Who does this, for the audit; by default the user's name.")(
+        command
+    )
+
+
+@click.group(name="dlq")
+def dlq_command() -> None:
+    """Dead letters: tasks that failed for good."""
+
+
+def _filter(
+    now: int,
+    kind: str | None,
+    error_class: str | None,
+    fingerprint: str | None,
+    older_than: int | None,
+    newer_than: int | None,
+) -> Filter:
+    from scheduler.store.dead_letters import Filter
+
+    before = None if older_than is None else now - older_than
+    after = None if newer_than is None else now - newer_than
+    return Filter(kind, error_class, fingerprint, before, after)
+
+
+def _actor(given: str | None) -> str | None:
+    if given is not None:
+        if not 1 <= len(given) <= 255:
+            raise click.UsageError("--by is a text of 1 to 255 characters")
+        return given
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return None
+
+
+@dlq_command.command(name="list")
+@click.option("--each", is_flag=True, help="Every task on a line of its own, not grouped by cause.")
+@_filters
+@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@common
+@with_session
+def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
+    """What failed for good, by cause, the most frequent first; with --each every task, the latest first.
+
+    Of a group, id and error are those of its newest task.
+    """
+    from scheduler.store import dead_letters
+
+    database = session.existing()
+    with database.read() as connection:
+        wanted = _filter(database.now(), **given)
+        if each:
+            rows = [task_view(task) for task in dead_letters.find(connection, wanted, limit + 1)]
+        else:
+            rows = [
+                {
+                    "count": g.count,
+                    "what": f"{g.error_class or 'error'} in {g.runs}",
+                    "kind": g.kind,
+                    "error_class": g.error_class,
+                    "fingerprint": g.fingerprint,
+                    "oldest": time(g.oldest),
+                    "newest": time(g.newest),
+                    "id": g.id,
+                    "error": g.error,
+                }
+                for g in dead_letters.groups(connection, wanted, limit + 1)
+            ]
+    print_rows(session, rows[:limit], _COLUMNS if each else _GROUP_COLUMNS, TASK_FIELDS if each else _GROUP_FIELDS)
+    if len(rows) > limit:
+        note("there are more: raise --limit, or choose with --kind, --error-class, --fingerprint")
+
+
+@dlq_command.command()
+@click.argument("task_id", metavar="ID", type=TASK_ID)
+@common
+@with_session
+def show(session: Session, /, task_id: int) -> None:
+    """Everything about a task that is, or was, a dead letter: attempts, lineage, who replayed it."""
+    from scheduler.cli.tasks import print_view, view_of
+    from scheduler.model.state import TaskState
+    from scheduler.store.dead_letters import not_dead
+
+    view = view_of(session, task_id)
+    if view["state"] != "dead" and not view["audit"]:
+        raise not_dead(task_id, TaskState(view["state"]))
+    if not print_object(session, view):
+        print_view(view)
+
+
+@dlq_command.command()
+@click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
+@_by
+@click.option("--copy", is_flag=True, help="Make a new task of it; the dead letter stays.")
+@click.option("--key", metavar="K", help="Another key, if its own is held by now.")
+@click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="Change this field of the payload.")
+@click.option("--payload", metavar="JSON", help="Another payload, whole.")
+@common
+@with_session
+def replay(
+    session: Session,
+    /,
+    ids: tuple[int, ...],
+    by: str | None,
+    copy: bool,
+    key: str | None,
+    params: tuple[str, ...],
+    payload: str | None,
+) -> None:
+    """Run dead letters again with a new budget of attempts. All of them or none.
+
+    The same task runs again, and the tasks that ended because of it come back. --key, -P and --payload are for one ID.
+    """
+    from scheduler.store.read_tasks import get_tasks
+    from scheduler.store.replay import replay as run_again
+
+    wanted = list(dict.fromkeys(ids))
+    if len(wanted) > 1 and (key is not None or params or payload is not None):
+        raise click.UsageError("--key, -P and --payload go with one ID")
+    if params and payload is not None:
+        raise click.UsageError("-P and --payload exclude each other")
+    if key is not None and not 1 <= len(key) <= 255:
+        raise click.UsageError("--key is a text of 1 to 255 characters")
+    actor = _actor(by)
+    database = session.existing()
+
+    def work(connection: sa.Connection) -> list[dict[str, object]]:
+        new = None
+        if params or payload is not None:
+            new = _new_payload(connection, wanted[0], params, payload)
+        made = [run_again(connection, i, database.now(), by=actor, key=key, payload=new, copy=copy) for i in wanted]
+        return [task_view(task) for task in get_tasks(connection, made)]
+
+    print_rows(session, session.write(work), _REPLAYED, _REPLAYED)
+
+
+def _new_payload(connection: sa.Connection, task_id: int, params: tuple[str, ...], payload: str | None) -> NewPayload:
+    """The payload as given, or the stored one with fields changed, checked against the stored schema of its kind."""
+    import msgspec
+
+    from scheduler.cli.making import encode_payload, lane_of
+    from scheduler.cli.payload import read_params, validate
+    from scheduler.errors import UnregisteredKindError
+    from scheduler.store.read_kinds import get_kind
+    from scheduler.store.read_tasks import get_task
+    from scheduler.store.replay import NewPayload
+
+    task = get_task(connection, task_id)
+    record = get_kind(connection, task.kind)
+    if record is None:
+        raise UnregisteredKindError(f"no worker has registered a kind {task.kind!r}: its payload cannot be checked")
+    try:
+        value = msgspec.json.decode(payload if payload is not None else task.payload or "null")
+    except msgspec.MsgspecError as error:
+        raise click.UsageError(f"--payload is not JSON: {error}") from None
+    if params:
+        value = (value if isinstance(value, dict) else {}) | read_params(params)
+    validate(record, value)
+    text = encode_payload(task.kind, value)
+    return NewPayload(text, lane_of(task.kind, value, record), record.schema_version)
+
+
+@dlq_command.command(name="replay-all")
+@_by
+@_filters
+@click.option("--limit", type=click.IntRange(1, _MOST), default=100, show_default=True, help="How many at most.")
+@common
+@with_session
+def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) -> int:
+    """Run dead letters again, those that died first before others, --limit of them.
+
+    One whose key another task holds stays as it is; then the status is 4.
+    """
+    from scheduler.cli import exits
+    from scheduler.model.texts import counted
+    from scheduler.store import dead_letters
+    from scheduler.store.replay import replay_some
+
+    actor = _actor(by)
+    database = session.existing()
+    with database.read():
+        wanted = _filter(database.now(), **given)
+    if wanted.before is None:
+        wanted = wanted._replace(before=database.now() + 1)  # what dies again meanwhile is for another call
+    done, conflicts = _in_batches(
+        limit,
+        lambda count, after: session.write(
+            lambda c: replay_some(c, database.now(), wanted, limit=count, by=actor, after=after)
+        ),
+    )
+    for task_id, holder in conflicts.items():
+        note(f"task {task_id} was not replayed: task {holder} holds its key")
+    with database.read() as connection:
+        left = dead_letters.count(connection, wanted)
+    if not print_object(
+        session, {"replayed": done, "conflicts": {str(i): h for i, h in conflicts.items()}, "left": left}
+    ):
+        click.echo(f"{counted(len(done), 'task')} replayed, {left} left")
+    return exits.CONFLICT if conflicts else exits.DONE
+
+
+def _in_batches(limit: int, replay_batch: Callable[[int, tuple[int, int]], Any]) -> tuple[list[int], dict[int, int]]:
+    done: list[int] = []
+    conflicts: dict[int, int] = {}
+    after, more = (0, 0), True
+    while more and len(done) < limit:
+        one = replay_batch(min(_TOGETHER, limit - len(done)), after)
+        done += one.replayed
+        conflicts |= one.conflicts
+        after, more = one.last, one.more
+    return done, conflicts
+
+
+@dlq_command.command()
+@click.option("--older-than", type=SPAN, metavar="7d", required=True, help="That died longer ago than this.")
+@_kind
+@_error_class
+@_fingerprint
+@_by
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common
+@with_session
+def purge(session: Session, /, by: str | None, yes: bool, **given: Any) -> int:
+    """Remove dead letters for good; how they ended, and the audit, is remembered.
+
+    Tasks that wait for one of them to be retried end as failed.
+    """
+    from scheduler.cli import exits
+    from scheduler.model.texts import counted
+    from scheduler.store import dead_letters
+
+    actor = _actor(by)
+    database = session.existing()
+    with database.read() as connection:
+        wanted = _filter(database.now(), newer_than=None, **given)
+        found = dead_letters.count(connection, wanted)
+    if found and not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"this would remove {counted(found, 'task')}: say --yes")
+        if not click.confirm(f"Remove {counted(found, 'task')} for good?", err=True):
+            note("nothing was removed")
+            return exits.FAILED
+    removed, more = 0, found > 0
+    while more:
+        one = session.write(lambda c: dead_letters.purge(c, database.now(), wanted, by=actor))
+        removed, more = removed + one, one >= dead_letters.BATCH
+    if not print_object(session, {"removed": removed}):
+        click.echo(f"{counted(removed, 'task')} removed")
+    return exits.DONE
