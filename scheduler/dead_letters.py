@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -14,10 +14,9 @@ from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.registry import MAX_KEY, Kind, encode_json
 from scheduler.model.spec import TaskId
 from scheduler.model.task import Task
-from scheduler.model.times import span_us
-from scheduler.ports import SECOND
+from scheduler.model.times import span_us, to_datetime
 from scheduler.store import dead_letters as store
-from scheduler.store.dead_letters import BATCH, AuditRecord, Filter, Group
+from scheduler.store.dead_letters import BATCH, Filter
 from scheduler.store.failures import StoreTrouble
 from scheduler.store.read_tasks import TaskRecord, get_task
 from scheduler.store.replay import NewPayload, replay, replay_some
@@ -36,11 +35,42 @@ log = logging.getLogger("scheduler.dead_letters")
 
 
 class DeadLetterMetrics(msgspec.Struct, frozen=True):
-    """``oldest_age``: seconds since the oldest died, None if there is none; ``kinds``: how many of each kind."""
+    """``oldest_age``: how long ago the oldest died, None if there is none; ``kinds``: how many of each kind."""
 
     count: int
-    oldest_age: float | None
+    oldest_age: timedelta | None
     kinds: dict[str, int]
+
+
+class DeadLetterGroup(msgspec.Struct, frozen=True):
+    """Dead letters with one cause. ``runs``: what failed, such as ``EmailTask.run``; ``id`` and ``error`` are those of
+    the newest task among them; ``oldest`` and ``newest``: when they died."""
+
+    count: int
+    kind: str
+    error_class: str | None
+    fingerprint: str | None
+    runs: str
+    id: int
+    error: str | None
+    oldest: datetime
+    newest: datetime
+
+    @property
+    def text(self) -> str:
+        """``412 × ConnectionRefused in EmailTask.run``."""
+        return f"{self.count} × {self.error_class or 'error'} in {self.runs}"
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """What somebody did to a dead letter. ``action``: replay, copy, copied, purge."""
+
+    id: int
+    task_id: int
+    at: datetime
+    actor: str | None
+    action: str
+    detail: dict[str, Any]
 
 
 class DeadLetters:
@@ -74,12 +104,13 @@ class DeadLetters:
         older_than: Seconds | None = None,
         newer_than: Seconds | None = None,
         limit: int = 100,
-    ) -> Sequence[Group]:
+    ) -> Sequence[DeadLetterGroup]:
         """The same by kind and cause, the largest group first; ``group.text`` reads like ``412 × ConnectionRefused in
         EmailTask.run``. Raises ConfigError."""
         wanted = self._filter(kind, error_class, fingerprint, older_than, newer_than)
         with self._owner.database.read() as connection:
-            return store.groups(connection, wanted, _at_least_one(limit))
+            found = store.groups(connection, wanted, _at_least_one(limit))
+        return [DeadLetterGroup(*g[:-2], to_datetime(g.oldest), to_datetime(g.newest)) for g in found]
 
     def get(self, task_id: int) -> TaskRecord:
         """One dead letter. Raises UnknownTaskError; InvalidTransitionError if the task is not dead."""
@@ -170,14 +201,15 @@ class DeadLetters:
         database = self._owner.database
         with database.read() as connection:
             found, now = store.metrics(connection), database.now()
-        age = None if found.oldest is None else max(0, now - found.oldest) / SECOND
+        age = None if found.oldest is None else timedelta(microseconds=max(0, now - found.oldest))
         return DeadLetterMetrics(found.count, age, found.kinds)
 
-    def audit(self, task_id: int | None = None, limit: int = 1000) -> Sequence[AuditRecord]:
+    def audit(self, task_id: int | None = None, limit: int = 1000) -> Sequence[AuditEntry]:
         """Who did what to a dead letter, or to all: the newest entries, in the order they were made. Also of removed
         ones. Raises ConfigError."""
         with self._owner.database.read() as connection:
-            return store.audit(connection, task_id, _at_least_one(limit))
+            found = store.audit(connection, task_id, _at_least_one(limit))
+        return [AuditEntry(a.id, a.task_id, to_datetime(a.at), a.actor, a.action, a.detail) for a in found]
 
     def _filter(
         self,

@@ -101,7 +101,7 @@ def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
         else:
             rows = [
                 {
-                    "count": g.count,
+                    "count": g.number,
                     "what": f"{g.error_class or 'error'} in {g.runs}",
                     "kind": g.kind,
                     "error_class": g.error_class,

@@ -14,6 +14,7 @@ from typing import Any
 
 from scheduler.model.dead_letter import DeadLetter
 from scheduler.model.outcome import Outcome
+from scheduler.model.times import to_datetime
 from scheduler.ports import Spawner
 from scheduler.store.claim import Claimed
 from scheduler.store.read_tasks import TaskRecord
@@ -80,7 +81,7 @@ def letter_of(c: Claimed, o: Outcome) -> DeadLetter:
         error_class=f.error_class if f else None,
         fingerprint=f.fingerprint if f else None,
         status_code=f.status if f else None,
-        finished_at=o.finished_at,
+        finished_at=to_datetime(o.finished_at),
     )
 
 
@@ -88,5 +89,5 @@ def letter_of_record(task: TaskRecord) -> DeadLetter:
     """The same of a stored task."""
     return DeadLetter(
         **{name: getattr(task, name) for name in DeadLetter.__struct_fields__ if name != "finished_at"},
-        finished_at=task.finished_at or 0,
+        finished_at=to_datetime(task.finished_at or 0),
     )

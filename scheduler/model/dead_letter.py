@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import msgspec
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that has just become a dead letter; the names are those of its stored record.
-
-    ``finished_at``: microseconds since the epoch, UTC.
-    """
+    """A task that has just become a dead letter; the names are those of its stored record."""
 
     id: int
     kind: str
@@ -21,4 +20,4 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     error_class: str | None
     fingerprint: str | None
     status_code: int | None
-    finished_at: int
+    finished_at: datetime

@@ -43,11 +43,11 @@ class Filter(NamedTuple):
         return " AND ".join([DEAD, *(parts[name] for name in bound)]), bound
 
 
-class Group(msgspec.Struct, frozen=True):
-    """Dead letters with one cause. ``runs``: what failed, such as ``EmailTask.run``; ``id`` and ``error`` are those of
-    the newest task among them; ``oldest`` and ``newest``: when they died (microseconds)."""
+class Group(NamedTuple):
+    """Dead letters with one cause, ``number`` of them. ``runs``: what failed, such as ``EmailTask.run``; ``id`` and
+    ``error`` are those of the newest task; ``oldest`` and ``newest``: when they died (microseconds)."""
 
-    count: int
+    number: int
     kind: str
     error_class: str | None
     fingerprint: str | None
@@ -56,11 +56,6 @@ class Group(msgspec.Struct, frozen=True):
     error: str | None
     oldest: int
     newest: int
-
-    @property
-    def text(self) -> str:
-        """``412 × ConnectionRefused in EmailTask.run``."""
-        return f"{self.count} × {self.error_class or 'error'} in {self.runs}"
 
 
 class Metrics(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def test_die_replay_die_replay(bench: Bench) -> None:
         ("alice", "replay", mail),
         ("bob", "replay", mail),
     ]
-    assert second.at - first.at == 60_000_000
+    assert second.at - first.at == timedelta(seconds=60)
     assert first.detail == {"attempt": 1, "error": "PermanentError: mail failed"}
     assert second.detail["attempt"] == 2
     bench.script.failing.clear()
