@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.engine.alerts import Alerts, Hook
 from scheduler.engine.attempt import Attempt, hand_back
@@ -31,6 +31,7 @@ from scheduler.store.workers import WorkerInfo
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+T = TypeVar("T")
 log = logging.getLogger("scheduler.engine")
 
 REAP_EVERY = 2.0  # seconds
@@ -41,7 +42,6 @@ LOGS_EVERY = 1.0
 STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
 BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
 HAND_BACK_DELAY = 2 * SECOND
-JOIN = 15.0  # seconds to wait for the end of a turn
 JOIN = 15.0  # seconds to wait for the end of a turn
 
 
@@ -95,6 +95,7 @@ class Engine:
         self._away = 0.0
         self._told = ""
         self._known_kinds = 0
+        self._troubles: dict[str, str] = {}
         self._capture = CaptureHandler()
         if inline:
             self.desk.inline = self._inline_requests
@@ -322,20 +323,39 @@ class Engine:
             with self.database.write(connection) as c:
                 workers.publish_kinds(c, self.worker, kinds, self.desk.now())
             self._known_kinds = len(kinds)
-        if self._at("reap", min(REAP_EVERY, self.options.lease / 3)) and self.lease.reap(
-            connection, self.worker, self._bell.known_dead
-        ):
-            self._rescan = True
-        if self._at("sweep", SWEEP_EVERY) and sweep(self.desk, connection):
+        if self._at("reap", min(REAP_EVERY, self.options.lease / 3)):
+            known_dead = self._bell.known_dead
+            if self._try("reaping", lambda: self.lease.reap(connection, self.worker, known_dead)):
+                self._rescan = True
+        if self._at("sweep", SWEEP_EVERY) and self._try("retention", lambda: sweep(self.desk, connection)):
             self._due["sweep"] = self.desk.monotonic() + SWEEP_AGAIN
         if rung or self._at("schedules", self.options.poll):  # the doorbell may have been missed
             self.schedules.look_again()
-        if not self.draining and self.schedules.due() and self.schedules.tick(connection):
-            self._rescan = True
+        if not self.draining and self.schedules.due():
+            made = self._try("firing schedules", lambda: self.schedules.tick(connection))
+            if made is None:
+                self.schedules.put_off(self.options.poll)
+            elif made:
+                self._rescan = True
         if self.desk.held and (self._at("cancels", CANCEL_EVERY) or rung):
-            pass_on_cancels(self.desk, self.worker)
+            self._try("looking for cancels", lambda: pass_on_cancels(self.desk, self.worker))
         if self.desk.held and self._at("logs", LOGS_EVERY):
-            keep_logs(self.desk, connection)
+            self._try("keeping logs", lambda: keep_logs(self.desk, connection))
+
+    def _try(self, duty: str, work: Callable[[], T]) -> T | None:
+        """A duty that meets something unforeseen keeps no turn from being taken: it is told once, and tried again when
+        it is due again. Raises StoreUnavailableError."""
+        try:
+            done = work()
+        except StoreUnavailableError:
+            raise
+        except Exception as error:
+            if self._troubles.get(duty) != repr(error):
+                log.exception("%s failed, trying again", duty)
+            self._troubles[duty] = repr(error)
+            return None
+        self._troubles.pop(duty, None)
+        return done
 
     def _lost(self, connection: sa.Connection) -> None:
         """The lease was reclaimed: everything held belongs to others now. Start over as a new worker."""

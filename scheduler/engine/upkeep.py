@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scheduler.engine")
 
+ASIDE = 60.0  # seconds until schedules that could not be fired are looked at again
+
 
 class Lease:
     """Renews the worker's lease, and notices when the machine slept or its clock jumped."""
@@ -99,6 +101,9 @@ class Schedules:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.next_at = 0  # microseconds
+        self._aside: dict[str, str] = {}  # schedules that cannot be fired, and why
+        self._aside_until = 0.0
+        self._told: dict[str, str] = {}
 
     def due(self) -> bool:
         return self.next_at <= self.desk.now()
@@ -110,13 +115,27 @@ class Schedules:
     def tick(self, connection: sa.Connection) -> int:
         """Fire what is due. Returns how many tasks were made."""
         desk = self.desk
+        dialect, grace = desk.database.dialect, round(desk.options.misfire_grace * SECOND)
+        if desk.monotonic() >= self._aside_until:
+            self._aside.clear()
+            self._aside_until = desk.monotonic() + ASIDE
         with desk.database.write(connection) as c:
-            fired = schedules.tick(c, desk.database.dialect, desk.now(), round(desk.options.misfire_grace * SECOND))
-            self.next_at = schedules.next_due(c)
+            fired = schedules.tick(c, dialect, desk.now(), grace, self._aside)
+            troubles = {f.name: f.trouble for f in fired if f.trouble is not None}
+            self.next_at = schedules.next_due(c, dialect, {*self._aside, *troubles})
+        self._aside |= troubles
+        for name, trouble in troubles.items():
+            if self._told.get(name) != trouble:
+                log.error("schedule %s cannot be fired, it is left alone: %s", name, trouble)
+        self._told |= troubles
         made = sum(len(f.ids) for f in fired)
         if made:
             log.debug("%d schedules made %d tasks", len(fired), made)
         return made
+
+    def put_off(self, seconds: float) -> None:
+        """Nothing is due for so long: a tick has just failed."""
+        self.next_at = max(self.next_at, self.desk.now() + round(seconds * SECOND))
 
     def seconds_until_due(self) -> float:
         if self.next_at >= FOREVER:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
 from scheduler.errors import UnknownScheduleError
 from scheduler.model import state as st
-from scheduler.model.catchup import Fire, plan
+from scheduler.model.catchup import PER_TICK, Fire, plan
+from scheduler.model.fingerprint import describe
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
-from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.enqueue import enqueue
 
 _BATCH = 100
@@ -32,10 +34,11 @@ class ScheduleSpec(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """Tasks that one tick made of one schedule."""
+    """Tasks that one tick made of one schedule; or why it could not."""
 
     name: str
     ids: list[TaskId]
+    trouble: str | None = None
 
 
 def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, now: int) -> bool:
@@ -89,53 +92,94 @@ def _after(recurrence: Recurrence, anchor: int, now: int) -> int:
     return FOREVER if recurrence.mode == "fixed_delay" else recurrence.next_after(now, anchor)
 
 
-def _locked(connection: sa.Connection, dialect: Dialect, name: str) -> sa.Row[tuple[object, ...]] | None:
+def _locked(connection: sa.Connection, dialect: Dialect, name: str) -> sa.Row[Any] | None:
     return connection.execute(
         prepared(f"SELECT * FROM schedd_schedules t WHERE name = :name {dialect.lock}"), {"name": name}
     ).first()
 
 
-def next_due(connection: sa.Connection) -> int:
-    """When the next schedule is due; FOREVER if none is."""
-    found = connection.execute(prepared("SELECT min(next_at) FROM schedd_schedules WHERE paused = 0")).scalar()
+def next_due(connection: sa.Connection, dialect: Dialect, aside: Collection[str] = ()) -> int:
+    """When the next schedule is due, but for those set ``aside``; FOREVER if none is."""
+    found = connection.execute(
+        prepared(f"SELECT min(next_at) FROM schedd_schedules WHERE paused = 0 {_but(dialect, aside)}"), _names(aside)
+    ).scalar()
     return FOREVER if found is None else int(found)
 
 
-def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int) -> list[Fired]:
-    """Make the tasks of all slots that are due. Engines that tick at once share the schedules out by row locks."""
-    _end_delays(connection, dialect, now)
+def _but(dialect: Dialect, aside: Collection[str]) -> str:
+    return f"AND name NOT IN (SELECT name FROM {dialect.rows({'name': str})} j)" if aside else ""
+
+
+def _names(aside: Collection[str]) -> dict[str, str]:
+    return {"rows": bind_rows([(name,) for name in aside])} if aside else {}
+
+
+def tick(
+    connection: sa.Connection, dialect: Dialect, now: int, grace: int, aside: Collection[str] = ()
+) -> list[Fired]:
+    """Make the tasks of slots that are due, about a thousand at most. Engines that tick at once share the schedules
+    out by row locks.
+
+    ``aside``: names that are left alone. A schedule that cannot be read or fired is told as trouble; it stops no other.
+    """
+    done = _end_delays(connection, now, aside)
     rows = connection.execute(
         prepared(
-            "SELECT * FROM schedd_schedules t WHERE paused = 0 AND next_at <= :now "
+            f"SELECT * FROM schedd_schedules t WHERE paused = 0 AND next_at <= :now {_but(dialect, aside)} "
             f"ORDER BY next_at LIMIT {_BATCH} {dialect.skip_locked}"
         ),
-        {"now": now},
+        {"now": now} | _names(aside),
     ).fetchall()
-    done = []
+    made = 0
     for row in rows:
-        recurrence = Recurrence.from_json(row.recurrence)
-        planned = plan(recurrence, row.anchor, row.next_at, now, row.catchup, grace)
-        ids = _fire(connection, dialect, row, planned.fires, planned.next_at, now)
+        if made >= PER_TICK:
+            break
+        try:
+            with connection.begin_nested():
+                recurrence = Recurrence.from_json(row.recurrence)
+                planned = plan(recurrence, row.anchor, row.next_at, now, row.catchup, grace)
+                ids = _fire(connection, dialect, row, planned.fires, planned.next_at, now)
+        except (sa.exc.OperationalError, sa.exc.InterfaceError):
+            raise  # trouble with the database, not with the row
+        except Exception as error:
+            done.append(Fired(row.name, [], describe(error).text))
+            continue
+        made += len(ids)
         done.append(Fired(row.name, ids))
     return done
 
 
-def _end_delays(connection: sa.Connection, dialect: Dialect, now: int) -> None:
-    """A fixed delay counts from the end of its run: give those whose run has ended their next slot."""
+def _end_delays(connection: sa.Connection, now: int, aside: Collection[str]) -> list[Fired]:
+    """A fixed delay counts from the end of its run: give those whose run has ended their next slot.
+
+    Returns those for which that was not possible.
+    """
     rows = connection.execute(
         prepared(
-            "SELECT s.name, s.recurrence, t.state, t.finished_at FROM schedd_schedules s "
+            "SELECT s.name, s.recurrence, s.last_task, t.state, t.finished_at FROM schedd_schedules s "
             f"LEFT JOIN schedd_tasks t ON t.id = s.last_task WHERE s.next_at = {FOREVER} "
             f"AND (t.id IS NULL OR t.state >= {st.FIRST_TERMINAL})"
         )
     ).fetchall()
+    troubles = []
     for row in rows:
-        recurrence = Recurrence.from_json(row.recurrence)
-        following = _after_end(recurrence, now if row.finished_at is None else row.finished_at, now)
+        if row.name in aside:
+            continue
+        try:
+            recurrence = Recurrence.from_json(row.recurrence)
+            following = _after_end(recurrence, now if row.finished_at is None else row.finished_at, now)
+        except Exception as error:
+            troubles.append(Fired(row.name, [], describe(error).text))
+            continue
+        # Another engine may have seen the same end, and have started the next run already.
         connection.execute(
-            prepared(f"UPDATE schedd_schedules SET next_at = :next WHERE name = :name AND next_at = {FOREVER}"),
-            {"next": following, "name": row.name},
+            prepared(
+                f"UPDATE schedd_schedules SET next_at = :next WHERE name = :name AND next_at = {FOREVER} "
+                "AND coalesce(last_task, 0) = :last"
+            ),
+            {"next": following, "name": row.name, "last": row.last_task or 0},
         )
+    return troubles
 
 
 def _after_end(recurrence: Recurrence, end: int, now: int) -> int:
@@ -154,7 +198,7 @@ def _fire(
     spec.payload = row.payload
     done = _present(connection, dialect, row.name, [f.slot for f in fires])
     fires = [f for f in fires if f.slot not in done]
-    if row.overlap == "skip" and _still_going(connection, row.last_task):
+    if (row.overlap == "skip" or next_at >= FOREVER) and _still_going(connection, row.last_task):
         fires = []  # a fixed delay that was changed meanwhile waits for that run: next_at is FOREVER
     elif row.overlap == "skip":
         fires = fires[-1:]  # several at once would overlap each other
@@ -211,7 +255,7 @@ def slot_key(name: str, slot: int) -> str:
 
 def pause(connection: sa.Connection, name: str, now: int, paused: bool) -> None:
     """Fire nothing until resumed; resuming goes on with the next slot. Raises UnknownScheduleError."""
-    row = connection.execute(prepared("SELECT * FROM schedd_schedules WHERE name = :name"), {"name": name}).first()
+    row = _locked(connection, dialect_of(connection), name)  # an engine may be firing it at this moment
     if row is None:
         raise UnknownScheduleError(name)
     next_at = row.next_at
