@@ -66,12 +66,15 @@ def _finding(name: str, fine: str, wrong: str, ids: Sequence[int]) -> Finding:
 
 
 def wrong_counts(connection: sa.Connection) -> list[int]:
-    """Waiting and scheduled tasks whose ``unmet`` is not the number of open edges, or not their state."""
+    """Waiting and scheduled tasks whose ``unmet`` is not the number of open edges, or not their state.
+
+    Once a task was claimed, its edges no longer count: a parent that is retried leaves it alone.
+    """
     rows = connection.execute(
         prepared(
             "SELECT f.id FROM (SELECT t.id, t.state, t.unmet, (SELECT count(*) FROM schedd_edges e "
             f"{_PARENTS} WHERE e.child = t.id AND (e.ok & {_BIT}) = 0) AS open "
-            "FROM schedd_tasks t WHERE t.state IN (0, 1)) f "
+            "FROM schedd_tasks t WHERE t.state = 0 OR (t.state = 1 AND t.claimed_at IS NULL)) f "
             "WHERE f.unmet <> f.open OR (f.state = 0 AND f.open = 0) OR (f.state = 1 AND f.open > 0) "
             f"ORDER BY f.id LIMIT {_MOST}"
         )

@@ -30,7 +30,7 @@ def _lock(connection: sa.Connection, ids: Sequence[int]) -> dict[int, sa.Row[tup
     dialect = dialect_of(connection)
     rows = connection.execute(
         prepared(
-            f"SELECT t.id, t.state, t.started_at FROM schedd_tasks t WHERE t.id IN {dialect.ids()} "
+            f"SELECT t.id, t.state, t.claimed_at FROM schedd_tasks t WHERE t.id IN {dialect.ids()} "
             f"ORDER BY t.id {dialect.lock}"
         ),
         {"ids": bind_rows(sorted(set(ids)))},
@@ -64,7 +64,10 @@ def cancel(connection: sa.Connection, ids: Sequence[int], now: int, *, cascade: 
     """End what is not running at once; ask what is running to end. Raises UnknownTaskError for the first unknown id."""
     dialect = dialect_of(connection)
     wanted = list(dict.fromkeys(ids))
-    descendants = dependants(connection, wanted, success_only=True) if cascade else []
+    descendants: list[int] = []
+    if cascade:
+        live = [i for i, row in _lock(connection, wanted).items() if row.state < st.FIRST_TERMINAL]
+        descendants = dependants(connection, live, success_only=True)
     rows = _lock(connection, wanted + descendants)
     for task_id in wanted:
         if task_id not in rows:
@@ -132,7 +135,8 @@ def _set(connection: sa.Connection, task_id: int, what: str, now: int) -> None:
 
 
 _CLEAR = (
-    "state = 0, cancel_requested = NULL, ended_by = NULL, finished_at = NULL, started_at = NULL, "
+    "state = 0, cancel_requested = NULL, ended_by = NULL, finished_at = NULL, claimed_at = NULL, "
+    "started_at = NULL, "
     "error = NULL, error_class = NULL, fingerprint = NULL, status_code = NULL, suspect = 0, deaths = 0, "
     "lane = ltrim(lane, '!'), result = NULL, result_until = NULL, attempt_base = attempt, progress = NULL, "
     "progress_message = NULL"
@@ -181,8 +185,8 @@ def _take_key_back(connection: sa.Connection, task_id: int) -> None:
     )
 
 
-# Snoozed, handed back and reclaimed tasks are scheduled, too, but their bodies have been under way.
-_UNSTARTED = f"(t.state = {st.WAITING} OR (t.state = {st.SCHEDULED} AND t.started_at IS NULL))"
+# Snoozed, handed back and reclaimed tasks are scheduled, too, but their edges were met once and for all.
+_UNSTARTED = f"(t.state = {st.WAITING} OR (t.state = {st.SCHEDULED} AND t.claimed_at IS NULL))"
 
 
 def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int], now: int) -> None:
@@ -239,7 +243,7 @@ def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: i
     state = TaskState.from_code(row.state)
     if state not in (TaskState.WAITING, TaskState.SCHEDULED):
         raise InvalidTransitionError(f"task {child} is {state}; only a waiting or scheduled task can get a dependency")
-    if row.started_at is not None:
+    if row.claimed_at is not None:
         raise InvalidTransitionError(f"task {child} has started; it cannot get a dependency any more")
     read_parents(connection, dialect, [parent])
     path = find_path(connection, dialect, child, parent)

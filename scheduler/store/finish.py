@@ -11,7 +11,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from scheduler.model import state as st
-from scheduler.model.outcome import Outcome
+from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.dialect import Dialect, bind_rows, fence, fetch, prepared
 from scheduler.store.enqueue import INLINE
@@ -106,6 +106,8 @@ def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
     states = _write(connection, dialect, worker, outcomes, now)
     lost = [o for o in outcomes if (o.task_id, o.claim) not in states]
     kept = [o for o in outcomes if (o.task_id, o.claim) in states] if lost else outcomes
+    if TaskState.CANCELLED in states.values():  # a cancel won over what the body said: no success is recorded then
+        kept = [_ended_as(o, states[o.task_id, o.claim]) for o in kept]
     _record(connection, dialect, worker, kept)
     ended = {i: s for (i, _), s in states.items() if s.terminal}
     ready = release(connection, dialect, ended.items(), now) if ended else 0
@@ -136,6 +138,10 @@ def _write(
             )
             states.update(((row[0], row[2]), TaskState.from_code(row[1])) for row in fetch(done))
     return states
+
+
+def _ended_as(o: Outcome, state: TaskState) -> Outcome:
+    return o._replace(end=AttemptEnd.CANCELLED) if state is TaskState.CANCELLED else o
 
 
 def _other_row(o: Outcome) -> tuple[object, ...]:

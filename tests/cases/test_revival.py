@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler import InvalidTransitionError, RetryPolicy, Snooze, UnknownTaskError
+from scheduler.store import checks
 from support.bench import Bench, Soft, Step, ring_and_step, run_claimed
 
 REVIVABLE = ("dead", "failed", "cancelled")
@@ -270,3 +271,25 @@ def test_what_cannot_be_retried(bench: Bench) -> None:
         with pytest.raises(InvalidTransitionError, match=str(task_id)):
             bench.jobs.retry_task(task_id)
     assert bench.states(done, waits) == ["success", "waiting"]
+
+
+@pytest.mark.case(35, 36)
+def test_a_claim_that_went_back_keeps_its_edges_as_they_were(bench: Bench) -> None:
+    """Nobody can tell whether its body had begun: its edges no longer count, and doctor does not count them either."""
+    parent = bench.ended("dead")
+    child = int(bench.step("child", parent, when="failure").schedule())
+    ring_and_step(bench.jobs)
+    assert bench.state(child) == "claimed"
+    bench.jobs.retry_task(parent)
+    bench.clock.advance(2)
+    bench.script.failing = set()
+    bench.execute("UPDATE schedd_tasks SET run_at = run_at + 60000000 WHERE id = :id", id=child)
+    ring_and_step(bench.jobs)
+    assert bench.state(child) == "scheduled"
+    another = int(bench.step("another").schedule())
+    with pytest.raises(InvalidTransitionError):
+        bench.jobs.add_dependency(child, another)
+    with bench.jobs.database.read() as connection:
+        assert checks.wrong_counts(connection) == []
+    bench.drain()
+    assert bench.advance(60) == ["child"]
