@@ -1,0 +1,1 @@
+"""Random histories of a small fleet, compared step by step with a model."""

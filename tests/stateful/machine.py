@@ -1,0 +1,210 @@
+"""The moves: what callers, workers and clocks may do, at random."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import strategies as some
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from stateful.seat import ENDINGS
+from stateful.world import OTHERWISES, WHENS, Database, World
+
+MOST = 24  # tasks that a run makes by itself
+NUMBER = some.integers(0, 999)  # picks one of what there is, whatever there is
+PLACE = some.integers(0, 1)
+EDGE = some.tuples(some.sampled_from(WHENS), some.sampled_from(OTHERWISES))
+PARENTS = some.lists(some.tuples(NUMBER, EDGE), max_size=3)
+HOW = some.sampled_from(ENDINGS)
+SPEC = some.fixed_dictionaries(
+    {
+        "kind": some.sampled_from(("Hard", "Soft")),
+        "level": some.integers(0, 2),
+        "after": some.sampled_from((0.0, 0.0, 0.0, 3.0, 15.0)),
+        "tries": some.sampled_from((1, 2, 3, None)),
+        "wait": some.sampled_from((0.5, 4.0)),
+        "key": some.sampled_from((None, None, "a", "b")),
+        "conflict": some.sampled_from(("keep", "keep", "reject")),
+        "retention": some.sampled_from((10.0, 100.0)),
+    }
+)
+
+
+class FleetMachine(RuleBasedStateMachine):
+    """Needs to be made with a way to get a database, and a counter of transitions."""
+
+    def __init__(self, database: Database, hits: Counter[tuple[str, str]], totals: Counter[str]) -> None:
+        super().__init__()
+        self.totals = totals
+        self.totals["runs"] += 1
+        self.sound = True
+        self.world = World(database, hits)
+
+    def teardown(self) -> None:
+        try:
+            if self.sound:
+                self.world.settle()
+                self.world.compare()
+        finally:
+            self.world.close()
+
+    def pick(self, number: int) -> int:
+        """A task; the newest ones are picked as often as the oldest."""
+        ids = self.world.ids
+        return ids[number % len(ids)]
+
+    @property
+    def tasks(self) -> int:
+        return len(self.world.ids)
+
+    # callers
+
+    @precondition(lambda self: self.tasks < MOST)
+    @rule(spec=SPEC, parents=PARENTS)
+    def schedule(self, spec: dict[str, Any], parents: list[Any]) -> None:
+        self.world.schedule([spec | {"edges": self._edges(parents)}])
+
+    def _edges(self, parents: list[Any]) -> dict[int, tuple[str, str]]:
+        known = self.world.ids + sorted(self.world.model.gone)
+        return {known[n % len(known)]: edge for n, edge in parents} if known else {}
+
+    @initialize(specs=some.lists(SPEC, min_size=3, max_size=5), local=some.lists(some.tuples(NUMBER, EDGE), min_size=4))
+    def begin_with(self, specs: list[dict[str, Any]], local: list[Any]) -> None:
+        self.schedule_batch(specs, local, [])
+
+    @precondition(lambda self: self.tasks < MOST)
+    @rule(specs=some.lists(SPEC, min_size=2, max_size=4), local=some.lists(some.tuples(NUMBER, EDGE)), parents=PARENTS)
+    def schedule_batch(self, specs: list[dict[str, Any]], local: list[Any], parents: list[Any]) -> None:
+        whole = []
+        for place, spec in enumerate(specs):
+            edges = self._edges(parents[place : place + 1])
+            # Without keys: a builder whose key is held stands for its holder, and an edge to that may be one already.
+            whole.append({**spec, "key": None, "edges": edges, "local": {}})
+            for number, edge in local[place * 2 : place * 2 + 2]:
+                if place:
+                    whole[place]["local"][number % place] = edge
+        self.world.schedule(whole)
+
+    @precondition(lambda self: self.tasks)
+    @rule(number=NUMBER, cascade=some.booleans())
+    def cancel(self, number: int, cascade: bool) -> None:
+        self.world.cancel(self.pick(number), cascade)
+
+    @precondition(lambda self: self.world.model.tasks and any(map(self.world.model.may_retry, self.world.ids)))
+    @rule(number=NUMBER, downstream=some.sampled_from((True, True, False)), any_state=some.integers(0, 7))
+    def retry(self, number: int, downstream: bool, any_state: int) -> None:
+        ids = [i for i in self.world.ids if any_state == 0 or self.world.model.may_retry(i)]
+        self.world.retry(ids[number % len(ids)], downstream)
+
+    @precondition(lambda self: self.tasks > 1)
+    @rule(child=NUMBER, parent=NUMBER, edge=EDGE)
+    def add_dependency(self, child: int, parent: int, edge: tuple[str, str]) -> None:
+        self.world.add_dependency(self.pick(child), self.pick(parent), *edge)
+
+    @rule(
+        name=some.sampled_from(("hourglass", "bell")),
+        kind=some.sampled_from(("Hard", "Soft")),
+        every=some.sampled_from((None, 20, 45)),
+        catchup=some.sampled_from(("skip", "last", "all", "none")),
+        overlap=some.sampled_from(("allow", "skip")),
+    )
+    def register(self, name: str, kind: str, every: int | None, catchup: str, overlap: str) -> None:
+        self.world.register(name, kind, every, catchup, overlap)
+
+    @precondition(lambda self: self.world.model.schedules)
+    @rule(number=NUMBER, what=some.sampled_from(("pause", "resume", "trigger", "delete")))
+    def change_schedule(self, number: int, what: str) -> None:
+        names = sorted(self.world.model.schedules)
+        self.world.change_schedule(names[number % len(names)], what)
+
+    @rule(hours=some.sampled_from((0.0, 0.01)))
+    def cleanup(self, hours: float) -> None:
+        self.world.cleanup(hours)
+
+    # workers
+
+    @rule(place=PLACE)
+    def step(self, place: int) -> None:
+        self.world.seats[place].step()
+
+    @rule(place=PLACE, number=NUMBER)
+    def begin(self, place: int, number: int) -> None:
+        """A body begins; if there is none to begin, the worker looks for work."""
+        seat = self.world.seats[place]
+        if seat.waiting():
+            seat.begin(number)
+        else:
+            seat.step()
+
+    @rule(place=PLACE, number=NUMBER, how=HOW)
+    def end(self, place: int, number: int, how: str) -> None:
+        """A body ends, or, if none is under way, begins."""
+        seat = self.world.seats[place]
+        if seat.running():
+            seat.end(seat.running()[number % len(seat.running())], how)
+        else:
+            self.begin(place, number)
+
+    @rule(place=PLACE, hows=some.lists(HOW, min_size=1, max_size=6))
+    def work(self, place: int, hows: list[str]) -> None:
+        """A round of a busy worker: claim, begin, run a moment, end, report."""
+        seat = self.world.seats[place]
+        seat.go_round()
+        for how in hows:
+            if seat.waiting():
+                seat.begin(0)
+            running = seat.running()
+            if running:
+                seat.end(running[0], how)
+        seat.go_round()
+
+    @rule(place=PLACE, found=some.booleans())
+    def crash(self, place: int, found: bool) -> None:
+        if len(self.world.zombies) < 4:
+            self.world.crash(place, found)
+
+    @precondition(lambda self: self.world.zombies)
+    @rule(number=NUMBER, how=HOW, late=some.booleans())
+    def zombie(self, number: int, how: str, late: bool) -> None:
+        """One that was given up for dead stirs: a body of it ends, it takes its turn without looking, or goes round."""
+        seat = self.world.zombies[number % len(self.world.zombies)]
+        if seat.wid and seat.waiting():
+            seat.begin(0)
+        if seat.running():
+            seat.end(seat.running()[0], how)
+        if late and seat.wid:
+            seat.late_turn()
+        elif not late:
+            seat.step()
+
+    # time
+
+    @rule(seconds=some.sampled_from((0.01, 0.7, 2.0, 5.0, 11.0)))
+    def advance(self, seconds: float) -> None:
+        self.world.clock.advance(seconds)
+
+    @rule(seconds=some.sampled_from((5.0, 20.0, 65.0)))
+    def pass_time(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+
+    @rule(seconds=some.sampled_from((31.0, 70.0)), place=PLACE)
+    def stand_still(self, seconds: float, place: int) -> None:
+        """One worker is not heard of for longer than its lease, while the other goes round."""
+        while seconds > 0:
+            self.world.clock.advance(9.0)
+            seconds -= 9.0
+            self.world.seats[place].go_round()
+
+    @rule(seconds=some.sampled_from((-100.0, -8.0, 8.0, 100.0)))
+    def jump(self, seconds: float) -> None:
+        self.world.clock.jump(seconds)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.totals["steps"] += 1
+        self.sound = False  # until it is known
+        self.world.compare()
+        if self.totals["steps"] % 10 == 0:
+            self.world.doctor()
+        self.sound = True

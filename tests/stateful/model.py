@@ -1,0 +1,373 @@
+"""What schedd should do, as docs/states.md and the design say, written for clarity: one task at a time, plain loops.
+
+Nothing here comes from ``scheduler``: the tables are its own. Times are microseconds. The model does not choose which
+due task a worker claims; it is told, and says whether that was allowed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stateful.recurring import Recurring
+
+SECOND = 1_000_000
+
+# old state -> states that may follow
+STEPS = {
+    "waiting": {"scheduled", "failed", "skipped", "cancelled"},
+    "scheduled": {"claimed", "waiting", "cancelled"},
+    "retry": {"claimed", "cancelled"},
+    "claimed": {"running", "scheduled", "success", "failed", "dead", "retry", "cancelled"},
+    "running": {"scheduled", "success", "failed", "dead", "retry", "cancelled"},
+    "success": set(),
+    "failed": {"scheduled", "waiting"},
+    "dead": {"scheduled", "waiting"},
+    "cancelled": {"scheduled", "waiting"},
+    "skipped": {"scheduled", "waiting"},
+}
+TABLE = [(old, new) for old, all_new in STEPS.items() for new in sorted(all_new)]
+ENDS = {"success", "failed", "dead", "cancelled", "skipped"}
+HELD = {"claimed", "running"}
+BAD = {"failed", "dead", "cancelled"}
+ALONE_FOR = 10.0  # seconds that a suspect runs by itself
+SUSPECT_TWICE = 2
+DEATHS = 3
+
+
+class Wrong(AssertionError):
+    """The scheduler did what the model does not allow."""
+
+
+def judge(parent: str, when: str, otherwise: str) -> str:
+    """What a parent's state means for one edge: met, open, fail or skip. The table of the design, row by row."""
+    if parent not in ENDS:
+        return "open"
+    if when == "finished":
+        return "met"
+    if parent == "skipped":
+        return {"run": "met", "wait": "open"}.get(otherwise, "skip")
+    if (parent == "success") == (when == "success"):
+        return "met"
+    return {"run": "met", "wait": "open", "fail": "fail", "skip": "skip"}[otherwise]
+
+
+@dataclass
+class Task:
+    id: int
+    kind: str
+    level: int
+    run_at: int
+    edges: dict[int, tuple[str, str]]
+    tries: int | None = 1
+    wait: int = 0  # before the second attempt; doubles
+    dead_letter: bool = True
+    result_ttl: int = 86_400 * SECOND
+    key: str | None = None
+    retention: int = 86_400 * SECOND
+    slot: tuple[str, int] | None = None
+    # as it goes
+    state: str = "waiting"
+    holds_key: bool = False
+    key_until: int | None = None
+    result_until: int = 0
+    finished_at: int | None = None
+    attempt: int = 0
+    base: int = 0
+    claim: int = 0
+    worker: int | None = None
+    begun: bool = False  # claimed since it was stored or reopened: edges no longer matter
+    cancel_asked: bool = False
+    ended_by: set[int] = field(default_factory=set)  # any of these may be named
+    suspect: int = 0
+    deaths: int = 0
+    alone: bool = False
+    history: list[tuple[int, int, str]] = field(default_factory=list)  # (claim, number, end)
+
+    @property
+    def live(self) -> bool:
+        return self.state not in ENDS
+
+    def key_at(self, now: int) -> str | None:
+        """The key that it keeps others from taking."""
+        if self.state == "success" and self.key_until is not None and self.key_until <= now:
+            return None
+        return self.key if self.holds_key else None
+
+
+@dataclass
+class Outcome:
+    """What a body said when it ended, with the claim that it ran under."""
+
+    task: int
+    claim: int
+    number: int
+    state: str
+    end: str
+    started: bool
+    finished_at: int
+    run_at: int | None = None
+    refund: int = 0
+
+
+class Model:
+    def __init__(self, hits: Counter[tuple[str, str]]) -> None:
+        self.tasks: dict[int, Task] = {}
+        self.gone: dict[int, tuple[str, int]] = {}  # removed: its outcome, when
+        self.schedules: dict[str, Recurring] = {}
+        self.hits = hits
+
+    # states and edges
+
+    def move(self, task: Task, new: str) -> None:
+        if new not in STEPS[task.state]:
+            raise Wrong(f"task {task.id}: no step from {task.state} to {new}")
+        self.hits[task.state, new] += 1
+        task.state = new
+        if new in ENDS - {"success"}:
+            task.holds_key = False
+
+    def state_of(self, task_id: int) -> str:
+        return self.tasks[task_id].state if task_id in self.tasks else self.gone[task_id][0]
+
+    def verdicts(self, task: Task, parents: Iterable[int] | None = None) -> dict[int, str]:
+        chosen = task.edges if parents is None else set(parents) & task.edges.keys()
+        return {p: judge(self.state_of(p), *task.edges[p]) for p in sorted(chosen)}
+
+    def open_edges(self, task: Task) -> int:
+        return sum(verdict != "met" for verdict in self.verdicts(task).values())
+
+    def broken(self, task: Task, parents: Iterable[int] | None = None) -> tuple[str, set[int]] | None:
+        """How its edges end it, if they do: failing weighs more than skipping."""
+        said = self.verdicts(task, parents)
+        for word, state in (("fail", "failed"), ("skip", "skipped")):
+            if word in said.values():
+                return state, {p for p, verdict in said.items() if verdict == word}
+        return None
+
+    def children(self, parents: Iterable[int]) -> list[Task]:
+        wanted = set(parents)
+        return [t for t in self.tasks.values() if wanted & t.edges.keys()]
+
+    def release(self, ended: Iterable[int], now: int) -> None:
+        """Tasks have ended: what that means for those that wait for them, level by level."""
+        level = set(ended)
+        while level:
+            waiting = [t for t in self.children(level) if t.state == "waiting"]
+            ends = {t.id: self.broken(t, level) for t in waiting}
+            following = set()
+            for task in waiting:
+                end = ends[task.id]
+                if end is not None:
+                    self.end_by_edge(task, end, now)
+                    following.add(task.id)
+                elif self.open_edges(task) == 0:
+                    self.move(task, "scheduled")
+            level = following
+
+    def end_by_edge(self, task: Task, end: tuple[str, set[int]], now: int) -> None:
+        self.move(task, end[0])
+        task.ended_by, task.finished_at = end[1], now
+
+    # what callers do
+
+    def holder(self, kind: str, key: str, now: int) -> Task | None:
+        return next((t for t in self.tasks.values() if t.kind == kind and t.key_at(now) == key), None)
+
+    def free_expired(self, kind: str, key: str | None, now: int) -> None:
+        for t in self.tasks.values():
+            if t.kind == kind and t.key == key and t.key_at(now) is None:
+                t.holds_key = False
+
+    def store(self, task: Task, now: int) -> None:
+        """A new task, whose key (if any) nobody holds."""
+        if task.key is not None:
+            self.free_expired(task.kind, task.key, now)
+        self.tasks[task.id] = task
+        end = self.broken(task)
+        if end is not None:
+            task.state, task.ended_by, task.finished_at = end[0], end[1], now
+            return
+        task.holds_key = task.key is not None
+        task.state = "waiting" if self.open_edges(task) else "scheduled"
+
+    def below(self, task_id: int) -> list[int]:
+        """Live descendants along when=success edges."""
+        found, level = [], {task_id}
+        while level:
+            level = {t.id for p in level for t in self.children([p]) if t.live and t.edges[p][0] == "success"}
+            level -= {task_id, *found}
+            found += sorted(level)
+        return found
+
+    def cancel(self, task_id: int, cascade: bool, now: int) -> None:
+        if not self.tasks[task_id].live:
+            return
+        ended = []
+        for task in [self.tasks[i] for i in [task_id, *(self.below(task_id) if cascade else [])]]:
+            if task.state in HELD:
+                task.cancel_asked = True
+            else:
+                self.move(task, "cancelled")
+                task.finished_at = now
+                ended.append(task.id)
+        self.release(ended, now)
+
+    def may_retry(self, task_id: int) -> bool:
+        return self.tasks[task_id].state in {"scheduled", "retry"} | (ENDS - {"success"})
+
+    def retry(self, task_id: int, downstream: bool, now: int) -> None:
+        task = self.tasks[task_id]
+        task.run_at, task.base = now, task.attempt
+        if task.live:
+            return
+        revived, level = [task_id], [task_id]
+        while downstream and level:
+            level = sorted(
+                t.id for t in self.children(level) if not t.live and t.ended_by & set(level) and t.id not in revived
+            )
+            revived += level
+        before = {}
+        for i in revived:
+            t = self.tasks[i]
+            before[i], t.state = t.state, "waiting"
+            t.base, t.begun, t.cancel_asked, t.ended_by, t.finished_at = t.attempt, False, False, set(), None
+            t.suspect, t.deaths, t.alone, t.result_until = 0, 0, False, 0
+            if t.key is not None and self.holder(t.kind, t.key, now) is None:
+                self.free_expired(t.kind, t.key, now)
+                t.holds_key, t.key_until = True, None
+        self.judge_again(revived, before, now)
+
+    def judge_again(self, changed: list[int], before: dict[int, str], now: int) -> None:
+        """Count the edges anew of these and of what waits for them, unless it was claimed already."""
+        affected = {t.id: t for t in self.children(changed)} | {i: self.tasks[i] for i in changed}
+        affected = {i: t for i, t in affected.items() if t.state in ("waiting", "scheduled") and not t.begun}
+        ends = {i: self.broken(t) for i, t in affected.items()}
+        for i, t in sorted(affected.items()):
+            new = "waiting" if self.open_edges(t) else "scheduled"
+            if i in before:
+                t.state = before[i]
+            if t.state != new:
+                self.move(t, new)
+        ended = []
+        for i, end in ends.items():
+            if end is not None:
+                self.end_by_edge(affected[i], end, now)
+                ended.append(i)
+        self.release(ended, now)
+
+    def reaches(self, start: int, goal: int) -> bool:
+        """Whether edges lead down from ``start`` to ``goal``."""
+        seen, level = {start}, {start}
+        while level:
+            level = {t.id for t in self.children(level)} - seen
+            seen |= level
+        return goal in seen
+
+    def may_depend(self, child: int) -> bool:
+        task = self.tasks[child]
+        return task.state in ("waiting", "scheduled") and not task.begun
+
+    def add_edge(self, child: int, parent: int, edge: tuple[str, str], now: int) -> None:
+        self.tasks[child].edges[parent] = edge
+        self.judge_again([child], {}, now)
+
+    # what engines do
+
+    def tick(self, now: int, grace: int) -> list[tuple[str, int]]:
+        """The (schedule, slot) that are to be made now."""
+        made = []
+        for one in sorted(self.schedules.values(), key=lambda s: (s.next_at, s.name)):
+            if one.paused or one.next_at > now:
+                continue
+            present = {t.slot for t in self.tasks.values()}
+            slots = [s for s in one.fires(now, grace) if (one.name, s) not in present]
+            if one.overlap == "skip":
+                last = self.tasks.get(one.last_task or 0)
+                slots = [] if last is not None and last.live else slots[-1:]
+            made += [(one.name, slot) for slot in slots]
+        return made
+
+    def make_slot(self, task_id: int, slot: tuple[str, int], key: str | None, now: int) -> None:
+        one = self.schedules[slot[0]]
+        one.last_task = task_id
+        made = Task(task_id, one.kind, one.level, now, {}, key=key, slot=slot, **one.options)
+        self.store(made, now)
+
+    def finish(self, worker: int, outcomes: Iterable[Outcome], now: int) -> None:
+        """Only the holder of the newest claim can record anything."""
+        ended = []
+        for o in outcomes:
+            t = self.tasks.get(o.task)
+            if t is None or t.state not in HELD or (t.worker, t.claim) != (worker, o.claim):
+                continue
+            if o.started:
+                t.history.append((o.claim, o.number, "cancelled" if t.cancel_asked else o.end))
+            t.worker = None
+            t.attempt -= o.refund
+            t.run_at = t.run_at if o.run_at is None else o.run_at
+            if o.started:
+                t.suspect, t.alone = 0, False
+            if o.state == "success" and not t.cancel_asked:
+                kept = t.retention if t.holds_key else 0
+                t.result_until = now + max(t.result_ttl, kept)
+                t.key_until = now + t.retention if t.holds_key else None
+            self.move(t, "cancelled" if t.cancel_asked else o.state)
+            if not t.live:
+                t.finished_at = o.finished_at
+                ended.append(t.id)
+        self.release(ended, now)
+
+    def take_back(self, worker: int, now: int) -> None:
+        """This worker is dead: what it held goes back; suspects run alone, and dying alone three times is the end."""
+        ended = []
+        for t in sorted((t for t in self.tasks.values() if t.worker == worker), key=lambda t: t.id):
+            t.history.append((t.claim, t.attempt, "lost"))
+            t.deaths += t.alone
+            t.suspect += 1
+            t.base += t.state == "claimed"
+            t.worker = None
+            if t.cancel_asked:
+                self.move(t, "cancelled")
+            elif t.deaths >= DEATHS:
+                self.move(t, "dead" if t.dead_letter else "failed")
+            else:
+                self.move(t, "scheduled")
+                t.alone = t.alone or t.suspect >= SUSPECT_TWICE
+            if not t.live:
+                t.finished_at = now
+                ended.append(t.id)
+        self.release(ended, now)
+
+    def claimed(self, task_id: int, claim: int, worker: int, now: int) -> Task:
+        """A worker has claimed this task: only what is due, ready and free, and with a new number."""
+        t = self.tasks[task_id]
+        if t.state not in ("scheduled", "retry"):
+            raise Wrong(f"task {task_id} was claimed while {t.state}")
+        if t.run_at > now:
+            raise Wrong(f"task {task_id} was claimed {(t.run_at - now) / SECOND} s before its time")
+        if not t.begun and self.open_edges(t):
+            raise Wrong(f"task {task_id} was claimed with open edges {self.verdicts(t)}")
+        if claim != t.claim + 1:
+            raise Wrong(f"task {task_id}: claim {claim} follows {t.claim}")
+        self.move(t, "claimed")
+        t.claim, t.worker, t.begun = claim, worker, True
+        t.attempt += 1
+        return t
+
+    def sweep(self, now: int, success: float, failed: float, outcomes: float) -> None:
+        """Remove what has outlived its retention and that nothing live refers to; forget old outcomes."""
+        needed = {p for t in self.tasks.values() if t.live for p in t.edges}
+        expired = []
+        for t in self.tasks.values():
+            kept = success if t.state == "success" else failed
+            if t.live or t.id in needed or t.finished_at is None or t.finished_at >= now - kept * SECOND:
+                continue
+            if t.state == "success" and (t.result_until > now or (t.key_until or 0) > now):
+                continue
+            expired.append(t.id)
+        for i in expired:
+            self.gone[i] = (self.tasks.pop(i).state, now)
+        for i in [i for i, (_, at) in self.gone.items() if at < now - outcomes * SECOND]:
+            del self.gone[i]

@@ -1,0 +1,357 @@
+"""One worker of the fleet under test, driven by hand, and the model's idea of its lease and of what it holds.
+
+Bodies run in threads of their own and stand still until they are told how to end, so that what the model calls running
+really is in the middle of ``run``.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler import PermanentError, Retry, Scheduler, Snooze, Task
+from scheduler.testing import FakeClock, engine_of
+from stateful.model import ALONE_FOR, HELD, SECOND, Model, Outcome, Wrong
+from support.fleet import rows
+
+LEASE = 30.0
+REAP_EVERY = 2.0
+SWEEP_EVERY = 60.0
+GIVE_BACK = 1.0
+MARK_AFTER = 0.005
+GRACE = 10
+KEPT = {"success": 40.0, "failed": 90.0, "outcomes": 100_000.0}
+POOLS = {"high": (1, 0), "medium": (2, 0), "low": (1, 0)}
+ENDINGS = ("success", "error", "permanent", "retry", "snooze")
+RETRY_AFTER, SNOOZE = 5, 7  # seconds
+LONGEST_WAIT = 60 * SECOND
+
+
+class BodyThread(threading.Thread):
+    """Runs one waiting attempt of an inline pool; its body waits for orders."""
+
+    def __init__(self, slots: Any) -> None:
+        super().__init__(daemon=True)
+        self._slots = slots
+        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def begin(self) -> bool:
+        """Whether it is in its body now; else it has ended already."""
+        self.start()
+        return self._news.get(timeout=20) == "running"
+
+    def end(self, how: str) -> None:
+        self._orders.put(how)
+        assert self._news.get(timeout=20) == "over"
+        self.join()
+
+    def run(self) -> None:
+        self._slots.run_one()
+        self._news.put("over")
+
+    def play(self) -> dict[str, int]:
+        self._news.put("running")
+        how = self._orders.get()
+        if how == "error":
+            raise RuntimeError("told to")
+        if how == "permanent":
+            raise PermanentError("told to")
+        if how == "retry":
+            raise Retry(after=RETRY_AFTER)
+        if how == "snooze":
+            raise Snooze(SNOOZE)
+        return {"answer": 42}
+
+
+class Hard(Task):
+    """Fails as a dead letter."""
+
+    def run(self, ctx: Any) -> Any:
+        thread = threading.current_thread()
+        assert isinstance(thread, BodyThread)
+        return thread.play()
+
+
+class Soft(Hard, dead_letter=False, result_ttl=20):
+    """Ends failed instead of dead; its result lives for 20 s only."""
+
+
+@dataclass
+class Row:
+    """A worker's row, as the model knows it."""
+
+    until: int
+    incarnation: str
+    dead: bool = False
+
+
+@dataclass
+class Body:
+    """One claimed attempt. The budget is what it was at the claim."""
+
+    task: int
+    claim: int
+    number: int
+    used: int
+    tries: int | None
+    wait: int
+    dead_letter: bool
+    pool: int
+    handed_at: float
+    thread: BodyThread | None = None
+    begun_at: float = 0.0
+    over: bool = False
+    marked: bool = False
+    cancelled: bool = False
+    lost: bool = False
+
+    def outcome(self, how: str, now: int) -> Outcome:
+        """What is to be recorded when its body ends like this."""
+        for_good = "dead" if self.dead_letter else "failed"
+        again = self.tries is None or self.used < self.tries
+        wait = min(self.wait * 2 ** (self.used - 1), LONGEST_WAIT)
+        state, end, run_at, refund = {
+            "success": ("success", "succeeded", None, 0),
+            "error": ("retry", "retried", now + wait, 0),
+            "permanent": (for_good, for_good, None, 0),
+            "retry": ("retry", "retried", now + RETRY_AFTER * SECOND, 0),
+            "snooze": ("scheduled", "snoozed", now + SNOOZE * SECOND, 1),
+        }[how]
+        if state == "retry" and not again:
+            state, end, run_at = for_good, for_good, None
+        if self.cancelled:
+            state, end, run_at, refund = "cancelled", "cancelled", None, 0
+        return Outcome(self.task, self.claim, self.number, state, end, True, now, run_at, refund)
+
+
+@dataclass
+class Seat:
+    """A worker: what really runs, and what the model expects of it."""
+
+    jobs: Scheduler
+    clock: FakeClock
+    model: Model
+    rows: dict[int, Row]
+    wid: int = 0
+    bodies: dict[tuple[int, int], Body] = field(default_factory=dict)
+    reported: list[Outcome] = field(default_factory=list)
+    alone: Body | None = None
+    known_dead: set[int] = field(default_factory=set)
+    patient_until: float = 0.0
+    seen: tuple[int, float] | None = None
+    renewed: float = 0.0
+    due: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.engine = engine_of(self.jobs)
+        self.renewed = self.clock.monotonic()
+
+    # bodies
+
+    def waiting(self) -> list[Body]:
+        """What no slot has begun, in the order of the pools."""
+        keys = [(a.claimed.id, a.claimed.claim) for s in self.engine.inline_slots() for a in s.waiting]
+        return [self.bodies[key] for key in keys]
+
+    def running(self) -> list[Body]:
+        return [b for b in self.bodies.values() if b.thread is not None and not b.over]
+
+    def begin(self, pick: int) -> None:
+        """A slot begins what has waited longest in its pool."""
+        pools = [s for s in self.engine.inline_slots() if s.waiting]
+        slots = pools[pick % len(pools)]
+        first = slots.waiting[0].claimed
+        body = self.bodies[first.id, first.claim]
+        body.thread, body.begun_at = BodyThread(slots), self.clock.monotonic()
+        if body.thread.begin() == body.cancelled:
+            raise Wrong(f"task {body.task}: cancelled={body.cancelled}, yet its body ran or not accordingly")
+        if body.cancelled:
+            self._over(body, "success")
+
+    def end(self, body: Body, how: str) -> None:
+        assert body.thread is not None
+        body.thread.end(how)
+        self._over(body, how)
+
+    def _over(self, body: Body, how: str) -> None:
+        body.over = True
+        self.reported.append(body.outcome(how, self.clock.now()))
+
+    def abandon(self) -> None:
+        """Nobody waits for these threads any more."""
+        for body in self.running():
+            assert body.thread is not None
+            body.thread.end("success")
+
+    # the engine's round
+
+    def step(self) -> None:
+        """One step of the engine, then the same of the model."""
+        for wid in self.known_dead:
+            self.engine.lease._dead.append(self.rows[wid].incarnation)
+        self.engine.ring()
+        self.engine.step()
+        self._lease()
+        self._upkeep()
+        self._turn(claiming=True)
+
+    def go_round(self) -> None:
+        """A step, and the slots begin what came of it."""
+        self.step()
+        while self.waiting():
+            self.begin(0)
+
+    def late_turn(self) -> None:
+        """A turn of a worker that stood still between its upkeep and its turn: it does not know whether it is dead."""
+        self.engine.turner.turn(self.engine._conn(), claiming=False)
+        self._turn(claiming=False)
+
+    def _lease(self) -> None:
+        now, mono = self.clock.now(), self.clock.monotonic()
+        if not self.wid:
+            self._join()
+        if self.seen is not None and abs((now - self.seen[0]) / SECOND - (mono - self.seen[1])) > LEASE / 3:
+            self.patient_until = mono + LEASE  # the clock jumped, perhaps the others' too
+        self.seen = (now, mono)
+        if self._at("renew", LEASE / 3):
+            if mono - self.renewed > LEASE * 2 / 3:
+                self.patient_until = mono + LEASE
+            self.renewed = mono
+            row = self.rows[self.wid]
+            if row.dead:
+                self._lost()
+            else:
+                row.until = now + round(LEASE * SECOND)
+        if self._at("reap", REAP_EVERY):
+            self._reap()
+
+    def _at(self, what: str, every: float) -> bool:
+        mono = self.clock.monotonic()
+        if mono < self.due[what]:
+            return False
+        self.due[what] = mono + every
+        return True
+
+    def _join(self) -> None:
+        now, mono = self.clock.now(), self.clock.monotonic()
+        if self.engine.worker in self.rows:
+            raise Wrong(f"worker {self.engine.worker} goes on, but it was reclaimed")
+        self.wid = self.engine.worker
+        self.rows[self.wid] = Row(now + round(LEASE * SECOND), self.engine.incarnation)
+        self.due = {"renew": mono + LEASE / 3, "reap": mono + REAP_EVERY, "sweep": mono + SWEEP_EVERY}
+        self.patient_until = max(self.patient_until, mono + 0.4 * LEASE)  # it has seen nothing yet
+        self._reap()
+
+    def _lost(self) -> None:
+        """Reclaimed: a new worker from now on; what runs is no longer its own."""
+        self.bodies = {key: b for key, b in self.bodies.items() if b.thread is not None}
+        for body in self.bodies.values():
+            body.lost = True
+        self.alone = None
+        self._join()
+
+    def _reap(self) -> None:
+        now = self.clock.now()
+        patient = self.clock.monotonic() < self.patient_until
+        known, self.known_dead = self.known_dead, set()
+        if patient and not known:
+            return
+        for wid, row in self.rows.items():
+            if wid != self.wid and (wid in known or (row.until < now and not patient)):
+                row.dead = True
+        for wid, row in sorted(self.rows.items()):
+            if row.dead:
+                self.model.take_back(wid, now)
+
+    def _upkeep(self) -> None:
+        now = self.clock.now()
+        if self._at("sweep", SWEEP_EVERY):
+            self.model.sweep(now, **KEPT)
+        expected = self.model.tick(now, GRACE * SECOND)
+        new = [r for r in slot_rows(self.jobs) if r.id not in self.model.tasks]
+        if sorted((r.schedule, r.slot) for r in new) != sorted(expected):
+            raise Wrong(f"slots {[(r.schedule, r.slot) for r in new]} were made, not {expected}")
+        for row in new:
+            self.model.make_slot(row.id, (row.schedule, row.slot), row.key, now)
+        for body in self.bodies.values():
+            body.cancelled = body.cancelled or (self._ours(body) and self.model.tasks[body.task].cancel_asked)
+
+    def _ours(self, body: Body) -> bool:
+        t = self.model.tasks.get(body.task)
+        return t is not None and t.state in HELD and (t.worker, t.claim) == (self.wid, body.claim)
+
+    def _turn(self, *, claiming: bool) -> None:
+        now, mono = self.clock.now(), self.clock.monotonic()
+        late = [b for b in self.bodies.values() if b.thread is None and b.handed_at <= mono - GIVE_BACK]
+        back = [Outcome(b.task, b.claim, b.number, "scheduled", "", False, now, None, 1) for b in late]
+        outcomes, self.reported = self.reported + back, []
+        self.model.finish(self.wid, outcomes, now)
+        for o in outcomes:
+            self.bodies.pop((o.task, o.claim), None)
+        for body in self.running():
+            if not body.marked and not body.lost and body.begun_at <= mono - MARK_AFTER and self._ours(body):
+                self.model.move(self.model.tasks[body.task], "running")
+                body.marked = True
+        self._absolve(mono)
+        if claiming:
+            self._claims(now, mono)
+        held = set(self.engine.desk.held)
+        if held != self.bodies.keys():
+            raise Wrong(f"worker {self.wid} holds {sorted(held)}, not {sorted(self.bodies)}")
+
+    def _absolve(self, mono: float) -> None:
+        """A suspect that has run by itself for long enough is an ordinary task again."""
+        if self.alone is None:
+            return
+        key = self.alone.task, self.alone.claim
+        if key not in self.bodies:
+            self.alone = None
+        elif self.alone.thread is not None and self.alone.begun_at <= mono - ALONE_FOR:
+            if self._ours(self.alone):
+                self.model.tasks[key[0]].alone = False
+            self.alone = None
+
+    def _claims(self, now: int, mono: float) -> None:
+        idle = self.alone is None
+        young = [b for b in self.bodies.values() if b.thread is None or b.begun_at > mono - ALONE_FOR]
+        new = [row for row in held_rows(self.jobs, self.wid) if (row.id, row.claim) not in self.bodies]
+        for row in new:
+            t = self.model.claimed(row.id, row.claim, self.wid, now)
+            attempt = self.engine.desk.held[row.id, row.claim]
+            used = max(1, t.attempt - t.base)
+            body = Body(t.id, t.claim, t.attempt, used, t.tries, t.wait, t.dead_letter, attempt.pool, mono)
+            self.bodies[t.id, t.claim] = body
+            if t.level > attempt.pool:
+                raise Wrong(f"task {t.id} of level {t.level} went to pool {attempt.pool}")
+            if t.alone and (len(new) > 1 or young):
+                raise Wrong(f"suspect {t.id} does not run alone: {young}")
+            self.alone = body if t.alone else self.alone
+        if new and not idle:
+            raise Wrong(f"{[row.id for row in new]} claimed beside a suspect")
+        if not new and idle:
+            self._nothing_left(now)
+
+    def _nothing_left(self, now: int) -> None:
+        """Nothing was claimed: then no slot is free that could run what is due."""
+        ready = [t for t in self.model.tasks.values() if t.state in ("scheduled", "retry") and t.run_at <= now]
+        if any(t.alone for t in ready):
+            return  # it may wait for a quiet moment
+        for level, (slots, _) in enumerate(POOLS.values()):
+            taken = sum(b.pool == level for b in self.bodies.values())
+            left = [t.id for t in ready if t.level <= level]
+            if taken < slots and left:
+                raise Wrong(
+                    f"pool {level} of worker {self.wid} is free, yet {left} were not claimed; it holds {self.bodies}"
+                )
+
+
+def slot_rows(jobs: Scheduler) -> Iterator[Any]:
+    yield from rows(jobs, "SELECT id, schedule, slot, key FROM schedd_tasks WHERE slot IS NOT NULL ORDER BY id")
+
+
+def held_rows(jobs: Scheduler, wid: int) -> Iterator[Any]:
+    yield from rows(jobs, "SELECT id, claim FROM schedd_tasks WHERE worker = :w AND state IN (4, 5) ORDER BY id", w=wid)

@@ -1,0 +1,106 @@
+"""Random histories against the model. ``make test`` runs a few, always the same; ``make soak`` thousands.
+
+A failure prints the shortest history that shows it, and the seed. ``SCHEDD_SOAK_SEED`` repeats a soak,
+``SCHEDD_SOAK_RUNS`` makes it longer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from stateful.machine import FleetMachine
+from stateful.model import TABLE
+from support.databases import PostgresDatabases
+
+EVERY_TIME = {"sqlite": (20, 30), "postgresql": (4, 30)}  # runs, steps
+SOAK = {"sqlite": (2000, 50), "postgresql": (250, 50)}
+CHUNK = 250  # runs with one seed
+ENOUGH = 100  # of each transition in the soak
+
+Databases = Callable[[], AbstractContextManager[str]]
+
+
+@pytest.fixture
+def databases(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> Databases:
+    """A new database for each run."""
+
+    @contextmanager
+    def sqlite() -> Iterator[str]:
+        path = tmp_path / "jobs.db"
+        shutil.copyfile(request.getfixturevalue("_sqlite_template"), path)
+        yield f"sqlite:///{path}"
+        for left in tmp_path.glob("jobs.db*"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+    @contextmanager
+    def postgresql() -> Iterator[str]:
+        server: PostgresDatabases = request.getfixturevalue("postgres_databases")
+        yield server.migrated()
+
+    return sqlite if dialect == "sqlite" else postgresql
+
+
+class Soak:
+    """Runs the machine, and counts."""
+
+    def __init__(self, databases: Databases) -> None:
+        self.databases = databases
+        self.hits: Counter[tuple[str, str]] = Counter()
+        self.totals: Counter[str] = Counter()
+
+    def run(self, runs: int, steps: int, seed: int | None) -> None:
+        def machine() -> FleetMachine:
+            return FleetMachine(self.databases, self.hits, self.totals)
+
+        machine._hypothesis_internal_use_seed = seed  # type: ignore[attr-defined]
+        chosen = settings(
+            max_examples=runs,
+            stateful_step_count=steps,
+            derandomize=seed is None,
+            database=None,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink),
+        )
+        try:
+            run_state_machine_as_test(machine, settings=chosen)
+        except BaseException as error:
+            error.add_note(f"seed: {'derandomized' if seed is None else seed}; {runs} runs of {steps} steps")
+            raise
+
+    def table(self) -> str:
+        told = f"{self.totals['runs']} runs, {self.totals['steps']} steps\n"
+        return told + "\n".join(f"{old:>10} -> {new:10} {self.hits[old, new]:8}" for old, new in TABLE)
+
+
+@pytest.mark.case(4, 6, 31, 32, 33, 35)
+def test_random_histories(databases: Databases, dialect: str) -> None:
+    Soak(databases).run(*EVERY_TIME[dialect], seed=None)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_soak(databases: Databases, dialect: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, steps = SOAK[dialect]
+    runs = int(os.environ.get("SCHEDD_SOAK_RUNS", runs))
+    first = int(os.environ.get("SCHEDD_SOAK_SEED", random.SystemRandom().randrange(10**9)))
+    soak = Soak(databases)
+    done = 0
+    for seed in range(first, first + -(-runs // CHUNK)):
+        soak.run(min(CHUNK, runs - done), steps, seed)
+        done += CHUNK
+    with capsys.disabled():
+        print(f"\n{dialect}, seeds {first} to {seed}: {soak.table()}")
+    rare = [step for step in TABLE if soak.hits[step] < ENOUGH]
+    assert not rare or dialect == "postgresql", rare
