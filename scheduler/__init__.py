@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
+    "TaskInfo": "records",
+    "ScheduleInfo": "records",
+    "AttemptInfo": "records",
     "AsyncContext": "engine.context",
     "Context": "engine.context",
     "CycleError": "errors",
@@ -95,3 +98,6 @@ if TYPE_CHECKING:
     from scheduler.model.task import Priority as Priority
     from scheduler.model.task import Task as Task
     from scheduler.model.task import task as task
+    from scheduler.records import AttemptInfo as AttemptInfo
+    from scheduler.records import ScheduleInfo as ScheduleInfo
+    from scheduler.records import TaskInfo as TaskInfo

@@ -15,10 +15,11 @@ from scheduler.model.registry import MAX_KEY, Kind, encode_json
 from scheduler.model.spec import TaskId
 from scheduler.model.task import Task
 from scheduler.model.times import span_us, to_datetime
+from scheduler.records import TaskInfo, task_info
 from scheduler.store import dead_letters as store
 from scheduler.store.dead_letters import BATCH, Filter
 from scheduler.store.failures import StoreTrouble
-from scheduler.store.read_tasks import TaskRecord, get_task
+from scheduler.store.read_tasks import get_task
 from scheduler.store.replay import NewPayload, replay, replay_some
 
 if TYPE_CHECKING:
@@ -89,11 +90,11 @@ class DeadLetters:
         older_than: Seconds | None = None,
         newer_than: Seconds | None = None,
         limit: int = 100,
-    ) -> Sequence[TaskRecord]:
+    ) -> Sequence[TaskInfo]:
         """Dead letters, those that died last first. Raises ConfigError."""
         wanted = self._filter(kind, error_class, fingerprint, older_than, newer_than)
         with self._owner.database.read() as connection:
-            return store.find(connection, wanted, _at_least_one(limit))
+            return [task_info(record) for record in store.find(connection, wanted, _at_least_one(limit))]
 
     def groups(
         self,
@@ -112,10 +113,10 @@ class DeadLetters:
             found = store.groups(connection, wanted, _at_least_one(limit))
         return [DeadLetterGroup(*g[:-2], to_datetime(g.oldest), to_datetime(g.newest)) for g in found]
 
-    def get(self, task_id: int) -> TaskRecord:
+    def get(self, task_id: int) -> TaskInfo:
         """One dead letter. Raises UnknownTaskError; InvalidTransitionError if the task is not dead."""
         with self._owner.database.read() as connection:
-            return store.get(connection, task_id)
+            return task_info(store.get(connection, task_id))
 
     def replay(
         self,

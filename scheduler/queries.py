@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from scheduler.dead_letters import DeadLetters
@@ -20,13 +20,13 @@ from scheduler.model.registry import Registry
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, TaskState, When
-from scheduler.model.times import span_us
+from scheduler.model.times import span_us, to_datetime
 from scheduler.ports import SECOND
+from scheduler.records import AttemptInfo, ScheduleInfo, TaskInfo, attempt_info, schedule_info, task_info
 from scheduler.store import control, read_tasks, retention, schedules
 from scheduler.store.control import CancelResult
 from scheduler.store.database import Database
-from scheduler.store.read_tasks import AttemptRecord, EdgeRecord, TaskRecord
-from scheduler.store.schedules import ScheduleRecord
+from scheduler.store.read_tasks import EdgeRecord, TaskRecord
 
 if TYPE_CHECKING:
     from scheduler.model.spec import TaskId
@@ -40,15 +40,15 @@ class Schedules:
     def __init__(self, owner: Queries) -> None:
         self._owner = owner
 
-    def list(self) -> list[ScheduleRecord]:
+    def list(self) -> list[ScheduleInfo]:
         """All schedules, by name."""
         with self._owner.database.read() as connection:
-            return schedules.records(connection)
+            return [schedule_info(record) for record in schedules.records(connection)]
 
-    def get(self, name: str) -> ScheduleRecord:
+    def get(self, name: str) -> ScheduleInfo:
         """One schedule. Raises UnknownScheduleError."""
         with self._owner.database.read() as connection:
-            return schedules.record(connection, name)
+            return schedule_info(schedules.record(connection, name))
 
     def pause(self, name: str) -> None:
         """Fire nothing until resumed. Raises UnknownScheduleError."""
@@ -75,10 +75,10 @@ class Schedules:
         with self._owner.database.write() as connection:
             schedules.delete(connection, name)
 
-    def next(self, name: str, n: int = 1) -> Sequence[int]:
-        """Its next ``n`` instants, microseconds since the epoch. Raises UnknownScheduleError."""
+    def next(self, name: str, n: int = 1) -> Sequence[datetime]:
+        """Its next ``n`` instants, UTC. Raises UnknownScheduleError."""
         with self._owner.database.read() as connection:
-            return schedules.upcoming(schedules.record(connection, name), n)
+            return [to_datetime(us) for us in schedules.upcoming(schedules.record(connection, name), n)]
 
 
 class Queries:
@@ -102,10 +102,10 @@ class Queries:
 
     # looking
 
-    def get_task(self, task_id: int) -> TaskRecord:
+    def get_task(self, task_id: int) -> TaskInfo:
         """Everything stored of a task. Raises UnknownTaskError."""
         with self.database.read() as connection:
-            return read_tasks.get_task(connection, task_id)
+            return task_info(read_tasks.get_task(connection, task_id))
 
     def get_task_status(self, task_id: int) -> TaskState:
         """Its state. Raises UnknownTaskError."""
@@ -122,7 +122,7 @@ class Queries:
         subject: str | None = None,
         limit: int = 100,
         cursor: int | None = None,
-    ) -> list[TaskRecord]:
+    ) -> list[TaskInfo]:
         """Tasks, newest first. ``status``: states or short names; ``cursor``: only ids below it. Raises ConfigError."""
         with self.database.read() as connection:
             found, _ = read_tasks.list_tasks(
@@ -136,7 +136,7 @@ class Queries:
                 limit=limit,
                 cursor=cursor,
             )
-        return list(found)
+        return [task_info(record) for record in found]
 
     def get_task_dependencies(self, task_id: int) -> list[EdgeRecord]:
         """What it waits for, or waited. Raises UnknownTaskError."""
@@ -159,11 +159,11 @@ class Queries:
                 if path:
                     raise CycleError([task_id, *path])
 
-    def get_attempts(self, task_id: int) -> list[AttemptRecord]:
+    def get_attempts(self, task_id: int) -> list[AttemptInfo]:
         """Its executions so far, oldest first. Raises UnknownTaskError."""
         with self.database.read() as connection:
             read_tasks.get_task(connection, task_id)
-            return list(read_tasks.attempts(connection, task_id))
+            return [attempt_info(record) for record in read_tasks.attempts(connection, task_id)]
 
     def get_retry_count(self, task_id: int) -> int:
         """How many retries it has had. Raises UnknownTaskError."""
@@ -185,7 +185,7 @@ class Queries:
 
         Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, TimeoutError.
         """
-        task = self.wait([task_id], timeout)[task_id]
+        task = self._wait([task_id], timeout)[task_id]
         if task.state is TaskState.CANCELLED:
             raise TaskCancelledError(task_id)
         if task.state is not TaskState.SUCCESS:
@@ -195,12 +195,15 @@ class Queries:
         with self.database.read() as connection:
             return read_tasks.result_of(connection, task_id)
 
-    def wait(self, ids: int | Iterable[int], timeout: float | timedelta | None = None) -> dict[int, TaskRecord]:
+    def wait(self, ids: int | Iterable[int], timeout: float | timedelta | None = None) -> dict[int, TaskInfo]:
         """Wait until all of these tasks have ended; returns them by id.
 
         None waits for ever, 0 not at all (seconds or timedelta). Raises TimeoutError, UnknownTaskError.
         """
         wanted = [ids] if isinstance(ids, int) else list(ids)
+        return {task_id: task_info(record) for task_id, record in self._wait(wanted, timeout).items()}
+
+    def _wait(self, wanted: Sequence[int], timeout: float | timedelta | None) -> dict[int, TaskRecord]:
         deadline = None if timeout is None else time.monotonic() + span_us(timeout, "timeout") / SECOND
         pause, never = _LOOK_EVERY[0], threading.Event()
         done: dict[int, TaskRecord] = {}
@@ -228,8 +231,7 @@ class Queries:
         ``cascade``: its dependants by success end cancelled too, instead of by their *otherwise*. Raises
         UnknownTaskError.
         """
-        with self.database.write() as connection:
-            done = control.cancel(connection, [task_id], self.database.now(), cascade=cascade)
+        done = self.database.change(lambda c: control.cancel(c, [task_id], self.database.now(), cascade=cascade))
         self._ring()
         return done
 
@@ -238,8 +240,7 @@ class Queries:
 
         A task that waits for a retry or its time runs now. Raises UnknownTaskError, InvalidTransitionError.
         """
-        with self.database.write() as connection:
-            control.retry(connection, task_id, self.database.now(), downstream=downstream)
+        self.database.change(lambda c: control.retry(c, task_id, self.database.now(), downstream=downstream))
         self._ring()
 
     def add_dependency(self, child: int, parent: int, when: str = "success", otherwise: str | None = None) -> None:
@@ -252,8 +253,8 @@ class Queries:
             other = DEFAULT_OTHERWISE[end] if otherwise is None else Otherwise(otherwise)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        with self.database.write() as connection:
-            control.add_dependency(connection, child, EdgeSpec(parent, end, other), self.database.now())
+        edge = EdgeSpec(parent, end, other)
+        self.database.change(lambda c: control.add_dependency(c, child, edge, self.database.now()))
 
     def set_retry_policy(self, task_id: int, policy: RetryPolicy) -> None:
         """Change how a task that has not ended is retried. Raises UnknownTaskError, InvalidTransitionError."""

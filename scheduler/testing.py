@@ -18,7 +18,7 @@ from scheduler.ports import SECOND, Clock
 if TYPE_CHECKING:
     from scheduler.app import Scheduler
     from scheduler.engine.loop import Engine
-    from scheduler.store.read_tasks import TaskRecord
+    from scheduler.records import TaskInfo
 
 S = TypeVar("S", bound="Scheduler")
 _START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -106,7 +106,7 @@ def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
     return ran
 
 
-def assert_scheduled(jobs: Scheduler, kind: str, **payload: Any) -> TaskRecord:
+def assert_scheduled(jobs: Scheduler, kind: str, **payload: Any) -> TaskInfo:
     """The newest live task of this kind whose payload has these values. Raises AssertionError that shows the others."""
     found = jobs.list_tasks(kind=kind, limit=1000)
     seen = []

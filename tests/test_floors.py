@@ -33,6 +33,7 @@ FLOORS = {
     "modules": 3,
     "notify": 3,
     "queries": 3,
+    "records": 3,
     "settings": 3,
     "signals": 3,
     "supervisor": 3,

@@ -20,16 +20,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import IO, NoReturn
 
 import photo_tasks
 from screen import Row, Screen, aligned
 
-from scheduler import Priority, Scheduler, TaskState
-from scheduler.store.read_history import AttemptRecord
-from scheduler.store.read_tasks import EdgeRecord, TaskRecord
+from scheduler import AttemptInfo, Priority, Scheduler, TaskInfo, TaskState
+from scheduler.store.read_tasks import EdgeRecord
 from scheduler.tasks import CommandTask, FileIdGeneratorTask, ImageResizerTask
 
 TENANT = 7
@@ -195,7 +194,7 @@ class Demo:
         if not running or not waiting:
             raise DemoError("the daemon was not killed in the middle of anything: this run shows nothing")
 
-    def is_in_the_middle(self, tasks: list[TaskRecord]) -> bool:
+    def is_in_the_middle(self, tasks: list[TaskInfo]) -> bool:
         """Some of the variants are made and others being made; at the latest, the slow copy is under way."""
         states = {task.id: task.state for task in tasks}
         of_variants = [states[task_id] for task_id in self.variants]
@@ -203,16 +202,16 @@ class Demo:
         made = of_variants.count(TaskState.SUCCESS)
         return made > 0 and (running or (made == len(of_variants) and states[self.archive] is TaskState.RUNNING))
 
-    def is_over(self, tasks: list[TaskRecord]) -> bool:
+    def is_over(self, tasks: list[TaskInfo]) -> bool:
         return all(task.state.terminal for task in tasks if task.id in self.tasks)
 
     # looking
 
-    def look(self) -> list[TaskRecord]:
+    def look(self) -> list[TaskInfo]:
         """All tasks, oldest first."""
         return sorted(self.jobs.list_tasks(limit=1000), key=lambda task: task.id)
 
-    def watch(self, over: Callable[[list[TaskRecord]], bool], pause: float = 0.1) -> None:
+    def watch(self, over: Callable[[list[TaskInfo]], bool], pause: float = 0.1) -> None:
         """Show how things stand until they are as wanted."""
         while True:
             tasks = self.look()
@@ -226,7 +225,7 @@ class Demo:
                 raise DemoError(f"not done after {PATIENCE:g} s; schedd says:\n{self.last_words()}")
             time.sleep(pause)
 
-    def rows(self, tasks: list[TaskRecord]) -> list[Row]:
+    def rows(self, tasks: list[TaskInfo]) -> list[Row]:
         rows = [Row(self.name(t), t.state.value, t.attempt, note_of(t)) for t in tasks if t.id in self.tasks]
         ticks = [task for task in tasks if task.schedule == TICKS]
         if ticks:
@@ -234,7 +233,7 @@ class Demo:
             rows.append(Row(f"every {EVERY} s", f"{done} of {len(ticks)} runs done", 0))
         return rows
 
-    def name(self, task: TaskRecord) -> str:
+    def name(self, task: TaskInfo) -> str:
         return f"{task.id:2} {self.tasks.get(task.id, task.subject)}"
 
     def last_words(self) -> str:
@@ -270,7 +269,7 @@ class Demo:
         return good
 
     def promises(
-        self, tasks: list[TaskRecord], history: dict[int, list[AttemptRecord]], status: int
+        self, tasks: list[TaskInfo], history: dict[int, list[AttemptInfo]], status: int
     ) -> list[tuple[str, bool]]:
         by_id = {task.id: task for task in tasks}
         wanted = dict.fromkeys(by_id, TaskState.SUCCESS) | {self.failing: TaskState.DEAD}
@@ -305,25 +304,25 @@ class Demo:
         )
 
 
-def successes(attempts: list[AttemptRecord]) -> int:
+def successes(attempts: list[AttemptInfo]) -> int:
     return sum(attempt.outcome.value == "succeeded" for attempt in attempts)
 
 
-def has_lost(attempts: list[AttemptRecord]) -> bool:
+def has_lost(attempts: list[AttemptInfo]) -> bool:
     return any(attempt.outcome.value == "lost" for attempt in attempts)
 
 
-def in_order(edge: EdgeRecord, by_id: dict[int, TaskRecord], started: dict[int, int]) -> bool:
+def in_order(edge: EdgeRecord, by_id: dict[int, TaskInfo], started: dict[int, datetime]) -> bool:
     ended = by_id[edge.parent].finished_at
     return ended is not None and started[edge.child] >= ended
 
 
-def clock(instant: int) -> str:
-    """The time of day, UTC, of microseconds since the epoch."""
-    return datetime.fromtimestamp(instant / 1e6, UTC).strftime("%H:%M:%S")
+def clock(instant: datetime) -> str:
+    """The time of day, UTC."""
+    return instant.strftime("%H:%M:%S")
 
 
-def note_of(task: TaskRecord) -> str:
+def note_of(task: TaskInfo) -> str:
     if task.state is TaskState.RUNNING and task.progress is not None:
         return f"{task.progress:.0f} %"
     if task.error is not None and task.state in (TaskState.RETRY, TaskState.DEAD, TaskState.FAILED):

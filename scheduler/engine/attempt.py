@@ -213,8 +213,8 @@ def _fail(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Out
             None,
         )
     failure = describe(error)
-    if not isinstance(error, (Retry, PermanentError)):
-        attempt.capture(traceback_text(error))
+    if not isinstance(error, (Retry, PermanentError)) and not type(error).__module__.startswith("scheduler."):
+        attempt.capture(traceback_text(error))  # what our own types raise says all there is to say in one line
     try:
         wait_us = _wait(c, runtime, error)
     except ConfigError as bad:

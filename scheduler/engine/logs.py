@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -46,7 +47,11 @@ class CaptureHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        formatter = logging.Formatter(
+            "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+        )
+        formatter.converter = time.gmtime
+        self.setFormatter(formatter)
 
     def emit(self, record: logging.LogRecord) -> None:
         attempt = current_attempt.get()

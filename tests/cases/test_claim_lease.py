@@ -83,7 +83,7 @@ def test_a_body_that_had_started_is_lost_with_its_start(fleet: Fleet, clock: Fak
 
     first.state["body"] = body
     task_id = first.task(note).schedule()
-    started = clock.now()
+    started = clock.datetime
     step(first)
     run_claimed(first)
     (running,) = seen
@@ -104,7 +104,7 @@ def test_heartbeat_and_progress_stamp_and_renew_at_once(fleet: Fleet, clock: Fak
         for _ in range(4):
             let_pass(clock, LEASE - 1, second)
             ctx.heartbeat() if call == "heartbeat" else ctx.report_progress(140, "nearly")
-            stamps.append((second.get_task(ctx.id).last_heartbeat_at, clock.now()))
+            stamps.append((second.get_task(ctx.id).last_heartbeat_at, clock.datetime))
             assert lease_until(first) == clock.now() + LEASE * 1_000_000
 
     first.state["body"] = body
@@ -189,7 +189,7 @@ def test_an_async_handler_reports_too(fleet: Fleet, clock: FakeClock) -> None:
     drain(jobs)
     assert jobs.result(task_id, timeout=0) == "done"
     done = jobs.get_task(task_id)
-    assert (done.progress, done.progress_message, done.last_heartbeat_at) == (50.0, "half", clock.now())
+    assert (done.progress, done.progress_message, done.last_heartbeat_at) == (50.0, "half", clock.datetime)
 
 
 @pytest.mark.case(4)

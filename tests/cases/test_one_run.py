@@ -46,12 +46,12 @@ def test_schedule_claim_complete(fleet: Fleet, clock: FakeClock) -> None:
         TaskState.SUCCESS,
         None,
         5,
-        clock.now(),
+        clock.datetime,
     )
     assert jobs.result(task_id, timeout=0) == 5
     (attempt,) = jobs.get_attempts(task_id)
     assert (attempt.number, attempt.outcome.value, attempt.error) == (1, "succeeded", None)
-    assert (attempt.started_at, attempt.finished_at) == (clock.now(), clock.now())
+    assert (attempt.started_at, attempt.finished_at) == (clock.datetime, clock.datetime)
     assert drain(jobs) == 0
 
 

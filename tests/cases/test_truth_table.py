@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import pytest
@@ -40,7 +41,7 @@ class Fate(NamedTuple):
     error: str | None = None
     error_class: str | None = None
     ended_by: int | None = None
-    finished_at: int | None = None
+    finished_at: datetime | None = None
     attempts: int = 0
 
 
@@ -75,7 +76,7 @@ def fates(bench: Bench, ids: list[int]) -> list[Fate]:
     return found
 
 
-def expected(end: str, parent: int, now: int) -> list[Fate]:
+def expected(end: str, parent: int, now: datetime) -> list[Fate]:
     fate = {
         "success": Fate("success", finished_at=now, attempts=1),
         "waiting": Fate("waiting"),
@@ -92,7 +93,7 @@ def test_parent_ends_after_its_children_were_scheduled(bench: Bench, end: str) -
     ids = children(bench, parent)
     assert bench.states(*ids) == ["waiting"] * len(CELLS)
     finish(bench, parent, end)
-    assert fates(bench, ids) == expected(end, parent, bench.clock.now())
+    assert fates(bench, ids) == expected(end, parent, bench.clock.datetime)
     assert bench.drain() == []
 
 
@@ -105,7 +106,7 @@ def test_parent_had_ended_when_its_children_were_scheduled(bench: Bench, end: st
     at_once = [{"success": "scheduled"}.get(f.state, f.state) for f in expected(end, parent, 0)]
     assert bench.states(*ids) == at_once  # in the transaction that stores them, with no engine about
     bench.drain()
-    assert fates(bench, ids) == expected(end, parent, bench.clock.now())
+    assert fates(bench, ids) == expected(end, parent, bench.clock.datetime)
 
 
 @pytest.mark.case(35)
@@ -119,7 +120,7 @@ def test_parent_ends_in_the_batch_that_stores_both(bench: Bench, cause: str, end
     assert bench.state(batch.ids[0]) == end
     bench.drain()
     ids = [int(i) for i in batch.ids[1:]]
-    assert fates(bench, ids) == expected(end, int(batch.ids[0]), bench.clock.now())
+    assert fates(bench, ids) == expected(end, int(batch.ids[0]), bench.clock.datetime)
 
 
 @pytest.mark.case(35)
@@ -158,7 +159,7 @@ def test_parent_that_only_retries_releases_nothing(bench: Bench) -> None:
     bench.drain()
     assert tries == [1, 2, 3]
     assert bench.state(late) == "success"
-    assert fates(bench, ids) == expected("success", int(parent), bench.clock.now())
+    assert fates(bench, ids) == expected("success", int(parent), bench.clock.datetime)
 
 
 @pytest.mark.case(35)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from faults.harness import Fleet, all_ended, attempts, history, overlapping, result, state, until
@@ -97,4 +99,4 @@ def _overdue(jobs: Scheduler, task_id: int) -> bool:
     if task.state.terminal or task.attempt > 1:
         return True
     started = task.started_at
-    return started is not None and jobs.database.now() - started > 1.5 * TIMEOUT * 1e6
+    return started is not None and datetime.now(UTC) - started > timedelta(seconds=1.5 * TIMEOUT)
