@@ -9,13 +9,14 @@ PYTEST_ARGS ?=
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak cases lint format bench clean
+.PHONY: help setup demo test soak cases mutants lint format bench clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
 	@echo "make test                all tests, on SQLite and on a real PostgreSQL"
 	@echo "make cases               which case of the guarantees is shown on which database"
 	@echo "make soak                the tests that take minutes"
+	@echo "make mutants             take away what the guarantees stand on, and show which test notices"
 	@echo "make lint | format       ruff and mypy | let ruff rewrite"
 	@echo "make bench               the benchmarks"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
@@ -48,6 +49,9 @@ soak: setup
 
 cases: setup
 	$(PY) -m pytest -n $(JOBS) -m "case and not soak" --cases -q $(PYTEST_ARGS)
+
+mutants: setup
+	$(PY) tests/mutants.py
 
 lint: setup
 	$(PY) -m ruff check .

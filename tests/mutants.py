@@ -1,0 +1,197 @@
+"""Takes away, one at a time, what the guarantees stand on, and shows which test notices: ``make mutants``.
+
+Each mutant is made in a copy of the tree; only the tests named beside it run there, on SQLite. Exits with 1 if one of
+them survives, if a test fails without any mutant, or if the text that a mutant replaces is no longer there.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("scheduler", "tasks", "migrations", "tests", "examples", "pyproject.toml", "README.md", "config.example.toml")
+LIMIT = 300  # seconds for one run of pytest
+
+
+class Change(NamedTuple):
+    file: str
+    old: str
+    new: str
+
+
+class Mutant(NamedTuple):
+    name: str
+    changes: tuple[Change, ...]
+    tests: tuple[str, ...]
+
+
+def _index_off(name: str, columns: str) -> tuple[Change, ...]:
+    """The unique index is still there, but not unique: in the schema and in the migration."""
+    files = ("scheduler/store/schema.py", "migrations/versions/0001_initial.py")
+    pattern = f'_partial("{name}", {columns}, where="{{where}}", unique=True)'
+    where = "held_key IS NOT NULL" if "held_key" in columns else "schedule IS NOT NULL"
+    old = pattern.format(where=where)
+    return tuple(Change(file, old, old.replace(", unique=True", "")) for file in files)
+
+
+MUTANTS = (
+    Mutant(
+        "the fence: worker and claim in the finish",
+        (
+            Change(
+                "scheduler/store/dialect.py",
+                "CASE WHEN {table}.claim = j.claim THEN {table}.worker = :worker AND {table}.state + 0 {states} "
+                "ELSE false END",
+                "(:worker IS NOT NULL AND {table}.state + 0 {states})",
+            ),
+        ),
+        ("tests/cases/test_claim_lease.py", "tests/store/test_fence.py"),
+    ),
+    Mutant(
+        "the fence: the claim alone",
+        (Change("scheduler/store/dialect.py", "CASE WHEN {table}.claim = j.claim THEN", "CASE WHEN true THEN"),),
+        ("tests/cases/test_claim_lease.py", "tests/store/test_fence.py"),
+    ),
+    Mutant(
+        "the lease test in reap",
+        (Change("scheduler/store/workers.py", "(lease_until < :before OR", "(:before > 0 OR"),),
+        ("tests/cases/test_claim_lease.py",),
+    ),
+    Mutant(
+        "the lease test in renew",
+        (
+            Change(
+                "scheduler/store/workers.py",
+                'heartbeat_at = :now{told} "\n            f"WHERE id = :worker AND state < {STOPPED}"',
+                'heartbeat_at = :now{told} "\n            f"WHERE id = :worker"',
+            ),
+        ),
+        ("tests/cases/test_claim_lease.py", "tests/store/test_fence.py"),
+    ),
+    Mutant(
+        "the release condition: all edges met",
+        (
+            Change(
+                "scheduler/store/release.py",
+                "CASE WHEN schedd_tasks.unmet - d.n <= 0 THEN",
+                "CASE WHEN schedd_tasks.unmet >= 0 THEN",
+            ),
+        ),
+        ("tests/cases/test_dependencies.py",),
+    ),
+    Mutant(
+        "the release condition: which ends meet an edge",
+        (Change("scheduler/store/release.py", "(ok & :bit) <> 0", "(ok & :bit) >= 0"),),
+        ("tests/cases/test_truth_table.py",),
+    ),
+    Mutant(
+        "finish and release in one transaction",
+        (
+            Change(
+                "scheduler/store/finish.py",
+                "    ready = release(",
+                '    connection.exec_driver_sql("COMMIT")\n'
+                '    connection.exec_driver_sql("BEGIN")\n'
+                "    ready = release(",
+            ),
+        ),
+        ("tests/cases/test_one_commit.py",),
+    ),
+    Mutant(
+        "one task per (schedule, slot)",
+        (
+            *_index_off("ux_schedd_tasks_slot", '"schedule", "slot"'),
+            Change(
+                "scheduler/store/schedules.py",
+                "done = _present(connection, dialect, row.name, [f.slot for f in fires])",
+                "done: set[int] = set()",
+            ),
+        ),
+        ("tests/cases/test_catch_up.py", "tests/cases/test_recurrence.py"),
+    ),
+    Mutant(
+        "a key is held once",
+        (
+            *_index_off("ux_schedd_tasks_held_key", '"kind", "held_key"'),
+            Change(
+                "scheduler/store/enqueue.py",
+                "ON CONFLICT (kind, held_key) WHERE held_key IS NOT NULL DO NOTHING RETURNING id",
+                "RETURNING id",
+            ),
+        ),
+        ("tests/cases/test_keys.py",),
+    ),
+)
+
+
+def copy_tree(target: Path) -> None:
+    """What the tests need; the installed parts where the package has them, since the editable install points home."""
+    ignore = shutil.ignore_patterns("__pycache__", ".hypothesis", ".pytest_cache")
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=ignore)
+        else:
+            shutil.copy2(source, target / name)
+    for name in ("tasks", "migrations"):
+        (target / "scheduler" / name).symlink_to(target / name)
+
+
+def run(tree: Path, tests: tuple[str, ...]) -> tuple[bool, str]:
+    """Whether they pass; and the first that did not."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", "not postgresql", *tests]
+    try:
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        return False, f"no end within {LIMIT} s"
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode not in (0, 1) or (done.returncode == 1 and failed is None):
+        raise SystemExit(f"pytest could not run:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+    return done.returncode == 0, failed[1] if failed else ""
+
+
+def mutate(tree: Path, mutant: Mutant) -> dict[Path, str]:
+    """Make the changes; returns what the files were before."""
+    before: dict[Path, str] = {}
+    for change in mutant.changes:
+        path = tree / change.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(change.old) != 1:
+            raise SystemExit(f"{mutant.name}: {change.file} has {text.count(change.old)} times: {change.old}")
+        before.setdefault(path, text)
+        path.write_text(text.replace(change.old, change.new), encoding="utf-8")
+    return before
+
+
+def main() -> int:
+    survived = 0
+    with tempfile.TemporaryDirectory(prefix="schedd-mutants-") as directory:
+        tree = Path(directory)
+        copy_tree(tree)
+        for mutant in MUTANTS:  # before anything runs: every mutant can be made
+            for path, text in mutate(tree, mutant).items():
+                path.write_text(text, encoding="utf-8")
+        passed, failed = run(tree, tuple(sorted({test for mutant in MUTANTS for test in mutant.tests})))
+        if not passed:
+            print(f"without any mutant this fails already: {failed}", file=sys.stderr)
+            return 1
+        print(f"{'without':48}  noticed by")
+        for mutant in MUTANTS:
+            before = mutate(tree, mutant)
+            passed, failed = run(tree, mutant.tests)
+            print(f"{mutant.name:48}  {'NOBODY: it survives' if passed else failed}", flush=True)
+            survived += passed
+            for path, text in before.items():
+                path.write_text(text, encoding="utf-8")
+    print(f"{len(MUTANTS)} mutants, {survived} survived")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
