@@ -201,8 +201,8 @@ class Scheduler(Queries):
         Raises StoreUnavailableError if the database cannot be opened.
         """
         with self._lifecycle:
-            if self._engine is not None and self._engine.is_running():
-                return
+            if self._engine is not None and self._engine.is_running() and not self._engine.draining:
+                return  # one that drains still looks after its last bodies, beside the new one
             engine = self._make_engine()
             engine.start()
             self._engine = engine
@@ -231,8 +231,8 @@ class Scheduler(Queries):
         while engine.is_running() and not engine.wait_idle(3600.0):
             pass
         with self._lifecycle:
+            engine.stop(hand_back_running=False)
             if self._engine is engine:
-                engine.stop(hand_back_running=False)
                 self._engine = None
 
     def stop_now(self) -> list[int]:

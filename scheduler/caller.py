@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scheduler.model.registry import Registry
 from scheduler.model.spec import TaskId, TaskSpec
@@ -11,13 +11,7 @@ from scheduler.store import schedules
 from scheduler.store.database import Database
 from scheduler.store.doorbell import ring_after_commit
 from scheduler.store.enqueue import callers_connection, enqueue
-from scheduler.store.failures import StoreTrouble
 from scheduler.store.schedules import ScheduleSpec
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
-_TRIES = 5
 
 
 class Caller:
@@ -45,22 +39,11 @@ class Caller:
             ids = enqueue(own, specs, self.database.now(), ours=False)
             ring_after_commit(own, self.ring)
             return ids
-        stored: list[TaskId] = self._in_our_own(lambda c: enqueue(c, specs, self.database.now(), ours=True))
+        stored = self.database.change(lambda c: enqueue(c, specs, self.database.now(), ours=True))
         self.ring()
         return stored
 
     def register_schedule(self, spec: ScheduleSpec) -> None:
         dialect = self.database.dialect
-        self._in_our_own(lambda c: schedules.register(c, dialect, spec, self.database.now()))
+        self.database.change(lambda c: schedules.register(c, dialect, spec, self.database.now()))
         self.ring()
-
-    def _in_our_own(self, work: Callable[[sa.Connection], Any]) -> Any:
-        for attempt in range(_TRIES):
-            try:
-                with self.database.write() as connection:
-                    return work(connection)
-            except StoreTrouble as trouble:
-                # Two batches that take keys or parents in different orders: one is told to try again.
-                if "collided" not in str(trouble) or attempt == _TRIES - 1:
-                    raise
-        raise AssertionError("unreachable")

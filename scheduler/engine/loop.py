@@ -84,6 +84,7 @@ class Engine:
         self._bell: Bell = SilentBell()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._stopping = threading.Lock()
         self._quiet = threading.Event()  # draining, and no turn that began before it is under way any more
         self._ended = threading.Event()
         self._ready = threading.Event()
@@ -421,6 +422,12 @@ class Engine:
 
         Returns what kept that last write from being made; then the lease runs out by itself, and others take over.
         """
+        with self._stopping:
+            if self.desk.closed:
+                return None
+            return self._stop_once(hand_back_running)
+
+    def _stop_once(self, hand_back_running: bool) -> StoreUnavailableError | None:
         trouble: StoreUnavailableError | None = None
         self._stop.set()
         self.desk.ring()

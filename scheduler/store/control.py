@@ -159,16 +159,25 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
         while level:
             rows = connection.execute(
                 prepared(
-                    "SELECT e.child FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
+                    "SELECT e.child, c.key FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
                     f"WHERE e.parent IN {dialect.ids()} AND c.ended_by = e.parent AND c.state >= {st.FIRST_TERMINAL} "
                     "ORDER BY e.child"
                 ),
                 {"ids": bind_rows(level)},
             )
-            level = sorted({row[0] for row in rows} - set(revived))
-            for child in level:
-                _take_key_back(connection, child)
-                _set(connection, child, _CLEAR, now)
+            children = {row.child: row.key for row in rows}
+            for child, key in children.items():
+                if key is not None:  # one by one: two of them may have the same
+                    _take_key_back(connection, child)
+            # One that somebody else has revived meanwhile may be running already.
+            cleared = connection.execute(
+                prepared(
+                    f"UPDATE schedd_tasks SET {_CLEAR} WHERE id IN {dialect.ids()} "
+                    f"AND state >= {st.FIRST_TERMINAL} RETURNING id"
+                ),
+                {"ids": bind_rows(list(children))},
+            )
+            level = sorted(row[0] for row in cleared)
             revived += level
     recount(connection, dialect, revived, now)
 
@@ -178,7 +187,8 @@ def _take_key_back(connection: sa.Connection, task_id: int) -> None:
     connection.execute(
         prepared(
             "UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id = :id AND key IS NOT NULL "
-            "AND NOT EXISTS (SELECT 1 FROM schedd_tasks o WHERE o.kind = schedd_tasks.kind "
+            f"AND state >= {st.FIRST_TERMINAL} AND NOT EXISTS "
+            "(SELECT 1 FROM schedd_tasks o WHERE o.kind = schedd_tasks.kind "
             "AND o.held_key = schedd_tasks.key AND o.id <> :id)"
         ),
         {"id": task_id},
@@ -200,6 +210,15 @@ def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int],
         bound,
     ).fetchall()
     ids = [row[0] for row in affected]
+    if dialect.share:
+        # A parent must not end between the count and the commit: whoever finishes it does not see these wait yet.
+        connection.execute(
+            prepared(
+                "SELECT t.id FROM schedd_tasks t WHERE t.id IN "
+                f"(SELECT parent FROM schedd_edges WHERE child IN {dialect.ids()}) ORDER BY t.id {dialect.share}"
+            ),
+            {"ids": bind_rows(ids)},
+        )
     # An edge on a task that retention removed counts by its recorded outcome.
     bit = "CASE {s} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
     connection.execute(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -15,11 +15,13 @@ from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.ports import Clock
 from scheduler.store import migrate
 from scheduler.store.dialect import Dialect, dialect_named, sqlite_too_old
-from scheduler.store.failures import explain
+from scheduler.store.failures import StoreTrouble, explain
 from scheduler.store.gate import Gate
 
 _SQLITE_BUSY_MS = 10_000
 _PG_CONNECT_TIMEOUT = 10
+_TRIES = 5
+T = TypeVar("T")
 
 
 class Database:
@@ -134,6 +136,20 @@ class Database:
                         yield fresh
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
+
+    def change(self, work: Callable[[sa.Connection], T]) -> T:
+        """Do ``work`` in a transaction of its own; again if the server ended it since two waited for each other.
+
+        Raises StoreUnavailableError.
+        """
+        for attempt in range(_TRIES):
+            try:
+                with self.write() as connection:
+                    return work(connection)
+            except StoreTrouble as trouble:
+                if not trouble.collided or attempt == _TRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

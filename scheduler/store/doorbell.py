@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,7 @@ class NotifyBell:
                 connection.close()
 
 
+_RINGING: weakref.WeakSet[sa.Connection] = weakref.WeakSet()  # those that ring when they commit
 Bell = SilentBell | SocketBell | NotifyBell
 
 
@@ -260,12 +262,16 @@ def ring_after_commit(connection: sa.Connection, ring: Callable[[], None]) -> No
     if connection.dialect.name == "postgresql":
         connection.execute(sa.text(f"SELECT pg_notify('{CHANNEL}', '')"))  # delivered at the commit, or never
         return
+    if connection in _RINGING:
+        return  # many tasks in one transaction ring once
 
     def soon(_connection: sa.Connection) -> None:
+        _RINGING.discard(connection)
         # SQLAlchemy tells just before the commit, so ring a moment after it; polling covers a slower one.
         for seconds in (0.002, 0.02):
             timer = threading.Timer(seconds, ring)
             timer.daemon = True
             timer.start()
 
+    _RINGING.add(connection)  # after a rollback, too: its next commit rings, which does no harm
     sa.event.listen(connection, "commit", soon, once=True)

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import StoreUnavailableError
 
+_COLLIDED = "the transaction collided with another"
 _ADVICE: tuple[tuple[str, str, bool], ...] = (
     # what the driver says, what we say, whether waiting may heal it
     (r"database or disk is full", "the disk is full: free some space", True),
@@ -53,7 +54,7 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
     ),
     (r"statement timeout", "the server's statement_timeout ended the statement", True),
     (r"permission denied", "the database user lacks a permission", False),
-    (r"deadlock detected|could not serialize", "the transaction collided with another", True),
+    (r"deadlock detected|could not serialize", _COLLIDED, True),
     (
         r"server closed the connection|terminating connection|connection .*lost|SSL|EOF|the database system is",
         "the connection to the server was lost",
@@ -68,6 +69,7 @@ class StoreTrouble(StoreUnavailableError):
     def __init__(self, text: str, heals: bool) -> None:
         super().__init__(text)
         self.heals = heals
+        self.collided = _COLLIDED in text
 
 
 def explain(error: sa.exc.SQLAlchemyError, url: sa.URL) -> Exception:

@@ -230,13 +230,13 @@ def _lockable(
         blocked = {row[0] for row in connection.execute(prepared(select), bound)} - got.keys()
     ends = {o.task_id: st.CANCELLED if got[o.task_id] else o.state for o in outcomes if o.task_id in got}
     bits = {i: END_BIT[TaskState.from_code(state)] for i, state in ends.items() if state >= st.FIRST_TERMINAL}
-    blocked |= _blocked_below(connection, dialect, bits)
+    blocked |= blocked_below(connection, dialect, bits)
     if not blocked:
         return outcomes, []
     return [o for o in outcomes if o.task_id not in blocked], [o for o in outcomes if o.task_id in blocked]
 
 
-def _blocked_below(connection: sa.Connection, dialect: Dialect, level: dict[int, int]) -> set[int]:
+def blocked_below(connection: sa.Connection, dialect: Dialect, level: dict[int, int]) -> set[int]:
     """Those of these tasks (id -> bit of its end) below which somebody holds a row that their end would change.
 
     Level by level, since a child whose edge breaks ends too, and may end its own children.

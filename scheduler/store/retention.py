@@ -48,6 +48,9 @@ def sweep(
         expired += [(row[0], row[1]) for row in rows]
         if len(expired) >= batch:
             break
+    full = len(expired) >= batch
+    if expired and dialect.skip_locked:
+        expired = _unneeded(connection, dialect, expired)
     if expired:
         remove(connection, dialect, expired, now)
     gone = connection.execute(
@@ -73,7 +76,20 @@ def sweep(
         connection.execute(
             prepared("DELETE FROM schedd_worker_kinds WHERE worker NOT IN (SELECT id FROM schedd_workers)")
         )
-    return Removed(len(expired), len(gone), workers.rowcount, len(expired) >= batch or len(gone) >= batch)
+    return Removed(len(expired), len(gone), workers.rowcount, full or len(gone) >= batch)
+
+
+def _unneeded(connection: sa.Connection, dialect: Dialect, expired: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Without those that have got a child since the statement that found and locked them began; now none can."""
+    rows = connection.execute(
+        prepared(
+            "SELECT e.parent FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
+            f"WHERE e.parent IN {dialect.ids()} AND c.state < {st.FIRST_TERMINAL}"
+        ),
+        {"ids": bind_rows([task_id for task_id, _ in expired])},
+    )
+    needed = {row[0] for row in rows}
+    return [(task_id, state) for task_id, state in expired if task_id not in needed]
 
 
 def remove(connection: sa.Connection, dialect: Dialect, expired: Sequence[tuple[int, int]], now: int) -> None:

@@ -14,9 +14,10 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.registry import Kind
-from scheduler.model.state import TaskState
+from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.finish import blocked_below
 from scheduler.store.release import release
 
 LIVE, DRAINING, STOPPED, DEAD = range(4)
@@ -222,6 +223,13 @@ def _take_back(
         refund = 1 if r.state == st.CLAIMED else 0
         tasks.append((r.id, state, lane, deaths, refund, text if state in (st.DEAD, st.FAILED) else None))
         attempts.append((r.id, r.claim, r.attempt, r.claimed_at, r.started_at, end.code, text))
+    ends = {t[0]: END_BIT[TaskState.from_code(t[1])] for t in tasks if t[1] >= st.FIRST_TERMINAL}
+    if ends and dialect.skip_locked:
+        # Somebody's open transaction holds what waits for them: they stay claimed until a later call.
+        blocked = blocked_below(connection, dialect, ends)
+        tasks = [t for t in tasks if t[0] not in blocked]
+        attempts = [a for a in attempts if a[0] not in blocked]
+        poisoned = [p for p in poisoned if p not in blocked]
     if tasks:
         _write_back(connection, dialect, worker, tasks, attempts, now)
     ended = {t[0]: TaskState.from_code(t[1]) for t in tasks if t[1] >= st.FIRST_TERMINAL}

@@ -1,0 +1,230 @@
+"""More of two at once: reopening beside a finish, a sweep beside an enqueue, a reaper beside an open session."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler import Context, Scheduler, Task
+from scheduler.model import state as st
+from scheduler.store import control, retention, workers
+from scheduler.store.doorbell import ring_after_commit
+from scheduler.testing import engine_of
+from support.bench import Bench, Side, Step, ring_and_step
+from support.databases import Database
+
+on_postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+DAY = 86400.0
+
+
+def in_time(side: Side, seconds: float = 0.3) -> None:
+    """Give the other side time to come to where it waits, or ends."""
+    side.join(seconds)
+
+
+@on_postgres
+@pytest.mark.case(33, 36)
+def test_a_parent_that_finishes_while_its_child_is_reopened_releases_it(bench: Bench) -> None:
+    dead, running = bench.step("dead").schedule(), bench.step("running").schedule()
+    child = bench.step("child", dead, running).schedule()
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    (slots,) = [s for s in engine.inline_slots() if len(s.waiting) == 2]
+    other = slots.waiting.pop()
+    bench.script.failing.add("dead")
+    slots.run_one()
+    ring_and_step(bench.jobs)
+    assert bench.states(dead, running, child) == ["dead", "claimed", "failed"]
+    bench.script.failing.clear()
+    slots.waiting.append(other)
+    slots.run_one()
+    caller = bench.worker()
+    with caller.database.write() as connection:
+        control.retry(connection, dead, bench.clock.now())
+        engine.step()  # records that the other parent has ended, or leaves it for later
+    bench.drain()
+    assert bench.states(dead, running, child) == ["success", "success", "success"]
+
+
+@on_postgres
+@pytest.mark.case(36)
+def test_two_dead_parents_retried_at_once_revive_their_child(bench: Bench) -> None:
+    bench.script.failing |= {"one", "two"}
+    one, two = bench.step("one").schedule(), bench.step("two").schedule()
+    child = bench.step("child", one, two).schedule()
+    bench.drain()
+    assert bench.states(one, two, child) == ["dead", "dead", "failed"]
+    bench.script.failing.clear()
+    other = bench.worker()
+    with bench.jobs.database.write() as connection:
+        control.retry(connection, two, bench.clock.now())
+        side = Side(lambda: other.retry_task(one))
+        in_time(side)
+    side.result()
+    bench.drain()
+    assert bench.states(one, two, child) == ["success", "success", "success"]
+
+
+@on_postgres
+@pytest.mark.case(33, 51)
+def test_a_child_stored_while_its_parent_is_swept_keeps_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = bench.ended("dead")
+    bench.clock.advance(40 * DAY)
+    caller = bench.worker()
+    held, go = threading.Event(), threading.Event()
+
+    def enqueue() -> int:
+        with caller.database.write() as connection:
+            made = caller.task(Step("child")).depend_on(parent, otherwise="wait").schedule(connection=connection)
+            held.set()
+            go.wait(10)
+        return int(made)
+
+    side = Side(enqueue)
+    assert held.wait(10)
+    real = sa.Connection.execute
+
+    def execute(self: sa.Connection, statement: Any, *args: Any, **kwargs: Any) -> Any:
+        # What a statement sees was settled when it began; what it finds unlocked is a matter of the moment. As if the
+        # session ended between the two.
+        if "t.finished_at < :before" in str(statement) and args[0]["state"] == st.DEAD and not go.is_set():
+            found = real(self, sa.text(str(statement).replace("FOR UPDATE OF t SKIP LOCKED", "")), *args, **kwargs)
+            go.set()
+            side.join(10)
+            return found
+        return real(self, statement, *args, **kwargs)
+
+    kept = {"success": DAY, "failed": 30 * DAY, "outcomes": 90 * DAY}
+    with monkeypatch.context() as m, bench.jobs.database.write() as connection:
+        m.setattr(sa.Connection, "execute", execute)
+        for _ in range(5):
+            retention.sweep(connection, bench.jobs.database.dialect, bench.clock.now(), kept)
+    child = side.result()
+    assert bench.states(parent, child) == ["dead", "waiting"]
+
+
+@on_postgres
+@pytest.mark.case(65)
+def test_reaping_does_not_wait_for_an_open_session_either(bench: Bench) -> None:
+    dying = bench.worker(queues=["default"], lease=30)
+    parent = bench.step("parent").schedule()
+    child = bench.step("child", parent).schedule()
+    ring_and_step(dying)
+    bench.jobs.cancel_task(parent)
+    other = bench.worker()
+    bench.clock.advance(31)
+    with bench.jobs.database.write() as session:
+        bench.jobs.task(Step("grandchild")).depend_on(child).schedule(connection=session)
+
+        def reap() -> int:
+            with other.database.write() as connection:
+                connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
+                found = workers.reap(connection, other.database.dialect, bench.clock.now())
+            return sum(one.tasks for one in found)
+
+        assert Side(reap).result() == 0
+    assert Side(reap).result() == 1
+    assert bench.states(parent, child) == ["cancelled", "failed"]
+
+
+@pytest.mark.case(36)
+def test_reviving_many_takes_few_statements(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.script.failing.add("root")
+    root = bench.step("root").schedule()
+    with bench.jobs.batch() as batch:
+        for i in range(300):
+            made = batch.task(Step(f"child{i}")).depend_on(root)
+            if i % 100 == 0:
+                made.key(f"key{i}")
+    bench.drain()
+    bench.script.failing.clear()
+    taken = bench.step("other").key("key100").schedule()
+    count = [0]
+
+    def before(*_: Any) -> None:
+        count[0] += 1
+
+    sa.event.listen(bench.jobs.database.open(), "before_cursor_execute", before)
+    bench.jobs.retry_task(root)
+    sa.event.remove(bench.jobs.database.open(), "before_cursor_execute", before)
+    assert count[0] < 60
+    bench.drain()
+    assert set(bench.states(root, taken, *batch.ids)) == {"success"}
+    assert bench.jobs.list_tasks(key="key0")[0].state == "success"
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_many_tasks_in_one_transaction_ring_once(bench: Bench) -> None:
+    rung: list[int] = []
+    before = threading.active_count()
+    engine = bench.jobs.database.open()
+    with engine.begin() as connection:
+        for _ in range(200):
+            ring_after_commit(connection, lambda: rung.append(1))
+    assert threading.active_count() - before < 10
+    with engine.connect() as connection:
+        with connection.begin():
+            ring_after_commit(connection, lambda: rung.append(2))
+        with connection.begin():
+            ring_after_commit(connection, lambda: rung.append(3))
+    threading.Event().wait(0.3)
+    assert {1, 2, 3} == set(rung)
+
+
+@pytest.mark.case(37)
+def test_cancelling_crosswise_is_no_error(bench: Bench) -> None:
+    """Two that lock the same rows in different orders: the server ends one, which tries again."""
+    ids = [bench.step(f"task{i}").schedule() for i in range(2)]
+    other = bench.worker()
+    real = control.cancel
+    met = threading.Barrier(2)
+
+    def cancel(connection: sa.Connection, wanted: Any, now: int, *, cascade: bool = False) -> Any:
+        first, second = ids if wanted == [ids[0]] else ids[::-1]
+        done = real(connection, [first], now)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(2)
+        real(connection, [second], now)
+        return done
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr("scheduler.queries.control.cancel", cancel)
+        sides = [Side(lambda i=i, j=j: j.cancel_task(i)) for i, j in zip(ids, (bench.jobs, other), strict=True)]
+        for side in sides:
+            side.result()
+    assert bench.states(*ids) == ["cancelled", "cancelled"]
+
+
+def test_starting_again_while_old_bodies_end_runs_new_work(database: Database) -> None:
+    over = threading.Event()
+
+    class Slow(Task, kind="slow"):
+        def run(self, ctx: Context) -> None:
+            over.wait(20)
+
+    jobs = Scheduler(database.url)
+    jobs.register(Slow)
+    jobs.register(Step)
+
+    class Quick(Task, kind="quick"):
+        def run(self, ctx: Context) -> str:
+            return "done"
+
+    jobs.register(Quick)
+    jobs.start()
+    slow = jobs.task(Slow()).schedule()
+    while jobs.get_task_status(slow) != "running":
+        over.wait(0.01)
+    assert jobs.stop(drain=0.05) == [slow]
+    jobs.start()
+    assert jobs.result(jobs.task(Quick()).schedule(), 10) == "done"
+    over.set()
+    jobs.wait(slow, 10)
+    assert jobs.get_task_status(slow) == "success"
+    assert jobs.get_task(slow).attempt == 1
+    jobs.stop()
+    jobs.close()
