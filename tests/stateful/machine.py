@@ -16,7 +16,7 @@ NUMBER = some.integers(0, 999)  # picks one of what there is, whatever there is
 PLACE = some.integers(0, 1)
 EDGE = some.tuples(some.sampled_from(WHENS), some.sampled_from(OTHERWISES))
 PARENTS = some.lists(some.tuples(NUMBER, EDGE), max_size=3)
-HOW = some.sampled_from(ENDINGS)
+HOW = some.sampled_from((*ENDINGS, "success", "permanent"))
 SPEC = some.fixed_dictionaries(
     {
         "kind": some.sampled_from(("Hard", "Soft")),
@@ -87,15 +87,76 @@ class FleetMachine(RuleBasedStateMachine):
         self.world.schedule(whole)
 
     @precondition(lambda self: self.tasks)
-    @rule(number=NUMBER, cascade=some.booleans())
-    def cancel(self, number: int, cascade: bool) -> None:
-        self.world.cancel(self.pick(number), cascade)
+    @rule(
+        number=NUMBER, cascade=some.booleans(), state=some.sampled_from((None, "retry", "retry", "waiting", "claimed"))
+    )
+    def cancel(self, number: int, cascade: bool, state: str | None) -> None:
+        """Any task, or one in this state if there is one."""
+        model = self.world.model
+        chosen = [i for i in self.world.ids if model.state_of(i) == state] or self.world.ids
+        self.world.cancel(chosen[number % len(chosen)], cascade)
 
-    @precondition(lambda self: self.world.model.tasks and any(map(self.world.model.may_retry, self.world.ids)))
+    @precondition(lambda self: any(map(self.world.model.may_retry, self.world.ids)))
     @rule(number=NUMBER, downstream=some.sampled_from((True, True, False)), any_state=some.integers(0, 7))
     def retry(self, number: int, downstream: bool, any_state: int) -> None:
         ids = [i for i in self.world.ids if any_state == 0 or self.world.model.may_retry(i)]
         self.world.retry(ids[number % len(ids)], downstream)
+
+    def retriable_children(self) -> list[tuple[int, int]]:
+        """(child, parent) that have both ended without success."""
+        tasks = self.world.model.tasks
+        ended = {i for i, t in tasks.items() if not t.live and t.state != "success"}
+        return [(i, p) for i in sorted(ended) for p in tasks[i].edges if p in ended]
+
+    @precondition(lambda self: self.retriable_children())
+    @rule(
+        number=NUMBER,
+        ended=some.sampled_from(("dead", "skipped", "failed")),
+        how=some.sampled_from((None, "success", "permanent")),
+        place=PLACE,
+    )
+    def retry_above(self, number: int, ended: str, how: str | None, place: int) -> None:
+        """A parent by itself, perhaps until it ends, and then its child (of those that ended so, if there is one)."""
+        pairs = self.retriable_children()
+        pairs = [pair for pair in pairs if self.world.model.state_of(pair[0]) == ended] or pairs
+        child, parent = pairs[number % len(pairs)]
+        self.world.retry(parent, downstream=False)
+        if how is not None:
+            self._see_through(place, parent, how)
+        if child in self.world.model.tasks:
+            self.world.retry(child, downstream=True)
+
+    @precondition(lambda self: self.tasks < MOST)
+    @rule(spec=SPEC, edge=EDGE, place=PLACE)
+    def fail_and_tell(self, spec: dict[str, Any], edge: tuple[str, str], place: int) -> None:
+        """A parent that fails for good, and a child that does, too, if it gets to run."""
+        plain = spec | {"key": None, "after": 0.0, "level": 0, "edges": {}}
+        before = set(self.world.ids)
+        self.world.schedule([plain, plain | {"local": {0: edge}}])
+        for task_id in sorted(set(self.world.ids) - before):
+            self._see_through(place, task_id, "permanent")
+
+    @precondition(lambda self: self.tasks < MOST)
+    @rule(spec=SPEC, place=PLACE)
+    def fail_and_cancel(self, spec: dict[str, Any], place: int) -> None:
+        """A task that is cancelled after its first attempt, most often while it waits for the second."""
+        before = set(self.world.ids)
+        self.world.schedule([spec | {"key": None, "after": 0.0, "level": 0, "tries": None, "edges": {}}])
+        for task_id in set(self.world.ids) - before:
+            self._see_through(place, task_id, "error")
+            self.world.cancel(task_id, cascade=False)
+
+    def _see_through(self, place: int, task_id: int, how: str) -> None:
+        """A worker goes round until this task has ended like this, if it can; what else it runs succeeds."""
+        seat = self.world.seats[place]
+        for _ in range(3):
+            task = self.world.model.tasks.get(task_id)
+            if task is None or task.state not in ("scheduled", "retry", "claimed", "running"):
+                return
+            seat.go_round()
+            for body in seat.running():
+                seat.end(body, how if body.task == task_id else "success")
+            seat.step()
 
     @precondition(lambda self: self.tasks > 1)
     @rule(child=NUMBER, parent=NUMBER, edge=EDGE)

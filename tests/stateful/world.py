@@ -308,7 +308,6 @@ class World:
             "history": (history, task.history),
             "attempt": ((row.attempt, row.attempt_base), (task.attempt, task.base)),
             "claim": ((row.claim, row.worker), (task.claim, task.worker)),
-            "suspect": ((row.lane.startswith("!"), row.deaths), (task.alone, task.deaths)),
         }
         expired = state == "success" and row.key_until is not None and row.key_until <= self.now
         pairs["key"] = (None if expired else row.held_key, task.key_at(self.now))
@@ -317,6 +316,7 @@ class World:
         if task.state in ("waiting", "scheduled") and not task.begun:
             pairs["unmet"] = (row.unmet, self.model.open_edges(task))
         if task.live:
+            pairs["suspect"] = ((row.lane.startswith("!"), row.deaths), (task.alone, task.deaths))
             pairs["cancel"] = (row.cancel_requested is not None, task.cancel_asked)
         wrong = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
         if wrong:
