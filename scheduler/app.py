@@ -146,6 +146,7 @@ class Scheduler(Queries):
 
     def _ring(self) -> None:
         """Wake our own engine, and those of other processes."""
+        self._forget_parents_engine()
         engine = self._engine
         if engine is not None:
             engine.ring()
@@ -157,6 +158,12 @@ class Scheduler(Queries):
                 self._bell_pid = os.getpid()
             bell = self._bell
         bell.ring()
+
+    def _forget_parents_engine(self) -> None:
+        """In a forked process: the engine's thread, its worker and what it holds stayed with the parent."""
+        if self._engine is not None and self._engine.pid != os.getpid():
+            self._engine = None
+            self._lifecycle = threading.RLock()  # somebody may have held it
 
     # running
 
@@ -200,6 +207,7 @@ class Scheduler(Queries):
 
         Raises StoreUnavailableError if the database cannot be opened.
         """
+        self._forget_parents_engine()
         with self._lifecycle:
             if self._engine is not None and self._engine.is_running() and not self._engine.draining:
                 return  # one that drains still looks after its last bodies, beside the new one
@@ -213,6 +221,7 @@ class Scheduler(Queries):
         Returns the ids still running then; their bodies cannot be ended from outside, so their lease is kept up until
         they end, and only then the engine goes.
         """
+        self._forget_parents_engine()
         with self._lifecycle:
             engine = self._engine
             if engine is None:
@@ -238,6 +247,7 @@ class Scheduler(Queries):
     def stop_now(self) -> list[int]:
         """Stop for a process that is about to end: the last write hands what runs back, due 2 s later, without using
         an attempt. Returns those ids. Raises StoreUnavailableError if that could not be written."""
+        self._forget_parents_engine()
         with self._lifecycle:
             engine, self._engine = self._engine, None
             if engine is None:
@@ -251,6 +261,7 @@ class Scheduler(Queries):
 
     def is_running(self) -> bool:
         """Whether this process runs tasks."""
+        self._forget_parents_engine()
         return self._engine is not None and self._engine.is_running()
 
     def close(self) -> None:

@@ -77,6 +77,7 @@ class Engine:
         self.lease = Lease(self.desk)
         self.schedules = Schedules(self.desk)
         self.draining = False
+        self.pid = os.getpid()
         self.incarnation = ""
         self.turns = 0
         self.on_lost: Callable[[], None] | None = None

@@ -21,6 +21,7 @@ from scheduler.store.gate import Gate
 _SQLITE_BUSY_MS = 10_000
 _PG_CONNECT_TIMEOUT = 10
 _TRIES = 5
+_INHERITED: list[object] = []  # over a fork: kept, so that nobody closes here what is the parent's
 T = TypeVar("T")
 
 
@@ -38,6 +39,16 @@ class Database:
         self._engine: sa.Engine | None = None
         self._gate = Gate(None)
         self._opening = threading.Lock()
+        self._pid = os.getpid()
+
+    def _leave_to_parent(self) -> None:
+        """This process was forked: connections and locks that it inherited are its parent's."""
+        if self._engine is not None:
+            self._engine.dispose(close=False)
+            _INHERITED.append(self._engine)
+        _INHERITED.append(self._gate)
+        self._engine, self._gate, self._opening = None, Gate(None), threading.Lock()
+        self._pid = os.getpid()
 
     @property
     def path(self) -> Path | None:
@@ -74,8 +85,10 @@ class Database:
 
         Raises StoreUnavailableError.
         """
-        if self._engine is not None:
+        if self._engine is not None and self._pid == os.getpid():
             return self._engine
+        if self._pid != os.getpid():
+            self._leave_to_parent()
         with self._opening:
             if self._engine is None:
                 engine = self._make_engine()

@@ -1,0 +1,97 @@
+"""A process that forks after it has used the database: no connection crosses."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from scheduler import Context, Scheduler, Task
+from support.databases import Database
+
+
+class Quick(Task, kind="quick"):
+    def run(self, ctx: Context) -> None: ...
+
+
+def test_a_forked_child_uses_connections_of_its_own(database: Database) -> None:
+    jobs = Scheduler(database.url)
+    jobs.register(Quick)
+    jobs.task(Quick()).schedule()
+    engine = jobs.database.open()
+    with jobs.database.read() as held:  # one is in use, and one in the pool
+        held.exec_driver_sql("SELECT 1")
+        jobs.task(Quick()).schedule()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                made = [jobs.task(Quick()).schedule() for _ in range(50)]
+                assert jobs.database.open() is not engine
+                jobs.close()
+                os.write(write, f"{len(made)}".encode())
+            except BaseException as error:
+                os.write(write, repr(error).encode()[:2000])
+            finally:
+                os._exit(0)
+        os.close(write)
+        made = [jobs.task(Quick()).schedule() for _ in range(50)]
+        said = os.read(read, 4000).decode()
+        os.close(read)
+        os.waitpid(child, 0)
+        assert said == "50"
+        held.exec_driver_sql("SELECT 1")
+    assert len(set(made)) == 50
+    assert jobs.database.open() is engine
+    assert len(jobs.list_tasks(limit=1000)) == 102
+    jobs.close()
+
+
+# SQLite itself does not survive a fork in the middle of a writing transaction.
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_fork_while_another_thread_writes_leaves_the_child_free(database: Database) -> None:
+    jobs = Scheduler(database.url)
+    jobs.register(Quick)
+    jobs.task(Quick()).schedule()
+    inside, go = threading.Event(), threading.Event()
+
+    def write_for_long() -> None:
+        with jobs.database.write():
+            inside.set()
+            go.wait(10)
+
+    thread = threading.Thread(target=write_for_long)
+    thread.start()
+    assert inside.wait(10)
+    child = os.fork()
+    if child == 0:
+        begun = time.monotonic()
+        try:
+            jobs.task(Quick()).schedule()
+        finally:
+            os._exit(0 if time.monotonic() - begun < 5 else 1)
+    threading.Event().wait(0.2)
+    go.set()
+    thread.join(10)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(jobs.list_tasks()) == 2
+    jobs.close()
+
+
+def test_a_forked_child_that_stops_leaves_its_parents_engine_alone(database: Database) -> None:
+    # Without a fork, since SQLite's own locks do not survive one while the engine's thread is in the middle of a call.
+    jobs = Scheduler(database.url)
+    jobs.register(Quick)
+    jobs.start()
+    engine = jobs.engine
+    assert engine.wait_ready(10)
+    engine.pid = -1
+    assert not jobs.is_running()
+    assert jobs.stop() == []
+    with jobs.database.read() as connection:
+        assert connection.exec_driver_sql("SELECT state FROM schedd_workers").scalar_one() == 0
+    assert engine.is_running()
+    engine.stop(hand_back_running=False)
+    jobs.close()
