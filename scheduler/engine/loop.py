@@ -39,6 +39,7 @@ SWEEP_EVERY = 60.0
 SWEEP_AGAIN = 0.2  # seconds to the next batch, so that retention never keeps work waiting
 CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
 LOGS_EVERY = 1.0
+URGENT_OVER = 50  # outcomes to be written from which on a high task that was rung for does not wait for them
 STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
 BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
 HAND_BACK_DELAY = 2 * SECOND
@@ -262,6 +263,8 @@ class Engine:
         for slots in self.slots.values():
             if waiting_since(slots) < self.desk.monotonic() - STUCK:
                 slots.nudge()
+        if rung and not self.draining and len(self.desk.outcomes) > URGENT_OVER:
+            self.turner.turn(connection, claiming=True, urgent=True)
         if not self._wants_turn(rung):
             return self._pause(None)
         result = self.turner.turn(connection, claiming=not self.draining)

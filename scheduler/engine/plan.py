@@ -12,7 +12,6 @@ from typing import NamedTuple
 from scheduler.store.claim import LaneHead, Pick
 
 LEVELS = (0, 1, 2)
-MAX_TURN = 400  # the most tasks one turn claims for one pool: bounds how long a turn takes
 
 
 class Share(NamedTuple):
@@ -27,18 +26,20 @@ class Plan(NamedTuple):
     shares: dict[tuple[str, str, int], list[Share]]  # by (queue, lane, level), in the order of hand-out
 
 
-def allocate(heads: Sequence[LaneHead], room: Callable[[int, LaneHead], int], budget: int, rotation: int) -> Plan:
+def allocate(
+    heads: Sequence[LaneHead], room: Callable[[int, LaneHead], int], budget: int, rotation: int, most: int
+) -> Plan:
     """Share free room out over the due lanes, evenly within a level.
 
     ``room(pool, head)``: how many more of this lane's tasks the pool can take, running and ahead; ``budget``: over all
-    pools; ``rotation``: a number that grows by one each turn, so that no lane is always first.
+    pools; ``rotation``: a number that grows by one each turn, so that no lane is always first; ``most``: for one pool.
     """
     shares: dict[tuple[str, str, int], list[Share]] = {}
     counts: dict[LaneHead, int] = {}
     for pool in LEVELS:
         for level in [pool, *range(pool)]:
             lanes = [h for h in heads if h.pool == level]
-            taken = _share_out(lanes, pool, room, budget, rotation)
+            taken = _share_out(lanes, pool, room, min(budget, most), rotation)
             for head, count in taken.items():
                 key = (head.queue, head.lane, head.pool)
                 shares.setdefault(key, []).append(Share(pool, count))
@@ -59,7 +60,7 @@ def _share_out(
     start = rotation % len(lanes)
     used = 0
     for index, head in enumerate(lanes[start:] + lanes[:start]):
-        free = min(room(pool, head) - used, budget - used, MAX_TURN - used)
+        free = min(room(pool, head) - used, budget - used)
         if free <= 0:
             continue
         fair = -(-free // (len(lanes) - index))

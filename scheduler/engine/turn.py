@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from scheduler.engine.alerts import letter_of
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk, Request
-from scheduler.engine.plan import MAX_TURN, Plan, allocate
+from scheduler.engine.plan import Plan, allocate
 from scheduler.engine.pools import Slots, take_waiting, waiting_since
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
@@ -28,7 +28,9 @@ log = logging.getLogger("scheduler.engine")
 MARK_AFTER = 0.005  # seconds a body has run before its row is marked running: shorter ones end first
 SLOW = 1.0  # seconds from which a success is worth a line
 ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what runs beside it must be
-MAX_AHEAD = 400  # the most a pool claims ahead of its slots
+HIGH = 0
+TURN = 0.012  # seconds that a turn should take at most: what was rung for meanwhile waits for its end
+BATCH = (64, 250)  # tasks that one turn claims for one pool, and that a pool has ahead of its slots: least, most
 
 
 class TurnResult(NamedTuple):
@@ -53,24 +55,36 @@ class Turner:
         self.deferred: list[tuple[Attempt, Outcome]] = []  # to be written with the next turn
         self._unsure = False  # the last commit may or may not have been made
         self._rotation = 0
+        self._batch = BATCH[1]
 
     def has_work(self) -> bool:
         """Whether outcomes or requests wait to be written."""
         return bool(self.desk.outcomes or self.desk.requests)
 
     def turn(
-        self, connection: sa.Connection, *, claiming: bool, extra: list[tuple[Attempt, Outcome]] | None = None
+        self,
+        connection: sa.Connection,
+        *,
+        claiming: bool,
+        extra: list[tuple[Attempt, Outcome]] | None = None,
+        urgent: bool = False,
     ) -> TurnResult:
-        """One transaction. On an error nothing is lost: outcomes and requests wait for the next turn."""
+        """One transaction. On an error nothing is lost: outcomes and requests wait for the next turn.
+
+        ``urgent``: claim high tasks and do nothing else; recording what a flood has brought in would keep them waiting.
+        """
         desk = self.desk
-        outcomes = self.deferred + (extra or [])
-        self.deferred = []
-        while desk.outcomes:
-            outcomes.append(desk.outcomes.popleft())
-        outcomes += self._stale()
+        begun = desk.monotonic()
+        outcomes: list[tuple[Attempt, Outcome]] = []
         requests: list[Request] = []
-        while desk.requests:
-            requests.append(desk.requests.popleft())
+        if not urgent:
+            outcomes = self.deferred + (extra or [])
+            self.deferred = []
+            while desk.outcomes:
+                outcomes.append(desk.outcomes.popleft())
+            outcomes += self._stale()
+            while desk.requests:
+                requests.append(desk.requests.popleft())
         claimed: list[Claimed] = []
         finished: Finished | None = None
         plan = Plan([], {})
@@ -95,7 +109,7 @@ class Turner:
                     marked = claims.mark_running(c, dialect, self.worker, started)
                 self._absolve(c, gone)
                 if claiming:
-                    heads = [h for h in claims.lane_heads(c) if self._serves(h)]
+                    heads = [h for h in claims.lane_heads(c) if self._serves(h) and (not urgent or h.pool == HIGH)]
                     plan = self._plan([h for h in heads if h.run_at <= now], gone)
                     claimed = claims.claim(c, dialect, self.worker, plan.picks, now)
                 if outcomes:
@@ -119,6 +133,7 @@ class Turner:
             r.answer.set_result((r.attempt.claimed.id, r.attempt.claimed.claim) in held)
         ended = self._settle(outcomes, finished)
         self._hand_out(claimed, plan)
+        self._fit(desk.monotonic() - begun, max(len(outcomes), len(claimed)))
         picked = {(p.queue, p.lane, p.pool): p.limit for p in plan.picks}
         later = min((h.run_at for h in heads if h.run_at > now), default=FOREVER)
         return TurnResult(
@@ -129,6 +144,12 @@ class Turner:
             bool(picked) and len(claimed) >= sum(picked.values()),
             ended,
         )
+
+    def _fit(self, took: float, tasks: int) -> None:
+        """Let the next turn be as large as fits into its time on this machine, with this database."""
+        if tasks >= BATCH[0] and took > 0:
+            fits = min(BATCH[1], max(BATCH[0], int(tasks * TURN / took)))
+            self._batch = (3 * self._batch + fits) // 4
 
     def _give_back_unknown(self, connection: sa.Connection, now: int) -> bool:
         """Claims that a turn made whose commit came through without its answer: nobody here knows of them.
@@ -184,10 +205,10 @@ class Turner:
                 sort = (attempt.pool, attempt.kind.is_async)
                 freed[sort] = freed.get(sort, 0) + 1
         total = sum(desk.in_flight.values()) - sum(freed.values())
-        budget = MAX_TURN * 2
+        budget = BATCH[1] * 2
         if desk.options.max_concurrent:
             budget = max(0, desk.options.max_concurrent - total)
-        return allocate(ordinary, self._room(freed), budget, self._rotation)
+        return allocate(ordinary, self._room(freed), budget, self._rotation, self._batch)
 
     def _plan_suspect(self, suspects: list[LaneHead], old: list[Attempt]) -> Plan:
         """One suspect that can start once nothing but these old bodies is held; empty if each of its slots has one."""
@@ -205,7 +226,7 @@ class Turner:
 
         if desk.options.max_concurrent and len(old) >= desk.options.max_concurrent:
             return Plan([], {})
-        return allocate(suspects, room, 1, self._rotation)
+        return allocate(suspects, room, 1, self._rotation, 1)
 
     def _room(self, freed: dict[tuple[int, bool], int]) -> Callable[[int, LaneHead], int]:
         desk = self.desk
@@ -223,7 +244,7 @@ class Turner:
             capped = kind.options.max_concurrency is not None or kind.options.rate_limit is not None
             if mean is not None and not capped and not desk.options.max_concurrent:
                 # What the slots will start within the horizon; nothing, while what waits is not moving.
-                ahead = min(MAX_AHEAD, int(slots.size * desk.options.ahead / max(mean, 1e-5)))
+                ahead = min(self._batch, int(slots.size * desk.options.ahead / max(mean, 1e-5)))
                 if waiting_since(slots) < horizon:
                     ahead = 0
             return max(0, slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0))
