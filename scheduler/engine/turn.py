@@ -11,6 +11,7 @@ from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk, Request
 from scheduler.engine.plan import Plan, allocate
 from scheduler.engine.pools import Slots, take_waiting, waiting_since
+from scheduler.errors import StoreUnavailableError
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import TaskState
@@ -19,6 +20,7 @@ from scheduler.store import claim as claims
 from scheduler.store import control, workers
 from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
 from scheduler.store.finish import Finished, finish
+from scheduler.store.salvage import finish_one_by_one
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -54,6 +56,7 @@ class Turner:
         self.alone: Attempt | None = None  # a suspect that runs by itself
         self.deferred: list[tuple[Attempt, Outcome]] = []  # to be written with the next turn
         self._unsure = False  # the last commit may or may not have been made
+        self._careful = False  # the last turn met something unforeseen
         self._rotation = 0
         self._batch = BATCH[1]
 
@@ -97,7 +100,8 @@ class Turner:
                 now = desk.now()
                 unsure = self._unsure and self._give_back_unknown(c, now)
                 if outcomes:
-                    finished = finish(c, dialect, self.worker, [o for _, o in outcomes], now)
+                    write = finish_one_by_one if self._careful else finish
+                    finished = write(c, dialect, self.worker, [o for _, o in outcomes], now)
                 if requests:
                     beats = [(r.attempt.claimed.id, r.attempt.claimed.claim, r.percent, r.message) for r in requests]
                     held = control.stamp(c, dialect, self.worker, beats, now)
@@ -108,18 +112,20 @@ class Turner:
                 if started:
                     marked = claims.mark_running(c, dialect, self.worker, started)
                 self._absolve(c, gone)
-                if claiming:
+                if claiming and not self._careful:
                     heads = [h for h in claims.lane_heads(c) if self._serves(h) and (not urgent or h.pool == HIGH)]
                     plan = self._plan([h for h in heads if h.run_at <= now], gone)
                     claimed = claims.claim(c, dialect, self.worker, plan.picks, now)
                 if outcomes:
                     FAILPOINTS.hit("before finish commit")
-        except BaseException:
+        except BaseException as error:
+            self._careful = not isinstance(error, StoreUnavailableError)
             self.deferred = outcomes + self.deferred
             self._unsure = True
             desk.requests.extendleft(reversed(requests))
             raise
         self._unsure = unsure
+        busy, self._careful = self._careful, False
         if outcomes:
             FAILPOINTS.hit("after finish commit")
         if claimed:
@@ -141,7 +147,7 @@ class Turner:
             len(claimed),
             finished.ready if finished else 0,
             later,
-            bool(picked) and len(claimed) >= sum(picked.values()),
+            busy or (bool(picked) and len(claimed) >= sum(picked.values())),
             ended,
         )
 

@@ -340,3 +340,26 @@ def test_a_closed_scheduler_leaves_no_file_open(database: Database) -> None:
     before = run_one()
     for _ in range(3):
         assert run_one() <= before
+
+
+@pytest.mark.case(18)
+def test_an_outcome_that_cannot_be_recorded_keeps_no_other_from_it(bench: Bench) -> None:
+    ids = [bench.step(name).schedule() for name in ("one", "bad", "two")]
+    ring_and_step(bench.jobs)
+    run_claimed(bench.jobs)
+    engine = engine_of(bench.jobs)
+    reported = list(engine.desk.outcomes)
+    engine.desk.outcomes.clear()
+    for attempt, outcome in reported:
+        bad: Any = object()
+        engine.desk.outcomes.append(
+            (attempt, outcome._replace(claimed_at=bad) if outcome.task_id == ids[1] else outcome)
+        )
+    later = bench.step("later").schedule()
+    with pytest.raises(TypeError):
+        ring_and_step(bench.jobs)
+    engine._rescan = True  # as the loop does
+    bench.drain()
+    assert bench.states(*ids, later) == ["success", "dead", "success", "success"]
+    assert "could not be recorded" in str(bench.jobs.get_task(ids[1]).error)
+    assert not engine.desk.held
