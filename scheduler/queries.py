@@ -209,8 +209,10 @@ class Queries:
         done: dict[int, TaskRecord] = {}
         while True:
             with self.database.read() as connection:
-                for task_id in wanted:
-                    if task_id not in done:
+                open_ids = [i for i in wanted if i not in done]
+                # One statement for all that may still be going on, since there may be thousands, look after look.
+                for task_id, end in read_tasks.ends(connection, open_ids).items():
+                    if end is not None:
                         task = read_tasks.get_task(connection, task_id)
                         if task.state.terminal:
                             done[task_id] = task

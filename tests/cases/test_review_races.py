@@ -228,3 +228,21 @@ def test_starting_again_while_old_bodies_end_runs_new_work(database: Database) -
     assert jobs.get_task(slow).attempt == 1
     jobs.stop()
     jobs.close()
+
+
+def test_one_look_at_many_tasks_is_one_statement(bench: Bench) -> None:
+    with bench.jobs.batch() as batch:
+        for i in range(100):
+            batch.task(Step(f"task{i}"))
+    count = [0]
+
+    def before(*_: Any) -> None:
+        count[0] += 1
+
+    sa.event.listen(bench.jobs.database.open(), "before_cursor_execute", before)
+    with pytest.raises(TimeoutError):
+        bench.jobs.wait(batch.ids, 0)
+    sa.event.remove(bench.jobs.database.open(), "before_cursor_execute", before)
+    assert count[0] < 10
+    bench.drain()
+    assert {task.state.value for task in bench.jobs.wait(batch.ids, 0).values()} == {"success"}
