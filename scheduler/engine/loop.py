@@ -319,7 +319,8 @@ class Engine:
         return True
 
     def _upkeep(self, connection: sa.Connection, rung: bool) -> None:
-        self.lease.watch_clocks()
+        if self.lease.watch_clocks():
+            self._due["renew"] = 0.0
         # An engine renews before it reaps.
         if self._at("renew", self.options.lease / 3) and not self.lease.renew(connection, self.worker, self.draining):
             self._lost(connection)

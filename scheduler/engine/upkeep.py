@@ -42,30 +42,36 @@ class Lease:
         """
         self.no_reaping_until = max(self.no_reaping_until, self.desk.monotonic() + 0.4 * self.desk.options.lease)
 
-    def watch_clocks(self) -> None:
+    def watch_clocks(self) -> bool:
         """If wall and monotonic time disagree since the last look by more than lease/3, reap nobody for one lease.
 
-        The others' leases only look expired then: their owners slept or jumped with us.
+        The others' leases only look expired then: their owners slept or jumped with us. Returns whether it is so: then
+        what is known of the server's clock is wrong until the lease is renewed.
         """
+        jumped = False
         lease = self.desk.options.lease
         wall, mono = self.desk.database.clock.now(), self.desk.monotonic()
         if self._seen is not None:
             drift = (wall - self._seen[0]) / SECOND - (mono - self._seen[1])
             if abs(drift) > lease / 3:
+                jumped = True
                 self.no_reaping_until = mono + lease
                 log.warning("the clock jumped by %.1f s; reaping nobody for %.0f s", drift, lease)
         self._seen = (wall, mono)
+        return jumped
 
     def renew(self, connection: sa.Connection, worker: int, draining: bool) -> bool:
         """Extend the lease. False: it was reclaimed, and this worker is no more."""
         state = workers.DRAINING if draining else workers.LIVE
         lease = self.desk.options.lease
+        offset = self.desk.database.offset
         with self.desk.database.write(connection) as c:
             self.desk.database.calibrate(c)
             held = workers.renew(c, worker, self.desk.now(), round(lease * SECOND), state)
         mono = self.desk.monotonic()
-        if mono - self._renewed > lease * 2 / 3:
-            # The database was away for us, so perhaps for the others: they too need time to renew.
+        moved = abs(self.desk.database.offset - offset) > lease / 3 * SECOND
+        if mono - self._renewed > lease * 2 / 3 or moved:
+            # The database was away for us, so perhaps for the others, or its clock jumped: they too need time to renew.
             self.no_reaping_until = mono + lease
         self._renewed = mono
         return held

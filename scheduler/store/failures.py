@@ -74,6 +74,8 @@ class StoreTrouble(StoreUnavailableError):
 
 def explain(error: sa.exc.SQLAlchemyError, url: sa.URL) -> Exception:
     """What to raise for a database error: trouble with the store, or the error itself if it is a bug of ours."""
+    if isinstance(error, (sa.exc.IntegrityError, sa.exc.DataError)):
+        return error  # their texts quote values, which may read like anything
     where = url.database if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
     said = str(getattr(error, "orig", None) or error).strip().splitlines()
     first = said[0] if said else type(error).__name__

@@ -1,0 +1,66 @@
+"""Scheduling runs on the server's clock: what a jump of either clock does; and errors that quote what is stored."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler.model.times import SECOND
+from scheduler.store.failures import StoreTrouble
+from scheduler.testing import FakeClock, engine_of
+from support.bench import Bench, ring_and_step
+
+on_postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+
+
+class Machine(FakeClock):
+    """A machine's clock, which is compared with the server's."""
+
+    steps = False
+
+
+@on_postgres
+@pytest.mark.case(47)
+def test_a_jump_of_the_machines_clock_is_made_up_for_at_once(bench: Bench) -> None:
+    bench.clock = Machine()
+    ring_and_step(bench.jobs)
+    early = bench.step("early").after(1800).schedule()
+    for by in (3600, -7200):
+        bench.clock.jump(by)
+        ring_and_step(bench.jobs)
+        assert abs(bench.jobs.database.now() - time.time() * SECOND) < 10 * SECOND
+        assert bench.drain() == []
+    assert bench.state(early) == "scheduled"
+
+
+@on_postgres
+@pytest.mark.case(47)
+def test_after_a_jump_of_the_servers_clock_nobody_is_reaped(bench: Bench) -> None:
+    bench.clock = Machine()
+    engine = engine_of(bench.jobs)
+    ring_and_step(bench.jobs)
+    other = bench.worker()
+    ring_and_step(other)
+    bench.step("task").schedule()
+    ring_and_step(other)
+    (held,) = engine_of(other).desk.held
+    bench.jobs.database._offset -= 3600 * SECOND  # as it was before the server's clock jumped by an hour
+    bench.execute("UPDATE schedd_workers SET lease_until = lease_until - :jump", jump=3600 * SECOND)
+    engine._due["renew"] = 0.0
+    for _ in range(3):
+        bench.clock.advance(3)
+        engine._due["reap"] = 0.0
+        ring_and_step(bench.jobs)
+    with bench.jobs.database.read() as connection:
+        states = connection.exec_driver_sql("SELECT state FROM schedd_workers ORDER BY id").fetchall()
+    assert [row[0] for row in states] == [0, 0]
+    assert bench.state(held[0]) == "claimed"
+
+
+@on_postgres
+def test_an_error_that_quotes_a_value_is_not_taken_for_a_lost_connection(bench: Bench) -> None:
+    with pytest.raises(sa.exc.DataError) as caught:
+        bench.execute("SELECT CAST('SSL EOF deadlock detected' AS integer)")
+    assert not isinstance(caught.value, StoreTrouble)
