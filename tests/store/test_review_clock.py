@@ -49,6 +49,7 @@ def test_after_a_jump_of_the_servers_clock_nobody_is_reaped(bench: Bench) -> Non
     bench.jobs.database._offset -= 3600 * SECOND  # as it was before the server's clock jumped by an hour
     bench.execute("UPDATE schedd_workers SET lease_until = lease_until - :jump", jump=3600 * SECOND)
     engine._due["renew"] = 0.0
+    engine.lease.no_reaping_until = 0.0  # it has been there for long
     for _ in range(3):
         bench.clock.advance(3)
         engine._due["reap"] = 0.0
