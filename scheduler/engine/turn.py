@@ -32,7 +32,8 @@ SLOW = 1.0  # seconds from which a success is worth a line
 ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what runs beside it must be
 HIGH = 0
 TURN = 0.012  # seconds that a turn should take at most: what was rung for meanwhile waits for its end
-BATCH = (64, 250)  # tasks that one turn claims for one pool, and that a pool has ahead of its slots: least, most
+BATCH = (64, 250)  # tasks that one turn claims for one pool: least, most
+AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
 
 
 class TurnResult(NamedTuple):
@@ -250,7 +251,7 @@ class Turner:
             capped = kind.options.max_concurrency is not None or kind.options.rate_limit is not None
             if mean is not None and not capped and not desk.options.max_concurrent:
                 # What the slots will start within the horizon; nothing, while what waits is not moving.
-                ahead = min(self._batch, int(slots.size * desk.options.ahead / max(mean, 1e-5)))
+                ahead = min(AHEAD * self._batch, int(slots.size * desk.options.ahead / max(mean, 1e-5)))
                 if waiting_since(slots) < horizon:
                     ahead = 0
             return max(0, slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0))

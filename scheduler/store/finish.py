@@ -28,8 +28,17 @@ _NEXT = (
     f"CASE WHEN {T}.cancel_requested IS NOT NULL THEN {st.CANCELLED} "
     f"WHEN {T}.rerun = 1 THEN CASE WHEN {T}.unmet > 0 THEN {st.WAITING} ELSE {st.SCHEDULED} END ELSE {{state}} END"
 )
+# Whether it is a parent at all: mostly none is, and then there is nothing to release.
+_GIVEN = f"{T}.id, {T}.claim, {T}.state, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = {T}.id)"
 _LIVES = f"coalesce({T}.result_ttl, {RESULT_TTL})"
 _KEPT = f"coalesce({T}.key_retention, {KEY_RETENTION})"  # as long as its key is held, a result is there
+# The usual success sets no column that an index but the four on ``state`` has: a fifth less to do on SQLite.
+_SUCCEED_PLAINLY = f"""
+UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
+  result = j.result, result_until = :now + {_LIVES}
+FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US}
+  AND {T}.cancel_requested IS NULL AND {T}.rerun = 0 AND {T}.held_key IS NULL RETURNING {_GIVEN}
+"""
 _SUCCEED = f"""
 UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
   started_at = j.started, finished_at = j.finished, result = j.result,
@@ -37,7 +46,7 @@ UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
   key_until = CASE WHEN {T}.held_key IS NOT NULL THEN :now + {_KEPT} END,
   held_key = CASE WHEN {T}.cancel_requested IS NOT NULL THEN NULL ELSE {T}.held_key END,
   attempt_base = CASE WHEN {T}.rerun = 1 THEN {T}.attempt ELSE {T}.attempt_base END, rerun = 0
-FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {T}.id, {T}.state, {T}.claim
+FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {_GIVEN}
 """
 _SUCCEED_COLUMNS: dict[str, type] = {"id": int, "claim": int, "started": int, "finished": int, "result": str}
 _OTHER = f"""
@@ -52,7 +61,7 @@ UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
     THEN NULL ELSE {T}.held_key END,
   attempt_base = CASE WHEN {T}.rerun = 1 THEN {T}.attempt ELSE {T}.attempt_base END, rerun = 0,
   suspect = j.suspect * {T}.suspect, lane = CASE WHEN j.suspect = 0 THEN ltrim({T}.lane, '!') ELSE {T}.lane END
-FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {T}.id, {T}.state, {T}.claim
+FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {_GIVEN}
 """
 _OTHER_COLUMNS: dict[str, type] = {
     "id": int,
@@ -103,20 +112,21 @@ def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
     deferred: list[Outcome] = []
     if dialect.name == "postgresql":
         outcomes, deferred = _lockable(connection, dialect, worker, outcomes)
-    states = _write(connection, dialect, worker, outcomes, now)
+    states, parents = _write(connection, dialect, worker, outcomes, now)
     lost = [o for o in outcomes if (o.task_id, o.claim) not in states]
     kept = [o for o in outcomes if (o.task_id, o.claim) in states] if lost else outcomes
     if TaskState.CANCELLED in states.values():  # a cancel won over what the body said: no success is recorded then
         kept = [_ended_as(o, states[o.task_id, o.claim]) for o in kept]
     _record(connection, dialect, worker, kept)
     ended = {i: s for (i, _), s in states.items() if s.terminal}
-    ready = release(connection, dialect, ended.items(), now) if ended else 0
+    ready = release(connection, dialect, [e for e in ended.items() if e[0] in parents], now) if parents else 0
     return Finished(ended, lost, deferred, ready)
 
 
 def _write(
     connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int
-) -> dict[tuple[int, int], TaskState]:
+) -> tuple[dict[tuple[int, int], TaskState], set[int]]:
+    """The state of each (id, claim) that was written, and which of them have children."""
     successes = [
         (
             o.task_id,
@@ -130,14 +140,23 @@ def _write(
     ]
     others = [_other_row(o) for o in outcomes if o.state != st.SUCCESS]
     states: dict[tuple[int, int], TaskState] = {}
-    bound = {"worker": worker, "now": now}
-    for sql, columns, rows in ((_SUCCEED, _SUCCEED_COLUMNS, successes), (_OTHER, _OTHER_COLUMNS, others)):
+    parents: set[int] = set()
+
+    def write(sql: str, columns: dict[str, type], rows: Sequence[tuple[object, ...]]) -> None:
         if rows:
-            done = connection.execute(
-                prepared(sql.format(rows=dialect.rows(columns))), bound | {"rows": bind_rows(rows)}
-            )
-            states.update(((row[0], row[2]), TaskState.from_code(row[1])) for row in fetch(done))
-    return states
+            bound = {"worker": worker, "now": now, "rows": bind_rows(rows)}
+            for task_id, claim, code, has_children in fetch(
+                connection.execute(prepared(sql.format(rows=dialect.rows(columns))), bound)
+            ):
+                states[task_id, claim] = TaskState.from_code(code)
+                if has_children:
+                    parents.add(task_id)
+
+    write(_SUCCEED_PLAINLY, _SUCCEED_COLUMNS, successes)
+    if len(states) < len(successes):
+        write(_SUCCEED, _SUCCEED_COLUMNS, [row for row in successes if (row[0], row[1]) not in states])
+    write(_OTHER, _OTHER_COLUMNS, others)
+    return states, parents
 
 
 def _ended_as(o: Outcome, state: TaskState) -> Outcome:
