@@ -114,9 +114,7 @@ def _names(aside: Collection[str]) -> dict[str, str]:
     return {"rows": bind_rows([(name,) for name in aside])} if aside else {}
 
 
-def tick(
-    connection: sa.Connection, dialect: Dialect, now: int, grace: int, aside: Collection[str] = ()
-) -> list[Fired]:
+def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, aside: Collection[str] = ()) -> list[Fired]:
     """Make the tasks of slots that are due, about a thousand at most. Engines that tick at once share the schedules
     out by row locks.
 
