@@ -32,7 +32,7 @@ SLOW = 1.0  # seconds from which a success is worth a line
 ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what runs beside it must be
 HIGH = 0
 TURN = 0.012  # seconds that a turn should take at most: what was rung for meanwhile waits for its end
-BATCH = (64, 250)  # tasks that one turn claims for one pool: least, most
+BATCH = (64, 250)  # tasks that one turn records, and that it claims: least, most
 AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
 
 
@@ -84,7 +84,7 @@ class Turner:
         if not urgent:
             outcomes = self.deferred + (extra or [])
             self.deferred = []
-            while desk.outcomes:
+            while desk.outcomes and (len(outcomes) < self._batch or not claiming):
                 outcomes.append(desk.outcomes.popleft())
             outcomes += self._stale()
             while desk.requests:
@@ -212,7 +212,7 @@ class Turner:
                 sort = (attempt.pool, attempt.kind.is_async)
                 freed[sort] = freed.get(sort, 0) + 1
         total = sum(desk.in_flight.values()) - sum(freed.values())
-        budget = BATCH[1] * 2
+        budget = self._batch
         if desk.options.max_concurrent:
             budget = max(0, desk.options.max_concurrent - total)
         return allocate(ordinary, self._room(freed), budget, self._rotation, self._batch)

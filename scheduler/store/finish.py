@@ -32,12 +32,16 @@ _NEXT = (
 _GIVEN = f"{T}.id, {T}.claim, {T}.state, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = {T}.id)"
 _LIVES = f"coalesce({T}.result_ttl, {RESULT_TTL})"
 _KEPT = f"coalesce({T}.key_retention, {KEY_RETENTION})"  # as long as its key is held, a result is there
+# In one expression with ``j``, as in fence(): as conditions of the table's own they make PostgreSQL expect one row.
+_PLAIN = (
+    f"CASE WHEN {T}.claim = j.claim THEN {T}.cancel_requested IS NULL AND {T}.rerun = 0 AND {T}.held_key IS NULL "
+    "ELSE false END"
+)
 # The usual success sets no column that an index but the four on ``state`` has: a fifth less to do on SQLite.
 _SUCCEED_PLAINLY = f"""
 UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
   result = j.result, result_until = :now + {_LIVES}
-FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US}
-  AND {T}.cancel_requested IS NULL AND {T}.rerun = 0 AND {T}.held_key IS NULL RETURNING {_GIVEN}
+FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US} AND {_PLAIN} RETURNING {_GIVEN}
 """
 _SUCCEED = f"""
 UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
