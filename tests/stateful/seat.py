@@ -216,6 +216,7 @@ class Seat:
             self._join()
         if self.seen is not None and abs((now - self.seen[0]) / SECOND - (mono - self.seen[1])) > LEASE / 3:
             self.patient_until = mono + LEASE  # the clock jumped, perhaps the others' too
+            self.due["renew"] = 0.0  # and the lease is to end by the new time
         self.seen = (now, mono)
         if self._at("renew", LEASE / 3):
             if mono - self.renewed > LEASE * 2 / 3:
