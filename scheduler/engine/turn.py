@@ -254,7 +254,12 @@ class Turner:
                 ahead = min(AHEAD * self._batch, int(slots.size * desk.options.ahead / max(mean, 1e-5)))
                 if waiting_since(slots) < horizon:
                     ahead = 0
-            return max(0, slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0))
+            free = slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0)
+            if not ahead and free < 0 and waiting_since(slots) >= horizon:
+                # The line is longer than the slots, and moves. What quick kinds have ahead must not keep the others out: these wait in the same line, and not long.
+                own = sum(1 for a in list(desk.held.values()) if a.kind is kind and a.pool == pool)
+                free = max(free, max(1, slots.size // 2) - own)
+            return max(0, free)
 
         return room
 

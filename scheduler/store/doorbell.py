@@ -265,11 +265,15 @@ def ring_after_commit(connection: sa.Connection, ring: Callable[[], None]) -> No
     if connection in _RINGING:
         return  # many tasks in one transaction ring once
 
+    def quietly() -> None:
+        with contextlib.suppress(Exception):  # the scheduler may be gone by then, and polling is behind it
+            ring()
+
     def soon(_connection: sa.Connection) -> None:
         _RINGING.discard(connection)
         # SQLAlchemy tells just before the commit, so ring a moment after it; polling covers a slower one.
         for seconds in (0.002, 0.02):
-            timer = threading.Timer(seconds, ring)
+            timer = threading.Timer(seconds, quietly)
             timer.daemon = True
             timer.start()
 
