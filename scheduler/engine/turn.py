@@ -255,7 +255,7 @@ class Turner:
                 if waiting_since(slots) < horizon:
                     ahead = 0
             free = slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0)
-            if not ahead and free < 0 and waiting_since(slots) >= horizon:
+            if free < 0 and waiting_since(slots) >= horizon:
                 # The line is longer than the slots, and moves: what quick kinds have ahead keeps no other kind out.
                 own = sum(1 for a in list(desk.held.values()) if a.kind is kind and a.pool == pool)
                 free = max(free, max(1, slots.size // 2) - own)
