@@ -6,7 +6,6 @@ import inspect
 import os
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -281,9 +280,6 @@ class Scheduler(Queries):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 def _hook(given: Callable[[DeadLetter], Any] | None) -> Callable[[DeadLetter], Any] | None:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 MAX_HEADERS = 16 * 1024
 
 Seconds = float | timedelta
-Parent = "int | TaskBuilder"
 Conflict = Literal["keep", "reject", "replace"]
 
 

@@ -81,7 +81,6 @@ class Engine:
         self.pid = os.getpid()
         self.incarnation = ""
         self.turns = 0
-        self.on_lost: Callable[[], None] | None = None
         self._connection: sa.Connection | None = None
         self._bell: Bell = SilentBell()
         self._thread: threading.Thread | None = None
@@ -90,7 +89,6 @@ class Engine:
         self._quiet = threading.Event()  # draining, and no turn that began before it is under way any more
         self._ended = threading.Event()
         self._ready = threading.Event()
-        self._failure: BaseException | None = None
         self._went_round = 0.0
         self._due: dict[str, float] = {}
         self._next_due = 0
@@ -215,8 +213,7 @@ class Engine:
                 if self._stop.is_set():
                     break
                 self.desk.sleep(pause)
-        except BaseException as error:
-            self._failure = error
+        except BaseException:
             log.critical("the engine's loop failed", exc_info=True)
             raise
         finally:

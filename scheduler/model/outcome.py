@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from scheduler.model import state as st
-
 
 class AttemptEnd(StrEnum):
     """What the history says of an attempt. Stored by position: append, never reorder."""
@@ -64,8 +62,3 @@ class Outcome(NamedTuple):
     run_at: int | None = None
     refund: int = 0
     log: str | None = None
-
-    @property
-    def plain(self) -> bool:
-        """A success with nothing out of the ordinary: the hot path."""
-        return self.state == st.SUCCESS and self.log is None

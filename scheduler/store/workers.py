@@ -127,15 +127,6 @@ def stop(connection: sa.Connection, worker: int, now: int) -> None:
     )
 
 
-def live_incarnations(connection: sa.Connection, host: str) -> list[str]:
-    """Workers of this host that have neither stopped nor been found dead."""
-    found = connection.execute(
-        prepared(f"SELECT incarnation FROM schedd_workers WHERE state < {STOPPED} AND host = :host"),
-        {"host": host},
-    )
-    return [row[0] for row in found]
-
-
 class Reclaimed(NamedTuple):
     """One dead worker and what it held."""
 
