@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
+from scheduler.engine.context import AsyncContext, Context
 from scheduler.engine.logs import Tail, current_attempt
 from scheduler.errors import (
     Cancelled,
@@ -28,7 +29,6 @@ from scheduler.model.times import span_us
 from scheduler.ports import SECOND
 
 if TYPE_CHECKING:
-    from scheduler.engine.context import AsyncContext, Context
     from scheduler.store.claim import Claimed
 
 MAX_RESULT = 1024 * 1024
@@ -53,40 +53,29 @@ class Runtime(Protocol):
 class Attempt:
     """One claimed task on its way through a pool."""
 
-    __slots__ = (
-        "asyncio_task",
-        "cancelled",
-        "claimed",
-        "deadline",
-        "handed_at",
-        "kind",
-        "lost",
-        "marked",
-        "pool",
-        "slot",
-        "started_at",
-        "started_mono",
-        "tail",
-        "tail_written",
-        "timed_out",
-    )
+    # Of the class, so that making one of the many that need none of it sets four attributes, not seventeen.
+    slot: Any = None
+    started_at: int | None = None
+    started_mono = 0.0
+    deadline: float | None = None
+    cancelled = False
+    lost = False
+    timed_out = False
+    marked = False
+    asyncio_task: Any = None
+    tail: Tail | None = None
+    tail_written = 0
 
-    def __init__(self, claimed: Claimed, kind: Kind, pool: int, handed_at: float) -> None:
+    def __init__(self, claimed: Claimed, kind: Kind, sort: tuple[int, bool], handed_at: float) -> None:
         self.claimed = claimed
         self.kind = kind
-        self.pool = pool
+        self.sort = sort  # of the slots it is for: (pool, is async)
         self.handed_at = handed_at
-        self.slot: Any = None
-        self.started_at: int | None = None
-        self.started_mono = 0.0
-        self.deadline: float | None = None
-        self.cancelled = False
-        self.lost = False
-        self.timed_out = False
-        self.marked = False
-        self.asyncio_task: Any = None
-        self.tail: Tail | None = None
-        self.tail_written = 0
+
+    @property
+    def pool(self) -> int:
+        """The level of the slots it is for."""
+        return self.sort[0]
 
     def capture(self, text: str) -> None:
         if self.tail is None:
@@ -109,8 +98,6 @@ class Attempt:
 
 def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
     """Run a synchronous handler to its end, whatever it raises."""
-    from scheduler.engine.context import Context
-
     token = current_attempt.set(attempt)
     try:
         ready = _begin(attempt, runtime)
@@ -135,8 +122,6 @@ def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
 
 async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
     """Run an asynchronous handler to its end, whatever it raises."""
-    from scheduler.engine.context import AsyncContext
-
     token = current_attempt.set(attempt)
     try:
         ready = _begin(attempt, runtime)
@@ -192,8 +177,19 @@ def _succeed(attempt: Attempt, runtime: Runtime, result: Any) -> Outcome:
             raise PermanentError(str(error)) from None
         if len(text) > MAX_RESULT:
             raise PermanentError(f"the result is {len(text)} bytes of JSON, over the limit of {MAX_RESULT}")
-    outcome = _outcome(attempt, runtime, AttemptEnd.SUCCEEDED, st.SUCCESS, result=text)
-    return outcome if attempt.tail is None else _with_log(attempt, outcome)
+    c = attempt.claimed
+    log_text = None if attempt.tail is None else attempt.tail.text()
+    ended = (
+        c.id,
+        c.claim,
+        c.attempt,
+        AttemptEnd.SUCCEEDED,
+        st.SUCCESS,
+        c.claimed_at,
+        attempt.started_at,
+        runtime.now(),
+    )
+    return tuple.__new__(Outcome, (*ended, text, None, None, 0, log_text))
 
 
 def _fail(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Outcome, Callable[..., Any] | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from scheduler.model.registry import Registry
 from scheduler.store import relatives
 from scheduler.store.database import Database
 
-_WEIGHT = 0.2  # of the newest duration in a kind's moving mean
+_WEIGHT = 0.2  # of each duration in a kind's moving mean
 
 
 class Request(NamedTuple):
@@ -51,6 +51,8 @@ class Desk:
         rng: random.Random | None = None,
     ) -> None:
         self.database = database
+        self.now = database.now
+        self.monotonic = database.clock.monotonic
         self.registry = registry
         self.options = options
         self.state = state
@@ -70,12 +72,6 @@ class Desk:
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     # what attempts call
-
-    def now(self) -> int:
-        return self.database.now()
-
-    def monotonic(self) -> float:
-        return self.database.clock.monotonic()
 
     def random(self) -> float:
         return self._rng.random()
@@ -139,23 +135,25 @@ class Desk:
             pass
         self._sleeping = False
 
-    def take_up(self, attempt: Attempt) -> None:
-        """An attempt was claimed for a pool."""
-        c = attempt.claimed
-        self.held[c.id, c.claim] = attempt
-        sort = (attempt.pool, attempt.kind.is_async)
-        self.in_flight[sort] = self.in_flight.get(sort, 0) + 1
+    def take_up(self, attempts: Sequence[Attempt], sort: tuple[int, bool]) -> None:
+        """Attempts were claimed for the slots of this sort."""
+        self.held.update({(a.claimed.id, a.claimed.claim): a for a in attempts})
+        self.in_flight[sort] = self.in_flight.get(sort, 0) + len(attempts)
 
-    def put_down(self, attempt: Attempt, outcome: Outcome) -> None:
-        """An attempt's outcome is recorded, or can never be."""
-        c = attempt.claimed
-        if self.held.pop((c.id, c.claim), None) is None:
-            return
-        self.in_flight[attempt.pool, attempt.kind.is_async] -= 1
-        if outcome.started_at is not None:
-            took = (outcome.finished_at - outcome.started_at) / 1e6
-            mean = self.means.get(c.kind)
-            self.means[c.kind] = took if mean is None else mean + _WEIGHT * (took - mean)
+    def put_down(self, ended: Iterable[tuple[Attempt, Outcome]]) -> None:
+        """These attempts' outcomes are recorded, or can never be."""
+        took: dict[str, list[int]] = {}
+        for attempt, outcome in ended:
+            if self.held.pop((outcome.task_id, outcome.claim), None) is None:
+                continue
+            self.in_flight[attempt.sort] -= 1
+            if outcome.started_at is not None:
+                took.setdefault(attempt.kind.name, []).append(outcome.finished_at - outcome.started_at)
+        for kind, spans in took.items():
+            newest = sum(spans) / len(spans) / 1e6
+            mean = self.means.get(kind)
+            old = (1 - _WEIGHT) ** len(spans)
+            self.means[kind] = newest if mean is None else newest + old * (mean - newest)
 
     def give_up_requests(self) -> None:
         """Answer what waits when the engine has ended: there is no other commit."""

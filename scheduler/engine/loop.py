@@ -363,8 +363,8 @@ class Engine:
     def _lost(self, connection: sa.Connection) -> None:
         """The lease was reclaimed: everything held belongs to others now. Start over as a new worker."""
         log.error("this worker's lease was lost; its %d tasks were reclaimed", len(self.desk.held))
-        for attempt in all_waiting(self.slots.values()):
-            self.desk.put_down(attempt, hand_back(attempt, self.desk.now()))
+        now = self.desk.now()
+        self.desk.put_down([(attempt, hand_back(attempt, now)) for attempt in all_waiting(self.slots.values())])
         for attempt in list(self.desk.held.values()):
             attempt.lost = True
             if attempt.slot is not None:

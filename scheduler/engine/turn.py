@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.engine.alerts import letter_of
@@ -34,6 +36,9 @@ HIGH = 0
 TURN = 0.012  # seconds that a turn should take at most: what was rung for meanwhile waits for its end
 BATCH = (64, 250)  # tasks that one turn records, and that it claims: least, most
 AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
+
+
+_LANE_OF = attrgetter("queue", "lane", "pool")
 
 
 class TurnResult(NamedTuple):
@@ -209,8 +214,7 @@ class Turner:
         for key in gone:
             attempt = desk.held.get(key)
             if attempt is not None:
-                sort = (attempt.pool, attempt.kind.is_async)
-                freed[sort] = freed.get(sort, 0) + 1
+                freed[attempt.sort] = freed.get(attempt.sort, 0) + 1
         total = sum(desk.in_flight.values()) - sum(freed.values())
         budget = self._batch
         if desk.options.max_concurrent:
@@ -222,8 +226,7 @@ class Turner:
         desk = self.desk
         taken: dict[tuple[int, bool], int] = {}
         for attempt in old:
-            sort = (attempt.pool, attempt.kind.is_async)
-            taken[sort] = taken.get(sort, 0) + 1
+            taken[attempt.sort] = taken.get(attempt.sort, 0) + 1
 
         def room(pool: int, head: LaneHead) -> int:
             kind = desk.registry.get(claims.kind_of(head.lane))
@@ -257,7 +260,7 @@ class Turner:
             free = slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0)
             if free < 0 and waiting_since(slots) >= horizon:
                 # The line is longer than the slots, and moves: what quick kinds have ahead keeps no other kind out.
-                own = sum(1 for a in list(desk.held.values()) if a.kind is kind and a.pool == pool)
+                own = sum(1 for a in list(desk.held.values()) if a.kind is kind and a.sort == sort)
                 free = max(free, max(1, slots.size // 2) - own)
             return max(0, free)
 
@@ -292,26 +295,32 @@ class Turner:
     def _settle(self, outcomes: list[tuple[Attempt, Outcome]], finished: Finished | None) -> bool:
         if finished is None:
             return False
-        deferred = {(o.task_id, o.claim) for o in finished.deferred}
+        if finished.deferred:
+            deferred = {(o.task_id, o.claim) for o in finished.deferred}
+            self.deferred += [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) in deferred]
+            outcomes = [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) not in deferred]
+        self.desk.put_down(outcomes)
         lost = {(o.task_id, o.claim) for o in finished.lost}
+        all_told = log.isEnabledFor(logging.DEBUG) or self.desk.options.log_attempts == "all"
         ended = False
-        for attempt, outcome in outcomes:
-            key = (outcome.task_id, outcome.claim)
-            if key in deferred:
-                self.deferred.append((attempt, outcome))
-                continue
-            self.desk.put_down(attempt, outcome)
+        for attempt, o in outcomes:
             ended = ended or attempt.claimed.schedule is not None
-            if key in lost:
+            if (
+                o.end is AttemptEnd.SUCCEEDED
+                and not (all_told or lost)
+                and o.finished_at - (o.started_at or 0) <= SLOW * SECOND
+            ):
+                continue
+            if (o.task_id, o.claim) in lost:
                 log.warning(
                     "outcome dropped: this worker no longer held the task",
-                    extra={"task": outcome.task_id, "attempt": outcome.number, "outcome": outcome.end.value},
+                    extra={"task": o.task_id, "attempt": o.number, "outcome": o.end.value},
                 )
-            else:
-                self._tell(attempt, outcome)
-                # A cancel or a replaced payload may have won over the failure.
-                if outcome.end is AttemptEnd.DEAD and finished.ended.get(outcome.task_id) is TaskState.DEAD:
-                    self.desk.alerts.tell(letter_of(attempt.claimed, outcome))
+                continue
+            self._tell(attempt, o)
+            # A cancel or a replaced payload may have won over the failure.
+            if o.end is AttemptEnd.DEAD and finished.ended.get(o.task_id) is TaskState.DEAD:
+                self.desk.alerts.tell(letter_of(attempt.claimed, o))
         return ended
 
     def _tell(self, attempt: Attempt, o: Outcome) -> None:
@@ -344,20 +353,26 @@ class Turner:
     def _hand_out(self, claimed: list[Claimed], plan: Plan) -> None:
         desk = self.desk
         at = desk.monotonic()
-        shares = {key: [list(s) for s in value] for key, value in plan.shares.items()}
+        left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
         batches: dict[tuple[int, bool], list[Attempt]] = {}
-        for c in claimed:
-            kind = desk.registry.get(claims.kind_of(c.lane))
+        for lane, rows in groupby(claimed, key=_LANE_OF):
+            kind = desk.registry.get(claims.kind_of(lane[1]))
             assert kind is not None, "only lanes of registered kinds are claimed"
-            todo = shares[c.queue, c.lane, c.pool]
-            while todo[0][1] <= 0 and len(todo) > 1:
-                todo.pop(0)
-            todo[0][1] -= 1
-            attempt = Attempt(c, kind, todo[0][0], at)
-            desk.take_up(attempt)
-            if c.lane.startswith(SUSPECT_LANE):
-                self.alone = attempt
-            batches.setdefault((attempt.pool, kind.is_async), []).append(attempt)
+            shares, of_lane = left[lane], list(rows)
+            while of_lane:
+                pool, most = shares[0]
+                if len(shares) == 1:
+                    most = len(of_lane)
+                part, of_lane = of_lane[:most], of_lane[most:]
+                shares[0][1] -= len(part)
+                if of_lane:
+                    shares.pop(0)
+                sort = (pool, kind.is_async)
+                attempts = [Attempt(c, kind, sort, at) for c in part]
+                desk.take_up(attempts, sort)
+                batches.setdefault(sort, []).extend(attempts)
+                if attempts and lane[1].startswith(SUSPECT_LANE):
+                    self.alone = attempts[-1]
         for sort, attempts in batches.items():
             slots = self.slots[sort]
             slots.submit(attempts, self._wake_for(attempts, slots))

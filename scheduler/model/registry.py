@@ -257,6 +257,8 @@ def _of_function(source: TaskFunction[Any, Any]) -> tuple[type[msgspec.Struct], 
     positional = [p.name for p in parameters[1:] if p.name not in keyword_only]
 
     def run(value: Any, ctx: Any) -> Any:
+        if not keyword_only and type(value) is struct:
+            return function(ctx, *msgspec.structs.astuple(value))
         return function(ctx, *[getattr(value, n) for n in positional], **{n: getattr(value, n) for n in keyword_only})
 
     return struct, run

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.registry import LANE_SEPARATOR
-from scheduler.store.dialect import Dialect, bind_rows, fence, fetch, prepared
+from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
+from scheduler.store.statement import Columns, run, run_over
 
 SUSPECT_LANE = "!"  # prefix of the lane of a task that must run alone (see upkeep.py)
 
@@ -78,6 +79,8 @@ _USUAL = tuple(name for name in Claimed._fields if name not in RARE)
 _NAMES = ", ".join(f"t.{name}" for name in _USUAL)
 _KNOWN = ("queue", "lane", "pool", "kind", "claimed_at")  # on SQLite each pick is a statement of its own and knows them
 _SQLITE_NAMES = ", ".join(name for name in _USUAL if name not in _KNOWN)
+_NOTHING_RARE = (None,) * len(RARE)
+_new = tuple.__new__  # a named tuple's own constructor takes three times as long
 _CLAIMABLE = "state >= 1 AND state <= 3"
 # A suspended task goes on with the attempt it was in.
 _SET = (
@@ -111,16 +114,17 @@ WHERE id IN (SELECT id FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
 RETURNING {_SQLITE_NAMES}
 """
 
-_PG_CLAIM = """
-WITH picked AS MATERIALIZED (
-  SELECT c.id FROM {rows} p CROSS JOIN LATERAL (
+_PG_CLAIM = f"""
+WITH {{rows}}, picked AS MATERIALIZED (
+  SELECT c.id FROM j p CROSS JOIN LATERAL (
     SELECT t.id FROM schedd_tasks t
     WHERE t.state >= 1 AND t.state <= 3 AND t.queue = p.queue AND t.lane = p.lane AND t.pool = p.pool
       AND t.run_at <= :now
     ORDER BY t.run_at, t.id LIMIT p.n FOR UPDATE OF t SKIP LOCKED) c
 )
-UPDATE schedd_tasks t SET {set} FROM picked WHERE t.id = picked.id RETURNING {names}
+UPDATE schedd_tasks t SET {_SET.format(t="t.")} FROM picked WHERE t.id = picked.id RETURNING {_NAMES}
 """
+_PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int), ("n", int))
 
 
 def kind_of(lane: str) -> str:
@@ -130,37 +134,33 @@ def kind_of(lane: str) -> str:
 
 def lane_heads(connection: sa.Connection) -> list[LaneHead]:
     """Every lane that holds a claimable task, due or not, with the time of its first."""
-    return [LaneHead._make(row) for row in connection.execute(prepared(_HEADS))]
+    return [LaneHead._make(row) for row in run(connection, _HEADS, {})]
 
 
 def claim(connection: sa.Connection, dialect: Dialect, worker: int, picks: Sequence[Pick], now: int) -> list[Claimed]:
     """Claim due tasks for ``worker``, up to each pick's limit, earliest first within a lane."""
     if not picks:
         return []
+    claimed: list[Claimed] = []
     if dialect.name == "sqlite":
-        claimed: list[Claimed] = []
         for pick in picks:
             bound = {"worker": worker, "now": now, **pick._asdict()}
-            known: tuple[Any, ...] = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), now)
-            found = fetch(connection.execute(prepared(_SQLITE_CLAIM), bound))
-            claimed += [Claimed(*(row + known)) for row in found]
+            rest = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), now, *_NOTHING_RARE)
+            claimed += [_new(Claimed, row + rest) for row in run(connection, _SQLITE_CLAIM, bound)]
     else:
-        sql = _PG_CLAIM.format(
-            rows=dialect.rows({"queue": str, "lane": str, "pool": int, "n": int}),
-            set=_SET.format(t="t."),
-            names=_NAMES,
-        )
-        bound = {"worker": worker, "now": now, "rows": bind_rows(picks)}
-        claimed = [Claimed(*row) for row in fetch(connection.execute(prepared(sql), bound))]
+        bound = {"worker": worker, "now": now}
+        rows = run_over(connection, _PG_CLAIM, _PICK_COLUMNS, picks, bound)
+        claimed = [_new(Claimed, row + _NOTHING_RARE) for row in rows]
     return _completed(connection, dialect, claimed)
 
 
 def _completed(connection: sa.Connection, dialect: Dialect, claimed: list[Claimed]) -> list[Claimed]:
     """Add long payloads and rare columns to the tasks that have them."""
-    long = [c.id for c in claimed if c.payload is None]
-    rare = [c.id for c in claimed if c.extras]
-    if not long and not rare:
+    wanting = [c for c in claimed if c.extras or c.payload is None]
+    if not wanting:
         return claimed
+    long = [c.id for c in wanting if c.payload is None]
+    rare = [c.id for c in wanting if c.extras]
     payloads = {
         row.task_id: row.value
         for row in connection.execute(
@@ -183,6 +183,19 @@ def _completed(connection: sa.Connection, dialect: Dialect, claimed: list[Claime
     ]
 
 
+_MARK_COLUMNS: Columns = (("id", int), ("claim", int), ("started", int))
+_MARK_SQLITE = (
+    f"WITH {{rows}} UPDATE schedd_tasks AS t SET state = {st.RUNNING}, started_at = j.started "
+    f"FROM j WHERE t.id = j.id AND {fence(f'= {st.CLAIMED}')} RETURNING id, claim"
+)
+_MARK_PG = (
+    "WITH {rows}, held AS MATERIALIZED (SELECT t.id, j.started FROM j JOIN schedd_tasks t ON t.id = j.id "
+    f"WHERE {fence(f'= {st.CLAIMED}')} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
+    f"UPDATE schedd_tasks t SET state = {st.RUNNING}, started_at = held.started FROM held WHERE t.id = held.id "
+    "RETURNING t.id, t.claim"
+)
+
+
 def mark_running(
     connection: sa.Connection, dialect: Dialect, worker: int, started: Sequence[tuple[int, int, int]]
 ) -> set[tuple[int, int]]:
@@ -190,22 +203,8 @@ def mark_running(
 
     Rows that somebody's open transaction holds are passed over.
     """
-    rows = dialect.rows({"id": int, "claim": int, "started": int})
-    held = fence(f"= {st.CLAIMED}")
-    bound = {"worker": worker, "rows": bind_rows(started)}
-    if dialect.name == "sqlite":
-        sql = (
-            f"UPDATE schedd_tasks AS t SET state = {st.RUNNING}, started_at = j.started "
-            f"FROM {rows} j WHERE t.id = j.id AND {held} RETURNING id, claim"
-        )
-    else:
-        sql = (
-            f"WITH held AS MATERIALIZED (SELECT t.id, j.started FROM {rows} j JOIN schedd_tasks t ON t.id = j.id "
-            f"WHERE {held} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
-            f"UPDATE schedd_tasks t SET state = {st.RUNNING}, started_at = held.started FROM held WHERE t.id = held.id "
-            "RETURNING t.id, t.claim"
-        )
-    return {(row[0], row[1]) for row in connection.execute(prepared(sql), bound)}
+    sql = _MARK_SQLITE if dialect.name == "sqlite" else _MARK_PG
+    return {(row[0], row[1]) for row in run_over(connection, sql, _MARK_COLUMNS, started, {"worker": worker})}
 
 
 def held_by(connection: sa.Connection, worker: int) -> Sequence[sa.Row[Any]]:

@@ -116,14 +116,6 @@ def prepared(sql: str) -> sa.TextClause:
     return sa.text(sql)
 
 
-def fetch(result: sa.CursorResult[Any]) -> list[tuple[Any, ...]]:
-    """All rows as the driver's own tuples: SQLAlchemy's cost a microsecond each, which the hot path can do without."""
-    cursor = result.cursor
-    rows: list[tuple[Any, ...]] = list(cursor.fetchall()) if cursor is not None else []
-    result.close()
-    return rows
-
-
 MIN_SQLITE = (3, 38, 0)  # ->> and RETURNING with UPDATE … FROM
 
 

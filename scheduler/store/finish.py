@@ -13,9 +13,10 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store.dialect import Dialect, bind_rows, fence, fetch, prepared
+from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
 from scheduler.store.enqueue import INLINE
 from scheduler.store.release import release
+from scheduler.store.statement import Columns, run_over
 
 DAY = 86_400 * 1_000_000
 KEY_RETENTION = DAY
@@ -39,21 +40,24 @@ _PLAIN = (
 )
 # The usual success sets no column that an index but the four on ``state`` has: a fifth less to do on SQLite.
 _SUCCEED_PLAINLY = f"""
+WITH {{rows}}
 UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
   result = j.result, result_until = :now + {_LIVES}
-FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US} AND {_PLAIN} RETURNING {_GIVEN}
+FROM j WHERE {T}.id = j.id AND {_HELD_BY_US} AND {_PLAIN} RETURNING {_GIVEN}
 """
 _SUCCEED = f"""
+WITH {{rows}}
 UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
   started_at = j.started, finished_at = j.finished, result = j.result,
   result_until = :now + CASE WHEN {T}.held_key IS NOT NULL AND {_KEPT} > {_LIVES} THEN {_KEPT} ELSE {_LIVES} END,
   key_until = CASE WHEN {T}.held_key IS NOT NULL THEN :now + {_KEPT} END,
   held_key = CASE WHEN {T}.cancel_requested IS NOT NULL THEN NULL ELSE {T}.held_key END,
   attempt_base = CASE WHEN {T}.rerun = 1 THEN {T}.attempt ELSE {T}.attempt_base END, rerun = 0
-FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {_GIVEN}
+FROM j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {_GIVEN}
 """
-_SUCCEED_COLUMNS: dict[str, type] = {"id": int, "claim": int, "started": int, "finished": int, "result": str}
+_SUCCEED_COLUMNS: Columns = (("id", int), ("claim", int), ("started", int), ("finished", int), ("result", str))
 _OTHER = f"""
+WITH {{rows}}
 UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
   started_at = j.started, finished_at = j.finished, attempt = {T}.attempt - j.refund,
   run_at = CASE WHEN {T}.rerun = 1 THEN {T}.run_at ELSE coalesce(j.run_at, {T}.run_at) END,
@@ -65,36 +69,48 @@ UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
     THEN NULL ELSE {T}.held_key END,
   attempt_base = CASE WHEN {T}.rerun = 1 THEN {T}.attempt ELSE {T}.attempt_base END, rerun = 0,
   suspect = j.suspect * {T}.suspect, lane = CASE WHEN j.suspect = 0 THEN ltrim({T}.lane, '!') ELSE {T}.lane END
-FROM {{rows}} j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {_GIVEN}
+FROM j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {_GIVEN}
 """
-_OTHER_COLUMNS: dict[str, type] = {
-    "id": int,
-    "claim": int,
-    "state": int,
-    "run_at": int,
-    "refund": int,
-    "started": int,
-    "finished": int,
-    "error": str,
-    "error_class": str,
-    "fingerprint": str,
-    "status": int,
-    "suspect": int,
-}
-_ATTEMPT_COLUMNS: dict[str, type] = {
-    "task_id": int,
-    "claim": int,
-    "number": int,
-    "claimed_at": int,
-    "started_at": int,
-    "finished_at": int,
-    "outcome": int,
-    "error": str,
-    "error_class": str,
-    "fingerprint": str,
-    "status_code": int,
-}
-_PLAIN_WIDTH = 7  # the columns of an attempt without an error: each column bound costs 0.4 us a row
+_OTHER_COLUMNS: Columns = (
+    ("id", int),
+    ("claim", int),
+    ("state", int),
+    ("run_at", int),
+    ("refund", int),
+    ("started", int),
+    ("finished", int),
+    ("error", str),
+    ("error_class", str),
+    ("fingerprint", str),
+    ("status", int),
+    ("suspect", int),
+)
+_PLAIN_COLUMNS: Columns = (  # of an attempt without an error: each column bound costs
+    ("task_id", int),
+    ("claim", int),
+    ("number", int),
+    ("claimed_at", int),
+    ("started_at", int),
+    ("finished_at", int),
+    ("outcome", int),
+)
+_FAILED_COLUMNS: Columns = (
+    *_PLAIN_COLUMNS,
+    ("error", str),
+    ("error_class", str),
+    ("fingerprint", str),
+    ("status_code", int),
+)
+
+
+def _insert_attempts(columns: Columns) -> str:
+    names = ", ".join(name for name, _ in columns)
+    return f"WITH {{rows}} INSERT INTO schedd_attempts (worker, {names}) SELECT :worker, {names} FROM j"
+
+
+_RECORD_PLAIN = _insert_attempts(_PLAIN_COLUMNS)
+_RECORD_FAILED = _insert_attempts(_FAILED_COLUMNS)
+_SUCCEEDED = AttemptEnd.SUCCEEDED.code
 
 
 class Finished(NamedTuple):
@@ -116,21 +132,17 @@ def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
     deferred: list[Outcome] = []
     if dialect.name == "postgresql":
         outcomes, deferred = _lockable(connection, dialect, worker, outcomes)
-    states, parents = _write(connection, dialect, worker, outcomes, now)
-    lost = [o for o in outcomes if (o.task_id, o.claim) not in states]
-    kept = [o for o in outcomes if (o.task_id, o.claim) in states] if lost else outcomes
-    if TaskState.CANCELLED in states.values():  # a cancel won over what the body said: no success is recorded then
-        kept = [_ended_as(o, states[o.task_id, o.claim]) for o in kept]
+    ended, kept, lost, parents = _write(connection, worker, outcomes, now)
     _record(connection, dialect, worker, kept)
-    ended = {i: s for (i, _), s in states.items() if s.terminal}
-    ready = release(connection, dialect, [e for e in ended.items() if e[0] in parents], now) if parents else 0
+    ready = release(connection, dialect, [(i, ended[i]) for i in parents if i in ended], now) if parents else 0
     return Finished(ended, lost, deferred, ready)
 
 
 def _write(
-    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int
-) -> tuple[dict[tuple[int, int], TaskState], set[int]]:
-    """The state of each (id, claim) that was written, and which of them have children."""
+    connection: sa.Connection, worker: int, outcomes: Sequence[Outcome], now: int
+) -> tuple[dict[int, TaskState], Sequence[Outcome], list[Outcome], list[int]]:
+    """Write the tasks' rows. Returns what ended and how, outcomes that held, those that did not, and parents."""
+    bound = {"worker": worker, "now": now}
     successes = [
         (
             o.task_id,
@@ -142,25 +154,26 @@ def _write(
         for o in outcomes
         if o.state == st.SUCCESS
     ]
+    plain = run_over(connection, _SUCCEED_PLAINLY, _SUCCEED_COLUMNS, successes, bound)
+    ended = dict.fromkeys([row[0] for row in plain], TaskState.SUCCESS)
+    parents = [row[0] for row in plain if row[3]]
+    if len(plain) == len(outcomes):
+        return ended, outcomes, [], parents
+    states = {(row[0], row[1]): TaskState.SUCCESS for row in plain}
+    rest = [row for row in successes if (row[0], row[1]) not in states]
     others = [_other_row(o) for o in outcomes if o.state != st.SUCCESS]
-    states: dict[tuple[int, int], TaskState] = {}
-    parents: set[int] = set()
-
-    def write(sql: str, columns: dict[str, type], rows: Sequence[tuple[object, ...]]) -> None:
-        if rows:
-            bound = {"worker": worker, "now": now, "rows": bind_rows(rows)}
-            for task_id, claim, code, has_children in fetch(
-                connection.execute(prepared(sql.format(rows=dialect.rows(columns))), bound)
-            ):
-                states[task_id, claim] = TaskState.from_code(code)
-                if has_children:
-                    parents.add(task_id)
-
-    write(_SUCCEED_PLAINLY, _SUCCEED_COLUMNS, successes)
-    if len(states) < len(successes):
-        write(_SUCCEED, _SUCCEED_COLUMNS, [row for row in successes if (row[0], row[1]) not in states])
-    write(_OTHER, _OTHER_COLUMNS, others)
-    return states, parents
+    written = run_over(connection, _SUCCEED, _SUCCEED_COLUMNS, rest, bound)
+    written += run_over(connection, _OTHER, _OTHER_COLUMNS, others, bound)
+    for task_id, claim, code, has_children in written:
+        state = states[task_id, claim] = TaskState.from_code(code)
+        if state.terminal:
+            ended[task_id] = state
+            if has_children:
+                parents.append(task_id)
+    lost = [o for o in outcomes if (o.task_id, o.claim) not in states]
+    # A cancel may have won over what the body said: no success is recorded then.
+    kept = [_ended_as(o, states[o.task_id, o.claim]) for o in outcomes if (o.task_id, o.claim) in states]
+    return ended, kept, lost, parents
 
 
 def _ended_as(o: Outcome, state: TaskState) -> Outcome:
@@ -193,28 +206,19 @@ def _record(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: 
     failed: list[tuple[object, ...]] = []
     values: list[tuple[int, str, str]] = []
     for o in outcomes:
-        if o.started_at is not None:
-            row = (o.task_id, o.claim, o.number, o.claimed_at, o.started_at, o.finished_at, o.end.code)
-            if o.failure is None:
-                plain.append(row)
+        task_id, claim, number, end, _, claimed, started, finished, result, failure, _, _, text = o
+        if started is not None:
+            if failure is None:
+                code = _SUCCEEDED if end is AttemptEnd.SUCCEEDED else end.code
+                plain.append((task_id, claim, number, claimed, started, finished, code))
             else:
-                f = o.failure
-                failed.append((*row, f.text, f.error_class, f.fingerprint, f.status))
-        if o.result is not None and len(o.result) > INLINE:
-            values.append((o.task_id, "result", o.result))
-        if o.log:
-            values.append((o.task_id, f"log:{o.claim}", o.log))
-    for attempts, width in ((plain, _PLAIN_WIDTH), (failed, len(_ATTEMPT_COLUMNS))):
-        if attempts:
-            columns = dict(list(_ATTEMPT_COLUMNS.items())[:width])
-            names = ", ".join(columns)
-            connection.execute(
-                prepared(
-                    f"INSERT INTO schedd_attempts (worker, {names}) "
-                    f"SELECT :worker, {names} FROM {dialect.rows(columns)} j"
-                ),
-                {"worker": worker, "rows": bind_rows(attempts)},
-            )
+                failed.append((task_id, claim, number, claimed, started, finished, end.code, *failure))
+        if result is not None and len(result) > INLINE:
+            values.append((task_id, "result", result))
+        if text:
+            values.append((task_id, f"log:{claim}", text))
+    run_over(connection, _RECORD_PLAIN, _PLAIN_COLUMNS, plain, {"worker": worker})
+    run_over(connection, _RECORD_FAILED, _FAILED_COLUMNS, failed, {"worker": worker})
     if values:
         write_values(connection, dialect, values)
 
@@ -232,6 +236,14 @@ def write_values(connection: sa.Connection, dialect: Dialect, values: Sequence[t
     )
 
 
+_PAIR: Columns = (("id", int), ("claim", int))
+_LOOK_HELD = (
+    "WITH {rows} SELECT t.id, t.cancel_requested FROM j JOIN schedd_tasks t ON t.id = j.id "
+    f"WHERE {fence('BETWEEN 4 AND 5')}"
+)
+_LOCK_HELD = f"{_LOOK_HELD} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
+
+
 def _lockable(
     connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome]
 ) -> tuple[Sequence[Outcome], list[Outcome]]:
@@ -240,17 +252,12 @@ def _lockable(
     A caller's open transaction may hold FOR SHARE on a parent for minutes (it is adding a child), and it must not hold
     up the other tasks of this worker. A row whose fence is lost is not locked either, and is told apart by the write.
     """
-    rows = dialect.rows({"id": int, "claim": int})
-    bound = {"worker": worker, "rows": bind_rows([(o.task_id, o.claim) for o in outcomes])}
-    held = fence("BETWEEN 4 AND 5")
-    select = f"SELECT t.id, t.cancel_requested FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {held}"
-    got = {
-        row[0]: row[1] is not None
-        for row in connection.execute(prepared(f"{select} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"), bound)
-    }
+    bound = {"worker": worker}
+    pairs = [(o.task_id, o.claim) for o in outcomes]
+    got = {row[0]: row[1] is not None for row in run_over(connection, _LOCK_HELD, _PAIR, pairs, bound)}
     blocked: set[int] = set()
     if len(got) < len(outcomes):
-        blocked = {row[0] for row in connection.execute(prepared(select), bound)} - got.keys()
+        blocked = {row[0] for row in run_over(connection, _LOOK_HELD, _PAIR, pairs, bound)} - got.keys()
     ends = {o.task_id: st.CANCELLED if got[o.task_id] else o.state for o in outcomes if o.task_id in got}
     bits = {i: END_BIT[TaskState.from_code(state)] for i, state in ends.items() if state >= st.FIRST_TERMINAL}
     blocked |= blocked_below(connection, dialect, bits)

@@ -8,8 +8,9 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.state import END_BIT, Otherwise, TaskState, Verdict, When, judge
-from scheduler.store.dialect import Dialect, bind_rows, fetch, prepared
+from scheduler.store.dialect import Dialect, bind_rows, prepared
 from scheduler.store.enqueue import broken_text
+from scheduler.store.statement import run
 
 _WHENS = tuple(When)
 _OTHERWISES = tuple(Otherwise)
@@ -47,8 +48,8 @@ def release(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[in
         ended = _break(connection, dialect, frontier, now)
         for bit in sorted({END_BIT[state] for state in frontier.values()}):
             ids = [task_id for task_id, state in frontier.items() if END_BIT[state] == bit]
-            met = connection.execute(prepared(_MEET.format(ids=dialect.ids())), {"ids": bind_rows(ids), "bit": bit})
-            ready += sum(1 for row in fetch(met) if row[0] == st.SCHEDULED)
+            met = run(connection, _MEET.format(ids=dialect.ids()), {"ids": bind_rows(ids), "bit": bit})
+            ready += sum(1 for row in met if row[0] == st.SCHEDULED)
         frontier = ended
     return ready
 
