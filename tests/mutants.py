@@ -1,7 +1,8 @@
 """Takes away, one at a time, what the guarantees stand on, and shows which test notices: ``make mutants``.
 
-Each mutant is made in a copy of the tree; only the tests named beside it run there, on SQLite. Exits with 1 if one of
-them survives, if a test fails without any mutant, or if the text that a mutant replaces is no longer there.
+Each mutant is made in a copy of the tree; only the tests named beside it run there, on SQLite, but for locks that only
+PostgreSQL needs. Exits with 1 if one of them survives, if a test fails without any mutant, or if the text that a mutant
+replaces is no longer there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Mutant(NamedTuple):
     name: str
     changes: tuple[Change, ...]
     tests: tuple[str, ...]
+    database: str = "sqlite"
 
 
 def _index_off(name: str, columns: str) -> tuple[Change, ...]:
@@ -127,6 +129,22 @@ MUTANTS = (
         ),
         ("tests/cases/test_keys.py",),
     ),
+    Mutant(
+        "the cap lock",
+        (Change("scheduler/store/caps.py", 'f"ORDER BY t.name {dialect.skip_locked}"', '"ORDER BY t.name"'),),
+        ("tests/cases/test_caps.py",),
+        "postgresql",
+    ),
+    Mutant(
+        "the cap counts what is held",
+        (Change("scheduler/store/caps.py", "cap - self.held.get(lane, 0)", "cap"),),
+        ("tests/cases/test_caps.py",),
+    ),
+    Mutant(
+        "the rate counts starts until they may be over",
+        (Change("scheduler/model/rate.py", "if until > now - self.period))", "if until > now))"),),
+        ("tests/cases/test_rates.py",),
+    ),
 )
 
 
@@ -143,9 +161,10 @@ def copy_tree(target: Path) -> None:
         (target / "scheduler" / name).symlink_to(target / name)
 
 
-def run(tree: Path, tests: tuple[str, ...]) -> tuple[bool, str]:
-    """Whether they pass; and the first that did not."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", "not postgresql", *tests]
+def run(tree: Path, tests: tuple[str, ...], database: str) -> tuple[bool, str]:
+    """Whether they pass on this database; and the first that did not."""
+    chosen = "not postgresql" if database == "sqlite" else database
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", chosen, *tests]
     try:
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired:
@@ -177,14 +196,16 @@ def main() -> int:
         for mutant in MUTANTS:  # before anything runs: every mutant can be made
             for path, text in mutate(tree, mutant).items():
                 path.write_text(text, encoding="utf-8")
-        passed, failed = run(tree, tuple(sorted({test for mutant in MUTANTS for test in mutant.tests})))
-        if not passed:
-            print(f"without any mutant this fails already: {failed}", file=sys.stderr)
-            return 1
+        for database in sorted({mutant.database for mutant in MUTANTS}):
+            tests = {test for mutant in MUTANTS if mutant.database == database for test in mutant.tests}
+            passed, failed = run(tree, tuple(sorted(tests)), database)
+            if not passed:
+                print(f"without any mutant this fails already: {failed}", file=sys.stderr)
+                return 1
         print(f"{'without':48}  noticed by")
         for mutant in MUTANTS:
             before = mutate(tree, mutant)
-            passed, failed = run(tree, mutant.tests)
+            passed, failed = run(tree, mutant.tests, mutant.database)
             print(f"{mutant.name:48}  {'NOBODY: it survives' if passed else failed}", flush=True)
             survived += passed
             for path, text in before.items():

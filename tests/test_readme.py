@@ -160,8 +160,6 @@ def test_links_lead_somewhere() -> None:
     "options",
     [
         {"isolation": "process"},
-        {"max_concurrency": 2},
-        {"rate_limit": "100/min"},
         {"stall_after": 60},
         {"on_stall": "reclaim"},
         {"limits": {"memory": 2**30}},

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from scheduler import ConfigError, Context, PayloadError, Priority, RetryPolicy, Scheduler, Task, task
+from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.registry import Registry, bind
-from scheduler.model.task import Rate, parse_rate
 
 
 def refused(error: type[Exception], says: str, build: Callable[[], Any]) -> None:
@@ -169,8 +169,6 @@ SOURCES: list[tuple[str, Any]] = [
     ("it is neither a Task class nor a @task function; decorate it with @task", lambda: no_body),
     ("it is neither a Task class nor a @task function", lambda: 5),
     ("isolation='process' is not available yet", lambda: task(isolation="process")(no_body)),
-    ("max_concurrency is not available yet", lambda: task(max_concurrency=2)(no_body)),
-    ("rate_limit is not available yet", lambda: task(rate_limit="1/s")(no_body)),
     ("stall_after is not available yet", lambda: task(stall_after=5)(no_body)),
     ("on_stall='reclaim' is not available yet", lambda: task(on_stall="reclaim")(no_body)),
     ("kind '<lambda>' is not a name", lambda: task(lambda ctx: None)),

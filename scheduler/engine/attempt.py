@@ -55,6 +55,7 @@ class Attempt:
 
     # Of the class, so that making one of the many that need none of it sets four attributes, not seventeen.
     slot: Any = None
+    start_by: int | None = None  # of a kind with a rate: its start is counted until then (microseconds)
     started_at: int | None = None
     started_mono = 0.0
     deadline: float | None = None
@@ -149,7 +150,10 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
 def _begin(attempt: Attempt, runtime: Runtime) -> Any:
     """Start the clock and decode the payload; or the Outcome, if that already decides."""
     c = attempt.claimed
-    attempt.started_at = runtime.now()
+    now = runtime.now()
+    if attempt.start_by is not None and now > attempt.start_by:
+        return hand_back(attempt, now)  # a start so late would not be within the period that it was counted in
+    attempt.started_at = now
     attempt.started_mono = runtime.monotonic()
     if c.timeout is not None:
         attempt.deadline = attempt.started_mono + c.timeout / SECOND

@@ -179,6 +179,7 @@ class Engine:
         kinds = list(self.desk.registry)
         with self.database.write(connection) as c:
             worker = workers.register(c, info, kinds, self.desk.now(), round(self.options.lease * SECOND))
+            self.turner.limits.learn(c)
         self.turner.worker = worker  # not before the commit: what was rolled back may be another worker's id next
         self._known_kinds = len(kinds)
         self.lease.joined()
@@ -273,7 +274,7 @@ class Engine:
             self._return_waiting()
         if result.schedule_ended:
             self.schedules.look_again()
-        if result.ready:
+        if result.ready or result.opened:
             self._bell.ring()
         if result.ready or result.busy or result.schedule_ended or (result.claimed and not result.finished):
             self._rescan = True
@@ -319,12 +320,15 @@ class Engine:
         if self.lease.watch_clocks():
             self._due["renew"] = 0.0
         # An engine renews before it reaps.
-        if self._at("renew", self.options.lease / 3) and not self.lease.renew(connection, self.worker, self.draining):
-            self._lost(connection)
+        if self._at("renew", self.options.lease / 3):
+            if not self.lease.renew(connection, self.worker, self.draining):
+                self._lost(connection)
+            self._try("reading the kinds' limits", self._learn)
         if len(self.desk.registry) != self._known_kinds:
             kinds = list(self.desk.registry)
             with self.database.write(connection) as c:
                 workers.publish_kinds(c, self.worker, kinds, self.desk.now())
+                self.turner.limits.learn(c)
             self._known_kinds = len(kinds)
         if self._at("reap", min(REAP_EVERY, self.options.lease / 3)):
             known_dead = self._bell.known_dead
@@ -344,6 +348,10 @@ class Engine:
             self._try("looking for cancels", lambda: pass_on_cancels(self.desk, self.worker))
         if self.desk.held and self._at("logs", LOGS_EVERY):
             self._try("keeping logs", lambda: keep_logs(self.desk, connection))
+
+    def _learn(self) -> None:
+        with self.database.read() as c:
+            self.turner.limits.learn(c)
 
     def _try(self, duty: str, work: Callable[[], T]) -> T | None:
         """A duty that meets something unforeseen keeps no turn from being taken: it is told once, and tried again when

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from scheduler.engine.alerts import letter_of
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk, Request
+from scheduler.engine.limits import Admission, Limits
 from scheduler.engine.plan import Plan, allocate
 from scheduler.engine.pools import Slots, take_waiting, waiting_since
 from scheduler.errors import StoreUnavailableError
@@ -42,7 +43,8 @@ _LANE_OF = attrgetter("queue", "lane", "pool")
 
 
 class TurnResult(NamedTuple):
-    """``next_due``: when the next known task is due (microseconds); ``busy``: another turn may find work at once."""
+    """``next_due``: when the next known task is due (microseconds); ``busy``: another turn may find work at once;
+    ``opened``: a cap has room again that this worker did not take."""
 
     finished: int
     claimed: int
@@ -50,6 +52,7 @@ class TurnResult(NamedTuple):
     next_due: int
     busy: bool
     schedule_ended: bool
+    opened: bool = False
 
 
 class Turner:
@@ -58,6 +61,7 @@ class Turner:
     def __init__(self, desk: Desk, slots: Mapping[tuple[int, bool], Slots]) -> None:
         self.desk = desk
         self.slots = slots
+        self.limits = Limits(desk)
         self.worker = 0
         self.alone: Attempt | None = None  # a suspect that runs by itself
         self.deferred: list[tuple[Attempt, Outcome]] = []  # to be written with the next turn
@@ -97,6 +101,7 @@ class Turner:
         claimed: list[Claimed] = []
         finished: Finished | None = None
         plan = Plan([], {})
+        every: list[LaneHead] | None = None
         heads: list[LaneHead] = []
         held: set[tuple[int, int]] = set()
         marked: set[tuple[int, int]] = set()
@@ -108,6 +113,8 @@ class Turner:
                 if outcomes:
                     write = finish_one_by_one if self._careful else finish
                     finished = write(c, dialect, self.worker, [o for _, o in outcomes], now)
+                    if self.limits.known:
+                        self.limits.recorded(c, outcomes, finished)
                 if requests:
                     beats = [(r.attempt.claimed.id, r.attempt.claimed.claim, r.percent, r.message) for r in requests]
                     held = control.stamp(c, dialect, self.worker, beats, now)
@@ -118,10 +125,13 @@ class Turner:
                 if started:
                     marked = claims.mark_running(c, dialect, self.worker, started)
                 self._absolve(c, gone)
+                admission = Admission(self.limits, c, now)
                 if claiming and not self._careful:
-                    heads = [h for h in claims.lane_heads(c) if self._serves(h) and (not urgent or h.pool == HIGH)]
-                    plan = self._plan([h for h in heads if h.run_at <= now], gone)
+                    every = claims.lane_heads(c)
+                    heads = [h for h in every if self._serves(h) and (not urgent or h.pool == HIGH)]
+                    plan = self._admitted(admission, [h for h in heads if h.run_at <= now], gone)
                     claimed = claims.claim(c, dialect, self.worker, plan.picks, now)
+                    admission.count(claimed)
                 if outcomes:
                     FAILPOINTS.hit("before finish commit")
         except BaseException as error:
@@ -143,8 +153,9 @@ class Turner:
             if not r.answer.set_running_or_notify_cancel():
                 continue  # an async body that was cancelled while it waited
             r.answer.set_result((r.attempt.claimed.id, r.attempt.claimed.claim) in held)
+        opened = self.limits.opens(outcomes, finished, claimed, every, now)
         ended = self._settle(outcomes, finished)
-        self._hand_out(claimed, plan)
+        self._hand_out(claimed, plan, admission.start_by)
         self._fit(desk.monotonic() - begun, max(len(outcomes), len(claimed)))
         picked = {(p.queue, p.lane, p.pool): p.limit for p in plan.picks}
         later = min((h.run_at for h in heads if h.run_at > now), default=FOREVER)
@@ -152,9 +163,10 @@ class Turner:
             len(outcomes),
             len(claimed),
             finished.ready if finished else 0,
-            later,
+            min(later, admission.again),
             busy or (bool(picked) and len(claimed) >= sum(picked.values())),
             ended,
+            opened,
         )
 
     def _fit(self, took: float, tasks: int) -> None:
@@ -194,6 +206,17 @@ class Turner:
     def _serves(self, head: LaneHead) -> bool:
         queues = self.desk.options.queues
         return ("*" in queues or head.queue in queues) and self.desk.registry.get(claims.kind_of(head.lane)) is not None
+
+    def _admitted(self, admission: Admission, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
+        """The plan for those lanes that are not at their cap or rate: they take no room from the others."""
+        if not self.limits.known:
+            return self._plan(due, gone)
+        before, due = -1, admission.admitted(due)
+        while len(due) != before:
+            plan = self._plan(due, gone)
+            admission.look(plan.picks)
+            before, due = len(due), admission.admitted(due)
+        return Plan(admission.cut(plan.picks), plan.shares)
 
     def _plan(self, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
         desk = self.desk
@@ -251,8 +274,7 @@ class Turner:
                 return 0
             ahead = 0
             mean = desk.means.get(kind.name)
-            capped = kind.options.max_concurrency is not None or kind.options.rate_limit is not None
-            if mean is not None and not capped and not desk.options.max_concurrent:
+            if mean is not None and kind.name not in self.limits.known and not desk.options.max_concurrent:
                 # What the slots will start within the horizon; nothing, while what waits is not moving.
                 ahead = min(AHEAD * self._batch, int(slots.size * desk.options.ahead / max(mean, 1e-5)))
                 if waiting_since(slots) < horizon:
@@ -350,7 +372,7 @@ class Turner:
                 extra["status"] = o.failure.status
         log.log(level, "attempt %s", o.end.value, extra=extra)
 
-    def _hand_out(self, claimed: list[Claimed], plan: Plan) -> None:
+    def _hand_out(self, claimed: list[Claimed], plan: Plan, start_by: Mapping[str, int]) -> None:
         desk = self.desk
         at = desk.monotonic()
         left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
@@ -369,6 +391,9 @@ class Turner:
                     shares.pop(0)
                 sort = (pool, kind.is_async)
                 attempts = [Attempt(c, kind, sort, at) for c in part]
+                if kind.name in start_by:
+                    for attempt in attempts:
+                        attempt.start_by = start_by[kind.name]
                 desk.take_up(attempts, sort)
                 batches.setdefault(sort, []).extend(attempts)
                 if attempts and lane[1].startswith(SUSPECT_LANE):

@@ -213,8 +213,6 @@ def _refuse_promises(options: TaskOptions) -> None:
     """Options that have their place but are not kept yet are refused: a cap that caps nothing is worse than none."""
     wanted = {
         "isolation='process'": options.isolation == "process",
-        "max_concurrency": options.max_concurrency is not None,
-        "rate_limit": options.rate_limit is not None,
         "stall_after": options.stall_after is not None,
         "on_stall='reclaim'": options.on_stall == "reclaim",
     }

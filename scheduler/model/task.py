@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 import msgspec
 
 from scheduler.errors import ConfigError
+from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.retry import MOST, RetryPolicy
 from scheduler.model.times import span_us
 
@@ -38,34 +39,6 @@ class Priority(IntEnum):
     @property
     def label(self) -> str:
         return self.name.lower()
-
-
-class Rate(msgspec.Struct, frozen=True):
-    """At most ``count`` attempt starts in any period of ``period`` microseconds."""
-
-    count: int
-    period: int
-
-
-_PERIODS = {
-    "s": 1,
-    "sec": 1,
-    "second": 1,
-    "min": 60,
-    "minute": 60,
-    "m": 60,
-    "h": 3600,
-    "hour": 3600,
-    "day": 86400,
-}
-
-
-def parse_rate(text: str) -> Rate:
-    """``"100/min"`` -> Rate. Raises ConfigError."""
-    match = re.fullmatch(r"(\d+)\s*/\s*(\d*)\s*([a-z]+)", text.strip()) if isinstance(text, str) else None
-    if match is None or match[3] not in _PERIODS or int(match[1]) < 1 or match[2] == "0":
-        raise ConfigError(f'rate_limit must look like "100/min" (per s, min, h or day), not {text!r}')
-    return Rate(int(match[1]), int(match[2] or 1) * _PERIODS[match[3]] * 1_000_000)
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -236,6 +236,16 @@ kinds = Table(
     Column("updated_at", BigInteger, nullable=False),
 )
 
+starts = Table(  # attempt starts of kinds with a rate, by the end of the sub-window that they are counted in
+    "schedd_starts",
+    metadata,
+    Column("kind", Text, nullable=False),
+    Column("until", BigInteger, nullable=False),
+    Column("starts", Integer, nullable=False),
+    PrimaryKeyConstraint("kind", "until"),
+    sqlite_with_rowid=False,
+)
+
 worker_kinds = Table(
     "schedd_worker_kinds",
     metadata,

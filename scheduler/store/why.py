@@ -8,11 +8,13 @@ import sqlalchemy as sa
 
 from scheduler.errors import UnknownTaskError
 from scheduler.model import state as st
+from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import FOREVER
+from scheduler.store import caps
 from scheduler.store.claim import SUSPECT_LANE
-from scheduler.store.dialect import prepared
+from scheduler.store.dialect import dialect_of, prepared
 from scheduler.store.read_graph import dependencies
 from scheduler.store.read_workers import LOST, POOLS, Fleet, WorkerRecord, workers
 
@@ -42,7 +44,7 @@ def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
         return _held(row, state, now, {w.id: w for w in found})
     if row.run_at > now:
         return _later(row, state, now, Fleet(found))
-    return _due(connection, row, Fleet(found))
+    return _due(connection, row, now, Fleet(found))
 
 
 def _ended(row: sa.Row[Any], state: TaskState) -> str:
@@ -103,19 +105,37 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet) -> str:
     return f"due at {at}{tail}"
 
 
-def _due(connection: sa.Connection, row: sa.Row[Any], fleet: Fleet) -> str:
+def _due(connection: sa.Connection, row: sa.Row[Any], now: int, fleet: Fleet) -> str:
     since = f"due since {rfc3339(ready_since(connection, row.id, row.run_at), exact=False)}"
     unserved = fleet.unserved(row.queue, row.kind)
     if unserved is not None:
         return f"{since}, but {unserved}"
     if row.lane.startswith(SUSPECT_LANE):
         return f"{since}; it ran when its worker died, twice, so it runs alone once the others have ended"
+    limited = _limited(connection, row, now)
+    if limited is not None:
+        return f"{since}; {limited}"
     serving = fleet.serving(row.queue, row.kind)
     slots = sum(w.slots(row.pool) for w in serving)
     busy = _busy(connection, row.pool, {w.id for w in serving})
     if busy >= slots:
         return f"{since}; waits for a free slot of pool {POOLS[row.pool]} ({busy} busy of {slots})"
     return f"{since}; a worker claims it at its next turn"
+
+
+def _limited(connection: sa.Connection, row: sa.Row[Any], now: int) -> str | None:
+    """Which limit of its kind it waits for, if any."""
+    room = caps.peek(connection, dialect_of(connection), row.kind, now)
+    if room is None:
+        return None
+    lane = caps.plain_lane(row.lane)
+    if room.of(lane) == 0:
+        _, separator, key = lane.partition(LANE_SEPARATOR)
+        of = f" for concurrency key {key!r}" if separator else ""
+        return f"its kind is at its cap of {room.limit.cap}{of}"
+    if room.starts == 0:
+        return f"rate limit {room.limit.rate}, next start at {rfc3339(room.again, exact=False)}"
+    return None
 
 
 def _busy(connection: sa.Connection, level: int, among: set[int]) -> int:

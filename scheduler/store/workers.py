@@ -68,9 +68,11 @@ def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind],
             "retry": o.retry.to_json() if o.retry else None,
             "timeout": o.timeout,
             "max_concurrency": o.max_concurrency,
+            "rate_limit": None if o.rate_limit is None else [o.rate_limit.count, o.rate_limit.period],
             "dead_letter": o.dead_letter,
             "result_ttl": o.result_ttl,
             "stall_after": o.stall_after,
+            "on_stall": o.on_stall,
             "concurrency_key": o.concurrency_key
             if isinstance(o.concurrency_key, str)
             else o.concurrency_key is not None,

@@ -119,6 +119,14 @@ class Hold(Task, retry=AT_ONCE):
         return ctx.attempt
 
 
+class Narrow(Hold, max_concurrency=2, kind="Narrow"):
+    """Like Hold, and no more than two at a time."""
+
+
+class Paced(Work, rate_limit="20/2s", kind="Paced"):
+    """Like Work, and no more than twenty starts in two seconds."""
+
+
 class Fail(Task):
     """Like Hold, and then fails for good."""
 
@@ -223,4 +231,4 @@ class Segfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None
         ctypes.string_at(0)
 
 
-ALL = (Noop, Work, Hold, Fail, Chatty, Big, Attentive, Deaf, Sleeper, Stubborn, Segfault)
+ALL = (Noop, Work, Hold, Narrow, Paced, Fail, Chatty, Big, Attentive, Deaf, Sleeper, Stubborn, Segfault)

@@ -1,0 +1,176 @@
+"""A worker's part in keeping caps and rates: what it may claim now, and when it should look again.
+
+A kind without limits costs nothing here; of one that has some, nothing is claimed ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from scheduler.engine.attempt import Attempt
+from scheduler.engine.desk import Desk
+from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.rate import Rate
+from scheduler.ports import FOREVER
+from scheduler.store import caps
+from scheduler.store.caps import Limit, Room, plain_lane
+from scheduler.store.claim import Claimed, LaneHead, Pick, kind_of
+from scheduler.store.finish import Finished
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+LOOK_AGAIN = 10_000  # microseconds until a kind is looked at again that another worker was just claiming of
+
+
+class Limits:
+    """The limits of this worker's kinds, as published by the newest program that serves them."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.known: dict[str, Limit] = {}
+        self.closed: dict[str, int] = {}  # kinds whose rate lets nothing start until then
+        self._patience: dict[str, int] = {}  # microseconds that a start may take here, where it is more than usual
+
+    def learn(self, connection: sa.Connection) -> None:
+        """Read them again: other programs may have published others."""
+        registry = self.desk.registry
+        self.known = {name: limit for name, limit in caps.known(connection).items() if registry.get(name)}
+        self.closed.clear()
+        self._patience = {name: patience // 2 for name, patience in self._patience.items()}
+
+    def patience(self, kind: str, rate: Rate) -> int:
+        """How long after its claim an attempt of this kind may start."""
+        return max(rate.patience, self._patience.get(kind, 0))
+
+    def recorded(
+        self, connection: sa.Connection, outcomes: Sequence[tuple[Attempt, Outcome]], finished: Finished
+    ) -> None:
+        """Give back the starts of what never began."""
+        back: dict[tuple[str, int], int] = {}
+        for attempt, o in _written(outcomes, finished):
+            if attempt.start_by is None or o.end is not AttemptEnd.HANDED_BACK or o.started_at is not None:
+                continue
+            kind = attempt.kind.name
+            limit = self.known.get(kind)
+            if o.finished_at > attempt.start_by and limit is not None and limit.rate is not None:
+                # Starts are slow here: allow them more time, and count that.
+                self._patience[kind] = min(limit.rate.most_patience, 2 * self.patience(kind, limit.rate))
+            back[kind, attempt.start_by] = back.get((kind, attempt.start_by), 0) + 1
+        for (kind, until), starts in sorted(back.items()):
+            caps.uncount(connection, self.desk.database.dialect, kind, until, starts)
+            self.closed.pop(kind, None)
+
+    def opens(
+        self,
+        outcomes: Sequence[tuple[Attempt, Outcome]],
+        finished: Finished | None,
+        claimed: Iterable[Claimed],
+        heads: Iterable[LaneHead] | None,
+        now: int,
+    ) -> bool:
+        """Whether other workers should look: fewer of a capped lane are held now, and more are due.
+
+        ``heads``: of all lanes, before the claim; None if they are not known.
+        """
+        if not self.known or finished is None:
+            return False
+        freed: dict[str, int] = {}
+        for attempt, _ in _written(outcomes, finished):
+            limit = self.known.get(attempt.kind.name)
+            if limit is not None and limit.cap is not None:
+                lane = plain_lane(attempt.claimed.lane)
+                freed[lane] = freed.get(lane, 0) + 1
+        if not freed:
+            return False
+        for c in claimed:
+            lane = plain_lane(c.lane)
+            freed[lane] = freed.get(lane, 0) - 1
+        lanes = {lane for lane, n in freed.items() if n > 0}
+        return bool(lanes) and (
+            heads is None or any(head.run_at <= now and plain_lane(head.lane) in lanes for head in heads)
+        )
+
+
+def _written(outcomes: Sequence[tuple[Attempt, Outcome]], finished: Finished) -> list[tuple[Attempt, Outcome]]:
+    left = {(o.task_id, o.claim) for o in (*finished.lost, *finished.deferred)}
+    return [(a, o) for a, o in outcomes if (o.task_id, o.claim) not in left]
+
+
+class Admission:
+    """What one turn may claim of kinds with limits. They are held from :meth:`look` until the turn commits."""
+
+    def __init__(self, limits: Limits, connection: sa.Connection, now: int) -> None:
+        self._limits = limits
+        self._connection = connection
+        self._now = now
+        self._rooms: dict[str, Room | None] = {}  # None: another worker is claiming of it
+        self.start_by: dict[str, int] = {}
+        self.again = FOREVER  # when something that is due and was refused may be claimed
+
+    def admitted(self, due: Sequence[LaneHead]) -> list[LaneHead]:
+        """Those lanes of which something may be claimed, as far as is known."""
+        return [head for head in due if self._admits(head.lane)]
+
+    def _admits(self, lane: str) -> bool:
+        kind = kind_of(lane)
+        if kind not in self._limits.known:
+            return True
+        until = self._limits.closed.get(kind, 0)
+        if until > self._now:
+            self.again = min(self.again, until)
+            return False
+        if kind not in self._rooms:
+            return True
+        room = self._rooms[kind]
+        if room is None:
+            self.again = min(self.again, self._now + LOOK_AGAIN)
+            return False
+        if room.starts == 0:
+            self._limits.closed[kind] = room.again
+            self.again = min(self.again, room.again)
+            return False
+        return room.of(plain_lane(lane)) != 0
+
+    def look(self, picks: Iterable[Pick]) -> None:
+        """Take the kinds that these want to claim of, if they have limits."""
+        kinds = {kind_of(pick.lane) for pick in picks} & self._limits.known.keys() - self._rooms.keys()
+        if kinds:
+            found = caps.look(self._connection, self._limits.desk.database.dialect, kinds, self._now)
+            self._rooms |= {kind: found.get(kind) for kind in kinds}
+
+    def cut(self, picks: list[Pick]) -> list[Pick]:
+        """Only as much of each lane as its cap and its kind's rate allow."""
+        if not self._rooms:
+            return picks
+        kept: list[Pick] = []
+        lanes: dict[str, int] = {}
+        starts: dict[str, int] = {}
+        for pick in picks:
+            kind, lane = kind_of(pick.lane), plain_lane(pick.lane)
+            room = self._rooms.get(kind)
+            most = pick.limit
+            if room is not None:
+                free = room.of(lane)
+                if free is not None:
+                    most = min(most, free - lanes.get(lane, 0))
+                if room.starts is not None:
+                    most = min(most, room.starts - starts.get(kind, 0))
+            lanes[lane] = lanes.get(lane, 0) + most
+            starts[kind] = starts.get(kind, 0) + most
+            if most > 0:
+                kept.append(pick._replace(limit=most))
+        return kept
+
+    def count(self, claimed: Iterable[Claimed]) -> None:
+        """Count the starts of what was claimed of kinds with a rate."""
+        numbers: dict[str, int] = {}
+        for c in claimed if self._rooms else ():
+            numbers[c.kind] = numbers.get(c.kind, 0) + 1
+        for kind, number in sorted(numbers.items()):
+            room = self._rooms.get(kind)
+            if room is not None and room.limit.rate is not None:
+                until = room.limit.rate.until(self._now, self._limits.patience(kind, room.limit.rate))
+                caps.count(self._connection, kind, room.limit.rate, until, number, self._now)
+                self.start_by[kind] = until

@@ -1,0 +1,171 @@
+"""Caps and rates of kinds, over all workers.
+
+Both are looked at in the claim's own transaction, under the lock of the kind's row: on PostgreSQL one worker at a time
+claims of a capped kind, and the others pass it over instead of waiting; SQLite's one writer needs no lock. A cap
+counts the rows that are held, so a crash leaks nothing; a rate counts starts (see ``model/rate.py``) in a small table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.model.rate import Rate
+from scheduler.store.claim import SUSPECT_LANE
+from scheduler.store.dialect import Dialect, bind_rows, prepared
+
+
+class Limit(NamedTuple):
+    """What a kind's newest program declares. ``cap``: held at a time, per lane; ``rate``: attempt starts."""
+
+    cap: int | None
+    rate: Rate | None
+
+
+class Room(NamedTuple):
+    """What may be claimed of one kind now.
+
+    ``held``: by lane; ``starts``: how many the rate lets start; ``again``: when it lets one start, ``now`` if at once.
+    """
+
+    limit: Limit
+    held: dict[str, int]
+    starts: int | None
+    again: int
+
+    def of(self, lane: str) -> int | None:
+        """How many more of this lane its cap lets be held; None: no cap."""
+        cap = self.limit.cap
+        return None if cap is None else max(0, cap - self.held.get(lane, 0))
+
+
+def limit_of(options: Mapping[str, Any]) -> Limit | None:
+    """The limits among a kind's published options, None if it has none."""
+    cap, rate = options.get("max_concurrency"), options.get("rate_limit")
+    return None if cap is None and rate is None else Limit(cap, None if rate is None else Rate(*rate))
+
+
+def known(connection: sa.Connection) -> dict[str, Limit]:
+    """The kinds with a cap or a rate, as the newest of the workers' programs published them."""
+    rows = connection.execute(prepared("SELECT name, options FROM schedd_kinds"))
+    found = ((row.name, limit_of(msgspec.json.decode(row.options))) for row in rows)
+    return {name: limit for name, limit in found if limit is not None}
+
+
+def plain_lane(lane: str) -> str:
+    """The lane whose cap counts a task that is in this lane: a suspect counts where it came from."""
+    return lane.lstrip(SUSPECT_LANE)
+
+
+def look(connection: sa.Connection, dialect: Dialect, kinds: Iterable[str], now: int) -> dict[str, Room]:
+    """What may be claimed of these kinds, which are this transaction's until it ends.
+
+    One that is missing is being claimed by another worker at this moment.
+    """
+    names = bind_rows([(name,) for name in sorted(kinds)])
+    source = dialect.rows({"name": str})
+    rows = connection.execute(
+        prepared(
+            f"SELECT t.name, t.options FROM {source} j JOIN schedd_kinds t ON t.name = j.name "
+            f"ORDER BY t.name {dialect.skip_locked}"
+        ),
+        {"rows": names},
+    ).fetchall()
+    # Statements of their own, after the lock: on PostgreSQL only they see what the last holder has claimed.
+    limits = {row.name: limit_of(msgspec.json.decode(row.options)) or Limit(None, None) for row in rows}
+    for name, limit in limits.items():
+        if limit.rate is not None:
+            _set_back(connection, name, limit.rate, now)
+    return _rooms(connection, dialect, limits, now)
+
+
+def peek(connection: sa.Connection, dialect: Dialect, kind: str, now: int) -> Room | None:
+    """The same of one kind, to be told to people: without a lock. None: it has no limits."""
+    row = connection.execute(prepared("SELECT options FROM schedd_kinds WHERE name = :name"), {"name": kind}).first()
+    limit = None if row is None else limit_of(msgspec.json.decode(row.options))
+    return None if limit is None else _rooms(connection, dialect, {kind: limit}, now)[kind]
+
+
+def _rooms(connection: sa.Connection, dialect: Dialect, limits: Mapping[str, Limit], now: int) -> dict[str, Room]:
+    capped = [name for name, limit in limits.items() if limit.cap is not None]
+    held = _held(connection, dialect, capped) if capped else {}
+    made = {}
+    for name, limit in limits.items():
+        starts, again = (None, now) if limit.rate is None else left(connection, name, limit.rate, now)
+        made[name] = Room(limit, held.get(name, {}), starts, again)
+    return made
+
+
+# From one worker that holds something to the next, so that only rows of these kinds are read: the index is
+# (worker, kind), and neither all workers there ever were nor all that they hold are walked.
+_HELD = """
+WITH RECURSIVE w(id) AS (
+  SELECT min(worker) FROM schedd_tasks WHERE state >= 4 AND state <= 5
+  UNION ALL
+  SELECT (SELECT min(n.worker) FROM schedd_tasks n WHERE n.state >= 4 AND n.state <= 5 AND n.worker > w.id)
+  FROM w WHERE w.id IS NOT NULL
+)
+SELECT t.kind, t.lane, count(*) AS n FROM w CROSS JOIN {source} j
+JOIN schedd_tasks t ON t.worker = w.id AND t.kind = j.name WHERE t.state >= 4 AND t.state <= 5 GROUP BY t.kind, t.lane
+"""
+
+
+def _held(connection: sa.Connection, dialect: Dialect, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
+    """How many are claimed or running, by kind and lane."""
+    sql = _HELD.format(source=dialect.rows({"name": str}))
+    found: dict[str, dict[str, int]] = {}
+    for row in connection.execute(prepared(sql), {"rows": bind_rows([(name,) for name in kinds])}):
+        lanes = found.setdefault(row.kind, {})
+        lane = plain_lane(row.lane)
+        lanes[lane] = lanes.get(lane, 0) + row.n
+    return found
+
+
+def left(connection: sa.Connection, kind: str, rate: Rate, now: int) -> tuple[int, int]:
+    """How many more attempts the rate lets start now, and when it lets one: ``now`` if at once."""
+    rows = connection.execute(
+        prepared("SELECT until, starts FROM schedd_starts WHERE kind = :kind AND until > :before"),
+        {"kind": kind, "before": now - rate.period},
+    )
+    counted = [(row.until, row.starts) for row in rows]
+    return rate.left(counted, now), rate.again(counted, now)
+
+
+def _set_back(connection: sa.Connection, kind: str, rate: Rate, now: int) -> None:
+    """Starts counted by a clock that has gone back since count as of now, so that they are forgotten in time."""
+    latest = rate.until(now, rate.most_patience)
+    bound = {"kind": kind, "latest": latest}
+    later = "FROM schedd_starts WHERE kind = :kind AND until > :latest"
+    ahead = connection.execute(prepared(f"SELECT sum(starts) {later}"), bound).scalar()
+    if ahead is not None:
+        connection.execute(prepared(f"DELETE {later}"), bound)
+        count(connection, kind, rate, latest, int(ahead), now)
+
+
+def count(connection: sa.Connection, kind: str, rate: Rate, until: int, starts: int, now: int) -> None:
+    """Count attempts that may start until then, and forget what is too old to matter."""
+    bound = {"kind": kind, "until": until, "starts": starts, "before": now - rate.period}
+    for sql in (
+        "DELETE FROM schedd_starts WHERE kind = :kind AND until <= :before",
+        "INSERT INTO schedd_starts (kind, until, starts) VALUES (:kind, :until, :starts) "
+        "ON CONFLICT (kind, until) DO UPDATE SET starts = schedd_starts.starts + excluded.starts",
+    ):
+        connection.execute(prepared(sql), bound)
+
+
+def uncount(connection: sa.Connection, dialect: Dialect, kind: str, until: int, starts: int) -> None:
+    """Give back what was counted for claims whose bodies, by their own worker's word, never began.
+
+    Not while another worker counts there: then it stays counted, which harms nobody.
+    """
+    connection.execute(
+        prepared(
+            "UPDATE schedd_starts SET starts = CASE WHEN starts > :starts THEN starts - :starts ELSE 0 END "
+            "WHERE (kind, until) IN (SELECT t.kind, t.until FROM schedd_starts t "
+            f"WHERE t.kind = :kind AND t.until = :until {dialect.skip_locked})"
+        ),
+        {"kind": kind, "until": until, "starts": starts},
+    )
