@@ -78,7 +78,8 @@ RARE = tuple(name for name in Claimed._fields if name in Claimed._field_defaults
 _USUAL = tuple(name for name in Claimed._fields if name not in RARE)
 _NAMES = ", ".join(f"t.{name}" for name in _USUAL)
 _KNOWN = ("queue", "lane", "pool", "kind", "claimed_at")  # on SQLite each pick is a statement of its own and knows them
-_SQLITE_NAMES = ", ".join(name for name in _USUAL if name not in _KNOWN)
+_GROWN = {"claim": "claim + 1", "attempt": f"attempt + CASE WHEN state = {st.SUSPENDED} THEN 0 ELSE 1 END"}
+_SQLITE_NAMES = ", ".join(_GROWN.get(name, name) for name in _USUAL if name not in _KNOWN)
 _NOTHING_RARE = (None,) * len(RARE)
 _new = tuple.__new__  # a named tuple's own constructor takes three times as long
 _CLAIMABLE = "state >= 1 AND state <= 3"
@@ -106,13 +107,13 @@ WITH RECURSIVE head(id) AS (
 SELECT t.queue, t.lane, t.pool, t.run_at FROM head JOIN schedd_tasks t ON t.id = head.id
 """
 
-_SQLITE_CLAIM = f"""
-UPDATE schedd_tasks SET {_SET.format(t="")}
-WHERE id IN (SELECT id FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
-             WHERE {_CLAIMABLE} AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now
-             ORDER BY run_at, id LIMIT :limit)
-RETURNING {_SQLITE_NAMES}
-"""
+_SQLITE_FIRST = f"""
+FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
+WHERE {_CLAIMABLE} AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now
+ORDER BY run_at, id LIMIT :limit"""
+# Read, then written: RETURNING takes SQLite longer. Nobody can come between, the write lock is held from the start.
+_SQLITE_READ = f"SELECT {_SQLITE_NAMES} {_SQLITE_FIRST}"
+_SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET.format(t='')} WHERE id IN (SELECT id {_SQLITE_FIRST})"
 
 _PG_CLAIM = f"""
 WITH {{rows}}, picked AS MATERIALIZED (
@@ -146,7 +147,8 @@ def claim(connection: sa.Connection, dialect: Dialect, worker: int, picks: Seque
         for pick in picks:
             bound = {"worker": worker, "now": now, **pick._asdict()}
             rest = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), now, *_NOTHING_RARE)
-            claimed += [_new(Claimed, row + rest) for row in run(connection, _SQLITE_CLAIM, bound)]
+            claimed += [_new(Claimed, row + rest) for row in run(connection, _SQLITE_READ, bound)]
+            run(connection, _SQLITE_CLAIM, bound)
     else:
         bound = {"worker": worker, "now": now}
         rows = run_over(connection, _PG_CLAIM, _PICK_COLUMNS, picks, bound)

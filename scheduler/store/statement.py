@@ -56,6 +56,21 @@ def run_over(
     return given
 
 
+def change_over(
+    connection: sa.Connection,
+    sql: str,
+    columns: Columns,
+    rows: Sequence[Sequence[object]],
+    params: Mapping[str, object],
+) -> int:
+    """Like :func:`run_over` for a statement that returns nothing, on SQLite: the number of rows it changed."""
+    driver: Any = connection.connection.dbapi_connection
+    before: int = driver.total_changes
+    run_over(connection, sql, columns, rows, params)
+    changed: int = driver.total_changes - before
+    return changed
+
+
 def _raw(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:
     driver: Any = connection.connection.dbapi_connection
     try:
