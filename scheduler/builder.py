@@ -203,12 +203,21 @@ class _Builder:
         return self
 
     def max_duration(self, limit: Seconds) -> Self:
-        """Not available yet: raises ConfigError."""
-        raise ConfigError("max_duration is not available yet; use timeout() for one attempt")
+        """The longest it may live from when it is stored, retries and waiting included; then it is cancelled.
+
+        Seconds or timedelta. Raises ConfigError.
+        """
+        self._spec.max_duration = span_us(limit, "max_duration", positive=True)
+        return self
 
     def max_delay(self, limit: Seconds) -> Self:
-        """Not available yet: raises ConfigError."""
-        raise ConfigError("max_delay is not available yet")
+        """The longest it may go without getting on while it could run or runs; then it is cancelled.
+
+        That is: without its first start, and from then on without a checkpoint, progress report or heartbeat. Seconds
+        or timedelta. Raises ConfigError.
+        """
+        self._spec.max_delay = span_us(limit, "max_delay", positive=True)
+        return self
 
     # recurrences
 

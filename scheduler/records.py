@@ -74,6 +74,9 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter: bool
     original_id: int | None
     replay_count: int
+    max_duration: timedelta | None
+    max_delay: timedelta | None
+    expires_at: datetime | None
 
 
 class AttemptInfo(NamedTuple):
@@ -124,7 +127,8 @@ def task_info(record: TaskRecord) -> TaskInfo:
     values = {name: getattr(record, name) for name in TaskInfo.__struct_fields__}
     for name in _INSTANTS:
         values[name] = instant(values[name])
-    values["timeout"] = None if record.timeout is None else timedelta(microseconds=record.timeout)
+    for name in ("timeout", "max_duration", "max_delay"):
+        values[name] = None if values[name] is None else timedelta(microseconds=values[name])
     return TaskInfo(**values)
 
 

@@ -178,10 +178,6 @@ def test_the_unavailable_builder_methods_say_so(tmp_path: Path) -> None:
     jobs = Scheduler(f"sqlite:///{tmp_path}/jobs.db")
     nothing = task(kind="nothing")(lambda ctx: None)
     jobs.register(nothing)
-    for call in (
-        lambda: jobs.task(nothing).max_duration(60),
-        lambda: jobs.task(nothing).max_delay(60),
-        lambda: jobs.task(nothing).key("k", conflict="replace"),
-    ):
+    for call in (lambda: jobs.task(nothing).key("k", conflict="replace"),):
         with pytest.raises(ConfigError, match="not available yet"):
             call()

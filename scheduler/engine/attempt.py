@@ -23,6 +23,7 @@ from scheduler.errors import (
 from scheduler.model import state as st
 from scheduler.model.fingerprint import describe, traceback_text
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
+from scheduler.model.policy import lived_too_long
 from scheduler.model.registry import Kind, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.times import span_us
@@ -153,6 +154,13 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
     now = runtime.now()
     if attempt.start_by is not None and now > attempt.start_by:
         return hand_back(attempt, now)  # a start so late would not be within the period that it was counted in
+    if c.expires_at is not None and now >= c.expires_at:
+        reason = lived_too_long(c.max_duration)
+        return Outcome(
+            *(c.id, c.claim, c.attempt, AttemptEnd.CANCELLED, st.CANCELLED, c.claimed_at, None, now),
+            failure=reason,
+            refund=1,
+        )
     attempt.started_at = now
     attempt.started_mono = runtime.monotonic()
     if c.timeout is not None:

@@ -18,7 +18,7 @@ from scheduler.engine.logs import TASK_LOGGER, CaptureHandler
 from scheduler.engine.options import EngineOptions
 from scheduler.engine.pools import InlineSlots, all_waiting, make_slots, waiting_since
 from scheduler.engine.turn import Turner, TurnResult
-from scheduler.engine.upkeep import Lease, Schedules, keep_logs, pass_on_cancels, sweep
+from scheduler.engine.upkeep import Lease, Schedules, apply_policies, keep_logs, pass_on_cancels, sweep
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
@@ -37,6 +37,7 @@ log = logging.getLogger("scheduler.engine")
 REAP_EVERY = 2.0  # seconds
 SWEEP_EVERY = 60.0
 SWEEP_AGAIN = 0.2  # seconds to the next batch, so that retention never keeps work waiting
+POLICIES_EVERY = 1.0
 CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
 LOGS_EVERY = 1.0
 URGENT_OVER = 50  # outcomes to be written from which on a high task that was rung for does not wait for them
@@ -344,6 +345,11 @@ class Engine:
                 self.schedules.put_off(self.options.poll)
             elif made:
                 self._rescan = True
+        if self._at("policies", POLICIES_EVERY) and self._try(
+            "applying policies", lambda: apply_policies(self.desk, connection)
+        ):
+            self._rescan = True
+            self._bell.ring()
         if self.desk.held and (self._at("cancels", CANCEL_EVERY) or rung):
             self._try("looking for cancels", lambda: pass_on_cancels(self.desk, self.worker))
         if self.desk.held and self._at("logs", LOGS_EVERY):

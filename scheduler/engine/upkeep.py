@@ -13,7 +13,7 @@ from scheduler.engine.alerts import letter_of_record
 from scheduler.engine.desk import Desk
 from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER, SECOND
-from scheduler.store import control, retention, schedules, workers
+from scheduler.store import control, policies, retention, schedules, workers
 from scheduler.store.finish import write_values
 from scheduler.store.read_tasks import get_tasks
 
@@ -147,6 +147,21 @@ class Schedules:
         if self.next_at >= FOREVER:
             return float("inf")
         return max(0.0, (self.next_at - self.desk.now()) / SECOND)
+
+
+def apply_policies(desk: Desk, connection: sa.Connection) -> bool:
+    """Cancel what has lived or waited too long by its own policies. True: some dependants may run now."""
+    with desk.database.read() as c:  # no write lock for a look that mostly finds nothing
+        more = policies.due(c, desk.now())
+    ready = 0
+    while more:
+        with desk.database.write(connection) as c:
+            judged = policies.apply(c, desk.database.dialect, desk.now())
+        for task, reason in (judged.cancelled | judged.requested).items():
+            log.info("task cancelled", extra={"task": task, "reason": reason})
+        ready += judged.ready
+        more = judged.more
+    return ready > 0
 
 
 def pass_on_cancels(desk: Desk, worker: int) -> None:

@@ -72,6 +72,8 @@ class Claimed(NamedTuple):
     missed: int | None = None
     missed_since: int | None = None
     original_id: int | None = None
+    max_duration: int | None = None
+    expires_at: int | None = None
 
 
 RARE = tuple(name for name in Claimed._fields if name in Claimed._field_defaults)

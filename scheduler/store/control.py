@@ -139,7 +139,8 @@ _CLEAR = (
     "started_at = NULL, "
     "error = NULL, error_class = NULL, fingerprint = NULL, status_code = NULL, suspect = 0, deaths = 0, "
     "lane = ltrim(lane, '!'), result = NULL, result_until = NULL, attempt_base = attempt, progress = NULL, "
-    "progress_message = NULL"
+    "progress_message = NULL, last_heartbeat_at = NULL, expires_at = :now + max_duration, "
+    "check_at = CASE WHEN max_duration IS NULL AND max_delay IS NULL THEN NULL ELSE :now END"
 )
 
 
@@ -175,7 +176,7 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
                     f"UPDATE schedd_tasks SET {_CLEAR} WHERE id IN {dialect.ids()} "
                     f"AND state >= {st.FIRST_TERMINAL} RETURNING id"
                 ),
-                {"ids": bind_rows(list(children))},
+                {"ids": bind_rows(list(children)), "now": now},
             )
             level = sorted(row[0] for row in cleared)
             revived += level

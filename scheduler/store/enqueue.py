@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from scheduler.errors import ConfigError, DuplicateKeyError, UnknownDependencyError
 from scheduler.model import state as st
 from scheduler.model.graph import batch_order
+from scheduler.model.policy import first_look
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, Verdict, When, judge, satisfied_mask
 from scheduler.store.claim import RARE
@@ -58,6 +59,8 @@ _COLUMNS: dict[str, type] = {
     "ended_by": int,
     "max_duration": int,
     "max_delay": int,
+    "expires_at": int,
+    "check_at": int,
 }
 _RARE = tuple(name for name in RARE if name in TaskSpec.__struct_fields__)
 _NAMES = ", ".join(_COLUMNS)
@@ -121,12 +124,14 @@ def _row(spec: TaskSpec, now: int, unmet: int = 0, end: _End | None = None) -> d
         state = end.state.code
     else:
         state = st.WAITING if unmet else st.SCHEDULED
+    run_at = max(spec.run_at, now + spec.delay)
+    expires_at = None if spec.max_duration is None else now + spec.max_duration
     return {
         "state": state,
         "queue": spec.queue,
         "lane": spec.lane,
         "pool": spec.pool,
-        "run_at": max(spec.run_at, now + spec.delay),
+        "run_at": run_at,
         "kind": spec.kind,
         "unmet": unmet,
         "max_attempts": spec.max_attempts,
@@ -158,6 +163,8 @@ def _row(spec: TaskSpec, now: int, unmet: int = 0, end: _End | None = None) -> d
         "ended_by": end.parent if end else None,
         "max_duration": spec.max_duration,
         "max_delay": spec.max_delay,
+        "expires_at": expires_at,
+        "check_at": None if end else first_look(now, run_at, expires_at, spec.max_delay),
     }
 
 

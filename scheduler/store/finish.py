@@ -56,13 +56,16 @@ UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
   attempt_base = CASE WHEN {T}.rerun = 1 THEN {T}.attempt ELSE {T}.attempt_base END, rerun = 0
 FROM j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {_GIVEN}
 """
+# Why it was cancelled says more than what its body raised on the way.
+_OWN = f"CASE WHEN {T}.cancel_requested IS NULL THEN j.{{}} END"
 _SUCCEED_COLUMNS: Columns = (("id", int), ("claim", int), ("started", int), ("finished", int), ("result", str))
 _OTHER = f"""
 WITH {{rows}}
 UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
   started_at = j.started, finished_at = j.finished, attempt = {T}.attempt - j.refund,
   run_at = CASE WHEN {T}.rerun = 1 THEN {T}.run_at ELSE coalesce(j.run_at, {T}.run_at) END,
-  error = coalesce(j.error, {T}.error), error_class = coalesce(j.error_class, {T}.error_class),
+  error = coalesce({_OWN.format("error")}, {T}.error),
+  error_class = coalesce({_OWN.format("error_class")}, {T}.error_class),
   fingerprint = coalesce(j.fingerprint, {T}.fingerprint),
   status_code = CASE WHEN j.error IS NULL THEN {T}.status_code ELSE j.status END,
   held_key = CASE WHEN {T}.cancel_requested IS NOT NULL

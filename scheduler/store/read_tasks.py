@@ -94,6 +94,9 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter: bool
     original_id: int | None
     replay_count: int
+    max_duration: int | None
+    max_delay: int | None
+    expires_at: int | None
 
     @property
     def result(self) -> Any:

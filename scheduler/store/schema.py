@@ -96,6 +96,8 @@ tasks = Table(
     # limits on the whole life
     Column("max_duration", BigInteger),
     Column("max_delay", BigInteger),
+    Column("expires_at", BigInteger),  # by max_duration
+    Column("check_at", BigInteger),  # when these are looked at next; NULL: neither is set, or it is over
     sqlite_autoincrement=True,
     postgresql_with={"fillfactor": "70"},
 )
@@ -115,6 +117,7 @@ _partial("ix_schedd_tasks_waiting", "id", where="state = 0")
 _partial("ix_schedd_tasks_done", "state", "finished_at", where="state >= 6")
 _partial("ux_schedd_tasks_held_key", "kind", "held_key", where="held_key IS NOT NULL", unique=True)
 _partial("ux_schedd_tasks_slot", "schedule", "slot", where="schedule IS NOT NULL", unique=True)
+_partial("ix_schedd_tasks_check", "check_at", where="check_at IS NOT NULL")
 _partial("ix_schedd_tasks_key", "key", where="key IS NOT NULL")
 _partial("ix_schedd_tasks_correlation", "correlation", where="correlation IS NOT NULL")
 _partial("ix_schedd_tasks_subject", "subject", where="subject IS NOT NULL")

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import UnknownTaskError
 from scheduler.model import state as st
+from scheduler.model.policy import TOO_LONG, TOO_SLOW
 from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
@@ -21,8 +22,8 @@ from scheduler.store.read_workers import LOST, POOLS, Fleet, WorkerRecord, worke
 _ROW = (
     "SELECT t.id, t.kind, t.state, t.queue, t.pool, t.lane, t.unmet, t.run_at, t.attempt, t.attempt_base, "
     "t.max_attempts, t.claimed_at, t.started_at, t.finished_at, t.timeout, t.cancel_requested, t.worker, "
-    "t.error, t.ended_by, w.host, w.pid FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker "
-    "WHERE t.id = :id"
+    "t.error, t.error_class, t.ended_by, w.host, w.pid "
+    "FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker WHERE t.id = :id"
 )
 
 
@@ -52,11 +53,15 @@ def _ended(row: sa.Row[Any], state: TaskState) -> str:
     if state is TaskState.SUCCESS:
         return f"succeeded at {at}"
     if state is TaskState.CANCELLED:
-        return f"cancelled at {at}"
+        return f"cancelled at {at}{_by_policy(row)}"
     error = row.error or "no error recorded"
     if row.ended_by is not None:
         return f"ended {state} at {at}, {error}"
     return f"ended {state} at {at} after {counted(row.attempt, 'attempt')}: {error}"
+
+
+def _by_policy(row: sa.Row[Any]) -> str:
+    return f": it {row.error}" if row.error_class in (TOO_LONG, TOO_SLOW) else ""
 
 
 def _waiting(connection: sa.Connection, row: sa.Row[Any]) -> str:
@@ -80,7 +85,7 @@ def _held(row: sa.Row[Any], state: TaskState, now: int, alive: dict[int, WorkerR
         return f"held by {worker}, which lost its lease{since}; the next live worker takes it back"
     if row.cancel_requested is not None:
         asked = rfc3339(row.cancel_requested, exact=False)
-        return f"cancel requested at {asked}; it ends when its body on {worker} notices"
+        return f"cancel requested at {asked}{_by_policy(row)}; it ends when its body on {worker} notices"
     if state is TaskState.CLAIMED:
         at = rfc3339(row.claimed_at, exact=False)
         return f"claimed by {worker} at {at}; starts there at the next free slot"

@@ -1,0 +1,81 @@
+"""Policies on a task's whole life: when it has lived too long, or got no further for too long. Pure.
+
+``max_duration`` counts from when the task was made (or retried by hand). ``max_delay`` counts while the task could run
+or runs: from when nothing but a worker was missing, from the start of its attempt, or from its last sign of progress
+(checkpoint, progress report, heartbeat), whichever was last; not while it waits for parents, its time or an event.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from scheduler.model import state as st
+from scheduler.model.outcome import Failure
+from scheduler.model.texts import span_text
+from scheduler.ports import FOREVER
+
+TOO_LONG = "MaxDurationExceeded"
+TOO_SLOW = "MaxDelayExceeded"
+
+
+class Life(NamedTuple):
+    """What the policies look at. ``ready_at``: when the last of its parents ended; times are microseconds."""
+
+    state: int
+    run_at: int
+    ready_at: int | None
+    claimed_at: int | None
+    started_at: int | None
+    last_sign: int | None
+    expires_at: int | None
+    max_duration: int | None
+    max_delay: int | None
+
+
+class Verdict(NamedTuple):
+    """``reason``: why the task is to be cancelled, None if it is not; ``look_at``: when to judge it again."""
+
+    reason: Failure | None
+    look_at: int | None
+
+
+def first_look(now: int, run_at: int, expires_at: int | None, max_delay: int | None) -> int | None:
+    """When a new task is to be judged first; None if it has no policy."""
+    looks = [] if max_delay is None else [max(now, run_at) + max_delay]
+    return min(looks + ([] if expires_at is None else [expires_at]), default=None)
+
+
+def lived_too_long(max_duration: int | None) -> Failure:
+    """The reason for a cancelling by ``max_duration``."""
+    span = "" if max_duration is None else f" of {span_text(max_duration)}"
+    return Failure(f"lived longer than its max_duration{span}", TOO_LONG)
+
+
+def judge(life: Life, now: int) -> Verdict:
+    """What the policies say of a task at this moment."""
+    if life.state >= st.FIRST_TERMINAL:
+        return Verdict(None, None)
+    if life.expires_at is not None and life.expires_at <= now:
+        return Verdict(lived_too_long(life.max_duration), None)
+    if life.max_delay is None:
+        return Verdict(None, life.expires_at)
+    since = _since(life, now)
+    if since is not None and since + life.max_delay <= now:
+        what = "did not start" if life.started_at is None else "got no further"
+        return Verdict(Failure(f"{what} within its max_delay of {span_text(life.max_delay)}", TOO_SLOW), None)
+    # What waits may be ready in a moment, and is judged again then.
+    look_at = (now if since is None else since) + life.max_delay
+    return Verdict(None, look_at if life.expires_at is None else min(look_at, life.expires_at))
+
+
+def _since(life: Life, now: int) -> int | None:
+    """Since when it could get on and did not; later than ``now`` if it sleeps; None if nobody knows until when."""
+    if life.state == st.WAITING or (life.run_at >= FOREVER and life.state < st.CLAIMED):
+        return None
+    if life.state >= st.CLAIMED:
+        begun = life.started_at if life.started_at is not None else life.claimed_at
+    else:
+        begun = max(life.run_at, life.ready_at or 0)
+        if begun > now:
+            return begun
+    return max(begun or 0, life.last_sign or 0)
