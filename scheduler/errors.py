@@ -128,6 +128,10 @@ class LeaseLost(SchedulerError):
     """The worker no longer holds this attempt; whatever it does now is recorded nowhere."""
 
 
+class DeterminismError(SchedulerError):
+    """What a handler did does not fit what earlier attempts recorded (``determinism="strict"``)."""
+
+
 class TransactionTooLong(SchedulerError):
     """A ``ctx.transaction()`` held SQLite's write lock for too long and was rolled back."""
 
@@ -159,3 +163,7 @@ class Interrupted(BaseException):
 
 class Cancelled(Interrupted):
     """The task was cancelled; the handler should clean up and end."""
+
+
+class Suspended(Interrupted):
+    """The task waits for a time, an event or another task; its handler starts again then and skips what is recorded."""

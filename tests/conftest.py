@@ -11,6 +11,7 @@ pytest_plugins = [
     "support.bench",
     "support.told",
     "support.fleet",
+    "support.flows",
 ]
 
 settings.register_profile("schedd", deadline=None, print_blob=True)

@@ -90,6 +90,7 @@ tasks = Table(
     # lineage
     Column("original_id", BigInteger),
     Column("replay_count", Integer, nullable=False, server_default=text("0")),
+    Column("spawned_by", BigInteger),  # the task whose handler spawned this one
     # limits on the whole life
     Column("max_duration", BigInteger),
     Column("max_delay", BigInteger),
@@ -118,6 +119,7 @@ _partial("ix_schedd_tasks_check", "check_at", where="check_at IS NOT NULL")
 _partial("ix_schedd_tasks_key", "key", where="key IS NOT NULL")
 _partial("ix_schedd_tasks_correlation", "correlation", where="correlation IS NOT NULL")
 _partial("ix_schedd_tasks_subject", "subject", where="subject IS NOT NULL")
+_partial("ix_schedd_tasks_spawned_by", "spawned_by", where="spawned_by IS NOT NULL")
 
 edges = Table(
     "schedd_edges",
@@ -187,6 +189,61 @@ audit = Table(  # who replayed, copied or purged dead letters; kept as long as t
     sqlite_autoincrement=True,
 )
 Index("ix_schedd_audit_task_id", audit.c.task_id)
+
+checkpoints = Table(  # what attempts recorded on their way, so that later ones need not do it again
+    "schedd_checkpoints",
+    metadata,
+    Column("task_id", BigInteger, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("sort", SmallInteger, nullable=False),  # model.checkpoint.Sort
+    Column("seq", Integer, nullable=False),  # its place among what the attempt met
+    Column("claim", BigInteger, nullable=False),
+    Column("value", Text),  # JSON; NULL: None
+    Column("failure", Text),  # JSON of the error that it raises instead
+    Column("started_at", BigInteger),
+    Column("at", BigInteger, nullable=False),
+    Column("note", Text),
+    PrimaryKeyConstraint("task_id", "name"),
+)
+
+waits = Table(  # what attempts wait for: an event, or the ends of tasks, all of those with one name
+    "schedd_waits",
+    metadata,
+    Column("task_id", BigInteger, nullable=False),
+    Column("name", Text, nullable=False),  # that of the checkpoint to come
+    Column("item", BigInteger, nullable=False),  # the awaited task; 0 for an event
+    Column("event", Text),
+    Column("until", BigInteger, nullable=False),  # FOREVER: without an end
+    Column("claim", BigInteger, nullable=False),  # the last one that waited
+    Column("at", BigInteger, nullable=False),
+    Column("met", SmallInteger, nullable=False, server_default=text("0")),
+    PrimaryKeyConstraint("task_id", "name", "item"),
+)
+Index(
+    "ix_schedd_waits_event",
+    waits.c.event,
+    sqlite_where=text("event IS NOT NULL"),
+    postgresql_where=text("event IS NOT NULL"),
+)
+Index("ix_schedd_waits_item", waits.c.item, sqlite_where=text("item > 0"), postgresql_where=text("item > 0"))
+Index("ix_schedd_waits_met", waits.c.met, sqlite_where=text("met = 1"), postgresql_where=text("met = 1"))
+Index(
+    "ix_schedd_waits_open",
+    waits.c.task_id,
+    waits.c.name,
+    sqlite_where=text("met = 0"),
+    postgresql_where=text("met = 0"),
+)
+
+events = Table(  # first emit wins
+    "schedd_events",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("payload", Text),  # JSON; NULL: None
+    Column("emitted_at", BigInteger, nullable=False),
+    Column("emitted_by", BigInteger),  # a task
+)
+Index("ix_schedd_events_emitted_at", events.c.emitted_at)
 
 schedules = Table(
     "schedd_schedules",

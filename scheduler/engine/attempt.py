@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,7 @@ from scheduler.errors import (
     PermanentError,
     Retry,
     Snooze,
+    Suspended,
     TaskTimeout,
 )
 from scheduler.model import state as st
@@ -30,6 +32,10 @@ from scheduler.model.times import span_us
 from scheduler.ports import SECOND
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from scheduler.engine.durable import Durable
+    from scheduler.model.checkpoint import Recorded
     from scheduler.store.claim import Claimed
 
 MAX_RESULT = 1024 * 1024
@@ -46,7 +52,8 @@ class Runtime(Protocol):
     def now(self) -> int: ...
     def monotonic(self) -> float: ...
     def random(self) -> float: ...
-    def request(self, attempt: Attempt, percent: float | None, message: str | None) -> Any: ...
+    def request(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Future[dict[str, Any]]: ...
+    def recorded(self, attempt: Attempt) -> dict[str, Recorded] | None: ...
     def parent_results(self, task_id: int) -> dict[int, Any]: ...
     def dependency_failures(self, task_id: int) -> dict[int, str]: ...
 
@@ -67,6 +74,11 @@ class Attempt:
     asyncio_task: Any = None
     tail: Tail | None = None
     tail_written = 0
+    durable: Durable | None = None  # once it does something durable
+    suspended: int | None = None  # it is to be unwound, and to go on then (microseconds) at the latest
+    over = False  # the handler has ended, only hooks are left
+    ended = False  # and so have they
+    tasks: weakref.WeakSet[Any] | None = None  # asyncio tasks that the handler started
 
     def __init__(self, claimed: Claimed, kind: Kind, sort: tuple[int, bool], handed_at: float) -> None:
         self.claimed = claimed
@@ -79,17 +91,30 @@ class Attempt:
         """The level of the slots it is for."""
         return self.sort[0]
 
+    def started_tasks(self) -> weakref.WeakSet[Any]:
+        """The asyncio tasks that the handler started and that are still there."""
+        if self.tasks is None:
+            self.tasks = weakref.WeakSet()
+        return self.tasks
+
     def capture(self, text: str) -> None:
         if self.tail is None:
             self.tail = Tail()
         self.tail.add(text)
 
     def check(self, monotonic: float) -> None:
-        """Raise what should end the body now, if anything: Cancelled, LeaseLost, TaskTimeout."""
+        """Raise what should end the body now, if anything: Cancelled, LeaseLost, Suspended, TaskTimeout.
+
+        LeaseLost, too, for a context that outlived its attempt.
+        """
+        if self.ended:
+            raise LeaseLost(f"task {self.claimed.id}: its attempt has ended, so this context is of no use")
         if self.cancelled:
             raise Cancelled(f"task {self.claimed.id} was cancelled")
         if self.lost:
             raise LeaseLost(f"task {self.claimed.id}: this worker's lease was lost; nothing it does is recorded")
+        if self.suspended is not None:
+            raise Suspended(f"task {self.claimed.id} is suspended")
         if self.deadline is not None and monotonic >= self.deadline:
             self.timed_out = True
             raise self.timeout_error()
@@ -119,6 +144,7 @@ def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
                 _call_hook(attempt, hook, ready, ctx, error)
             return _with_log(attempt, outcome)
     finally:
+        attempt.ended = True
         current_attempt.reset(token)
 
 
@@ -133,9 +159,12 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
         try:
             with runtime.around_run(ctx) if runtime.around_run is not None else nullcontext():
                 result = await attempt.kind.run(ready, ctx)
-            return _succeed(attempt, runtime, result)
+            outcome = _succeed(attempt, runtime, result)
+            await _end_tasks(attempt)
+            return outcome
         except BaseException as error:
             outcome, hook = _fail(attempt, runtime, error)
+            await _end_tasks(attempt)
             if hook is not None:
                 pending = _call_hook(attempt, hook, ready, ctx, error)
                 if inspect.isawaitable(pending):
@@ -145,7 +174,16 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
                         log.exception("hook of %s raised", attempt.claimed.kind)
             return _with_log(attempt, outcome)
     finally:
+        attempt.ended = True
         current_attempt.reset(token)
+
+
+async def _end_tasks(attempt: Attempt) -> None:
+    """What a durable handler started ends with it: its next attempt starts it again, and never beside itself."""
+    if attempt.durable is not None and attempt.tasks:
+        from scheduler.engine.async_durable import end_tasks
+
+        await end_tasks(attempt)
 
 
 def _begin(attempt: Attempt, runtime: Runtime) -> Any:
@@ -179,8 +217,13 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
 def _succeed(attempt: Attempt, runtime: Runtime, result: Any) -> Outcome:
     if attempt.cancelled:
         return _with_log(attempt, _outcome(attempt, runtime, AttemptEnd.CANCELLED, st.CANCELLED))
+    if attempt.suspended is not None:
+        log.warning("a handler swallowed what suspends it", extra={"task": attempt.claimed.id})
+        return _with_log(attempt, _suspend(attempt, runtime))
     if attempt.deadline is not None and (attempt.timed_out or runtime.monotonic() >= attempt.deadline):
         raise attempt.timeout_error()
+    if attempt.durable is not None:
+        attempt.durable.finish()
     text = None
     if result is not None:
         try:
@@ -207,8 +250,13 @@ def _succeed(attempt: Attempt, runtime: Runtime, result: Any) -> Outcome:
 def _fail(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Outcome, Callable[..., Any] | None]:
     """The outcome of a body that raised, and the hook to call."""
     c = attempt.claimed
+    attempt.over = True
     if attempt.cancelled or isinstance(error, Cancelled):
         return _outcome(attempt, runtime, AttemptEnd.CANCELLED, st.CANCELLED), None
+    if attempt.suspended is not None:
+        if _unwound(error):
+            return _suspend(attempt, runtime), None
+        attempt.suspended = None  # something else went wrong on the way out
     if attempt.timed_out and not isinstance(error, TaskTimeout):
         error = attempt.timeout_error()
     if isinstance(error, Snooze):
@@ -231,6 +279,17 @@ def _fail(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Out
         return _for_good(attempt, runtime, failure), attempt.kind.on_failed
     outcome = _outcome(attempt, runtime, AttemptEnd.RETRIED, st.RETRY, failure=failure, run_at=runtime.now() + wait_us)
     return outcome, attempt.kind.on_attempt_failed
+
+
+def _unwound(error: BaseException) -> bool:
+    """Whether this is nothing but the handler being unwound, of several coroutines perhaps."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_unwound(one) for one in error.exceptions)
+    return isinstance(error, Suspended)
+
+
+def _suspend(attempt: Attempt, runtime: Runtime) -> Outcome:
+    return _outcome(attempt, runtime, AttemptEnd.SUSPENDED, st.SUSPENDED, run_at=attempt.suspended)
 
 
 def _wait(c: Claimed, runtime: Runtime, error: BaseException) -> int | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import msgspec
 
-from scheduler.errors import LeaseLost
+from scheduler.engine.async_durable import drive_async
+from scheduler.engine.durable import Durable, as_decorator, drive
 from scheduler.model.texts import storable
 from scheduler.model.times import to_datetime
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from scheduler.engine.attempt import Attempt, Runtime
 
 MAX_MESSAGE = 2000  # characters kept of a progress message
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _ContextBase:
@@ -166,10 +170,18 @@ class _ContextBase:
     def _said(message: object) -> str | None:
         return None if message is None else storable(str(message))[:MAX_MESSAGE]
 
-    def _settle(self, held: bool) -> None:
-        if not held:
-            self._attempt.lost = True
-            raise LeaseLost(f"task {self.id} is no longer held by this worker; nothing it does is recorded")
+    @property
+    def _durable(self) -> Durable:
+        attempt = self._attempt
+        if attempt.durable is None:
+            attempt.durable = Durable(attempt, self._runtime)
+        return attempt.durable
+
+    def _beat(self, percent: float | None = None, message: object | None = None) -> Any:
+        """Ask for a heartbeat, with progress perhaps."""
+        self._look()
+        said = {"percent": None if percent is None else self._clamp(percent), "message": self._said(message)}
+        return self._runtime.request(self._attempt, "beat", said)
 
 
 class Context(_ContextBase):
@@ -183,15 +195,35 @@ class Context(_ContextBase):
 
     def heartbeat(self) -> None:
         """Stamp ``last_heartbeat_at`` and renew the worker's lease at once."""
-        self._look()
-        self._settle(self._runtime.request(self._attempt, None, None).result())
-        self._look()
+        self._durable.settle(self._beat().result())
 
     def report_progress(self, percent: float, message: str | None = None) -> None:
         """Store how far it is, clamped to 0–100, and what it is doing; a heartbeat too."""
-        self._look()
-        self._settle(self._runtime.request(self._attempt, self._clamp(percent), self._said(message)).result())
-        self._look()
+        self._durable.settle(self._beat(percent, message).result())
+
+    @overload
+    def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def step(self, name: str, /) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+    @overload
+    def step(self, name: Callable[P, R], /) -> Callable[P, R]: ...
+    def step(self, name: Any, function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+        """Call ``function(*args, **kwargs)`` and record what it returns; later attempts get that and do not call it.
+
+        What it returns must be JSON, 1 MiB at most, and comes back as JSON gives it. A failed step is not recorded. A
+        name that is used again is numbered. Without a function it is a decorator: each call is a step then.
+        """
+        if function is None:
+            return as_decorator(lambda *call: drive(self._durable, self._durable.step(*call)), name)
+        return drive(self._durable, self._durable.step(name, function, args, kwargs))
+
+    def sleep_for(self, seconds: float | timedelta, name: str | None = None) -> None:
+        """Go on so much later: the slot is free meanwhile, and the handler starts again from its beginning."""
+        drive(self._durable, self._durable.sleep_for(seconds, name))
+
+    def sleep_until(self, when: datetime, name: str | None = None) -> None:
+        """Go on then (an aware datetime), or at once if that is past."""
+        drive(self._durable, self._durable.sleep_until(when, name))
 
     def results(self) -> dict[int, Any]:
         """The stored results of the tasks it depends on, by id; None for those that have none."""
@@ -215,16 +247,39 @@ class AsyncContext(_ContextBase):
 
     async def heartbeat(self) -> None:
         """Stamp ``last_heartbeat_at`` and renew the worker's lease at once."""
-        self._look()
-        self._settle(await asyncio.wrap_future(self._runtime.request(self._attempt, None, None)))
-        self._look()
+        self._durable.settle(await asyncio.wrap_future(self._beat()))
 
     async def report_progress(self, percent: float, message: str | None = None) -> None:
         """Store how far it is, clamped to 0–100, and what it is doing; a heartbeat too."""
-        self._look()
-        asked = self._runtime.request(self._attempt, self._clamp(percent), self._said(message))
-        self._settle(await asyncio.wrap_future(asked))
-        self._look()
+        self._durable.settle(await asyncio.wrap_future(self._beat(percent, message)))
+
+    @overload
+    def step(
+        self, name: str, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[R]: ...
+    @overload
+    def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
+    @overload
+    def step(self, name: str, /) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]: ...
+    @overload
+    def step(self, name: Callable[P, Awaitable[R]], /) -> Callable[P, Awaitable[R]]: ...
+    def step(self, name: Any, function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+        """Call ``function(*args, **kwargs)`` and record what it returns; later attempts get that and do not call it.
+
+        As in :class:`Context`. A function that is not async runs in a thread. Several steps may run at once
+        (``asyncio.gather``).
+        """
+        if function is None:
+            return as_decorator(lambda *call: drive_async(self._durable, self._durable.step(*call)), name)
+        return drive_async(self._durable, self._durable.step(name, function, args, kwargs))
+
+    async def sleep_for(self, seconds: float | timedelta, name: str | None = None) -> None:
+        """Go on so much later: the slot is free meanwhile, and the handler starts again from its beginning."""
+        await drive_async(self._durable, self._durable.sleep_for(seconds, name))
+
+    async def sleep_until(self, when: datetime, name: str | None = None) -> None:
+        """Go on then (an aware datetime), or at once if that is past."""
+        await drive_async(self._durable, self._durable.sleep_until(when, name))
 
     async def results(self) -> dict[int, Any]:
         """The stored results of the tasks it depends on, by id; None for those that have none."""

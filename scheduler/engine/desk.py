@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -19,21 +19,27 @@ from scheduler.engine.alerts import Alerts
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.options import EngineOptions
 from scheduler.errors import StoreUnavailableError
+from scheduler.model.checkpoint import Recorded
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
-from scheduler.store import relatives
+from scheduler.store import checkpoints, relatives
 from scheduler.store.database import Database
+from scheduler.store.requests import Answer
 
 _WEIGHT = 0.2  # of each duration in a kind's moving mean
 
 
+_PATIENCE = 1000  # turns that an attempt in the engine's own thread waits for somebody's transaction to end
+
+
 class Request(NamedTuple):
-    """A heartbeat or progress report that waits for its commit."""
+    """What a running attempt asks for, waiting for its commit; see ``store/requests.py``. ``at``: monotonic."""
 
     attempt: Attempt
-    percent: float | None
-    message: str | None
-    answer: Future[bool]
+    what: str
+    args: Mapping[str, Any]
+    answer: Future[Answer]
+    at: float
 
 
 class Desk:
@@ -60,6 +66,8 @@ class Desk:
         self.around_run = around_run
         self.outcomes: deque[tuple[Attempt, Outcome]] = deque()
         self.requests: deque[Request] = deque()
+        self.put_off: list[Request] = []  # somebody's transaction kept them from being answered: the next turn's
+        self.worker = 0  # the id that this engine's claims are held under
         self.held: dict[tuple[int, int], Attempt] = {}
         self.in_flight: dict[tuple[int, bool], int] = {}  # by (pool, is async): running, waiting, not yet reported
         self.means: dict[str, float] = {}  # seconds by kind
@@ -76,17 +84,27 @@ class Desk:
     def random(self) -> float:
         return self._rng.random()
 
-    def request(self, attempt: Attempt, percent: float | None, message: str | None) -> Future[bool]:
-        """Ask for a heartbeat (and progress) to be written; True once committed, False if the fence is lost."""
-        answer: Future[bool] = Future()
-        self.requests.append(Request(attempt, percent, message, answer))
+    def request(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Future[Answer]:
+        """Ask for something to be written. The answer comes once it is committed, or the fence is known to be lost."""
+        answer: Future[Answer] = Future()
+        self.requests.append(Request(attempt, what, args, answer, self.monotonic()))
         if self.closed:
             self.give_up_requests()
         elif self.inline is not None:
-            self.inline()
+            for _ in range(_PATIENCE):
+                self.inline()
+                if answer.done():
+                    break
+            else:
+                raise StoreUnavailableError(f"{what}: somebody's open transaction holds what it needs")
         else:
             self._wake()
         return answer
+
+    def recorded(self, attempt: Attempt) -> dict[str, Recorded] | None:
+        """What earlier attempts recorded; None if this one is no longer the task's."""
+        with self.database.read() as connection:
+            return checkpoints.read(connection, self.worker, attempt.claimed.id, attempt.claimed.claim)
 
     def parent_results(self, task_id: int) -> dict[int, Any]:
         with self.database.read() as connection:
@@ -157,6 +175,8 @@ class Desk:
 
     def give_up_requests(self) -> None:
         """Answer what waits when the engine has ended: there is no other commit."""
+        self.requests.extend(self.put_off)
+        self.put_off = []
         while True:
             try:
                 answer = self.requests.popleft().answer

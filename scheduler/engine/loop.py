@@ -181,7 +181,8 @@ class Engine:
         with self.database.write(connection) as c:
             worker = workers.register(c, info, kinds, self.desk.now(), round(self.options.lease * SECOND))
             self.turner.limits.learn(c)
-        self.turner.worker = worker  # not before the commit: what was rolled back may be another worker's id next
+        # Not before the commit: what was rolled back may be another worker's id next.
+        self.turner.worker = self.desk.worker = worker
         self._known_kinds = len(kinds)
         self.lease.joined()
         self.lease.reap(connection, self.worker, self._bell.known_dead)

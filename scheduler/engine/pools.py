@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from scheduler.engine.async_durable import track_tasks
 from scheduler.engine.attempt import Attempt, Runtime, execute, execute_async, gave_up
 from scheduler.engine.desk import Desk
 from scheduler.engine.options import POOL_NAMES
@@ -154,6 +155,7 @@ class AsyncSlots:
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
+            track_tasks(self._loop)
             self._spawn(self._serve, f"schedd-{self._name}-async")
         return self._loop
 
@@ -254,6 +256,7 @@ class InlineSlots:
 
     async def _run_async(self, attempt: Attempt) -> Outcome:
         attempt.asyncio_task = asyncio.current_task()
+        track_tasks(asyncio.get_running_loop())
         try:
             return await execute_async(attempt, self._runtime)
         finally:

@@ -20,9 +20,10 @@ from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store import claim as claims
-from scheduler.store import control, workers
+from scheduler.store import workers
 from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
 from scheduler.store.finish import Finished, finish
+from scheduler.store.requests import Answer, Asked, answer
 from scheduler.store.salvage import finish_one_by_one
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what run
 HIGH = 0
 TURN = 0.012  # seconds that a turn should take at most: what was rung for meanwhile waits for its end
 BATCH = (64, 250)  # tasks that one turn records, and that it claims: least, most
+REQUESTS = 500  # of running attempts that one turn answers
+PATIENT = 0.1  # seconds that a request is asked again at once; from then on with every turn that there is anyway
 AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
 
 
@@ -96,14 +99,15 @@ class Turner:
             while desk.outcomes and (len(outcomes) < self._batch or not claiming):
                 outcomes.append(desk.outcomes.popleft())
             outcomes += self._stale()
-            while desk.requests:
+            requests, desk.put_off = desk.put_off, []
+            while desk.requests and len(requests) < REQUESTS:
                 requests.append(desk.requests.popleft())
         claimed: list[Claimed] = []
         finished: Finished | None = None
         plan = Plan([], {})
         every: list[LaneHead] | None = None
         heads: list[LaneHead] = []
-        held: set[tuple[int, int]] = set()
+        answers: list[Answer | None] = []
         marked: set[tuple[int, int]] = set()
         try:
             with desk.database.write(connection) as c:
@@ -116,10 +120,7 @@ class Turner:
                     if self.limits.known:
                         self.limits.recorded(c, outcomes, finished)
                 if requests:
-                    beats = [(r.attempt.claimed.id, r.attempt.claimed.claim, r.percent, r.message) for r in requests]
-                    held = control.stamp(c, dialect, self.worker, beats, now)
-                    if held:
-                        workers.renew(c, self.worker, now, round(desk.options.lease * SECOND))
+                    answers = self._answer(c, requests, now)
                 gone = {(o.task_id, o.claim) for _, o in outcomes}
                 started = self._started(gone)
                 if started:
@@ -134,6 +135,8 @@ class Turner:
                     admission.count(claimed)
                 if outcomes:
                     FAILPOINTS.hit("before finish commit")
+                if requests:
+                    FAILPOINTS.hit("before answer commit")
         except BaseException as error:
             self._careful = not isinstance(error, StoreUnavailableError)
             self.deferred = outcomes + self.deferred
@@ -144,15 +147,14 @@ class Turner:
         busy, self._careful = self._careful, False
         if outcomes:
             FAILPOINTS.hit("after finish commit")
+        if requests:
+            FAILPOINTS.hit("after answer commit")
         if claimed:
             FAILPOINTS.hit("after claim")
         for key in marked:
             if key in desk.held:
                 desk.held[key].marked = True
-        for r in requests:
-            if not r.answer.set_running_or_notify_cancel():
-                continue  # an async body that was cancelled while it waited
-            r.answer.set_result((r.attempt.claimed.id, r.attempt.claimed.claim) in held)
+        busy = self._tell_answers(requests, answers) or busy
         opened = self.limits.opens(outcomes, finished, claimed, every, now)
         ended = self._settle(outcomes, finished)
         self._hand_out(claimed, plan, admission.start_by)
@@ -168,6 +170,27 @@ class Turner:
             ended,
             opened,
         )
+
+    def _answer(self, connection: sa.Connection, requests: list[Request], now: int) -> list[Answer | None]:
+        """Do what running attempts ask for; whatever they write extends the lease."""
+        desk = self.desk
+        asked = [Asked(r.attempt.claimed.id, r.attempt.claimed.claim, r.what, r.args) for r in requests]
+        given = answer(connection, desk.database.dialect, self.worker, asked, now, one_by_one=self._careful)
+        if any(one is None or one["held"] for one in given):
+            workers.renew(connection, self.worker, now, round(desk.options.lease * SECOND))
+        return given
+
+    def _tell_answers(self, requests: list[Request], answers: list[Answer | None]) -> bool:
+        """Tell those who asked. Returns whether some that could not be answered are to be asked again at once."""
+        desk = self.desk
+        again = False
+        for r, given in zip(requests, answers, strict=True):
+            if given is None:
+                desk.put_off.append(r)
+                again = again or desk.monotonic() - r.at < PATIENT
+            elif r.answer.set_running_or_notify_cancel():  # else an async body was cancelled while it waited
+                r.answer.set_result(given)
+        return again
 
     def _fit(self, took: float, tasks: int) -> None:
         """Let the next turn be as large as fits into its time on this machine, with this database."""

@@ -57,6 +57,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     result_ttl: int | None = None
     stall_after: int | None = None
     on_stall: str = "report"
+    determinism: str = "report"
     schema_version: int = 1
 
 
@@ -76,6 +77,7 @@ class OptionArgs(TypedDict, total=False):
     result_ttl: float | timedelta | None
     stall_after: float | timedelta | None
     on_stall: str
+    determinism: str
     schema_version: int
     limits: dict[str, Any] | None
 
@@ -120,7 +122,11 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
     done["retry"] = retry
     if args.get("rate_limit") is not None:
         done["rate_limit"] = parse_rate(args["rate_limit"])
-    for name, allowed in (("isolation", ("thread", "process")), ("on_stall", ("report", "reclaim"))):
+    for name, allowed in (
+        ("isolation", ("thread", "process")),
+        ("on_stall", ("report", "reclaim")),
+        ("determinism", ("report", "strict")),
+    ):
         if name in args:
             if args[name] not in allowed:
                 raise ConfigError(f"{name} must be {' or '.join(allowed)}, not {args[name]!r}")
@@ -164,6 +170,7 @@ if TYPE_CHECKING:
             result_ttl: float | timedelta | None = None,
             stall_after: float | timedelta | None = None,
             on_stall: str = "report",
+            determinism: str = "report",
             schema_version: int = 1,
             limits: dict[str, Any] | None = None,
             frozen: bool = False,
@@ -229,6 +236,7 @@ def task(
     result_ttl: float | timedelta | None = None,
     stall_after: float | timedelta | None = None,
     on_stall: str = "report",
+    determinism: str = "report",
     schema_version: int = 1,
     limits: dict[str, Any] | None = None,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], TaskFunction[P, R]]: ...

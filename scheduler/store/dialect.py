@@ -32,6 +32,7 @@ class Dialect:
     skip_locked = ""  # appended to a SELECT that locks what it reads, passing over rows others hold
     lock = ""  # the same, but waiting for them
     share = ""  # holds rows as they are until the transaction ends
+    share_free = ""  # the same, passing over rows that others are changing
 
     def rows(self, columns: Mapping[str, type], param: str = "rows") -> str:
         """A FROM item over the JSON rows bound to ``:param``, with these columns."""
@@ -69,6 +70,7 @@ class PostgreSQL(Dialect):
     skip_locked = "FOR UPDATE OF t SKIP LOCKED"
     lock = "FOR UPDATE OF t"
     share = "FOR SHARE OF t"
+    share_free = "FOR SHARE OF t SKIP LOCKED"
 
     def rows(self, columns: Mapping[str, type], param: str = "rows") -> str:
         picked = ", ".join(

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.ports import SECOND
+from scheduler.store import checkpoints
 from scheduler.store.dialect import Dialect, bind_rows, prepared
 
 BATCH = 500
@@ -102,7 +103,9 @@ def remove(connection: sa.Connection, dialect: Dialect, expired: Sequence[tuple[
         ),
         {"rows": bind_rows(expired), "now": now},
     )
-    bound = {"ids": bind_rows([task_id for task_id, _ in expired])}
+    ids = [task_id for task_id, _ in expired]
+    checkpoints.forget(connection, dialect, ids)
+    bound = {"ids": bind_rows(ids)}
     for sql in (
         f"DELETE FROM schedd_edges WHERE child IN {dialect.ids()}",
         f"DELETE FROM schedd_task_values WHERE task_id IN {dialect.ids()}",

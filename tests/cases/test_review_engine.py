@@ -126,7 +126,9 @@ def test_a_request_that_its_handler_stopped_waiting_for_stops_no_turn(bench: Ben
     engine = engine_of(bench.jobs)
     (attempt,) = engine.desk.held.values()
     engine.desk.inline = None
-    assert engine.desk.request(attempt, 5.0, None).cancel()  # what asyncio does when it cancels who awaits it
+    assert engine.desk.request(
+        attempt, "beat", {"percent": 5.0}
+    ).cancel()  # what asyncio does when it cancels who awaits it
     run_claimed(bench.jobs)
     second = bench.step("second").schedule()
     ring_and_step(bench.jobs)
@@ -269,7 +271,7 @@ def test_who_asks_after_the_engine_has_stopped_is_told(bench: Bench) -> None:
     engine.desk.inline = None
     engine.stop(hand_back_running=True)
     with pytest.raises(StoreUnavailableError):
-        engine.desk.request(attempt, 1.0, None).result(5)
+        engine.desk.request(attempt, "beat", {"percent": 1.0}).result(5)
 
 
 def test_scheduling_while_the_scheduler_stops_is_no_error(database: Database) -> None:

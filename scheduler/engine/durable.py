@@ -1,0 +1,250 @@
+"""Durable execution: what a handler does under a name is recorded, and a later attempt skips it.
+
+Each call is written once, as a generator of what has to be done outside (:class:`Ask`, :class:`Load`, :class:`Call`,
+:class:`Block`); ``drive`` and ``drive_async`` (async_durable.py) carry that out for threads and for coroutines.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from scheduler.errors import DeterminismError, LeaseLost, PermanentError, Suspended
+from scheduler.model.checkpoint import OWN, Recorded, Replay, Sort, check_name, encoded, revived
+from scheduler.model.times import instant_us, span_us
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from scheduler.engine.attempt import Attempt, Runtime
+
+T = TypeVar("T")
+log = logging.getLogger("scheduler.engine")
+_inside: ContextVar[Attempt | None] = ContextVar("schedd_step", default=None)
+
+
+class Ask(NamedTuple):
+    """Ask the engine; the answer is the request's."""
+
+    what: str
+    args: Mapping[str, Any]
+
+
+class Load(NamedTuple):
+    """Read what earlier attempts recorded; the answer is None if this one is no longer the task's."""
+
+
+class Call(NamedTuple):
+    """Call the user's function; the answer is what it returns."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Block(NamedTuple):
+    """Nothing to do before ``until`` (microseconds): there is no answer, the handler is unwound."""
+
+    until: int
+
+
+Plan = Generator[Ask | Load | Call | Block, Any, T]
+
+
+class Durable:
+    """The durable calls of one attempt."""
+
+    def __init__(self, attempt: Attempt, runtime: Runtime) -> None:
+        self.attempt = attempt
+        self.runtime = runtime
+        self.replay = Replay()
+        self.blocked: dict[Any, int] = {}  # coroutines that wait (see async_durable.py): until when
+        self.active = 0  # and how many do something
+        self._lock = threading.Lock()
+        self._notes: dict[str, str] = {}
+
+    # the calls
+
+    def step(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan[Any]:
+        """Call the function, once and for all: what it returns is recorded."""
+        self._enter()
+        if not callable(function):
+            raise PermanentError(f"step {name!r:.80} needs a function to call, not {function!r:.80}")
+        label, seq = self._meet(check_name(name), Sort.STEP)
+        found = yield from self._find(label, Sort.STEP)
+        if found is not None:
+            return found.result()
+        started = self.runtime.now()
+        with self._inside_step():
+            value = yield Call(function, args, kwargs)
+        text = encoded(value, f"the result of step {name!r}")
+        yield from self._ask("record", name=label, seq=seq, value=text, started_at=started, note=self._note(label))
+        return Recorded(Sort.STEP, text).result()  # as a later attempt gets it
+
+    def sleep_for(self, seconds: float | timedelta, name: str | None) -> Plan[None]:
+        """Until so long after it first began."""
+        span = span_us(seconds, "sleep_for")
+        return self._sleep(lambda: self.runtime.now() + span, name)
+
+    def sleep_until(self, when: datetime, name: str | None) -> Plan[None]:
+        """Until then; returns at once if that is past."""
+        instant = instant_us(when, "sleep_until")
+        return self._sleep(lambda: instant, name)
+
+    def _sleep(self, until: Callable[[], int], name: str | None) -> Plan[None]:
+        self._enter()
+        label, seq = self._meet(OWN + "sleep" if name is None else check_name(name, "a sleep's name"), Sort.SLEEP)
+        found = yield from self._find(label, Sort.SLEEP)
+        if found is not None:
+            end = int(found.result())
+        else:
+            end = until()
+            yield from self._ask("sleep", name=label, seq=seq, until=end, note=self._note(label))
+        if end > self.runtime.now():
+            yield Block(end)
+
+    # what they share
+
+    def _enter(self) -> None:
+        self.attempt.check(self.runtime.monotonic())
+        if _inside.get() is self.attempt:
+            raise PermanentError("steps cannot be nested: do this before or after the step, not inside of it")
+        if self.attempt.over:
+            raise PermanentError("the handler has ended: a hook cannot do anything durable with its context")
+
+    def _meet(self, name: str, sort: Sort) -> tuple[str, int]:
+        with self._lock:
+            return self.replay.meet(name, sort)
+
+    def _find(self, label: str, sort: Sort) -> Plan[Recorded | None]:
+        """What is recorded under a name."""
+        if self.replay.recorded is None:
+            if self.attempt.claimed.claim == 1:
+                self.replay.recorded = {}  # nobody was here before
+            else:
+                loaded = yield Load()
+                if loaded is None:
+                    self._lost()
+                self.replay.recorded = loaded
+        found = self.replay.recorded.get(label)
+        if found is None or found.sort is sort:
+            return found
+        said = f"{label!r} is recorded as {found.sort.label}, and is now {sort.label}"
+        if self._strict:
+            raise DeterminismError(f"{said}; {self.replay.sequences()}")
+        self._tell(f"{said}: done anew")
+        self._notes[label] = f"was {found.sort.label}"
+        return None
+
+    def _note(self, label: str) -> str | None:
+        return self._notes.get(label)
+
+    def _ask(self, what: str, **args: Any) -> Plan[dict[str, Any]]:
+        answer: dict[str, Any] = yield Ask(what, args)
+        self.settle(answer)
+        return answer
+
+    def settle(self, answer: Mapping[str, Any]) -> None:
+        """Raise what an answer says should be raised: LeaseLost, Cancelled, an error."""
+        if not answer["held"]:
+            self._lost()
+        if "error" in answer:
+            raise revived(answer["error"])
+        if answer.get("cancelled"):
+            self.attempt.cancelled = True
+        self.attempt.check(self.runtime.monotonic())
+
+    def _lost(self) -> None:
+        self.attempt.lost = True
+        raise LeaseLost(f"task {self.attempt.claimed.id} is no longer held by this worker; nothing it does is recorded")
+
+    @contextmanager
+    def _inside_step(self) -> Iterator[None]:
+        token = _inside.set(self.attempt)
+        try:
+            yield
+        finally:
+            _inside.reset(token)
+
+    # at the end
+
+    @property
+    def _strict(self) -> bool:
+        return self.attempt.kind.options.determinism == "strict"
+
+    def finish(self) -> None:
+        """The handler has come to its end: was everything met that is recorded? Raises DeterminismError if strict."""
+        unmet = self.replay.unmet()
+        if not unmet:
+            return
+        said = f"recorded, but never met by the handler: {', '.join(unmet[:20])}"
+        if self._strict:
+            raise DeterminismError(f"{said}; {self.replay.sequences()}")
+        self._tell(said)
+        self.runtime.request(self.attempt, "note", {"names": unmet, "note": "not met by the attempt that succeeded"})
+
+    def _tell(self, said: str) -> None:
+        c = self.attempt.claimed
+        self.attempt.capture(f"determinism: {said}\n")
+        log.warning("the handler does not fit what is recorded: %s", said, extra={"task": c.id, "kind": c.kind})
+
+
+def drive(durable: Durable, plan: Plan[T]) -> T:
+    """Carry out a call for a handler in a thread."""
+    try:
+        effect = next(plan)
+        while True:
+            try:
+                answer = _perform(durable, effect)
+            except BaseException as error:
+                effect = plan.throw(error)
+            else:
+                effect = plan.send(answer)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+
+
+def _perform(durable: Durable, effect: Ask | Load | Call | Block) -> Any:
+    attempt, runtime = durable.attempt, durable.runtime
+    if isinstance(effect, Ask):
+        return runtime.request(attempt, effect.what, effect.args).result()
+    if isinstance(effect, Load):
+        return runtime.recorded(attempt)
+    if isinstance(effect, Call):
+        made = effect.function(*effect.args, **effect.kwargs)
+        if inspect.isawaitable(made):
+            if inspect.iscoroutine(made):
+                made.close()
+            raise PermanentError("an async function in a step needs an async handler: async def run(self, ctx)")
+        return made
+    raise suspend(attempt, effect.until)
+
+
+def suspend(attempt: Attempt, until: int) -> Suspended:
+    """Note that the attempt is to be suspended, until then at the latest. Returns what to raise."""
+    if attempt.suspended is None or until < attempt.suspended:
+        attempt.suspended = until
+    return Suspended(f"task {attempt.claimed.id} is suspended")
+
+
+def as_decorator(run: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any], given: Any) -> Any:
+    """``ctx.step("name")`` or ``ctx.step`` as a decorator: each call of the function is a step then."""
+
+    def decorate(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return run(name, function, args, kwargs)
+
+        return call
+
+    if callable(given):
+        return decorate(given, getattr(given, "__name__", "step"))
+    return lambda function: decorate(function, given)

@@ -1,0 +1,134 @@
+"""What an attempt records on its way, so that the next one need not do it again. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from scheduler import errors
+from scheduler.errors import PayloadError, PermanentError, SchedulerError
+from scheduler.model.registry import encode_json
+from scheduler.model.texts import listed, storable
+
+MAX_NAME = 255
+MAX_VALUE = 1024 * 1024
+OWN = "$"  # what the names begin with that nobody gave
+_NUMBERED = re.compile(r"#\d+\Z")
+
+
+class Sort(IntEnum):
+    """What was done under a name. Stored by number: append, never reorder."""
+
+    STEP = 0
+    SLEEP = 1
+    EVENT = 2
+    EMIT = 3
+    SPAWN = 4
+    TASK = 5
+
+    @property
+    def label(self) -> str:
+        return _LABELS[self]
+
+
+_LABELS = ("step", "sleep", "await event", "emit", "spawn", "await task")
+
+
+class Recorded(NamedTuple):
+    """One stored checkpoint: JSON of its value, or of the error that it raises instead."""
+
+    sort: Sort
+    value: str | None
+    failure: str | None = None
+
+    def result(self) -> Any:
+        """The value, or raises the error."""
+        if self.failure is not None:
+            raise revived(msgspec.json.decode(self.failure))
+        return None if self.value is None else msgspec.json.decode(self.value)
+
+
+class Replay:
+    """The names that one attempt has met, beside those that earlier ones recorded."""
+
+    def __init__(self) -> None:
+        self.recorded: Mapping[str, Recorded] | None = None  # None: not read yet
+        self.met: dict[str, Sort] = {}
+        self._counts: Counter[str] = Counter()
+
+    def meet(self, name: str, sort: Sort) -> tuple[str, int]:
+        """The name under which this is recorded, numbered if it is a repeat; and its place in the sequence."""
+        self._counts[name] += 1
+        count = self._counts[name]
+        label = name if count == 1 else f"{name}#{count}"
+        self.met[label] = sort
+        return label, len(self.met)
+
+    def unmet(self) -> list[str]:
+        """Recorded names that this attempt has not met, in the order in which they were recorded."""
+        return [name for name in self.recorded or () if name not in self.met]
+
+    def sequences(self) -> str:
+        """Both sequences, for an error."""
+        recorded = [f"{name} ({r.sort.label})" for name, r in (self.recorded or {}).items()]
+        met = [f"{name} ({sort.label})" for name, sort in self.met.items()]
+        return f"recorded: {listed(recorded, 20) or 'nothing'}; met now: {listed(met, 20) or 'nothing'}"
+
+
+def check_name(name: object, what: str = "a step's name") -> str:
+    """A name that a handler gives. Raises PermanentError."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise PermanentError(f"{what} is a text of 1 to {MAX_NAME} characters, not {name!r:.80}")
+    if name != storable(name):
+        raise PermanentError(f"{what} has a NUL or half a surrogate pair in it, which cannot be stored: {name!r:.80}")
+    if name.startswith(OWN) or _NUMBERED.search(name):
+        raise PermanentError(
+            f"{what} cannot begin with {OWN} or end like #2: schedd makes such names, not {name!r:.80}"
+        )
+    return name
+
+
+def encoded(value: object, what: str) -> str | None:
+    """JSON of a value to be recorded, None for None. Raises PermanentError if it is none, or too long."""
+    if value is None:
+        return None
+    try:
+        text = encode_json(value, what)
+    except PayloadError as error:
+        raise PermanentError(str(error)) from None
+    if len(text) > MAX_VALUE:
+        raise PermanentError(f"{what} is {len(text)} bytes of JSON, over the limit of {MAX_VALUE}")
+    return text
+
+
+def failure_of(error: Exception) -> dict[str, Any]:
+    """An error as JSON-able values, to be recorded or sent, and :func:`revived`."""
+    name = type(error).__name__
+    if isinstance(error, errors.TaskFailedError):
+        return {"type": name, "args": [error.task_id, error.error]}
+    if isinstance(error, (errors.TaskCancelledError, errors.ResultExpiredError, errors.UnknownTaskError)):
+        return {"type": name, "args": [error.task_id]}
+    if isinstance(error, errors.UnknownDependencyError):
+        return {"type": name, "args": [list(error.parent_ids)]}
+    if isinstance(error, errors.CycleError):
+        return {"type": name, "args": [[str(task) for task in error.path]]}
+    if isinstance(error, errors.DuplicateKeyError):
+        return {"type": name, "args": [error.kind, error.key, error.existing_id]}
+    return {"type": name, "args": [str(error)]}
+
+
+def revived(failure: Mapping[str, Any]) -> Exception:
+    """The error that :func:`failure_of` told of; one that is not ours comes as a SchedulerError with its text."""
+    name, args = failure["type"], failure["args"]
+    if name == "TimeoutError":
+        return TimeoutError(*args)
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, SchedulerError):
+        made: Exception = kind(*args)
+        return made
+    return SchedulerError(f"{name}: {', '.join(map(str, args))}")

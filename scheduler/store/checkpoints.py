@@ -1,0 +1,122 @@
+"""Checkpoints: written under the fence by the caller, read under it here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model.checkpoint import Recorded, Sort
+from scheduler.store.dialect import Dialect, bind_rows, prepared
+
+
+class Entry(NamedTuple):
+    """A checkpoint to be written. ``note``: what is odd about it; times are microseconds."""
+
+    task_id: int
+    claim: int
+    name: str
+    sort: int
+    seq: int
+    value: str | None = None
+    failure: str | None = None
+    started_at: int | None = None
+    note: str | None = None
+
+
+_COLUMNS: dict[str, type] = {
+    "task_id": int,
+    "claim": int,
+    "name": str,
+    "sort": int,
+    "seq": int,
+    "value": str,
+    "failure": str,
+    "started_at": int,
+    "note": str,
+}
+
+
+class CheckpointRecord(NamedTuple):
+    """A stored checkpoint for people: ``size`` in characters of JSON, ``until`` of a sleep; times in microseconds."""
+
+    name: str
+    sort: Sort
+    claim: int
+    started_at: int | None
+    at: int
+    size: int
+    value: str | None
+    failure: str | None
+    note: str | None
+
+
+def write(connection: sa.Connection, dialect: Dialect, entries: Sequence[Entry], now: int) -> None:
+    """Store checkpoints; the caller has made sure that the claims are held, and stay so until the commit.
+
+    What is recorded stays as it is, unless a name is now of another sort.
+    """
+    if not entries:
+        return
+    names = ", ".join(_COLUMNS)
+    taken = ", ".join(f"{name} = excluded.{name}" for name in (*_COLUMNS, "at") if name not in ("task_id", "name"))
+    connection.execute(
+        prepared(
+            f"INSERT INTO schedd_checkpoints ({names}, at) SELECT {names}, :now FROM {dialect.rows(_COLUMNS)} j "
+            f"WHERE true ON CONFLICT (task_id, name) DO UPDATE SET {taken} "
+            "WHERE schedd_checkpoints.sort <> excluded.sort"
+        ),
+        {"rows": bind_rows(entries), "now": now},
+    )
+
+
+def read(connection: sa.Connection, worker: int, task_id: int, claim: int) -> dict[str, Recorded] | None:
+    """What is recorded of a task, in order, for the one who holds this claim; None for anybody else."""
+    rows = connection.execute(
+        prepared(
+            "SELECT c.name, c.sort, c.value, c.failure FROM schedd_tasks t "
+            "LEFT JOIN schedd_checkpoints c ON c.task_id = t.id WHERE t.id = :id AND t.claim = :claim "
+            "AND t.worker = :worker AND t.state + 0 BETWEEN 4 AND 5 ORDER BY c.at, c.seq"
+        ),
+        {"id": task_id, "claim": claim, "worker": worker},
+    ).fetchall()
+    if not rows:
+        return None
+    return {row[0]: Recorded(Sort(row[1]), row[2], row[3]) for row in rows if row[0] is not None}
+
+
+def records(connection: sa.Connection, task_id: int) -> list[CheckpointRecord]:
+    """All checkpoints of a task, in the order in which they were recorded."""
+    rows = connection.execute(
+        prepared(
+            "SELECT name, sort, claim, started_at, at, coalesce(length(value), 0) AS size, "
+            "CASE WHEN length(value) <= 200 THEN value END AS value, failure, note "
+            "FROM schedd_checkpoints WHERE task_id = :id ORDER BY at, seq"
+        ),
+        {"id": task_id},
+    )
+    return [
+        CheckpointRecord(r.name, Sort(r.sort), r.claim, r.started_at, r.at, r.size, r.value, r.failure, r.note)
+        for r in rows
+    ]
+
+
+def annotate(connection: sa.Connection, dialect: Dialect, notes: Sequence[tuple[int, int, str, str]]) -> None:
+    """Rows (task id, claim, name, note): say of a checkpoint what is odd about it, if that claim is the newest."""
+    rows = dialect.rows({"task_id": int, "claim": int, "name": str, "note": str})
+    connection.execute(
+        prepared(
+            f"UPDATE schedd_checkpoints SET note = j.note FROM {rows} j JOIN schedd_tasks t "
+            "ON t.id = j.task_id AND t.claim = j.claim "
+            "WHERE schedd_checkpoints.task_id = j.task_id AND schedd_checkpoints.name = j.name"
+        ),
+        {"rows": bind_rows(notes)},
+    )
+
+
+def forget(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> None:
+    """Remove all checkpoints and waits of these tasks: they begin anew, or are removed themselves."""
+    bound = {"ids": bind_rows(ids)}
+    for table in ("schedd_checkpoints", "schedd_waits"):
+        connection.execute(prepared(f"DELETE FROM {table} WHERE task_id IN {dialect.ids()}"), bound)

@@ -1,0 +1,150 @@
+"""What running attempts ask to be written: one transaction, lists only, under the fence.
+
+A request is a name and JSON-able arguments, its answer JSON-able, too: a child process sends them through a socket.
+Whoever does not hold the claim any more is told so, and nothing of it is written. A request whose rows somebody's open
+transaction holds is not answered yet (None): it is to be asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model.checkpoint import Sort, failure_of
+from scheduler.store import checkpoints, control
+from scheduler.store.checkpoints import Entry
+from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
+
+log = logging.getLogger("scheduler.engine")
+Answer = dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """One request: by whom, what, and its arguments."""
+
+    task_id: int
+    claim: int
+    what: str
+    args: Mapping[str, Any]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.task_id, self.claim
+
+
+class Work(NamedTuple):
+    """What the handlers below work with."""
+
+    connection: sa.Connection
+    dialect: Dialect
+    now: int
+
+
+def answer(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker: int,
+    asked: Sequence[Asked],
+    now: int,
+    *,
+    one_by_one: bool = False,
+) -> list[Answer | None]:
+    """Do what is asked; an answer for each, None for those to be asked again.
+
+    ``held``: whether the claim is still the worker's; ``cancelled``: the task is to end; ``error``: see
+    :func:`scheduler.model.checkpoint.revived`. ``one_by_one``: one that the database refuses keeps no other from being
+    answered.
+    """
+    if one_by_one:
+        return [_alone(connection, dialect, worker, one, now) for one in asked]
+    answers: list[Answer | None] = [{"held": False}] * len(asked)
+    beats = [(a.task_id, a.claim, a.args.get("percent"), a.args.get("message")) for a in asked if a.what != "note"]
+    held = control.stamp(connection, dialect, worker, beats, now) if beats else set()
+    fenced = _fence(connection, dialect, worker, {a.key for a in asked if a.what in _WRITES and a.key in held})
+    work = Work(connection, dialect, now)
+    todo: dict[str, list[int]] = {}
+    for i, one in enumerate(asked):
+        if one.what in _FREE:
+            todo.setdefault(one.what, []).append(i)
+        elif one.key in held:
+            if one.what not in _WRITES:
+                answers[i] = {"held": True}
+            elif one.key not in fenced:
+                answers[i] = None
+            elif fenced[one.key] and one.what not in _EVEN_IF_CANCELLED:
+                answers[i] = {"held": True, "cancelled": True}
+            else:
+                todo.setdefault(one.what, []).append(i)
+    for what, handler in (_WRITES | _FREE).items():
+        places = todo.get(what)
+        if places:
+            for i, given in zip(places, handler(work, [asked[i] for i in places]), strict=True):
+                answers[i] = None if given is None else {"held": True, "cancelled": fenced.get(asked[i].key)} | given
+    return answers
+
+
+def _fence(
+    connection: sa.Connection, dialect: Dialect, worker: int, keys: set[tuple[int, int]]
+) -> dict[tuple[int, int], bool]:
+    """Hold these claims as they are until the commit; whether each was asked to end. Never waits for a row."""
+    if not keys:
+        return {}
+    rows = dialect.rows({"id": int, "claim": int})
+    found = connection.execute(
+        prepared(
+            f"SELECT t.id, t.claim, t.cancel_requested FROM {rows} j JOIN schedd_tasks t ON t.id = j.id "
+            f"WHERE {fence('BETWEEN 4 AND 5')} ORDER BY t.id {dialect.share_free}"
+        ),
+        {"worker": worker, "rows": bind_rows(list(keys))},
+    )
+    return {(row[0], row[1]): row[2] is not None for row in found}
+
+
+def _alone(connection: sa.Connection, dialect: Dialect, worker: int, one: Asked, now: int) -> Answer | None:
+    try:
+        with connection.begin_nested():
+            return answer(connection, dialect, worker, [one], now)[0]
+    except (sa.exc.OperationalError, sa.exc.InterfaceError):
+        raise  # trouble with the database, not with this request
+    except Exception as error:
+        log.exception("a request cannot be carried out: %s", one.what, extra={"task": one.task_id})
+        return {"held": True, "error": failure_of(error)}
+
+
+def _record(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
+    """Steps that have succeeded."""
+    checkpoints.write(
+        work.connection,
+        work.dialect,
+        [Entry(a.task_id, a.claim, sort=Sort.STEP, **a.args) for a in asked],
+        work.now,
+    )
+    return [{} for _ in asked]
+
+
+def _sleep(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
+    """Sleeps that begin: until when is recorded, so that they end then whatever happens."""
+    entries = [
+        Entry(
+            a.task_id, a.claim, a.args["name"], Sort.SLEEP, a.args["seq"], str(a.args["until"]), note=a.args.get("note")
+        )
+        for a in asked
+    ]
+    checkpoints.write(work.connection, work.dialect, entries, work.now)
+    return [{} for _ in asked]
+
+
+def _note(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
+    notes = [(a.task_id, a.claim, name, a.args["note"]) for a in asked for name in a.args["names"]]
+    checkpoints.annotate(work.connection, work.dialect, notes)
+    return [{} for _ in asked]
+
+
+_Handler = Callable[[Work, Sequence[Asked]], list[Answer | None]]
+# In the order in which they are done. A heartbeat is none of these: its stamp is all that it wants.
+_WRITES: dict[str, _Handler] = {"record": _record, "sleep": _sleep}
+_EVEN_IF_CANCELLED = frozenset({"record"})  # it has been done
+_FREE: dict[str, _Handler] = {"note": _note}  # need no fence
