@@ -21,6 +21,7 @@ _WHERE = {
     "DeadLetter": "model.dead_letter",
     "DependencyFailed": "errors",
     "DuplicateKeyError": "errors",
+    "Envelope": "model.envelope",
     "InvalidScheduleError": "errors",
     "InvalidTransitionError": "errors",
     "LeaseLost": "errors",
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from scheduler.errors import UnknownTaskError as UnknownTaskError
     from scheduler.errors import UnregisteredKindError as UnregisteredKindError
     from scheduler.model.dead_letter import DeadLetter as DeadLetter
+    from scheduler.model.envelope import Envelope as Envelope
     from scheduler.model.recurrence import Weekday as Weekday
     from scheduler.model.retry import RetryPolicy as RetryPolicy
     from scheduler.model.spec import TaskId as TaskId

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import msgspec
 
@@ -74,13 +74,14 @@ class _Builder:
     def key(self, key: str, conflict: Conflict = "keep", retention: Seconds | None = None) -> Self:
         """The caller's name for this piece of work, unique per kind while it lives or is retained.
 
-        ``conflict``: ``keep`` returns the task that holds the key, ``reject`` raises DuplicateKeyError.
+        ``conflict``: ``keep`` returns the task that holds the key, ``reject`` raises DuplicateKeyError,
+        ``replace`` gives it this payload, these options and these edges in place of its own: at once if no attempt is
+        under way, else for one more run after it. What has ended is left as it is, and a new task is made.
         ``retention``: how long after its success the key stays taken (default 24 h). Raises PayloadError, ConfigError.
         """
         check_text(key, "a key", MAX_KEY)
-        if conflict not in ("keep", "reject"):
-            extra = " (replace is not available yet)" if conflict == "replace" else ""
-            raise ConfigError(f"conflict must be keep or reject, not {conflict!r}{extra}")
+        if conflict not in get_args(Conflict):
+            raise ConfigError(f"conflict must be keep, replace or reject, not {conflict!r}")
         self._spec.key = key
         self._spec.conflict = conflict
         if retention is not None:

@@ -26,6 +26,7 @@ from scheduler.records import AttemptInfo, ScheduleInfo, TaskInfo, attempt_info,
 from scheduler.store import control, read_tasks, retention, schedules
 from scheduler.store.control import CancelResult
 from scheduler.store.database import Database
+from scheduler.store.paths import find_path
 from scheduler.store.read_tasks import EdgeRecord, TaskRecord
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class Queries:
         with self.database.read() as connection:
             read_tasks.get_task(connection, task_id)
             for edge in read_tasks.dependents(connection, task_id):
-                path = control.find_path(connection, self.database.dialect, edge.child, task_id)
+                path = find_path(connection, self.database.dialect, edge.child, task_id)
                 if path:
                     raise CycleError([task_id, *path])
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from scheduler.model.envelope import Envelope
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.retry import RetryPolicy
@@ -26,7 +27,8 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     ``payload`` is JSON text, ``result`` what the handler returned (None if nothing, or not yet, or no longer).
     ``run_at``: not before then; None while it waits for an event without an end. ``worker``: the id of the worker
-    that holds it. ``unmet``: how many of its dependencies are not satisfied.
+    that holds it. ``unmet``: how many of its dependencies are not satisfied. ``rerun``: it was replaced while an
+    attempt is under way, and runs once more after it.
     """
 
     id: int
@@ -72,6 +74,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     missed: int | None
     missed_since: datetime | None
     dead_letter: bool
+    rerun: bool
     original_id: int | None
     replay_count: int
     max_duration: timedelta | None
@@ -80,7 +83,11 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptInfo(NamedTuple):
-    """One attempt that has ended. ``worker`` is ``host:pid``; ``claim`` grows with every claim of the task."""
+    """One attempt that has ended. ``worker`` is ``host:pid``; ``claim`` grows with every claim of the task.
+
+    ``envelope``: what its message said of itself, which may be replaced since. ``status_code``: what another service
+    had answered when it failed, if its error said so.
+    """
 
     number: int
     claim: int
@@ -94,6 +101,7 @@ class AttemptInfo(NamedTuple):
     error_class: str | None
     fingerprint: str | None
     status_code: int | None
+    envelope: Envelope
 
 
 class ScheduleInfo(NamedTuple):
@@ -147,6 +155,7 @@ def attempt_info(record: AttemptRecord) -> AttemptInfo:
         record.error_class,
         record.fingerprint,
         record.status_code,
+        record.envelope,
     )
 
 

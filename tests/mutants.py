@@ -126,6 +126,11 @@ MUTANTS = (
                 "ON CONFLICT (kind, held_key) WHERE held_key IS NOT NULL DO NOTHING RETURNING id",
                 "RETURNING id",
             ),
+            Change(  # which SQLite's one writer at a time would do by itself
+                "scheduler/store/keys.py",
+                "SELECT t.id, t.state FROM schedd_tasks t WHERE t.kind = :kind",
+                "SELECT t.id, t.state FROM schedd_tasks t WHERE t.id < 0 AND t.kind = :kind",
+            ),
         ),
         ("tests/cases/test_keys.py",),
     ),

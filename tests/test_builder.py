@@ -127,7 +127,7 @@ BUILDER: list[tuple[type[SchedulerError], str, Callable[[Any], Any]]] = [
     (PayloadError, "a key is a text of 1 to 255 characters, not 5", lambda b: b.key(5)),
     (PayloadError, "a key", lambda b: b.key("a\x00b")),
     (PayloadError, "a key", lambda b: b.key("a\ud800")),
-    (ConfigError, "conflict must be keep or reject, not 'first'", lambda b: b.key("k", conflict="first")),
+    (ConfigError, "conflict must be keep, replace or reject, not 'first'", lambda b: b.key("k", conflict="first")),
     (ConfigError, "priority must be high, medium or low, not 'urgent'", lambda b: b.priority("urgent")),
     (ConfigError, "priority must be high, medium or low, not 1", lambda b: b.priority(1)),
     (ConfigError, "queue '' is not a name", lambda b: b.queue("")),

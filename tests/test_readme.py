@@ -172,12 +172,3 @@ def test_what_is_not_available_says_so(options: dict[str, Any], tmp_path: Path) 
     assert next(iter(options)) in state
     with pytest.raises(ConfigError, match="not available yet"):
         Scheduler(f"sqlite:///{tmp_path}/jobs.db").register(task(kind="some", **options)(lambda ctx: None))
-
-
-def test_the_unavailable_builder_methods_say_so(tmp_path: Path) -> None:
-    jobs = Scheduler(f"sqlite:///{tmp_path}/jobs.db")
-    nothing = task(kind="nothing")(lambda ctx: None)
-    jobs.register(nothing)
-    for call in (lambda: jobs.task(nothing).key("k", conflict="replace"),):
-        with pytest.raises(ConfigError, match="not available yet"):
-            call()

@@ -164,6 +164,7 @@ attempts = Table(
     Column("error_class", Text),
     Column("fingerprint", Text),
     Column("status_code", Integer),
+    Column("envelope", Text),
     PrimaryKeyConstraint("task_id", "claim"),
     sqlite_with_rowid=False,
 )

@@ -36,7 +36,7 @@ _NOT_SHOWN = frozenset(
         "attempts_used",
     }
 )  # or shown apart
-_USUAL = {"dead_letter": True, "replay_count": 0, "schema_version": 1}  # not worth a line
+_USUAL = {"dead_letter": True, "rerun": False, "replay_count": 0, "schema_version": 1}  # not worth a line
 
 
 def _states(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> list[Any] | None:

@@ -62,6 +62,7 @@ TASK_FIELDS = (
     "retry",
     "attempts_used",
     "dead_letter",
+    "rerun",
     "original_id",
     "replay_count",
     "claim",
@@ -119,6 +120,7 @@ def task_view(task: TaskRecord) -> dict[str, Any]:
         "retry": None if task.retry is None else msgspec.to_builtins(task.retry),
         "attempts_used": task.attempts_used,
         "dead_letter": task.dead_letter,
+        "rerun": task.rerun,
         "original_id": task.original_id,
         "replay_count": task.replay_count,
         "claim": task.claim,
@@ -157,6 +159,7 @@ ATTEMPT_COLUMNS = ("attempt", "outcome", "worker", "started_at", "finished_at", 
 def attempt_view(attempt: AttemptRecord) -> dict[str, Any]:
     """One attempt that has ended."""
     ran = None if attempt.started_at is None else attempt.finished_at - attempt.started_at
+    envelope = attempt.envelope
     return {
         "attempt": attempt.number,
         "claim": attempt.claim,
@@ -170,6 +173,16 @@ def attempt_view(attempt: AttemptRecord) -> dict[str, Any]:
         "error_class": attempt.error_class,
         "fingerprint": attempt.fingerprint,
         "status_code": attempt.status_code,
+        "correlation": envelope.correlation_id,
+        "causation": envelope.causation_id,
+        "idempotency_key": envelope.idempotency_key,
+        "subject": envelope.subject,
+        "message_type": envelope.message_type,
+        "schema_version": envelope.schema_version,
+        "sequence": envelope.sequence,
+        "created_at": envelope.created_at.isoformat().replace("+00:00", "Z"),
+        "payload": _decoded(envelope.payload),
+        "payload_ref": envelope.payload_ref,
     }
 
 

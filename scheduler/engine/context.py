@@ -12,6 +12,7 @@ import msgspec
 
 from scheduler.engine.async_durable import drive_async
 from scheduler.engine.durable import Durable, as_decorator, drive
+from scheduler.model.envelope import idempotency_key
 from scheduler.model.texts import storable
 from scheduler.model.times import to_datetime
 
@@ -57,7 +58,7 @@ class _ContextBase:
     def idempotency_key(self) -> str:
         """The key, else ``task-<original id>``: the same over retries and replay."""
         c = self._attempt.claimed
-        return c.key if c.key is not None else f"task-{c.original_id or c.id}"
+        return idempotency_key(c.key, c.original_id, c.id)
 
     @property
     def headers(self) -> dict[str, Any]:

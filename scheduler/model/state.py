@@ -76,7 +76,7 @@ TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
     S.SCHEDULED: frozenset({S.CLAIMED, S.WAITING, S.CANCELLED}),
     # scheduled: replaced by a call with the same key
     S.RETRY: frozenset({S.CLAIMED, S.SCHEDULED, S.CANCELLED}),
-    S.SUSPENDED: frozenset({S.CLAIMED, S.CANCELLED}),
+    S.SUSPENDED: frozenset({S.CLAIMED, S.SCHEDULED, S.CANCELLED}),
     # a body that ends before the next turn goes from claimed to its end in one write
     S.CLAIMED: frozenset({S.RUNNING, S.SCHEDULED}) | _ENDS,
     S.RUNNING: frozenset({S.SCHEDULED}) | _ENDS,

@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.errors import CycleError, InvalidTransitionError, UnknownTaskError
+from scheduler.errors import InvalidTransitionError, UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
-from scheduler.model.state import Otherwise, TaskState, When, satisfied_mask
+from scheduler.model.state import TaskState
+from scheduler.store import keys
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, fence, prepared
-from scheduler.store.enqueue import insert_edges, read_parents
-from scheduler.store.release import break_only, release
+from scheduler.store.new_task import edge_row, insert_edges, read_parents
+from scheduler.store.paths import one_at_a_time, refuse_cycle
+from scheduler.store.release import break_only, parents_removed, release
+from scheduler.store.replacing import cancel_rerun
 
 
 class CancelResult(NamedTuple):
@@ -82,6 +85,8 @@ def cancel(connection: sa.Connection, ids: Sequence[int], now: int, *, cascade: 
         ),
         bound,
     ).fetchall()
+    if requested:
+        cancel_rerun(connection, [row[0] for row in requested])
     ended = connection.execute(
         prepared(
             f"UPDATE schedd_tasks SET state = {st.CANCELLED}, cancel_requested = :now, finished_at = :now, "
@@ -152,7 +157,7 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
     never touched.
     """
     dialect = dialect_of(connection)
-    _take_key_back(connection, task_id)
+    keys.take_back(connection, dialect, task_id, now)
     _set(connection, task_id, _CLEAR + ", run_at = :now", now)
     revived = [task_id]
     if downstream:
@@ -169,7 +174,7 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
             children = {row.child: row.key for row in rows}
             for child, key in children.items():
                 if key is not None:  # one by one: two of them may have the same
-                    _take_key_back(connection, child)
+                    keys.take_back(connection, dialect, child, now)
             # One that somebody else has revived meanwhile may be running already.
             cleared = connection.execute(
                 prepared(
@@ -181,19 +186,6 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
             level = sorted(row[0] for row in cleared)
             revived += level
     recount(connection, dialect, revived, now)
-
-
-def _take_key_back(connection: sa.Connection, task_id: int) -> None:
-    """The key is held again if nobody else took it meanwhile; else the task goes on without it."""
-    connection.execute(
-        prepared(
-            "UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id = :id AND key IS NOT NULL "
-            f"AND state >= {st.FIRST_TERMINAL} AND NOT EXISTS "
-            "(SELECT 1 FROM schedd_tasks o WHERE o.kind = schedd_tasks.kind "
-            "AND o.held_key = schedd_tasks.key AND o.id <> :id)"
-        ),
-        {"id": task_id},
-    )
 
 
 # Snoozed, handed back and reclaimed tasks are scheduled, too, but their edges were met once and for all.
@@ -220,14 +212,15 @@ def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int],
             ),
             {"ids": bind_rows(ids)},
         )
-    # An edge on a task that retention removed counts by its recorded outcome.
+    # An edge on a task that retention removed counts by its recorded outcome; what nobody remembers, as failed.
     bit = "CASE {s} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
+    state = f"coalesce(p.state, o.state, {st.FAILED})"
     connection.execute(
         prepared(
             "UPDATE schedd_tasks SET unmet = d.n, state = CASE WHEN d.n = 0 THEN 1 ELSE 0 END FROM "
             "(SELECT i.id, (SELECT CAST(count(*) AS integer) FROM schedd_edges e "
             "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
-            f"WHERE e.child = i.id AND (e.ok & {bit.format(s='coalesce(p.state, o.state)')}) = 0) AS n "
+            f"WHERE e.child = i.id AND (e.ok & {bit.format(s=state)}) = 0) AS n "
             f"FROM schedd_tasks i WHERE i.id IN {dialect.ids()}) d "
             f"WHERE schedd_tasks.id = d.id AND schedd_tasks.state <= {st.SCHEDULED}"
         ),
@@ -235,14 +228,16 @@ def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int],
     )
     parents = connection.execute(
         prepared(
-            "SELECT DISTINCT e.parent, coalesce(p.state, o.state) AS state FROM schedd_edges e "
+            f"SELECT DISTINCT e.parent, {state} AS state, p.id FROM schedd_edges e "
             "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
-            f"WHERE e.child IN {dialect.ids()} AND coalesce(p.state, o.state) >= {st.FIRST_TERMINAL}"
+            f"WHERE e.child IN {dialect.ids()} AND {state} >= {st.FIRST_TERMINAL}"
         ),
         {"ids": bind_rows(ids)},
     ).fetchall()
+    ends = {row[0]: TaskState.from_code(row[1]) for row in parents}
     # Satisfied edges are counted already; a broken one ends its child again, and that child's children after it.
-    break_only(connection, dialect, [(row[0], TaskState.from_code(row[1])) for row in parents], now)
+    break_only(connection, dialect, ends.items(), now)
+    parents_removed(connection, dialect, {row[0]: ends[row[0]] for row in parents if row[2] is None}, now)
 
 
 def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: int) -> None:
@@ -252,11 +247,7 @@ def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: i
     """
     dialect = dialect_of(connection)
     parent = edge.parent
-    if child == parent:
-        raise CycleError([child, child])
-    if dialect.name == "postgresql":
-        # Two writers adding a->b and b->a at once must not both succeed: one at a time.
-        connection.execute(prepared("SELECT pg_advisory_xact_lock(7237123448)"))
+    one_at_a_time(connection, dialect)
     row = _lock(connection, [child]).get(child)
     if row is None:
         raise UnknownTaskError(child)
@@ -266,49 +257,13 @@ def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: i
     if row.claimed_at is not None:
         raise InvalidTransitionError(f"task {child} has started; it cannot get a dependency any more")
     read_parents(connection, dialect, [parent])
-    path = find_path(connection, dialect, child, parent)
-    if path:
-        raise CycleError([*path, child])
-    whens, otherwises = list(When), list(Otherwise)
+    refuse_cycle(connection, dialect, child, [parent])
     connection.execute(
         prepared("DELETE FROM schedd_edges WHERE parent = :parent AND child = :child"),
         {"parent": parent, "child": child},
     )
-    insert_edges(
-        connection,
-        [
-            (
-                parent,
-                child,
-                whens.index(edge.when),
-                otherwises.index(edge.otherwise),
-                satisfied_mask(edge.when, edge.otherwise),
-            )
-        ],
-    )
+    insert_edges(connection, [edge_row(edge, child)])
     recount(connection, dialect, [child], now)
-
-
-def find_path(connection: sa.Connection, dialect: Dialect, start: int, goal: int) -> list[int]:
-    """A path of edges from ``start`` down to ``goal``, empty if there is none."""
-    came: dict[int, int] = {start: start}
-    level = [start]
-    while level:
-        rows = connection.execute(
-            prepared(f"SELECT parent, child FROM schedd_edges WHERE parent IN {dialect.ids()}"),
-            {"ids": bind_rows(level)},
-        ).fetchall()
-        level = []
-        for row in rows:
-            if row.child not in came:
-                came[row.child] = row.parent
-                level.append(row.child)
-        if goal in came:
-            path = [goal]
-            while path[-1] != start:
-                path.append(came[path[-1]])
-            return path[::-1]
-    return []
 
 
 def set_retry_policy(connection: sa.Connection, task_id: int, retry: str | None, max_attempts: int | None) -> None:

@@ -180,7 +180,7 @@ def purge(connection: sa.Connection, now: int, wanted: Filter, *, by: str | None
         return 0
     ids = [row.id for row in rows]
     write_audit(connection, dialect, [(row.id, "purge", {"error": row.error}) for row in rows], by, now)
-    parents_removed(connection, dialect, ids, now)
+    parents_removed(connection, dialect, dict.fromkeys(ids, TaskState.DEAD), now)
     remove(connection, dialect, [(i, st.DEAD) for i in ids], now)
     return len(ids)
 

@@ -3,85 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from scheduler.errors import ConfigError, DuplicateKeyError, UnknownDependencyError
-from scheduler.model import state as st
+from scheduler.errors import ConfigError, DuplicateKeyError
 from scheduler.model.graph import batch_order
-from scheduler.model.policy import first_look
-from scheduler.model.spec import TaskId, TaskSpec
-from scheduler.model.state import Otherwise, TaskState, Verdict, When, judge, satisfied_mask
-from scheduler.store.claim import RARE
+from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
+from scheduler.model.state import HELD, Otherwise, TaskState, When
+from scheduler.store import keys
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.keys import Holder
+from scheduler.store.new_task import (
+    COLUMNS,
+    Parents,
+    Placed,
+    edge_row,
+    insert_edges,
+    insert_values,
+    read_parents,
+    row_of,
+)
+from scheduler.store.paths import one_at_a_time, refuse_cycle
+from scheduler.store.replacing import put_aside, replace_now
 
-INLINE = 1024  # longer values go to schedd_task_values, so that claim and finish do not rewrite them
-_WHENS = {when: code for code, when in enumerate(st.When)}
-_OTHERWISES = {otherwise: code for code, otherwise in enumerate(st.Otherwise)}
-
-_COLUMNS: dict[str, type] = {
-    "id": int,
-    "state": int,
-    "queue": str,
-    "lane": str,
-    "pool": int,
-    "run_at": int,
-    "kind": str,
-    "unmet": int,
-    "max_attempts": int,
-    "retry": str,
-    "timeout": int,
-    "dead_letter": int,
-    "created_at": int,
-    "finished_at": int,
-    "payload": str,
-    "extras": int,
-    "payload_ref": str,
-    "schema_version": int,
-    "message_type": str,
-    "correlation": str,
-    "causation": str,
-    "subject": str,
-    "sequence": int,
-    "headers": str,
-    "key": str,
-    "held_key": str,
-    "key_retention": int,
-    "schedule": str,
-    "slot": int,
-    "missed": int,
-    "missed_since": int,
-    "result_ttl": int,
-    "error": str,
-    "error_class": str,
-    "ended_by": int,
-    "max_duration": int,
-    "max_delay": int,
-    "expires_at": int,
-    "check_at": int,
-}
-_RARE = tuple(name for name in RARE if name in TaskSpec.__struct_fields__)
-_NAMES = ", ".join(_COLUMNS)
-_ONE_NAMES = ", ".join(n for n in _COLUMNS if n != "id")
-_ONE = f"INSERT INTO schedd_tasks ({_ONE_NAMES}) VALUES ({', '.join(f':{n}' for n in _COLUMNS if n != 'id')})"
+_NAMES = ", ".join(COLUMNS)
+_ONE_NAMES = ", ".join(n for n in COLUMNS if n != "id")
+_ONE = f"INSERT INTO schedd_tasks ({_ONE_NAMES}) VALUES ({', '.join(f':{n}' for n in COLUMNS if n != 'id')})"
 _KEYED = (
-    f"INSERT INTO schedd_tasks ({_NAMES}) VALUES ({', '.join(f':{n}' for n in _COLUMNS)}) "
+    f"INSERT INTO schedd_tasks ({_NAMES}) VALUES ({', '.join(f':{n}' for n in COLUMNS)}) "
     "ON CONFLICT (kind, held_key) WHERE held_key IS NOT NULL DO NOTHING RETURNING id"
 )
-_EDGE_COLUMNS: dict[str, type] = {"parent": int, "child": int, "on_end": int, "otherwise": int, "ok": int}
-
-
-class _End:
-    """How a task ended in the very transaction that stores it: an edge was broken already."""
-
-    __slots__ = ("error", "parent", "state")
-
-    def __init__(self, state: TaskState, error: str, parent: int) -> None:
-        self.state = state
-        self.error = error
-        self.parent = parent
+# What a task's edges decide.
+_DECIDED = ("state", "unmet", "finished_at", "held_key", "error", "error_class", "ended_by")
+_DECIDED_COLUMNS = {"id": int} | {name: COLUMNS[name] for name in _DECIDED}
+_DECIDE = (
+    f"UPDATE schedd_tasks SET {', '.join(f'{name} = j.{name}' for name in _DECIDED)} "
+    "FROM {rows} j WHERE schedd_tasks.id = j.id"
+)
 
 
 def enqueue(connection: sa.Connection, specs: Sequence[TaskSpec], now: int, *, ours: bool) -> list[TaskId]:
@@ -96,7 +58,10 @@ def enqueue(connection: sa.Connection, specs: Sequence[TaskSpec], now: int, *, o
         connection.execute(prepared("UPDATE schedd_tasks SET state = state WHERE id = -1"))
     if len(specs) == 1 and not specs[0].edges and specs[0].key is None:
         return [_insert_one(connection, specs[0], now)]
-    return _Batch(connection, dialect, specs, now).store()
+    # A replaced task's cycle is found once its edges are there; callers may catch that and commit the rest.
+    undone = not ours and any(spec.conflict == "replace" for spec in specs)
+    with connection.begin_nested() if undone else nullcontext():
+        return _Batch(connection, dialect, specs, now).store()
 
 
 def callers_connection(given: Any) -> sa.Connection:
@@ -112,72 +77,19 @@ def callers_connection(given: Any) -> sa.Connection:
 
 
 def _insert_one(connection: sa.Connection, spec: TaskSpec, now: int) -> TaskId:
-    values = _row(spec, now)
+    values = row_of(spec, now, Placed())
     task_id = connection.execute(prepared(_ONE + " RETURNING id"), values).scalar_one()
     if values["payload"] is None:
-        _insert_values(connection, [(task_id, "payload", spec.payload)])
+        insert_values(connection, [(task_id, "payload", spec.payload)])
     return TaskId(task_id)
 
 
-def _row(spec: TaskSpec, now: int, unmet: int = 0, end: _End | None = None) -> dict[str, Any]:
-    if end is not None:
-        state = end.state.code
-    else:
-        state = st.WAITING if unmet else st.SCHEDULED
-    run_at = max(spec.run_at, now + spec.delay)
-    expires_at = None if spec.max_duration is None else now + spec.max_duration
-    return {
-        "state": state,
-        "queue": spec.queue,
-        "lane": spec.lane,
-        "pool": spec.pool,
-        "run_at": run_at,
-        "kind": spec.kind,
-        "unmet": unmet,
-        "max_attempts": spec.max_attempts,
-        "retry": spec.retry,
-        "timeout": spec.timeout,
-        "dead_letter": int(spec.dead_letter),
-        "created_at": now,
-        "finished_at": now if end else None,
-        "payload": spec.payload if len(spec.payload) <= INLINE else None,
-        "extras": int(any(getattr(spec, name) is not None for name in _RARE)),
-        "payload_ref": spec.payload_ref,
-        "schema_version": spec.schema_version,
-        "message_type": spec.message_type,
-        "correlation": spec.correlation,
-        "causation": spec.causation,
-        "subject": spec.subject,
-        "sequence": spec.sequence,
-        "headers": spec.headers,
-        "key": spec.key,
-        "held_key": spec.key if end is None else None,
-        "key_retention": spec.key_retention,
-        "schedule": spec.schedule,
-        "slot": spec.slot,
-        "missed": spec.missed,
-        "missed_since": spec.missed_since,
-        "result_ttl": spec.result_ttl,
-        "error": end.error if end else None,
-        "error_class": "DependencyFailed" if end else None,
-        "ended_by": end.parent if end else None,
-        "max_duration": spec.max_duration,
-        "max_delay": spec.max_delay,
-        "expires_at": expires_at,
-        "check_at": None if end else first_look(now, run_at, expires_at, spec.max_delay),
-    }
-
-
-def _insert_values(connection: sa.Connection, rows: Sequence[tuple[int, str, str]]) -> None:
-    source = dialect_of(connection).rows({"task_id": int, "name": str, "value": str})
-    connection.execute(
-        prepared(f"INSERT INTO schedd_task_values (task_id, name, value) SELECT task_id, name, value FROM {source} j"),
-        {"rows": bind_rows(rows)},
-    )
-
-
 class _Batch:
-    """One call of :func:`enqueue` with edges, keys or many tasks."""
+    """One call of :func:`enqueue` with edges, keys or many tasks.
+
+    Locks are taken in one order by everybody: parents by id, then keys in theirs. So whose parents are in the batch,
+    too, take their keys before it is known whether they wait for them.
+    """
 
     def __init__(self, connection: sa.Connection, dialect: Dialect, specs: Sequence[TaskSpec], now: int) -> None:
         self.connection = connection
@@ -185,165 +97,155 @@ class _Batch:
         self.specs = specs
         self.now = now
         self.ids: list[TaskId] = [TaskId(0)] * len(specs)
-        self.ends: dict[int, TaskState | None] = {}  # task id -> its terminal state, None while it lives
+        self.parents = Parents()
+        self.holders: dict[int, Holder] = {}  # position -> who holds its key already
+        self.keyed: set[int] = set()  # positions that were stored as they took their key
+        self.reserved: dict[int, int] = {}
         self.rows: list[list[Any]] = []
+        self.decided: list[list[Any]] = []
         self.values: list[tuple[int, str, str]] = []
         self.edges: list[tuple[int, int, int, int, int]] = []
+        self.replaced: list[tuple[Holder, TaskSpec, Placed]] = []
 
     def store(self) -> list[TaskId]:
-        parents = [[e.parent for e in spec.edges if e.local] for spec in self.specs]
-        order = batch_order(parents, [f"{spec.kind}#{i}" for i, spec in enumerate(self.specs)])
-        # Parents are held before ids are drawn and keys taken: the order of locks is the same for everybody.
-        self._read_parents()
-        reserved = self.dialect.reserve_ids(self.connection, len(self.specs))
-        for position in self._by_key(order):
-            self._place(position, reserved[position])
+        local = [[e.parent for e in spec.edges if e.local] for spec in self.specs]
+        order = batch_order(local, [f"{spec.kind}#{i}" for i, spec in enumerate(self.specs)])
+        if any(spec.conflict == "replace" for spec in self.specs) and any(spec.edges for spec in self.specs):
+            one_at_a_time(self.connection, self.dialect)
+        wanted = sorted({e.parent for spec in self.specs for e in spec.edges if not e.local})
+        if wanted:
+            self.parents = read_parents(self.connection, self.dialect, wanted)
+        self._reserve_ids()
+        rank = {position: n for n, position in enumerate(order)}
+        keyed = [(spec.kind, spec.key, rank[i], i) for i, spec in enumerate(self.specs) if spec.key is not None]
+        for *_, position in sorted(keyed):
+            self._take_key(position)
+        for position in order:
+            self._place(position)
         self._flush()
+        for holder, spec, placed in self.replaced:
+            self._replace(holder, spec, placed)
+        for holder, spec, _ in self.replaced:
+            if spec.edges:
+                refuse_cycle(self.connection, self.dialect, holder.id, [edge.parent for edge in spec.edges])
         return self.ids
 
-    def _by_key(self, order: Sequence[int]) -> list[int]:
-        """Keyed tasks first, by key, where no parent in the batch has to come before: so that two batches that take
-        the same keys do not wait for each other."""
-        first = [i for i, s in enumerate(self.specs) if s.key is not None and not any(e.local for e in s.edges)]
-        first.sort(key=lambda i: (self.specs[i].kind, self.specs[i].key or "", i))
-        taken = set(first)
-        return first + [i for i in order if i not in taken]
+    def _reserve_ids(self) -> None:
+        """Ids for those that will be new, in creation order; a lone key is looked for first, and draws its own."""
+        new: list[int] = []
+        held: dict[tuple[str, str], TaskState] = {}
+        asked = {(spec.kind, spec.key) for spec in self.specs if spec.key is not None}
+        if asked:
+            if len(self.specs) == 1:
+                return
+            held = keys.holders(self.connection, self.dialect, asked, self.now)
+        seen: set[tuple[str, str]] = set()
+        for i, spec in enumerate(self.specs):
+            if spec.key is not None:
+                name = spec.kind, spec.key
+                state = held.get(name)
+                if name in seen or (state is not None and not (state.terminal and spec.conflict == "replace")):
+                    continue
+                seen.add(name)
+            new.append(i)
+        if new:
+            self.reserved = dict(zip(new, self.dialect.reserve_ids(self.connection, len(new)), strict=True))
 
-    def _read_parents(self) -> None:
-        wanted = sorted({e.parent for spec in self.specs for e in spec.edges if not e.local})
-        if not wanted:
-            return
-        self.ends.update(read_parents(self.connection, self.dialect, wanted))
+    def _new_id(self, position: int) -> int:
+        reserved = self.reserved.pop(position, None)
+        return self.dialect.reserve_ids(self.connection, 1)[0] if reserved is None else reserved
 
-    def _place(self, position: int, new_id: int) -> None:
+    def _take_key(self, position: int) -> None:
+        """Store the task under its key, or note who holds that.
+
+        A task whose edges are broken takes no key. Of one whose parents are in the batch that is not known yet.
+        """
         spec = self.specs[position]
-        unmet, end = 0, None
-        edges: list[tuple[int, int, int, int, int]] = []
+        assert spec.key is not None
+        placed = Placed()
+        if not any(edge.local for edge in spec.edges):
+            placed = self.parents.place(spec.edges)
+        lock = self.dialect.lock if spec.conflict == "replace" else ""
+        if not lock and len(self.specs) > 1:
+            lock = self.dialect.share  # others may depend on the holder: it must not end unseen, as in read_parents
+        row: dict[str, Any] | None = None
+        while True:
+            holder = keys.holder_of(self.connection, spec.kind, spec.key, self.now, lock)
+            if holder is not None:
+                if spec.conflict == "reject":
+                    raise DuplicateKeyError(spec.kind, spec.key, holder.id)
+                if spec.conflict == "keep" or not holder.state.terminal:
+                    self.holders[position] = holder
+                    return
+                keys.free(self.connection, holder.id)
+            if placed.end is not None:
+                return
+            if row is None:
+                row = row_of(spec, self.now, placed) | {"id": self._new_id(position)}
+            if self.connection.execute(prepared(_KEYED), row).first() is not None:
+                self.ids[position] = TaskId(row["id"])
+                self.keyed.add(position)
+                return
+            # One whose retention is over is in the way, or the holder came between two statements: each has its own
+            # view on PostgreSQL.
+            keys.free_expired(self.connection, spec.kind, spec.key, self.now)
+
+    def _place(self, position: int) -> None:
+        """Decide by its edges what becomes of the task; all its parents in the batch are placed."""
+        spec = self.specs[position]
+        holder = self.holders.get(position)
+        if holder is not None:
+            self.ids[position] = TaskId(holder.id, created=False)
+            if spec.conflict != "replace":
+                self.parents.ends.setdefault(holder.id, holder.state if holder.state.terminal else None)
+                return
+        edges = self._resolved(spec)
+        placed = self.parents.place(edges)
+        if holder is not None:
+            self.replaced.append((holder, msgspec.structs.replace(spec, edges=edges), placed))
+            self.parents.ends[holder.id] = placed.end.state if placed.end and holder.state not in HELD else None
+            return
+        row = row_of(spec, self.now, placed)
+        if position not in self.keyed:
+            new_id = self._new_id(position)
+            self.ids[position] = TaskId(new_id)
+            self.rows.append([new_id, *(row[name] for name in COLUMNS if name != "id")])
+        else:
+            new_id = int(self.ids[position])
+            if any(edge.local for edge in spec.edges):
+                self.decided.append([new_id, *(row[name] for name in _DECIDED)])
+        if row["payload"] is None:
+            self.values.append((new_id, "payload", spec.payload))
+        self.parents.ends[new_id] = placed.end.state if placed.end else None
+        self.edges += [edge_row(edge, new_id) for edge in edges]
+
+    def _resolved(self, spec: TaskSpec) -> list[EdgeSpec]:
+        """Its edges with the ids of their parents; each parent once, whatever builders stood for it."""
         named: dict[int, tuple[When, Otherwise]] = {}
         for edge in spec.edges:
             parent = int(self.ids[edge.parent]) if edge.local else edge.parent
             conditions = edge.when, edge.otherwise
             if named.setdefault(parent, conditions) != conditions:
                 raise ConfigError(f"depend_on names task {parent} twice (by its key) with different conditions")
-            if len(named) == len(edges):
-                continue  # the same task again, by another builder with its key
-            state = self.ends.get(parent)
-            verdict = None if state is None else judge(state, edge.when, edge.otherwise)
-            if verdict is None or verdict is Verdict.WAIT:
-                unmet += 1
-            elif verdict is not Verdict.SATISFIED and (end is None or verdict is Verdict.FAIL):
-                assert state is not None
-                ended = TaskState.FAILED if verdict is Verdict.FAIL else TaskState.SKIPPED
-                end = _End(ended, broken_text([(parent, state)], ended), parent)
-            edges.append(
-                (
-                    parent,
-                    new_id,
-                    _WHENS[edge.when],
-                    _OTHERWISES[edge.otherwise],
-                    satisfied_mask(edge.when, edge.otherwise),
-                )
-            )
-        row = _row(spec, self.now, unmet, end) | {"id": new_id}
-        if spec.key is not None:
-            holder = self._insert_keyed(spec, row)
-            if holder is not None:
-                self.ids[position] = TaskId(holder[0], created=False)
-                self.ends[holder[0]] = holder[1]
-                return
-        if spec.key is None or end is not None:
-            self.rows.append([row[name] for name in _COLUMNS])
-        if row["payload"] is None:
-            self.values.append((new_id, "payload", spec.payload))
-        self.ids[position] = TaskId(new_id)
-        self.ends[new_id] = end.state if end else None
-        self.edges += edges
-
-    def _insert_keyed(self, spec: TaskSpec, row: dict[str, Any]) -> tuple[int, TaskState | None] | None:
-        """Insert under the key, or return (id, end) of the task that holds it.
-
-        A task that its edges ended takes no key, and is left for the caller to insert if nobody holds it.
-        """
-        assert spec.key is not None
-        held = {"kind": spec.kind, "key": spec.key, "now": self.now}
-        # A success that is retained no longer gives its key up here, in the transaction that takes it.
-        self.connection.execute(
-            prepared(
-                "UPDATE schedd_tasks SET held_key = NULL WHERE kind = :kind AND held_key = :key "
-                f"AND state = {st.SUCCESS} AND key_until <= :now"
-            ),
-            held,
-        )
-        takes = row["held_key"] is not None
-        # Others of this batch may depend on the holder: it must not end unseen, as in read_parents.
-        share = self.dialect.share if len(self.specs) > 1 else ""
-        look = f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.kind = :kind AND t.held_key = :key {share}"
-        while True:
-            if takes and self.connection.execute(prepared(_KEYED), row).first() is not None:
-                return None
-            found = self.connection.execute(prepared(look), held).first()
-            if found is not None:
-                break
-            if not takes:
-                return None
-            # The holder ended between the two statements, each of which has its own view on PostgreSQL: once more.
-        if spec.conflict == "reject":
-            raise DuplicateKeyError(spec.kind, spec.key, found.id)
-        state = TaskState.from_code(found.state)
-        return found.id, state if state.terminal else None
+        return [EdgeSpec(parent, *conditions) for parent, conditions in named.items()]
 
     def _flush(self) -> None:
         if self.rows:
-            source = self.dialect.rows(_COLUMNS)
+            source = self.dialect.rows(COLUMNS)
             self.connection.execute(
                 prepared(f"INSERT INTO schedd_tasks ({_NAMES}) SELECT {_NAMES} FROM {source} j"),
                 {"rows": bind_rows(self.rows)},
             )
+        if self.decided:
+            source = self.dialect.rows(_DECIDED_COLUMNS)
+            self.connection.execute(prepared(_DECIDE.format(rows=source)), {"rows": bind_rows(self.decided)})
         if self.values:
-            _insert_values(self.connection, self.values)
+            insert_values(self.connection, self.values)
         if self.edges:
             insert_edges(self.connection, self.edges)
 
-
-def insert_edges(connection: sa.Connection, edges: Sequence[tuple[int, int, int, int, int]]) -> None:
-    """Rows (parent, child, when, otherwise, ok)."""
-    names = ", ".join(_EDGE_COLUMNS)
-    source = dialect_of(connection).rows(_EDGE_COLUMNS)
-    connection.execute(
-        prepared(f"INSERT INTO schedd_edges ({names}) SELECT {names} FROM {source} j"),
-        {"rows": bind_rows(edges)},
-    )
-
-
-def read_parents(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> dict[int, TaskState | None]:
-    """The terminal state of each id, None while it lives; holds the rows as they are until the transaction ends.
-
-    An engine that wants to finish one of them passes it over until then, so a parent cannot end unseen between this
-    read and the commit of the edge. Raises UnknownDependencyError for an id that never was.
-    """
-    ends: dict[int, TaskState | None] = {}
-    for row in connection.execute(
-        prepared(
-            f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.share}"
-        ),
-        {"ids": bind_rows(ids)},
-    ):
-        state = TaskState.from_code(row.state)
-        ends[row.id] = state if state.terminal else None
-    gone = [i for i in ids if i not in ends]
-    if gone:
-        for row in connection.execute(
-            prepared(f"SELECT task_id, state FROM schedd_outcomes WHERE task_id IN {dialect.ids()}"),
-            {"ids": bind_rows(gone)},
-        ):
-            ends[row.task_id] = TaskState.from_code(row.state)
-        unknown = [i for i in gone if i not in ends]
-        if unknown:
-            raise UnknownDependencyError(unknown)
-    return ends
-
-
-def broken_text(parents: Sequence[tuple[int, TaskState]], ended: TaskState) -> str:
-    """The sentence recorded on a task that its parents' ends ended."""
-    named = ", ".join(f"task {parent} ended {state}" for parent, state in parents)
-    return f"{'not run' if ended is TaskState.FAILED else 'skipped'}: {named}"
+    def _replace(self, holder: Holder, spec: TaskSpec, placed: Placed) -> None:
+        if holder.state in HELD:
+            put_aside(self.connection, self.dialect, holder.id, spec, self.now)
+        else:
+            replace_now(self.connection, self.dialect, holder.id, spec, placed, self.now)

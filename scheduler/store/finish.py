@@ -14,20 +14,23 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
-from scheduler.store.enqueue import INLINE
+from scheduler.store.new_task import INLINE
 from scheduler.store.release import release
+from scheduler.store.replacing import settle, unsettleable
 from scheduler.store.statement import Columns, change_over, run, run_over
 
+BROKEN_BITS = END_BIT[TaskState.FAILED] | END_BIT[TaskState.SKIPPED]  # how an edge may end a task
 DAY = 86_400 * 1_000_000
 KEY_RETENTION = DAY
 RESULT_TTL = DAY
 
 T = "schedd_tasks"  # in full, since RETURNING knows no alias on SQLite
 _HELD_BY_US = fence("BETWEEN 4 AND 5", T)
-# A cancel that was asked for before the outcome commits wins over it, then a replaced payload asks for another run.
+# What replaced it meanwhile is to run (see replacing.py); else a cancel that was asked for before the outcome commits
+# wins over that.
 _NEXT = (
-    f"CASE WHEN {T}.cancel_requested IS NOT NULL THEN {st.CANCELLED} "
-    f"WHEN {T}.rerun = 1 THEN CASE WHEN {T}.unmet > 0 THEN {st.WAITING} ELSE {st.SCHEDULED} END ELSE {{state}} END"
+    f"CASE WHEN {T}.rerun = 1 THEN {st.SCHEDULED} "
+    f"WHEN {T}.cancel_requested IS NOT NULL THEN {st.CANCELLED} ELSE {{state}} END"
 )
 # Whether it is a parent at all: mostly none is, and then there is nothing to release.
 _GIVEN = f"{T}.id, {T}.claim, {T}.state, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = {T}.id)"
@@ -52,8 +55,7 @@ UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
   started_at = j.started, finished_at = j.finished, result = j.result,
   result_until = :now + CASE WHEN {T}.held_key IS NOT NULL AND {_KEPT} > {_LIVES} THEN {_KEPT} ELSE {_LIVES} END,
   key_until = CASE WHEN {T}.held_key IS NOT NULL THEN :now + {_KEPT} END,
-  held_key = CASE WHEN {T}.cancel_requested IS NOT NULL THEN NULL ELSE {T}.held_key END,
-  attempt_base = CASE WHEN {T}.rerun = 1 THEN {T}.attempt ELSE {T}.attempt_base END, rerun = 0
+  held_key = CASE WHEN {T}.cancel_requested IS NOT NULL AND {T}.rerun <> 1 THEN NULL ELSE {T}.held_key END
 FROM j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {_GIVEN}
 """
 # Why it was cancelled says more than what its body raised on the way.
@@ -63,15 +65,14 @@ _OTHER = f"""
 WITH {{rows}}
 UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
   started_at = j.started, finished_at = j.finished, attempt = {T}.attempt - j.refund,
-  run_at = CASE WHEN {T}.rerun = 1 THEN {T}.run_at ELSE coalesce(j.run_at, {T}.run_at) END,
+  run_at = coalesce(j.run_at, {T}.run_at),
   error = coalesce({_OWN.format("error")}, {T}.error),
   error_class = coalesce({_OWN.format("error_class")}, {T}.error_class),
   fingerprint = coalesce(j.fingerprint, {T}.fingerprint),
   status_code = CASE WHEN j.error IS NULL THEN {T}.status_code ELSE j.status END,
-  held_key = CASE WHEN {T}.cancel_requested IS NOT NULL
-      OR ({T}.rerun = 0 AND j.state IN ({st.FAILED}, {st.DEAD}, {st.CANCELLED}))
+  held_key = CASE WHEN {T}.rerun <> 1
+      AND ({T}.cancel_requested IS NOT NULL OR j.state IN ({st.FAILED}, {st.DEAD}, {st.CANCELLED}))
     THEN NULL ELSE {T}.held_key END,
-  attempt_base = CASE WHEN {T}.rerun = 1 THEN {T}.attempt ELSE {T}.attempt_base END, rerun = 0,
   suspect = j.suspect * {T}.suspect, lane = CASE WHEN j.suspect = 0 THEN ltrim({T}.lane, '!') ELSE {T}.lane END
 FROM j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {_GIVEN}
 """
@@ -131,21 +132,33 @@ class Finished(NamedTuple):
     ready: int
 
 
+class _Written(NamedTuple):
+    """What ended and how; outcomes that held, and that did not; tasks with children; and what ended, or is due again,
+    by somebody's will: perhaps it was replaced."""
+
+    ended: dict[int, TaskState]
+    kept: Sequence[Outcome]
+    lost: list[Outcome]
+    parents: list[int]
+    overruled: list[int]
+
+
 def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int) -> Finished:
     """Write the outcomes that ``worker`` still holds, their attempts and what follows for dependents."""
     deferred: list[Outcome] = []
     if dialect.name == "postgresql":
         outcomes, deferred = _lockable(connection, dialect, worker, outcomes)
-    ended, kept, lost, parents = _write(connection, dialect, worker, outcomes, now)
-    _record(connection, dialect, worker, kept)
-    ready = release(connection, dialect, [(i, ended[i]) for i in parents if i in ended], now) if parents else 0
-    return Finished(ended, lost, deferred, ready)
+    wrote = _write(connection, dialect, worker, outcomes, now)
+    _record(connection, dialect, worker, wrote.kept)
+    parents = [(i, wrote.ended[i]) for i in wrote.parents if i in wrote.ended]
+    ready = release(connection, dialect, parents, now) if parents else 0
+    if wrote.overruled:
+        settle(connection, dialect, wrote.overruled, now)
+    return Finished(wrote.ended, wrote.lost, deferred, ready)
 
 
-def _write(
-    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int
-) -> tuple[dict[int, TaskState], Sequence[Outcome], list[Outcome], list[int]]:
-    """Write the tasks' rows. Returns what ended and how, outcomes that held, those that did not, and parents."""
+def _write(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int) -> _Written:
+    """Write the tasks' rows."""
     bound = {"worker": worker, "now": now}
     successes = [
         (
@@ -161,15 +174,17 @@ def _write(
     if len(successes) == len(outcomes) and dialect.name == "sqlite":
         parents = _succeed_all_plainly(connection, dialect, successes, bound)
         if parents is not None:
-            return dict.fromkeys([row[0] for row in successes], TaskState.SUCCESS), outcomes, [], parents
+            ended = dict.fromkeys([row[0] for row in successes], TaskState.SUCCESS)
+            return _Written(ended, outcomes, [], parents, [])
     plain = run_over(connection, _SUCCEED_PLAINLY_GIVING, _SUCCEED_COLUMNS, successes, bound)
     ended = dict.fromkeys([row[0] for row in plain], TaskState.SUCCESS)
     parents = [row[0] for row in plain if row[3]]
     if len(plain) == len(outcomes):
-        return ended, outcomes, [], parents
+        return _Written(ended, outcomes, [], parents, [])
     states = {(row[0], row[1]): TaskState.SUCCESS for row in plain}
     rest = [row for row in successes if (row[0], row[1]) not in states]
     others = [_other_row(o) for o in outcomes if o.state != st.SUCCESS]
+    overruled: list[int] = []
     written = run_over(connection, _SUCCEED, _SUCCEED_COLUMNS, rest, bound)
     written += run_over(connection, _OTHER, _OTHER_COLUMNS, others, bound)
     for task_id, claim, code, has_children in written:
@@ -178,10 +193,11 @@ def _write(
             ended[task_id] = state
             if has_children:
                 parents.append(task_id)
+        if state is TaskState.CANCELLED or state is TaskState.SCHEDULED:
+            overruled.append(task_id)
     lost = [o for o in outcomes if (o.task_id, o.claim) not in states]
-    # A cancel may have won over what the body said: no success is recorded then.
     kept = [_ended_as(o, states[o.task_id, o.claim]) for o in outcomes if (o.task_id, o.claim) in states]
-    return ended, kept, lost, parents
+    return _Written(ended, kept, lost, parents, overruled)
 
 
 def _succeed_all_plainly(
@@ -203,7 +219,14 @@ def _succeed_all_plainly(
 
 
 def _ended_as(o: Outcome, state: TaskState) -> Outcome:
-    return o._replace(end=AttemptEnd.CANCELLED) if state is TaskState.CANCELLED else o
+    """What the history says if something else decided what becomes of the task."""
+    if state is TaskState.CANCELLED:
+        return o._replace(end=AttemptEnd.CANCELLED, result=None)
+    if state is not TaskState.SCHEDULED or o.state == st.SCHEDULED:
+        return o
+    # A failed attempt was not retried and not the last one; the task runs again as something else.
+    failed = o.state in (st.RETRY, st.SUSPENDED, st.FAILED, st.DEAD)
+    return o._replace(end=AttemptEnd.REPLACED if failed else o.end, result=None)
 
 
 def _other_row(o: Outcome) -> tuple[object, ...]:
@@ -264,7 +287,7 @@ def write_values(connection: sa.Connection, dialect: Dialect, values: Sequence[t
 
 _PAIR: Columns = (("id", int), ("claim", int))
 _LOOK_HELD = (
-    "WITH {rows} SELECT t.id, t.cancel_requested, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = t.id) "
+    "WITH {rows} SELECT t.id, t.cancel_requested, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = t.id), t.rerun "
     "FROM j JOIN schedd_tasks t ON t.id = j.id "
     f"WHERE {fence('BETWEEN 4 AND 5')}"
 )
@@ -283,12 +306,16 @@ def _lockable(
     pairs = [(o.task_id, o.claim) for o in outcomes]
     locked = run_over(connection, _LOCK_HELD, _PAIR, pairs, bound)
     got = {row[0]: row[1] is not None for row in locked}
+    replaced = [row[0] for row in locked if row[3]]
     parents = {row[0] for row in locked if row[2]}
     blocked: set[int] = set()
     if len(got) < len(outcomes):
         blocked = {row[0] for row in run_over(connection, _LOOK_HELD, _PAIR, pairs, bound)} - got.keys()
     ends = {o.task_id: st.CANCELLED if got[o.task_id] else o.state for o in outcomes if o.task_id in parents}
     bits = {i: END_BIT[TaskState.from_code(state)] for i, state in ends.items() if state >= st.FIRST_TERMINAL}
+    if replaced:
+        blocked |= unsettleable(connection, dialect, replaced)
+        bits |= {i: bits.get(i, 0) | BROKEN_BITS for i in replaced}  # their new edges may end them at once
     blocked |= blocked_below(connection, dialect, bits)
     if not blocked:
         return outcomes, []
@@ -326,5 +353,5 @@ def blocked_below(connection: sa.Connection, dialect: Dialect, level: dict[int, 
         for edge in edges:
             if edge.child in locked and level[edge.parent] & ~edge.ok:
                 reached.setdefault(edge.child, set()).update(roots[edge.parent])
-        roots, level = reached, dict.fromkeys(reached, END_BIT[TaskState.FAILED] | END_BIT[TaskState.SKIPPED])
+        roots, level = reached, dict.fromkeys(reached, BROKEN_BITS)
     return blocked

@@ -8,9 +8,11 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.errors import ResultExpiredError, TaskCancelledError, TaskFailedError, UnknownTaskError
+from scheduler.model.envelope import Envelope
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import TaskState
 from scheduler.store.dialect import prepared
+from scheduler.store.envelopes import envelope_of, kept
 
 
 class AttemptRecord(NamedTuple):
@@ -28,10 +30,14 @@ class AttemptRecord(NamedTuple):
     error_class: str | None
     fingerprint: str | None
     status_code: int | None
+    envelope: Envelope
 
 
 def attempts(connection: sa.Connection, task_id: int) -> list[AttemptRecord]:
     """The attempts of a task that have ended, oldest first."""
+    present = envelope_of(connection, task_id)
+    if present is None:
+        return []
     rows = connection.execute(
         prepared(
             "SELECT a.*, w.host, w.pid FROM schedd_attempts a LEFT JOIN schedd_workers w ON w.id = a.worker "
@@ -53,6 +59,7 @@ def attempts(connection: sa.Connection, task_id: int) -> list[AttemptRecord]:
             r.error_class,
             r.fingerprint,
             r.status_code,
+            kept(r.envelope, present),
         )
         for r in rows
     ]

@@ -92,6 +92,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int | None
     headers: dict[str, Any]
     dead_letter: bool
+    rerun: bool
     original_id: int | None
     replay_count: int
     max_duration: int | None
@@ -141,6 +142,7 @@ def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
         "retry": _policy(policy),
         "headers": _headers(headers),
         "dead_letter": bool(given["dead_letter"]),
+        "rerun": given["rerun"] == 1,
         "payload": given["payload"] if given["payload"] is not None else values.get((task_id, "payload")),
         "result_text": result if result is not None else values.get((task_id, "result")),
     }

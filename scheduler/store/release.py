@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.state import END_BIT, Otherwise, TaskState, Verdict, When, judge
 from scheduler.store.dialect import Dialect, bind_rows, prepared
-from scheduler.store.enqueue import broken_text
+from scheduler.store.new_task import broken_text, removed_text
 from scheduler.store.statement import run
 
 _WHENS = tuple(When)
@@ -60,19 +60,28 @@ def break_only(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple
     release(connection, dialect, ended.items(), now)
 
 
-def parents_removed(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> None:
-    """End what waits for these unsuccessful tasks to be retried (*otherwise* wait): they are about to be removed."""
+def parents_removed(connection: sa.Connection, dialect: Dialect, ends: Mapping[int, TaskState], now: int) -> None:
+    """End what waits for these tasks to be retried (*otherwise* wait): they were, or are about to be, removed.
+
+    ``ends``: how each of them ended.
+    """
+    if not ends:
+        return
     rows = connection.execute(
         prepared(
-            "SELECT e.child, min(e.parent) AS parent FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
-            f"WHERE e.parent IN {dialect.ids()} AND e.otherwise = {_OTHERWISES.index(Otherwise.WAIT)} "
-            f"AND (e.ok & {END_BIT[TaskState.DEAD]}) = 0 AND c.state = {st.WAITING} GROUP BY e.child ORDER BY e.child"
+            "SELECT e.parent, e.child, e.on_end, e.otherwise FROM schedd_edges e "
+            f"JOIN schedd_tasks c ON c.id = e.child WHERE e.parent IN {dialect.ids()} "
+            f"AND e.otherwise = {_OTHERWISES.index(Otherwise.WAIT)} AND c.state = {st.WAITING} "
+            "ORDER BY e.child, e.parent DESC"
         ),
-        {"ids": bind_rows(ids)},
+        {"ids": bind_rows(sorted(ends))},
     ).fetchall()
-    if rows:
-        failed = TaskState.FAILED.code
-        texts = [(row.child, failed, f"not run: task {row.parent} was removed", row.parent) for row in rows]
+    waits = [
+        row for row in rows if judge(ends[row.parent], _WHENS[row.on_end], _OTHERWISES[row.otherwise]) is Verdict.WAIT
+    ]
+    if waits:
+        first = {row.child: row.parent for row in waits}
+        texts = [(child, TaskState.FAILED.code, removed_text(parent), parent) for child, parent in first.items()]
         release(connection, dialect, _end(connection, dialect, texts, now).items(), now)
 
 

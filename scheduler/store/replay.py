@@ -11,11 +11,13 @@ from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
 from scheduler.ports import FAILPOINTS
+from scheduler.store import envelopes, keys
 from scheduler.store.control import reopen
 from scheduler.store.dead_letters import Filter, not_dead, write_audit
 from scheduler.store.dialect import dialect_of, prepared
-from scheduler.store.enqueue import INLINE, enqueue
+from scheduler.store.enqueue import enqueue
 from scheduler.store.finish import write_values
+from scheduler.store.new_task import INLINE
 
 _WHENS, _OTHERWISES = tuple(When), tuple(Otherwise)
 _TRIES = 3
@@ -127,6 +129,8 @@ def _again(
     connection: sa.Connection, row: sa.Row[Any], now: int, by: str | None, key: str | None, payload: NewPayload | None
 ) -> None:
     dialect = dialect_of(connection)
+    if key is not None or payload is not None:
+        envelopes.keep(connection, row.id)
     for left in reversed(range(_TRIES)):
         _refuse_if_held(connection, row, key if key is not None else row.key, now)
         try:
@@ -165,20 +169,9 @@ def _detail(row: sa.Row[Any], key: str | None, payload: NewPayload | None) -> di
 def _refuse_if_held(connection: sa.Connection, row: sa.Row[Any], key: str | None, now: int) -> None:
     if key is None:
         return
-    bound = {"kind": row.kind, "key": key, "now": now, "id": row.id}
-    # A success gives its key up once its retention is over, in the transaction that takes it: as in enqueue.py.
-    connection.execute(
-        prepared(
-            "UPDATE schedd_tasks SET held_key = NULL WHERE kind = :kind AND held_key = :key "
-            f"AND state = {st.SUCCESS} AND key_until <= :now"
-        ),
-        bound,
-    )
-    holder = connection.execute(
-        prepared("SELECT id FROM schedd_tasks WHERE kind = :kind AND held_key = :key AND id <> :id"), bound
-    ).scalar()
-    if holder is not None:
-        raise DuplicateKeyError(row.kind, key, holder)
+    holder = keys.holder_of(connection, row.kind, key, now)
+    if holder is not None and holder.id != row.id:
+        raise DuplicateKeyError(row.kind, key, holder.id)
 
 
 def _replace_payload(connection: sa.Connection, task_id: int, payload: NewPayload) -> None:

@@ -75,7 +75,7 @@ tasks = Table(
     Column("missed_since", BigInteger),
     # while it runs
     Column("cancel_requested", BigInteger),
-    Column("rerun", SmallInteger, nullable=False, server_default=text("0")),
+    Column("rerun", SmallInteger, nullable=False, server_default=text("0")),  # see replacing.py
     Column("progress", Float),
     Column("progress_message", Text),
     Column("last_heartbeat_at", BigInteger),
@@ -167,6 +167,7 @@ attempts = Table(
     Column("error_class", Text),
     Column("fingerprint", Text),
     Column("status_code", Integer),
+    Column("envelope", Text),  # model.envelope.Envelope as JSON; NULL: as the task's own now
     PrimaryKeyConstraint("task_id", "claim"),
     sqlite_with_rowid=False,
 )

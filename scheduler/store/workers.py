@@ -17,8 +17,9 @@ from scheduler.model.registry import Kind
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import Dialect, bind_rows, prepared
-from scheduler.store.finish import blocked_below
+from scheduler.store.finish import BROKEN_BITS, blocked_below
 from scheduler.store.release import release
+from scheduler.store.replacing import settle, unsettleable
 
 LIVE, DRAINING, STOPPED, DEAD = range(4)
 WORKER_STATES = ("live", "draining", "stopped", "dead")
@@ -190,7 +191,7 @@ def _take_back(
     rows = connection.execute(
         prepared(
             "SELECT t.id, t.claim, t.attempt, t.state, t.claimed_at, t.started_at, t.lane, t.suspect, t.deaths, "
-            "t.cancel_requested, t.dead_letter FROM schedd_tasks t "
+            "t.cancel_requested, t.dead_letter, t.rerun FROM schedd_tasks t "
             "WHERE t.worker = :worker AND t.state >= 4 AND t.state <= 5 "
             f"ORDER BY t.id {dialect.skip_locked}"
         ),
@@ -203,7 +204,9 @@ def _take_back(
         deaths = r.deaths + (1 if alone else 0)
         lane, text = r.lane, error
         end = AttemptEnd.LOST
-        if r.cancel_requested is not None:
+        if r.rerun == 1:
+            state = st.SCHEDULED  # as what replaced it meanwhile, which kills nobody as far as is known
+        elif r.cancel_requested is not None:
             state = st.CANCELLED
         elif deaths >= DEATHS_ALONE:
             state = st.DEAD if r.dead_letter else st.FAILED
@@ -217,9 +220,11 @@ def _take_back(
         tasks.append((r.id, state, lane, deaths, refund, text if state in (st.DEAD, st.FAILED) else None))
         attempts.append((r.id, r.claim, r.attempt, r.claimed_at, r.started_at, end.code, text))
     ends = {t[0]: END_BIT[TaskState.from_code(t[1])] for t in tasks if t[1] >= st.FIRST_TERMINAL}
+    replaced = [r.id for r in rows if r.rerun]
+    ends |= {i: ends.get(i, 0) | BROKEN_BITS for i in replaced}
     if ends and dialect.skip_locked:
         # Somebody's open transaction holds what waits for them: they stay claimed until a later call.
-        blocked = blocked_below(connection, dialect, ends)
+        blocked = blocked_below(connection, dialect, ends) | unsettleable(connection, dialect, replaced)
         tasks = [t for t in tasks if t[0] not in blocked]
         attempts = [a for a in attempts if a[0] not in blocked]
         poisoned = [p for p in poisoned if p not in blocked]
@@ -228,6 +233,8 @@ def _take_back(
     ended = {t[0]: TaskState.from_code(t[1]) for t in tasks if t[1] >= st.FIRST_TERMINAL}
     if ended:
         release(connection, dialect, ended.items(), now)
+    if replaced:
+        settle(connection, dialect, [t[0] for t in tasks], now)
     return len(tasks), tuple(poisoned)
 
 
@@ -249,11 +256,9 @@ def _write_back(
     }
     connection.execute(
         prepared(
-            "UPDATE schedd_tasks SET state = CASE WHEN schedd_tasks.rerun = 1 AND j.state = 1 "
-            "AND schedd_tasks.unmet > 0 THEN 0 ELSE j.state END, "
+            "UPDATE schedd_tasks SET state = j.state, "
             "worker = NULL, lane = j.lane, deaths = j.deaths, suspect = schedd_tasks.suspect + 1, "
-            "attempt_base = CASE WHEN schedd_tasks.rerun = 1 THEN schedd_tasks.attempt "
-            "ELSE schedd_tasks.attempt_base + j.refund END, rerun = 0, "
+            "attempt_base = schedd_tasks.attempt_base + j.refund, "
             "finished_at = CASE WHEN j.state >= 6 THEN :now ELSE schedd_tasks.finished_at END, "
             "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, "
             "error = coalesce(j.error, schedd_tasks.error), "

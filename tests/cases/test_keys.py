@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +26,9 @@ from scheduler import (
 )
 from scheduler.ports import SystemClock
 from scheduler.testing import FakeClock, drain
+from support.bench import Side
 from support.fleet import Fleet, ends, rows, run_claimed, step
+from support.processes import Child
 
 DAY = timedelta(days=1)
 
@@ -184,7 +189,7 @@ def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 @pytest.mark.case(27)
-@pytest.mark.parametrize("conflict", ["keep", "reject"])
+@pytest.mark.parametrize("conflict", ["keep", "reject", "replace"])
 def test_fifty_concurrent_calls_make_one_row(fleet: Fleet, conflict: str) -> None:
     callers = [fleet.worker(echo, state=[]) for _ in range(5)]
     for jobs in callers:
@@ -194,12 +199,128 @@ def test_fifty_concurrent_calls_make_one_row(fleet: Fleet, conflict: str) -> Non
     assert len(made) == 1, done
     assert [row.id for row in rows(callers[0], "SELECT id FROM schedd_tasks")] == made
     rest = [i for i in done if i is not made[0]]
-    if conflict == "keep":
-        assert rest == made * 49
-    else:
+    if conflict == "reject":
         assert [error.existing_id for error in rest] == made * 49
+    else:
+        assert rest == made * 49
     drain(callers[0])
     assert len(callers[0].state) == 1
+    assert callers[0].task(echo, "next").schedule() <= made[0] + (1 if fleet.database.is_sqlite else 50)
+
+
+CALLER = """
+import sys
+from scheduler import DuplicateKeyError, Scheduler, task
+
+@task(kind="echo")
+def echo(ctx, text): pass
+
+jobs = Scheduler(sys.argv[1])
+jobs.register(echo)
+jobs.database.open()
+print("ready", flush=True)
+sys.stdin.readline()
+made = []
+for n in range(10):
+    try:
+        made.append(jobs.task(echo, f"{sys.argv[3]} {n}").key("k", conflict=sys.argv[2]).schedule())
+    except DuplicateKeyError as error:
+        made.append(error.existing_id)
+print("got", *[f"{int(i)}:{getattr(i, 'created', False)}" for i in made], flush=True)
+"""
+
+
+@pytest.mark.case(27)
+@pytest.mark.parametrize("conflict", ["keep", "reject", "replace"])
+def test_fifty_calls_of_five_processes_make_one_row(
+    fleet: Fleet, clock: FakeClock, tmp_path: Path, conflict: str
+) -> None:
+    clock.jump(timedelta(days=36500))  # theirs is the system's
+    place = (*("-c", CALLER), fleet.database.url, conflict)
+    callers = [Child(tmp_path, (*place, str(n)), dict(os.environ)) for n in range(5)]
+    try:
+        for caller in callers:
+            caller.says("ready")
+        for caller in callers:
+            caller.tell("go")
+        got = [word for caller in callers for word in caller.says("got").split()[1:]]
+    finally:
+        for caller in callers:
+            caller.close()
+    jobs = fleet.worker(echo, state=[])
+    ((made,),) = rows(jobs, "SELECT id FROM schedd_tasks")
+    assert sorted(got) == sorted([f"{made}:True"] + [f"{made}:False"] * 49)
+    drain(jobs)
+    assert len(jobs.state) == 1
+    assert conflict != "replace" or jobs.state[0].endswith(" 9")  # a caller's last word
+
+
+@pytest.mark.case(27)
+@pytest.mark.parametrize("conflict", ["keep", "replace"])
+def test_batches_whose_keyed_tasks_wait_for_each_other_take_their_keys_in_one_order(
+    fleet: Fleet, conflict: str
+) -> None:
+    jobs = fleet.worker(echo, state=[])
+    taken: list[str] = []
+
+    @sa.event.listens_for(jobs.database.open(), "before_execute")
+    def note(_c: Any, sql: Any, _many: Any, bound: Any, _options: Any) -> None:
+        if "ON CONFLICT (kind" in str(sql) or "t.held_key = :key" in str(sql):
+            taken.append(bound["key"])
+
+    for text in ("first", "again"):
+        taken.clear()
+        with jobs.batch() as batch:
+            before = None
+            for key in "cadb":
+                builder = batch.task(echo, f"{text} {key}").key(key, conflict=conflict)
+                if before is not None:
+                    builder.depend_on(before)
+                before = builder
+        assert list(dict.fromkeys(taken)) == sorted("cadb")
+        assert [jobs.get_task(i).key for i in batch.ids] == list("cadb")
+        assert [i.created for i in batch.ids] == [text == "first"] * 4
+        assert [e.parent for e in jobs.get_task_dependencies(batch.ids[3])] == [batch.ids[2]]
+    drain(jobs)
+    text = "first" if conflict == "keep" else "again"
+    assert jobs.state == [f"{text} {key}" for key in "cadb"]
+
+
+@pytest.mark.case(27)
+def test_keyed_chains_in_opposite_orders_at_once(fleet: Fleet) -> None:
+    callers = [fleet.worker(echo) for _ in range(4)]
+    for jobs in callers:
+        jobs.database.open()
+    keys = [f"k{n}" for n in range(12)]
+
+    def store(n: int) -> dict[str, int]:
+        with callers[n % 4].batch() as batch:
+            before = None
+            order = keys if n % 2 else keys[::-1]
+            for key in order:
+                builder = batch.task(echo, str(n)).key(key)
+                if before is not None:
+                    builder.depend_on(before)
+                before = builder
+        return dict(zip(order, map(int, batch.ids), strict=True))
+
+    done = at_once(8, store)
+    assert all(ids == done[0] for ids in done), done
+    assert len(rows(callers[0], "SELECT id FROM schedd_tasks")) == 12
+
+
+@pytest.mark.case(27)
+def test_a_keyed_task_of_a_batch_that_its_edges_end_takes_no_key(fleet: Fleet) -> None:
+    jobs = fleet.worker(echo, fail, state=[])
+    dead = jobs.task(fail, "x").schedule()
+    drain(jobs)
+    with jobs.batch() as batch:
+        between = batch.task(echo, "between").depend_on(dead)
+        last = batch.task(echo, "last").key("k").depend_on(between)
+        batch.task(echo, "after").depend_on(last)
+    assert [jobs.get_task_status(i) for i in batch.ids] == ["failed"] * 3
+    assert [jobs.get_task(i).ended_by for i in batch.ids] == [dead, *batch.ids[:2]]
+    assert keyed(jobs, "its key is free").created
 
 
 @pytest.mark.case(27)
@@ -254,24 +375,89 @@ def test_calls_while_the_holders_come_and_go(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 @pytest.mark.case(27)
-def test_the_holder_may_vanish_between_two_statements(fleet: Fleet) -> None:
-    """On PostgreSQL each statement has its own view: the insert met a holder that the next look does not find."""
+@pytest.mark.parametrize("conflict", ["keep", "reject", "replace"])
+def test_a_holder_may_come_and_go_between_two_statements(fleet: Fleet, conflict: str) -> None:
+    """On PostgreSQL each statement has its own view: nobody at the look, one at the insert, nobody at the next look."""
     jobs, bystander = fleet.worker(echo), fleet.worker(echo)
-    first = keyed(jobs, "one")
+    bystander.database.open()
     engine = jobs.database.open()
-    met: list[str] = []
+    met: list[TaskId] = []
 
     @sa.event.listens_for(engine, "after_cursor_execute")
-    def cancel_the_holder(_c: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
-        if "ON CONFLICT" in sql and not met:
-            met.append(sql)
-            bystander.cancel_task(first)
+    def meddle(_c: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
+        if "held_key" in sql and not met:
+            met.append(keyed(bystander, "one"))
+        elif "ON CONFLICT" in sql and len(met) == 1:
+            met.append(met[0])
+            bystander.cancel_task(met[0])
 
-    new = keyed(jobs, "two")
-    assert met
+    new = keyed(jobs, "two", conflict=conflict)
+    assert len(met) == 2
     assert new.created
-    assert new != first
+    assert new != met[0]
     assert jobs.get_task(new).payload == '{"text":"two"}'
+
+
+@pytest.mark.case(27)
+def test_a_call_that_finds_the_key_held_uses_up_no_id(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = fleet.worker(echo, state=[])
+    first = keyed(jobs, "one")
+    for conflict in ("keep", "replace", "reject"):
+        for _ in range(3):
+            with contextlib.suppress(DuplicateKeyError):
+                assert keyed(jobs, conflict, conflict=conflict) == first
+            with contextlib.suppress(DuplicateKeyError), jobs.batch() as batch:
+                batch.task(echo, conflict).key("k", conflict=conflict)
+                batch.task(echo, conflict).key("k", conflict=conflict)
+    drain(jobs)
+    keyed(jobs, "retained")
+    assert jobs.task(echo, "next").schedule() == first + 1
+    clock.advance(DAY)
+    assert [keyed(jobs, "x"), keyed(jobs, "y"), keyed(jobs, "z", key="z")] == [first + 2, first + 2, first + 3]
+
+
+@pytest.mark.case(27)
+def test_a_key_past_its_retention_is_free_for_a_retried_task(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = fleet.worker(echo, state=[])
+    cancelled = keyed(jobs, "one")
+    jobs.cancel_task(cancelled)
+    done = keyed(jobs, "two", retention=10)
+    drain(jobs)
+    clock.advance(10)
+    jobs.retry_task(cancelled)
+    assert keyed(jobs, "three") == cancelled
+    assert jobs.get_task_status(done) is TaskState.SUCCESS
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.case(27)
+def test_a_key_that_is_taken_as_its_task_is_retried(fleet: Fleet) -> None:
+    """The unique index refuses it then: the task goes on without its key, and nobody sees an error."""
+    jobs, bystander = fleet.worker(fail), fleet.worker(fail)
+    dead = keyed(jobs, "x", fail)
+    drain(jobs)
+    holder: list[TaskId] = []
+    held, go = threading.Event(), threading.Event()
+
+    def take() -> None:
+        with bystander.database.write() as connection:
+            holder.append(bystander.task(fail, "y").key("k").schedule(connection=connection))
+            held.set()
+            go.wait(10)
+
+    side = Side(take)
+    assert held.wait(10)
+
+    @sa.event.listens_for(jobs.database.open(), "before_cursor_execute")
+    def soon(_c: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
+        if "SET held_key = key" in sql:
+            threading.Timer(0.2, go.set).start()
+
+    jobs.retry_task(dead)
+    side.result()
+    assert go.is_set()
+    assert jobs.get_task_status(dead) is TaskState.SCHEDULED
+    assert keyed(jobs, "z", fail) == holder[0]
 
 
 @pytest.mark.case(30)

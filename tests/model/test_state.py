@@ -33,7 +33,7 @@ LEGAL = {
     *(("waiting", new) for new in ("scheduled", "failed", "skipped", "cancelled")),
     *(("scheduled", new) for new in ("claimed", "waiting", "cancelled")),
     *(("retry", new) for new in ("claimed", "scheduled", "cancelled")),
-    *(("suspended", new) for new in ("claimed", "cancelled")),
+    *(("suspended", new) for new in ("claimed", "scheduled", "cancelled")),
     *(
         (old, new)
         for old in ("claimed", "running")

@@ -1,0 +1,31 @@
+"""The envelope of a task's message: what it says of itself beside its payload."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt's message said of itself.
+
+    ``payload`` is the JSON text; None where it is longer than 1 KiB and the task has another payload since.
+    ``payload_ref``: where the data really is, if it was passed by reference.
+    """
+
+    schema_version: int
+    message_type: str
+    correlation_id: str
+    causation_id: str | None
+    idempotency_key: str
+    subject: str | None
+    sequence: int | None
+    created_at: datetime
+    payload: str | None
+    payload_ref: str | None
+
+
+def idempotency_key(key: str | None, original_id: int | None, task_id: int) -> str:
+    """The key, else ``task-<original id>``: the same over retries and replay."""
+    return key if key is not None else f"task-{original_id or task_id}"

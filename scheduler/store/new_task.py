@@ -1,0 +1,226 @@
+"""The row of a task that is to be stored, and where its edges put it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.errors import UnknownDependencyError
+from scheduler.model import state as st
+from scheduler.model.policy import first_look
+from scheduler.model.spec import EdgeSpec, TaskSpec
+from scheduler.model.state import Otherwise, TaskState, Verdict, When, judge, satisfied_mask
+from scheduler.store.claim import RARE
+from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
+
+INLINE = 1024  # longer values go to schedd_task_values, so that claim and finish do not rewrite them
+COLUMNS: dict[str, type] = {
+    "id": int,
+    "state": int,
+    "queue": str,
+    "lane": str,
+    "pool": int,
+    "run_at": int,
+    "kind": str,
+    "unmet": int,
+    "max_attempts": int,
+    "retry": str,
+    "timeout": int,
+    "dead_letter": int,
+    "created_at": int,
+    "finished_at": int,
+    "payload": str,
+    "extras": int,
+    "payload_ref": str,
+    "schema_version": int,
+    "message_type": str,
+    "correlation": str,
+    "causation": str,
+    "subject": str,
+    "sequence": int,
+    "headers": str,
+    "key": str,
+    "held_key": str,
+    "key_retention": int,
+    "schedule": str,
+    "slot": int,
+    "missed": int,
+    "missed_since": int,
+    "result_ttl": int,
+    "error": str,
+    "error_class": str,
+    "ended_by": int,
+    "max_duration": int,
+    "max_delay": int,
+    "expires_at": int,
+    "check_at": int,
+}
+EDGE_COLUMNS: dict[str, type] = {"parent": int, "child": int, "on_end": int, "otherwise": int, "ok": int}
+_WHENS = {when: code for code, when in enumerate(When)}
+_OTHERWISES = {otherwise: code for code, otherwise in enumerate(Otherwise)}
+_RARE = tuple(name for name in RARE if name in TaskSpec.__struct_fields__)
+
+
+class End(NamedTuple):
+    """How a task ended in the very transaction that stores it: an edge was broken already."""
+
+    state: TaskState
+    error: str
+    parent: int
+
+
+class Placed(NamedTuple):
+    """Where a task's edges put it: how many are open, and its end if they end it at once."""
+
+    unmet: int = 0
+    end: End | None = None
+
+    @property
+    def state(self) -> int:
+        if self.end is not None:
+            return self.end.state.code
+        return st.WAITING if self.unmet else st.SCHEDULED
+
+
+class Parents:
+    """What is known of parents' ends: None while they live; ``removed``: those whose row is gone."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, TaskState | None] = {}
+        self.removed: set[int] = set()
+
+    def place(self, edges: Iterable[EdgeSpec]) -> Placed:
+        """Judge a new task's edges. The first that fails it is named, else the first that skips it."""
+        unmet = 0
+        broken: dict[Verdict, End] = {}
+        for edge in edges:
+            state = self.ends.get(edge.parent)
+            verdict = None if state is None else judge(state, edge.when, edge.otherwise)
+            if state is None or (verdict is Verdict.WAIT and edge.parent not in self.removed):
+                unmet += 1
+            elif verdict is Verdict.WAIT:
+                broken.setdefault(Verdict.FAIL, End(TaskState.FAILED, removed_text(edge.parent), edge.parent))
+            elif verdict in (Verdict.FAIL, Verdict.SKIP):
+                ended = TaskState.FAILED if verdict is Verdict.FAIL else TaskState.SKIPPED
+                broken.setdefault(verdict, End(ended, broken_text([(edge.parent, state)], ended), edge.parent))
+        return Placed(unmet, broken.get(Verdict.FAIL) or broken.get(Verdict.SKIP))
+
+
+def read_parents(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], *, known: bool = False) -> Parents:
+    """How each of these tasks ended, if it has; holds the rows as they are until the transaction ends.
+
+    An engine that wants to finish one of them passes it over until then, so a parent cannot end unseen between this
+    read and the commit of the edge. Raises UnknownDependencyError for an id that never was; ``known``: they were there
+    once, so what nobody remembers was removed, and counts as failed.
+    """
+    found = Parents()
+    for row in connection.execute(
+        prepared(
+            f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.share}"
+        ),
+        {"ids": bind_rows(ids)},
+    ):
+        state = TaskState.from_code(row.state)
+        found.ends[row.id] = state if state.terminal else None
+    gone = [i for i in ids if i not in found.ends]
+    if gone:
+        for row in connection.execute(
+            prepared(f"SELECT task_id, state FROM schedd_outcomes WHERE task_id IN {dialect.ids()}"),
+            {"ids": bind_rows(gone)},
+        ):
+            found.ends[row.task_id] = TaskState.from_code(row.state)
+        unknown = [i for i in gone if i not in found.ends]
+        if unknown and not known:
+            raise UnknownDependencyError(unknown)
+        found.ends |= dict.fromkeys(unknown, TaskState.FAILED)
+        found.removed.update(gone)
+    return found
+
+
+def broken_text(parents: Sequence[tuple[int, TaskState]], ended: TaskState) -> str:
+    """The sentence recorded on a task that its parents' ends ended."""
+    named = ", ".join(f"task {parent} ended {state}" for parent, state in parents)
+    return f"{'not run' if ended is TaskState.FAILED else 'skipped'}: {named}"
+
+
+def removed_text(parent: int) -> str:
+    """The same for one that waited for a retry of what is no longer there."""
+    return f"not run: task {parent} was removed"
+
+
+def row_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None) -> dict[str, Any]:
+    """The values of :data:`COLUMNS`, but for the id. ``made``: when it was asked for, if not now."""
+    end = placed.end
+    made = now if made is None else made
+    run_at = max(spec.run_at, now + spec.delay)
+    expires_at = None if spec.max_duration is None else made + spec.max_duration
+    return {
+        "state": placed.state,
+        "queue": spec.queue,
+        "lane": spec.lane,
+        "pool": spec.pool,
+        "run_at": run_at,
+        "kind": spec.kind,
+        "unmet": placed.unmet,
+        "max_attempts": spec.max_attempts,
+        "retry": spec.retry,
+        "timeout": spec.timeout,
+        "dead_letter": int(spec.dead_letter),
+        "created_at": made,
+        "finished_at": now if end else None,
+        "payload": spec.payload if len(spec.payload) <= INLINE else None,
+        "extras": int(any(getattr(spec, name) is not None for name in _RARE)),
+        "payload_ref": spec.payload_ref,
+        "schema_version": spec.schema_version,
+        "message_type": spec.message_type,
+        "correlation": spec.correlation,
+        "causation": spec.causation,
+        "subject": spec.subject,
+        "sequence": spec.sequence,
+        "headers": spec.headers,
+        "key": spec.key,
+        "held_key": spec.key if end is None else None,
+        "key_retention": spec.key_retention,
+        "schedule": spec.schedule,
+        "slot": spec.slot,
+        "missed": spec.missed,
+        "missed_since": spec.missed_since,
+        "result_ttl": spec.result_ttl,
+        "error": end.error if end else None,
+        "error_class": "DependencyFailed" if end else None,
+        "ended_by": end.parent if end else None,
+        "max_duration": spec.max_duration,
+        "max_delay": spec.max_delay,
+        "expires_at": expires_at,
+        "check_at": None if end else first_look(now, run_at, expires_at, spec.max_delay),
+    }
+
+
+def edge_row(edge: EdgeSpec, child: int) -> tuple[int, int, int, int, int]:
+    """An edge as :func:`insert_edges` takes it."""
+    ok = satisfied_mask(edge.when, edge.otherwise)
+    return edge.parent, child, _WHENS[edge.when], _OTHERWISES[edge.otherwise], ok
+
+
+def insert_edges(connection: sa.Connection, edges: Sequence[tuple[int, int, int, int, int]]) -> None:
+    """Store edges: rows (parent, child, when, otherwise, ok). One that is there already stays as it is."""
+    names = ", ".join(EDGE_COLUMNS)
+    source = dialect_of(connection).rows(EDGE_COLUMNS)
+    connection.execute(
+        prepared(
+            f"INSERT INTO schedd_edges ({names}) SELECT {names} FROM {source} j WHERE true "
+            "ON CONFLICT (parent, child) DO NOTHING"
+        ),
+        {"rows": bind_rows(edges)},
+    )
+
+
+def insert_values(connection: sa.Connection, rows: Sequence[tuple[int, str, str]]) -> None:
+    """Store side values of new tasks: rows (task id, name, value)."""
+    source = dialect_of(connection).rows({"task_id": int, "name": str, "value": str})
+    connection.execute(
+        prepared(f"INSERT INTO schedd_task_values (task_id, name, value) SELECT task_id, name, value FROM {source} j"),
+        {"rows": bind_rows(rows)},
+    )
