@@ -44,6 +44,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ('rate_limit must look like "100/min"', {"rate_limit": 100}),
     ("isolation must be thread or process, not 'fork'", {"isolation": "fork"}),
     ("on_stall must be report or reclaim, not 'kill'", {"on_stall": "kill"}),
+    ("on_stall='reclaim' needs stall_after", {"on_stall": "reclaim"}),
     ("max_concurrency must be a whole number from 1", {"max_concurrency": 0}),
     ("max_concurrency must be a whole number from 1", {"max_concurrency": 1.5}),
     ("schema_version must be a whole number from 1", {"schema_version": True}),
@@ -169,8 +170,6 @@ SOURCES: list[tuple[str, Any]] = [
     ("it is neither a Task class nor a @task function; decorate it with @task", lambda: no_body),
     ("it is neither a Task class nor a @task function", lambda: 5),
     ("isolation='process' is not available yet", lambda: task(isolation="process")(no_body)),
-    ("stall_after is not available yet", lambda: task(stall_after=5)(no_body)),
-    ("on_stall='reclaim' is not available yet", lambda: task(on_stall="reclaim")(no_body)),
     ("kind '<lambda>' is not a name", lambda: task(lambda ctx: None)),
 ]
 

@@ -71,6 +71,8 @@ class Attempt:
     lost = False
     timed_out = False
     marked = False
+    last_sign = 0.0  # of life: heartbeat, progress, checkpoint (monotonic)
+    stalled = False  # told of
     asyncio_task: Any = None
     tail: Tail | None = None
     tail_written = 0
@@ -112,7 +114,7 @@ class Attempt:
         if self.cancelled:
             raise Cancelled(f"task {self.claimed.id} was cancelled")
         if self.lost:
-            raise LeaseLost(f"task {self.claimed.id}: this worker's lease was lost; nothing it does is recorded")
+            raise LeaseLost(f"task {self.claimed.id} is no longer held by this worker; nothing it does is recorded")
         if self.suspended is not None:
             raise Suspended(f"task {self.claimed.id} is suspended")
         if self.deadline is not None and monotonic >= self.deadline:

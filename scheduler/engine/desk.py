@@ -70,6 +70,7 @@ class Desk:
         self.worker = 0  # the id that this engine's claims are held under
         self.held: dict[tuple[int, int], Attempt] = {}
         self.in_flight: dict[tuple[int, bool], int] = {}  # by (pool, is async): running, waiting, not yet reported
+        self.losing: set[int] = set()  # ids of tasks whose claim was taken from a body that is still under way
         self.means: dict[str, float] = {}  # seconds by kind
         self.alerts = Alerts(None, None)
         self.inline: Callable[[], None] | None = None  # set when attempts run in the engine's own thread
@@ -165,6 +166,8 @@ class Desk:
             if self.held.pop((outcome.task_id, outcome.claim), None) is None:
                 continue
             self.in_flight[attempt.sort] -= 1
+            if attempt.lost:
+                self.losing.discard(outcome.task_id)
             if outcome.started_at is not None:
                 took.setdefault(attempt.kind.name, []).append(outcome.finished_at - outcome.started_at)
         for kind, spans in took.items():
@@ -172,6 +175,13 @@ class Desk:
             mean = self.means.get(kind)
             old = (1 - _WEIGHT) ** len(spans)
             self.means[kind] = newest if mean is None else newest + old * (mean - newest)
+
+    def lose(self, attempt: Attempt) -> None:
+        """Its claim was taken from this attempt while the worker is well: its task is not run beside it here."""
+        attempt.lost = True
+        self.losing.add(attempt.claimed.id)
+        if attempt.slot is not None:
+            attempt.slot.interrupt(attempt)
 
     def give_up_requests(self) -> None:
         """Answer what waits when the engine has ended: there is no other commit."""

@@ -17,6 +17,7 @@ from scheduler.engine.desk import Desk
 from scheduler.engine.logs import TASK_LOGGER, CaptureHandler
 from scheduler.engine.options import EngineOptions
 from scheduler.engine.pools import InlineSlots, all_waiting, make_slots, waiting_since
+from scheduler.engine.stalls import watch_stalls
 from scheduler.engine.turn import Turner, TurnResult
 from scheduler.engine.upkeep import Lease, Schedules, apply_policies, keep_logs, pass_on_cancels, sweep
 from scheduler.errors import StoreUnavailableError
@@ -38,6 +39,7 @@ REAP_EVERY = 2.0  # seconds
 SWEEP_EVERY = 60.0
 SWEEP_AGAIN = 0.2  # seconds to the next batch, so that retention never keeps work waiting
 POLICIES_EVERY = 1.0
+STALLS_EVERY = 1.0
 CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
 LOGS_EVERY = 1.0
 URGENT_OVER = 50  # outcomes to be written from which on a high task that was rung for does not wait for them
@@ -348,6 +350,15 @@ class Engine:
                 self._rescan = True
         if self._at("policies", POLICIES_EVERY) and self._try(
             "applying policies", lambda: apply_policies(self.desk, connection)
+        ):
+            self._rescan = True
+            self._bell.ring()
+        if (
+            self.desk.held
+            and self._at("stalls", STALLS_EVERY)
+            and self._try(
+                "looking for stalls", lambda: watch_stalls(self.desk, connection, self.worker, self._reported)
+            )
         ):
             self._rescan = True
             self._bell.ring()

@@ -39,6 +39,7 @@ TURN = 0.012  # seconds that a turn should take at most: what was rung for meanw
 BATCH = (64, 250)  # tasks that one turn records, and that it claims: least, most
 REQUESTS = 500  # of running attempts that one turn answers
 PATIENT = 0.1  # seconds that a request is asked again at once; from then on with every turn that there is anyway
+BESIDE = SECOND  # until a task may be claimed again whose last body has not ended here
 AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
 
 
@@ -189,6 +190,7 @@ class Turner:
                 desk.put_off.append(r)
                 again = again or desk.monotonic() - r.at < PATIENT
             elif r.answer.set_running_or_notify_cancel():  # else an async body was cancelled while it waited
+                r.attempt.last_sign = desk.monotonic()
                 r.answer.set_result(given)
         return again
 
@@ -418,12 +420,23 @@ class Turner:
                     for attempt in attempts:
                         attempt.start_by = start_by[kind.name]
                 desk.take_up(attempts, sort)
-                batches.setdefault(sort, []).extend(attempts)
+                if desk.losing:
+                    attempts = self._not_beside_themselves(attempts)
+                if attempts:
+                    batches.setdefault(sort, []).extend(attempts)
                 if attempts and lane[1].startswith(SUSPECT_LANE):
                     self.alone = attempts[-1]
         for sort, attempts in batches.items():
             slots = self.slots[sort]
             slots.submit(attempts, self._wake_for(attempts, slots))
+
+    def _not_beside_themselves(self, attempts: list[Attempt]) -> list[Attempt]:
+        """Without those whose task still has a body here that it was taken from: another worker may run them sooner."""
+        now = self.desk.now()
+        for attempt in attempts:
+            if attempt.claimed.id in self.desk.losing:
+                self.desk.report(attempt, hand_back(attempt, now, now + BESIDE))
+        return [a for a in attempts if a.claimed.id not in self.desk.losing]
 
     def _wake_for(self, attempts: list[Attempt], slots: Slots) -> int:
         """How many idle slots to wake. Tasks of microseconds are quicker in one thread than in eight that fight for the

@@ -213,8 +213,6 @@ def _refuse_promises(options: TaskOptions) -> None:
     """Options that have their place but are not kept yet are refused: a cap that caps nothing is worse than none."""
     wanted = {
         "isolation='process'": options.isolation == "process",
-        "stall_after": options.stall_after is not None,
-        "on_stall='reclaim'": options.on_stall == "reclaim",
     }
     for name, given in wanted.items():
         if given:

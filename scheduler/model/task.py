@@ -137,6 +137,8 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
                 raise ConfigError(f"{name} must be a whole number from 1 to {MOST}, not {value!r}")
             done[name] = value
+    if done.get("on_stall") == "reclaim" and "stall_after" not in done:
+        raise ConfigError("on_stall='reclaim' needs stall_after")
     if args.get("limits"):
         raise ConfigError("limits is not available yet; leave it out")
     done["dead_letter"] = bool(args.get("dead_letter", True))

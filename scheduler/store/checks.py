@@ -20,6 +20,7 @@ from scheduler.store.control import recount
 from scheduler.store.database import Database
 from scheduler.store.dialect import Dialect, prepared
 from scheduler.store.read_workers import LOST, workers
+from scheduler.store.stalls import stalled
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 _MOST = 1000  # of one sort of problem
@@ -53,6 +54,7 @@ def check(connection: sa.Connection, now: int) -> list[Finding]:
         _finding("edges", "none waits on a decided edge", "waiting on an edge that is decided", decided(connection)),
         _finding("parents", "every edge has its parent", "waiting on a parent that never was", _orphans(connection)),
         _claims(connection, now),
+        _stalls(connection, now),
         _keys(connection),
         _schedules(connection, now),
     ]
@@ -116,6 +118,15 @@ def _claims(connection: sa.Connection, now: int) -> Finding:
         "held by no live worker",
         loose[:_MOST],
     )
+
+
+def _stalls(connection: sa.Connection, now: int) -> Finding:
+    quiet = stalled(connection, now)
+    if not quiet:
+        return Finding("heartbeats", OK, "no running task is overdue with its heartbeat")
+    ids = tuple(one.id for one in quiet[:_MOST])
+    text = f"{counted(len(quiet), 'task')} running without a heartbeat, for up to {span_text(quiet[0].quiet)}"
+    return Finding("heartbeats", NOTE, f"{text}: {listed([str(i) for i in ids])}", ids)
 
 
 def _keys(connection: sa.Connection) -> Finding:

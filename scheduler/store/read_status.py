@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from scheduler.model.state import Otherwise
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
-from scheduler.store import dead_letters
+from scheduler.store import dead_letters, stalls
 from scheduler.store.claim import LaneHead, lane_heads
 from scheduler.store.dialect import prepared
 from scheduler.store.read_counts import by_state
@@ -70,6 +70,7 @@ def status(connection: sa.Connection, now: int) -> Status:
     stuck = [
         *_unserved(connection, due, fleet, now),
         *_overdue(connection, now),
+        *_stalled(connection, found, now),
         *_never(connection),
         *_lost(found),
         *_late_schedules(connection, now),
@@ -177,6 +178,17 @@ def _overdue(connection: sa.Connection, now: int) -> list[Stuck]:
     longest = max(now - row.started_at - row.timeout for row in rows)
     text = f"{_about(len(rows))} running past the timeout, by up to {span_text(longest)}"
     return [Stuck("overdue", text, len(rows), tuple(row.id for row in rows[:_EXAMPLES]))]
+
+
+def _stalled(connection: sa.Connection, found: list[WorkerRecord], now: int) -> list[Stuck]:
+    """Running, by workers that are well, without a sign of life for longer than their kind allows."""
+    well = {w.id for w in found if w.state != LOST}
+    quiet = [one for one in stalls.stalled(connection, now) if one.worker in well]
+    if not quiet:
+        return []
+    ids = tuple(one.id for one in quiet[:_EXAMPLES])
+    text = f"{_about(len(quiet))} running without a heartbeat, for up to {span_text(quiet[0].quiet)}"
+    return [Stuck("stalled", text, len(quiet), ids)]
 
 
 def _never(connection: sa.Connection) -> list[Stuck]:

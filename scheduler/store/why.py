@@ -13,7 +13,7 @@ from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import FOREVER
-from scheduler.store import caps
+from scheduler.store import caps, stalls
 from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import dialect_of, prepared
 from scheduler.store.read_graph import dependencies
@@ -42,7 +42,7 @@ def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
         return _waiting(connection, row)
     found = workers(connection, now)
     if state in (TaskState.CLAIMED, TaskState.RUNNING):
-        return _held(row, state, now, {w.id: w for w in found})
+        return _held(connection, row, state, now, {w.id: w for w in found})
     if row.run_at > now:
         return _later(row, state, now, Fleet(found))
     return _due(connection, row, now, Fleet(found))
@@ -77,7 +77,9 @@ def _waiting(connection: sa.Connection, row: sa.Row[Any]) -> str:
     return text
 
 
-def _held(row: sa.Row[Any], state: TaskState, now: int, alive: dict[int, WorkerRecord]) -> str | None:
+def _held(
+    connection: sa.Connection, row: sa.Row[Any], state: TaskState, now: int, alive: dict[int, WorkerRecord]
+) -> str | None:
     worker = f"worker {row.host}:{row.pid}" if row.host is not None else f"worker {row.worker}"
     holder = alive.get(row.worker)
     if holder is None or holder.state == LOST:
@@ -92,6 +94,12 @@ def _held(row: sa.Row[Any], state: TaskState, now: int, alive: dict[int, WorkerR
     if row.timeout is not None and row.started_at is not None and row.started_at + row.timeout < now:
         ran = span_text(now - row.started_at)
         return f"overdue: running on {worker} for {ran}, over its timeout of {span_text(row.timeout)}"
+    quiet = next((one for one in stalls.stalled(connection, now) if one.id == row.id), None)
+    if quiet is not None:
+        return (
+            f"stalled: running on {worker} without a heartbeat for {span_text(quiet.quiet)}, "
+            f"over its kind's {span_text(quiet.stall_after)}"
+        )
     return None
 
 

@@ -1,0 +1,144 @@
+"""Bodies that run without a sign of life: telling of them, and taking their claims away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.outcome import AttemptEnd
+from scheduler.model.state import END_BIT, TaskState
+from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
+from scheduler.store.finish import BROKEN_BITS, blocked_below
+from scheduler.store.release import release
+from scheduler.store.replacing import settle, unsettleable
+
+STALLS = 3  # attempts that a task has at least, whatever its budget, before it ends because they stalled
+
+
+class Stalled(NamedTuple):
+    """A running task that has been quiet for longer than its kind allows. Spans are microseconds."""
+
+    id: int
+    kind: str
+    worker: int
+    quiet: int
+    stall_after: int
+
+
+def stalled(connection: sa.Connection, now: int) -> list[Stalled]:
+    """The running tasks without a heartbeat for their kind's ``stall_after``, the quietest first."""
+    rows = connection.execute(prepared("SELECT name, options FROM schedd_kinds")).fetchall()
+    spans = {row.name: msgspec.json.decode(row.options).get("stall_after") for row in rows}
+    spans = {name: span for name, span in spans.items() if span is not None}
+    if not spans:
+        return []
+    running = connection.execute(
+        prepared(
+            "SELECT id, kind, worker, started_at, last_heartbeat_at FROM schedd_tasks "
+            f"WHERE state >= 4 AND state <= 5 AND state = {st.RUNNING} AND started_at IS NOT NULL"
+        )
+    ).fetchall()
+    found = []
+    for row in running:
+        quiet = now - max(row.started_at, row.last_heartbeat_at or 0)
+        if row.kind in spans and quiet >= spans[row.kind]:
+            found.append(Stalled(row.id, row.kind, row.worker, quiet, spans[row.kind]))
+    return sorted(found, key=lambda one: (-one.quiet, one.id))
+
+
+class Taken(NamedTuple):
+    """``again``: (id, claim) that will be run again; ``ended``: id -> how those ended that will not."""
+
+    again: list[tuple[int, int]]
+    ended: dict[int, TaskState]
+
+
+def reclaim(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker: int,
+    claims: Sequence[tuple[int, int, int, str]],
+    now: int,
+) -> Taken:
+    """Take these claims from their bodies: rows (id, claim, started_at, text).
+
+    The attempt counts and is recorded as lost; the task is due again at once. It ends dead when its budget is used up,
+    though not before its third attempt: a body that is always slower than it says must not be run for ever.
+    Claims whose rows, or whose dependants, somebody's transaction holds are left for a later call.
+    """
+    source = dialect.rows({"id": int, "claim": int, "started": int, "text": str})
+    rows = connection.execute(
+        prepared(
+            "SELECT t.id, t.claim, t.attempt, t.attempt_base, t.max_attempts, t.dead_letter, t.claimed_at, "
+            "t.cancel_requested, t.rerun, j.started, j.text "
+            f"FROM {source} j JOIN schedd_tasks t ON t.id = j.id WHERE {fence('BETWEEN 4 AND 5')} "
+            f"ORDER BY t.id {dialect.skip_locked}"
+        ),
+        {"rows": bind_rows(claims), "worker": worker},
+    ).fetchall()
+    states = {row.id: _next(row) for row in rows}
+    ends = {i: END_BIT[TaskState.from_code(state)] for i, state in states.items() if state >= st.FIRST_TERMINAL}
+    replaced = [row.id for row in rows if row.rerun]
+    ends |= {i: ends.get(i, 0) | BROKEN_BITS for i in replaced}
+    if ends and dialect.skip_locked:
+        blocked = blocked_below(connection, dialect, ends) | unsettleable(connection, dialect, replaced)
+        rows = [row for row in rows if row.id not in blocked]
+    if not rows:
+        return Taken([], {})
+    _write(connection, dialect, worker, rows, states, now)
+    ended = {row.id: TaskState.from_code(states[row.id]) for row in rows if states[row.id] >= st.FIRST_TERMINAL}
+    release(connection, dialect, ended.items(), now)
+    if replaced:
+        settle(connection, dialect, [row.id for row in rows], now)
+    return Taken([(row.id, row.claim) for row in rows], ended)
+
+
+def _next(row: sa.Row[tuple[int, ...]]) -> int:
+    if row.rerun == 1:
+        return st.SCHEDULED  # as what replaced it meanwhile
+    if row.cancel_requested is not None:
+        return st.CANCELLED
+    used = row.attempt - row.attempt_base
+    if row.max_attempts is not None and used >= max(row.max_attempts, STALLS):
+        return st.DEAD if row.dead_letter else st.FAILED
+    return st.SCHEDULED
+
+
+def _write(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker: int,
+    rows: Sequence[sa.Row[tuple[int, ...]]],
+    states: dict[int, int],
+    now: int,
+) -> None:
+    source = dialect.rows({"id": int, "state": int, "error": str})
+    failed = (st.DEAD, st.FAILED)
+    tasks = [(row.id, states[row.id], row.text if states[row.id] in failed else None) for row in rows]
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET state = j.state, worker = NULL, suspect = 0, "
+            "lane = ltrim(schedd_tasks.lane, '!'), "
+            "finished_at = CASE WHEN j.state >= 6 THEN :now ELSE schedd_tasks.finished_at END, "
+            "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, "
+            "error = coalesce(j.error, schedd_tasks.error), "
+            "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'Stalled' END "
+            f"FROM {source} j WHERE schedd_tasks.id = j.id"
+        ),
+        {"rows": bind_rows(tasks), "now": now},
+    )
+    columns = {"task_id": int, "claim": int, "number": int, "claimed_at": int, "started_at": int, "error": str}
+    names = ", ".join(columns)
+    attempts = [(row.id, row.claim, row.attempt, row.claimed_at, row.started, row.text) for row in rows]
+    connection.execute(
+        prepared(
+            f"INSERT INTO schedd_attempts (worker, finished_at, outcome, error_class, {names}) "
+            f"SELECT :worker, :now, {AttemptEnd.LOST.code}, 'Stalled', {names} FROM {dialect.rows(columns)} j "
+            "WHERE true ON CONFLICT (task_id, claim) DO NOTHING"
+        ),
+        {"rows": bind_rows(attempts), "now": now, "worker": worker},
+    )

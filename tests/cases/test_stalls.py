@@ -1,0 +1,288 @@
+"""Running tasks without a heartbeat: told of while the lease is alive, and taken back where the kind wants that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler import AsyncContext, Context, LeaseLost, RetryPolicy, Scheduler, TaskState, task
+from scheduler.model.state import TaskState as S
+from scheduler.store import checks, control
+from scheduler.store.read_status import status
+from scheduler.store.why import why
+from scheduler.testing import FakeClock, drain, engine_of
+from support.databases import Database
+from support.fleet import Fleet, ends, run_claimed, step
+
+pytestmark = pytest.mark.case(3)
+AGAIN = RetryPolicy(min_wait=0, max_wait=0, max_attempts=5, jitter=0, strategy="fixed")
+
+
+class Room:
+    """``ctx.state``: what bodies do, and how many are under way."""
+
+    def __init__(self) -> None:
+        self.body: Callable[[Context], None] | None = None
+        self.ran = 0
+        self.inside = 0
+        self.most = 0
+
+    def play(self, ctx: Context) -> int:
+        self.ran += 1
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            if self.body is not None:
+                self.body(ctx)
+        finally:
+            self.inside -= 1
+        return ctx.attempt
+
+
+@task(stall_after=60)
+def watched(ctx: Context) -> int:
+    return ctx.state.play(ctx)
+
+
+@task(stall_after=60, on_stall="reclaim")
+def taken(ctx: Context) -> int:
+    return ctx.state.play(ctx)
+
+
+@task(stall_after=60, on_stall="reclaim", retry=AGAIN)
+def retried(ctx: Context) -> int:
+    return ctx.state.play(ctx)
+
+
+@task
+def unwatched(ctx: Context) -> int:
+    return ctx.state.play(ctx)
+
+
+KINDS = (watched, taken, retried, unwatched)
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+def pass_time(clock: FakeClock, seconds: float, *jobs: Scheduler) -> None:
+    while seconds > 0:
+        clock.advance(min(5.0, seconds))
+        seconds -= 5.0
+        for one in jobs:
+            step(one)
+
+
+def told(jobs: Scheduler, task_id: int) -> tuple[str | None, list[str], list[str]]:
+    """What show, status and doctor say."""
+    with jobs.database.read() as connection:
+        now = jobs.database.now()
+        stuck = [s.text for s in status(connection, now).stuck if s.problem == "stalled" and task_id in s.tasks]
+        found = [f.text for f in checks.check(connection, now) if f.level == checks.NOTE and task_id in f.tasks]
+        return why(connection, task_id, now), stuck, found
+
+
+def stalls(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "stalled" in record.getMessage()]
+
+
+def test_a_quiet_body_is_told_of_once_while_its_lease_is_alive(
+    fleet: Fleet, room: Room, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = fleet.worker(*KINDS, state=room)
+    caplog.set_level(logging.WARNING)
+    seen: list[Any] = []
+
+    def body(ctx: Context) -> None:
+        pass_time(clock, 50, jobs)
+        ctx.heartbeat()
+        pass_time(clock, 55, jobs)
+        seen.append((told(jobs, ctx.id), stalls(caplog)))
+        pass_time(clock, 30, jobs)
+        seen.append((told(jobs, ctx.id), stalls(caplog)))
+        ctx.report_progress(50)
+        seen.append((told(jobs, ctx.id), stalls(caplog)))
+        pass_time(clock, 60, jobs)
+        seen.append((told(jobs, ctx.id), stalls(caplog)))
+
+    room.body = body
+    task_id = jobs.task(watched).schedule()
+    drain(jobs)
+    assert jobs.get_task_status(task_id) is TaskState.SUCCESS
+    assert seen[0] == ((None, [], []), [])
+    (show, stuck, doctor), logged = seen[1]
+    assert show is not None
+    assert show.startswith("stalled: running on worker ")
+    assert show.endswith(" without a heartbeat for 1 min 25 s, over its kind's 1 min")
+    assert stuck == ["1 task is running without a heartbeat, for up to 1 min 25 s"]
+    assert doctor == [f"1 task running without a heartbeat, for up to 1 min 25 s: {task_id}"]
+    assert logged == ["task stalled: no heartbeat for 60 s"]
+    assert seen[2] == ((None, [], []), logged)
+    assert seen[3][1] == logged * 2
+    assert ends(jobs, task_id) == ["succeeded"]
+
+
+def test_kinds_that_do_not_ask_for_it_are_left_alone(fleet: Fleet, room: Room, clock: FakeClock) -> None:
+    jobs = fleet.worker(*KINDS, state=room)
+    seen: list[Any] = []
+
+    def body(ctx: Context) -> None:
+        pass_time(clock, 600, jobs)
+        seen.append(told(jobs, ctx.id))
+
+    room.body = body
+    jobs.task(unwatched).schedule()
+    drain(jobs)
+    assert seen == [(None, [], [])]
+
+
+def test_its_claim_is_taken_and_another_worker_runs_it(fleet: Fleet, room: Room, clock: FakeClock) -> None:
+    first, second = fleet.worker(*KINDS, state=room), fleet.worker(*KINDS, state=Room())
+    raised: list[BaseException] = []
+
+    def body(ctx: Context) -> None:
+        pass_time(clock, 60, first)
+        step(first)  # it hands the task back, for a second
+        clock.advance(1)
+        assert drain(second) == 1
+        try:
+            ctx.heartbeat()
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    room.body = body
+    task_id = first.task(taken).schedule()
+    step(first)
+    run_claimed(first)
+    step(first)
+    assert isinstance(raised[0], LeaseLost)
+    assert second.result(task_id, timeout=0) == 2
+    lost, done = second.get_attempts(task_id)
+    assert (lost.outcome.value, lost.error_class) == ("lost", "Stalled")
+    assert lost.error == "stalled: no heartbeat for 1 min"
+    assert (lost.worker_id, done.worker_id) == (engine_of(first).worker, engine_of(second).worker)
+    assert lost.started_at is not None
+    assert not engine_of(first).desk.losing
+    assert not engine_of(first).desk.held
+
+
+def test_a_worker_never_runs_it_beside_its_first_body(fleet: Fleet, room: Room, clock: FakeClock) -> None:
+    jobs = fleet.worker(*KINDS, state=room)
+    states: set[str] = set()
+
+    def body(ctx: Context) -> None:
+        if ctx.attempt == 1:
+            pass_time(clock, 60, jobs)
+            for _ in range(20):
+                clock.advance(0.6)
+                step(jobs)
+                for slots in engine_of(jobs).inline_slots():
+                    assert not slots.waiting, "it would run beside itself"
+                states.add(jobs.get_task_status(ctx.id))
+
+    room.body = body
+    task_id = jobs.task(taken).schedule()
+    drain(jobs)
+    clock.advance(1)
+    drain(jobs)
+    assert (room.ran, room.most) == (2, 1)
+    assert "scheduled" in states
+    assert jobs.result(task_id, timeout=0) == 2
+    assert ends(jobs, task_id) == ["lost", "succeeded"], "handing it back used no attempt and left no trace"
+
+
+@pytest.mark.parametrize(("kind", "attempts"), [(taken, 3), (retried, 5)])
+def test_one_that_is_always_quiet_ends_dead(
+    fleet: Fleet, room: Room, clock: FakeClock, kind: Any, attempts: int
+) -> None:
+    letters: list[Any] = []
+    jobs = fleet.worker(*KINDS, state=room, on_dead_letter=letters.append)
+    room.body = lambda ctx: pass_time(clock, 65, jobs)
+    task_id = jobs.task(kind).schedule()
+    child = jobs.task(unwatched).depend_on(task_id, when="failure").schedule()
+    for _ in range(12):
+        drain(jobs)
+        clock.advance(1)
+    found = jobs.get_task(task_id)
+    assert (found.state, found.error, found.error_class) == (
+        S.DEAD,
+        "stalled: no heartbeat for 1 min",
+        "Stalled",
+    )
+    assert ends(jobs, task_id) == ["lost"] * attempts
+    assert [letter.id for letter in letters] == [task_id]
+    assert jobs.get_task_status(child) is S.SUCCESS
+
+
+def test_one_that_was_asked_to_end_ends(fleet: Fleet, room: Room, clock: FakeClock) -> None:
+    jobs = fleet.worker(*KINDS, state=room)
+
+    def body(ctx: Context) -> None:
+        with jobs.database.write() as connection:
+            control.cancel(connection, [ctx.id], jobs.database.now())
+        pass_time(clock, 60, jobs)
+
+    room.body = body
+    task_id = jobs.task(taken).schedule()
+    drain(jobs)
+    assert jobs.get_task_status(task_id) is S.CANCELLED
+    assert room.ran == 1
+
+
+@pytest.mark.case(29)
+def test_one_that_was_replaced_runs_as_what_replaced_it(fleet: Fleet, room: Room, clock: FakeClock) -> None:
+    jobs = fleet.worker(*KINDS, state=room)
+
+    def body(ctx: Context) -> None:
+        room.body = None
+        jobs.task(taken).key("k", conflict="replace").subject("new").schedule()
+        pass_time(clock, 60, jobs)
+
+    room.body = body
+    task_id = jobs.task(taken).key("k").subject("old").schedule()
+    drain(jobs)
+    clock.advance(1)
+    drain(jobs)
+    found = jobs.get_task(task_id)
+    assert (found.state, found.subject, found.attempts_used, room.ran) == (S.SUCCESS, "new", 1, 2)
+    assert ends(jobs, task_id) == ["lost", "succeeded"]
+
+
+def test_a_body_that_has_ended_is_not_taken_back(fleet: Fleet, room: Room, clock: FakeClock) -> None:
+    """Its outcome is to be recorded in the next turn, and the looking comes first."""
+    jobs = fleet.worker(*KINDS, state=room)
+    room.body = lambda ctx: clock.advance(61)
+    task_id = jobs.task(taken).schedule()
+    drain(jobs)
+    assert (jobs.get_task_status(task_id), ends(jobs, task_id)) == (S.SUCCESS, ["succeeded"])
+
+
+def test_a_coroutine_is_interrupted(database: Database) -> None:
+    """On a started engine, in real time."""
+    cancelled: list[int] = []
+
+    @task(stall_after=0.2, on_stall="reclaim")
+    async def sleeper(ctx: AsyncContext) -> int:
+        if ctx.attempt == 1:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(ctx.attempt)
+                raise
+        return ctx.attempt
+
+    jobs = Scheduler(database.url)
+    jobs.register(sleeper)
+    task_id = jobs.task(sleeper).schedule()
+    with jobs:
+        assert jobs.result(task_id, timeout=20) == 2
+    assert cancelled == [1]
+    assert ends(jobs, task_id) == ["lost", "succeeded"]
+    jobs.close()
