@@ -62,6 +62,16 @@ class Limits:
             caps.uncount(connection, self.desk.database.dialect, kind, until, starts)
             self.closed.pop(kind, None)
 
+    def freed(self, outcomes: Iterable[tuple[Attempt, Outcome]]) -> list[LaneHead]:
+        """The lanes with a cap that these attempts were of: there is room in them now, and maybe more to claim."""
+        lanes = {
+            (c.queue, plain_lane(c.lane), c.pool)
+            for attempt, _ in outcomes
+            if (limit := self.known.get(attempt.kind.name)) is not None and limit.cap is not None
+            for c in (attempt.claimed,)
+        }
+        return [LaneHead(*lane, 0) for lane in sorted(lanes)]
+
     def opens(
         self,
         outcomes: Sequence[tuple[Attempt, Outcome]],

@@ -95,7 +95,8 @@ class Engine:
         self._went_round = 0.0
         self._due: dict[str, float] = {}
         self._next_due = 0
-        self._rescan = True
+        self._rescan = True  # there may be work where there was none
+        self._go_on = False  # the last turn did not get to the end of what it knew
         self._away = 0.0
         self._told = ""
         self._known_kinds = 0
@@ -269,31 +270,35 @@ class Engine:
             self.turner.turn(connection, claiming=True, urgent=True)
         if not self._wants_turn(rung):
             return self._pause(None)
-        result = self.turner.turn(connection, claiming=not self.draining)
+        fresh = rung or self._rescan or self.desk.now() >= self._next_due or self._poll_is_due()
+        result = self.turner.turn(connection, claiming=not self.draining, fresh=fresh)
         self.turns += 1
         self._due["poll"] = self.desk.monotonic() + self._poll_every()
         self._next_due = result.next_due
-        self._rescan = False
+        self._rescan, self._go_on = False, result.busy
         if self.draining:
             self._return_waiting()
         if result.schedule_ended:
             self.schedules.look_again()
         if result.ready or result.opened:
             self._bell.ring()
-        if result.ready or result.busy or result.schedule_ended or (result.claimed and not result.finished):
+        if result.ready or result.schedule_ended or (result.claimed and not result.finished):
             self._rescan = True
         return self._pause(result)
 
     def _wants_turn(self, rung: bool) -> bool:
-        if rung or self._rescan or self.turner.has_work() or self.desk.now() >= self._next_due:
+        if rung or self._rescan or self._go_on or self.turner.has_work() or self.desk.now() >= self._next_due:
             return True
-        if self.desk.monotonic() >= self._due.get("poll", 0.0):
+        if self._poll_is_due():
             return True
         horizon = self.desk.monotonic() - self.options.give_back
         return self.turner.unmarked() or any(waiting_since(s) < horizon for s in self.slots.values())
 
+    def _poll_is_due(self) -> bool:
+        return self.desk.monotonic() >= self._due.get("poll", 0.0)
+
     def _pause(self, result: TurnResult | None) -> float:
-        if self._rescan or self.turner.has_work():
+        if self._rescan or self._go_on or self.turner.has_work():
             return 0.0
         mono = self.desk.monotonic()
         wait = min(self._poll_every(), self._due.get("poll", 0.0) - mono)

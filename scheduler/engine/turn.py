@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.engine.alerts import letter_of
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk, Request
+from scheduler.engine.lanes import STRETCH, Lanes
 from scheduler.engine.limits import Admission, Limits
 from scheduler.engine.plan import Plan, allocate
 from scheduler.engine.pools import Slots, take_waiting, waiting_since
@@ -43,9 +43,6 @@ BESIDE = SECOND  # until a task may be claimed again whose last body has not end
 AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
 
 
-_LANE_OF = attrgetter("queue", "lane", "pool")
-
-
 class TurnResult(NamedTuple):
     """``next_due``: when the next known task is due (microseconds); ``busy``: another turn may find work at once;
     ``opened``: a cap has room again that this worker did not take."""
@@ -73,6 +70,7 @@ class Turner:
         self._careful = False  # the last turn met something unforeseen
         self._rotation = 0
         self._batch = BATCH[1]
+        self.lanes = Lanes()
 
     def has_work(self) -> bool:
         """Whether outcomes or requests wait to be written."""
@@ -85,10 +83,12 @@ class Turner:
         claiming: bool,
         extra: list[tuple[Attempt, Outcome]] | None = None,
         urgent: bool = False,
+        fresh: bool = True,
     ) -> TurnResult:
         """One transaction. On an error nothing is lost: outcomes and requests wait for the next turn.
 
         ``urgent``: claim high tasks and do nothing else; recording what a flood has brought in would keep them waiting.
+        ``fresh``: there may be work where there was none in the last turn.
         """
         desk = self.desk
         begun = desk.monotonic()
@@ -106,8 +106,8 @@ class Turner:
         claimed: list[Claimed] = []
         finished: Finished | None = None
         plan = Plan([], {})
+        due: list[LaneHead] = []
         every: list[LaneHead] | None = None
-        heads: list[LaneHead] = []
         answers: list[Answer | None] = []
         marked: set[tuple[int, int]] = set()
         try:
@@ -129,11 +129,20 @@ class Turner:
                 self._absolve(c, gone)
                 admission = Admission(self.limits, c, now)
                 if claiming and not self._careful:
-                    every = claims.lane_heads(c)
-                    heads = [h for h in every if self._serves(h) and (not urgent or h.pool == HIGH)]
-                    plan = self._admitted(admission, [h for h in heads if h.run_at <= now], gone)
+                    if urgent:
+                        heads = claims.lane_heads(c, most=STRETCH)
+                        due = [h for h in heads if h.pool == HIGH and h.run_at <= now and self._serves(h)]
+                    else:
+                        due = self.lanes.look(c, self._serves, now, fresh=fresh)
+                        if self.lanes.whole:
+                            every = due
+                        elif self.limits.known:
+                            due = list({claims.LANE_OF(h): h for h in (*self.limits.freed(outcomes), *due)}.values())
+                    plan = self._admitted(admission, due, gone)
                     claimed = claims.claim(c, dialect, self.worker, plan.picks, now)
                     admission.count(claimed)
+                    if not (urgent or self.lanes.whole):
+                        self.lanes.keep(admission.admitted(due), plan.picks, claimed)
                 if outcomes:
                     FAILPOINTS.hit("before finish commit")
                 if requests:
@@ -161,13 +170,12 @@ class Turner:
         self._hand_out(claimed, plan, admission.start_by)
         self._fit(desk.monotonic() - begun, max(len(outcomes), len(claimed)))
         picked = {(p.queue, p.lane, p.pool): p.limit for p in plan.picks}
-        later = min((h.run_at for h in heads if h.run_at > now), default=FOREVER)
         return TurnResult(
             len(outcomes),
             len(claimed),
             finished.ready if finished else 0,
-            min(later, admission.again),
-            busy or (bool(picked) and len(claimed) >= sum(picked.values())),
+            min(self.lanes.next_due, admission.again) if claiming else FOREVER,
+            busy or (claiming and self.lanes.unfinished) or (bool(picked) and len(claimed) >= sum(picked.values())),
             ended,
             opened,
         )
@@ -402,7 +410,7 @@ class Turner:
         at = desk.monotonic()
         left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
         batches: dict[tuple[int, bool], list[Attempt]] = {}
-        for lane, rows in groupby(claimed, key=_LANE_OF):
+        for lane, rows in groupby(claimed, key=claims.LANE_OF):
             kind = desk.registry.get(claims.kind_of(lane[1]))
             assert kind is not None, "only lanes of registered kinds are claimed"
             shares, of_lane = left[lane], list(rows)

@@ -1,6 +1,6 @@
 """Finding and claiming work.
 
-The ready index is (queue, lane, pool, run_at, id) over claimable rows, a lane being a kind or kind + concurrency key:
+The ready index is (queue, pool, lane, run_at, id) over claimable rows, a lane being a kind or kind + concurrency key:
 a turn hops from lane to lane (a loose index scan) and reads only the heads, so rows of an unserved queue, an unknown
 kind or a far future are never walked.
 """
@@ -8,6 +8,7 @@ kind or a far future are never walked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -76,6 +77,7 @@ class Claimed(NamedTuple):
     expires_at: int | None = None
 
 
+LANE_OF = attrgetter("queue", "lane", "pool")  # of a head, a pick, or what was claimed
 RARE = tuple(name for name in Claimed._fields if name in Claimed._field_defaults)
 _USUAL = tuple(name for name in Claimed._fields if name not in RARE)
 _NAMES = ", ".join(f"t.{name}" for name in _USUAL)
@@ -91,23 +93,30 @@ _SET = (
     f"attempt = {{t}}attempt + CASE WHEN {{t}}state = {st.SUSPENDED} THEN 0 ELSE 1 END"
 )
 
-# From one head to the next: the next level of the lane, else the next lane of the queue, else the next queue. Three
+# From one head to the next: the next lane of the level, else the next level of the queue, else the next queue. Three
 # plain ranges, since SQLite does not use all columns of a row-value comparison for its index.
 _NEXT = """coalesce(
-    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = h.queue AND n.lane = h.lane
-     AND n.pool > h.pool ORDER BY n.pool, n.run_at, n.id LIMIT 1),
-    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = h.queue AND n.lane > h.lane
-     ORDER BY n.lane, n.pool, n.run_at, n.id LIMIT 1),
-    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue > h.queue
-     ORDER BY n.queue, n.lane, n.pool, n.run_at, n.id LIMIT 1))"""
+    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = {queue} AND n.pool = {pool}
+     AND n.lane > {lane} ORDER BY n.lane, n.run_at, n.id LIMIT 1),
+    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = {queue} AND n.pool > {pool}
+     ORDER BY n.pool, n.lane, n.run_at, n.id LIMIT 1),
+    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue > {queue}
+     ORDER BY n.queue, n.pool, n.lane, n.run_at, n.id LIMIT 1))"""
 _HEADS = f"""
-WITH RECURSIVE head(id) AS (
-  SELECT (SELECT id FROM schedd_tasks WHERE {_CLAIMABLE} ORDER BY queue, lane, pool, run_at, id LIMIT 1)
+WITH RECURSIVE head(id, n) AS (
+  SELECT {{first}}, 1
   UNION ALL
-  SELECT {_NEXT} FROM head JOIN schedd_tasks h ON h.id = head.id
+  SELECT {_NEXT.format(queue="h.queue", pool="h.pool", lane="h.lane")}, head.n + 1
+  FROM head JOIN schedd_tasks h ON h.id = head.id WHERE head.n < :most
 )
-SELECT t.queue, t.lane, t.pool, t.run_at FROM head JOIN schedd_tasks t ON t.id = head.id
+SELECT t.queue, t.lane, t.pool, t.run_at FROM head JOIN schedd_tasks t ON t.id = head.id ORDER BY head.n
 """
+_HEADS_FROM_START = _HEADS.format(
+    first=f"(SELECT id FROM schedd_tasks WHERE {_CLAIMABLE} ORDER BY queue, pool, lane, run_at, id LIMIT 1)"
+)
+_HEADS_AFTER = _HEADS.format(
+    first=_NEXT.format(queue="CAST(:queue AS text)", pool="CAST(:pool AS smallint)", lane="CAST(:lane AS text)")
+)
 
 _SQLITE_FIRST = f"""
 FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
@@ -135,9 +144,14 @@ def kind_of(lane: str) -> str:
     return lane.lstrip(SUSPECT_LANE).partition(LANE_SEPARATOR)[0]
 
 
-def lane_heads(connection: sa.Connection) -> list[LaneHead]:
-    """Every lane that holds a claimable task, due or not, with the time of its first."""
-    return [LaneHead._make(row) for row in run(connection, _HEADS, {})]
+def lane_heads(connection: sa.Connection, after: LaneHead | None = None, most: int = 10**9) -> list[LaneHead]:
+    """Lanes that hold a claimable task, due or not, with the time of its first; up to ``most``, after this one."""
+    if after is None:
+        rows = run(connection, _HEADS_FROM_START, {"most": most})
+    else:
+        bound = {"queue": after.queue, "pool": after.pool, "lane": after.lane, "most": most}
+        rows = run(connection, _HEADS_AFTER, bound)
+    return [LaneHead._make(row) for row in rows]
 
 
 def claim(connection: sa.Connection, dialect: Dialect, worker: int, picks: Sequence[Pick], now: int) -> list[Claimed]:

@@ -112,7 +112,7 @@ def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Inde
     return Index(name, *(tasks.c[c] for c in columns), unique=unique, sqlite_where=clause, postgresql_where=clause)
 
 
-_partial("ix_schedd_tasks_ready", "queue", "lane", "pool", "run_at", "id", "state", where=_CLAIMABLE)
+_partial("ix_schedd_tasks_ready", "queue", "pool", "lane", "run_at", "id", "state", where=_CLAIMABLE)
 _partial("ix_schedd_tasks_held", "worker", "kind", where=_HELD)
 _partial("ix_schedd_tasks_waiting", "id", where="state = 0")
 _partial("ix_schedd_tasks_done", "state", "finished_at", where="state >= 6")

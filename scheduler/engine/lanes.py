@@ -1,0 +1,73 @@
+"""Which lanes a worker knows to hold work that it may claim.
+
+A turn looks at one stretch of the lanes there are, and the next one goes on from there, so that a hundred thousand
+lanes, most of them at their cap or none of ours, cost a turn no more than a hundred. Lanes that are known to hold more
+are kept between. As long as one stretch is all there is, which is nearly always, nothing needs to be kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from scheduler.ports import FOREVER
+from scheduler.store.claim import LANE_OF, Claimed, LaneHead, Pick, lane_heads
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+STRETCH = 128  # lanes looked at in a turn
+KNOWN = 256  # lanes kept between turns at most: the next round finds the others again
+
+
+class Lanes:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.whole = True  # whether the last stretch was all there is
+        self._known: dict[tuple[str, str, int], LaneHead] = {}
+        self._cursor: LaneHead | None = None
+        self._owed = 0  # ends of a round to come until everything has been looked at since it was asked for
+        self._first_later = FOREVER  # when the first task comes due that this round has met
+        self._last_later = FOREVER  # the same of the last whole round
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether lanes are left to be looked at before it can be said that there is nothing to do."""
+        return self._owed > 0
+
+    @property
+    def next_due(self) -> int:
+        """When the first of the tasks comes due that are not due yet (microseconds)."""
+        return min(self._first_later, self._last_later)
+
+    def look(
+        self, connection: sa.Connection, serves: Callable[[LaneHead], bool], now: int, *, fresh: bool
+    ) -> list[LaneHead]:
+        """Lanes with something due, as far as is known. ``fresh``: anything may have changed since the last turn."""
+        if fresh:
+            self._owed = 1 if self._cursor is None else 2  # what is left of this round, and then one from the start
+        stretch = lane_heads(connection, self._cursor, STRETCH)
+        if self._cursor is None:
+            self._first_later = FOREVER
+        ended = len(stretch) < STRETCH
+        self.whole = ended and self._cursor is None
+        self._cursor = None if ended else stretch[-1]
+        found = [head for head in stretch if serves(head)]
+        self._first_later = min((head.run_at for head in found if head.run_at > now), default=self._first_later)
+        if ended:
+            self._last_later = self._first_later
+            self._owed = max(0, self._owed - 1)
+        due = [head for head in found if head.run_at <= now]
+        if self.whole:
+            self._known.clear()
+            return due
+        return list((self._known | {LANE_OF(head): head for head in due}).values())
+
+    def keep(self, left: Iterable[LaneHead], picks: Sequence[Pick], claimed: Sequence[Claimed]) -> None:
+        """Remember which of these may hold more, after what was picked has been claimed. Not needed of the whole."""
+        got = Counter(map(LANE_OF, claimed))
+        spent = {LANE_OF(pick) for pick in picks if got[LANE_OF(pick)] < pick.limit}
+        known = [head for head in left if LANE_OF(head) not in spent]
+        self._known = {LANE_OF(head): head for head in known[-KNOWN:]}
