@@ -94,6 +94,8 @@ def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
         while quiet < 2:
             engine.ring()
             engine.step()
+            while engine.turner.lanes.unfinished:
+                engine.step()
             before = ran
             for slots in engine.inline_slots():
                 while slots.run_one():

@@ -110,7 +110,7 @@ def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Inde
 
 
 _partial("ix_schedd_tasks_ready", "queue", "pool", "lane", "run_at", "id", "state", where=_CLAIMABLE)
-_partial("ix_schedd_tasks_held", "worker", "kind", where=_HELD)
+_partial("ix_schedd_tasks_held", "worker", "lane", where=_HELD)
 _partial("ix_schedd_tasks_waiting", "id", where="state = 0")
 _partial("ix_schedd_tasks_done", "state", "finished_at", where="state >= 6")
 _partial("ux_schedd_tasks_held_key", "kind", "held_key", where="held_key IS NOT NULL", unique=True)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from scheduler.ports import FOREVER
-from scheduler.store.claim import LANE_OF, Claimed, LaneHead, Pick, lane_heads
+from scheduler.store.claim import LANE_OF, Claimed, LaneHead, Pick, heads_of, lane_heads
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 STRETCH = 128  # lanes looked at in a turn
 KNOWN = 256  # lanes kept between turns at most: the next round finds the others again
+USED = 32  # lanes that work was claimed from last: looked at first when there may be new work
 
 
 class Lanes:
@@ -27,6 +28,7 @@ class Lanes:
     def __init__(self) -> None:
         self.whole = True  # whether the last stretch was all there is
         self._known: dict[tuple[str, str, int], LaneHead] = {}
+        self._used: dict[tuple[str, str, int], None] = {}  # the oldest first
         self._cursor: LaneHead | None = None
         self._owed = 0  # ends of a round to come until everything has been looked at since it was asked for
         self._first_later = FOREVER  # when the first task comes due that this round has met
@@ -63,11 +65,18 @@ class Lanes:
         if self.whole:
             self._known.clear()
             return due
+        if fresh and self._used:
+            due += [head for head in heads_of(connection, list(self._used)) if head.run_at <= now]
         return list((self._known | {LANE_OF(head): head for head in due}).values())
 
     def keep(self, left: Iterable[LaneHead], picks: Sequence[Pick], claimed: Sequence[Claimed]) -> None:
         """Remember which of these may hold more, after what was picked has been claimed. Not needed of the whole."""
         got = Counter(map(LANE_OF, claimed))
         spent = {LANE_OF(pick) for pick in picks if got[LANE_OF(pick)] < pick.limit}
+        for lane in got:
+            self._used.pop(lane, None)
+            self._used[lane] = None
+        while len(self._used) > USED:
+            del self._used[next(iter(self._used))]
         known = [head for head in left if LANE_OF(head) not in spent]
         self._known = {LANE_OF(head): head for head in known[-KNOWN:]}

@@ -141,14 +141,23 @@ class Admission:
             self._limits.closed[kind] = room.again
             self.again = min(self.again, room.again)
             return False
-        return room.of(plain_lane(lane)) != 0
+        lane = plain_lane(lane)
+        return (room.limit.cap is not None and lane not in room.held) or room.of(lane) != 0
 
-    def look(self, picks: Iterable[Pick]) -> None:
-        """Take the kinds that these want to claim of, if they have limits."""
-        kinds = {kind_of(pick.lane) for pick in picks} & self._limits.known.keys() - self._rooms.keys()
-        if kinds:
-            found = caps.look(self._connection, self._limits.desk.database.dialect, kinds, self._now)
-            self._rooms |= {kind: found.get(kind) for kind in kinds}
+    def look(self, picks: Iterable[Pick], due: Iterable[LaneHead]) -> None:
+        """Take the kinds that these want to claim of, if they have limits, and count what their due lanes hold."""
+        kinds = {kind_of(pick.lane) for pick in picks} & self._limits.known.keys()
+        lanes = {plain_lane(head.lane) for head in due if kind_of(head.lane) in kinds}
+        dialect = self._limits.desk.database.dialect
+        taken = {lane for lane in lanes if kind_of(lane) in self._rooms}
+        new = {lane for lane in taken if (room := self._rooms[kind_of(lane)]) is not None and lane not in room.held}
+        for lane, number in caps.held(self._connection, dialect, new).items():
+            room = self._rooms[kind_of(lane)]
+            assert room is not None
+            room.held[lane] = number
+        if lanes - taken:
+            found = caps.look(self._connection, dialect, lanes - taken, self._now)
+            self._rooms |= {kind: found.get(kind) for kind in map(kind_of, lanes - taken)}
 
     def cut(self, picks: list[Pick]) -> list[Pick]:
         """Only as much of each lane as its cap and its kind's rate allow."""

@@ -247,7 +247,7 @@ class Turner:
         before, due = -1, admission.admitted(due)
         while len(due) != before:
             plan = self._plan(due, gone)
-            admission.look(plan.picks)
+            admission.look(plan.picks, due)
             before, due = len(due), admission.admitted(due)
         return Plan(admission.cut(plan.picks), plan.shares)
 

@@ -7,15 +7,16 @@ counts the rows that are held, so a crash leaks nothing; a rate counts starts (s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
 from scheduler.model.rate import Rate
-from scheduler.store.claim import SUSPECT_LANE
+from scheduler.store.claim import SUSPECT_LANE, kind_of
 from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.statement import run
 
 
 class Limit(NamedTuple):
@@ -28,7 +29,8 @@ class Limit(NamedTuple):
 class Room(NamedTuple):
     """What may be claimed of one kind now.
 
-    ``held``: by lane; ``starts``: how many the rate lets start; ``again``: when it lets one start, ``now`` if at once.
+    ``held``: by lane, of those that were looked at; ``starts``: how many the rate lets start; ``again``: when it lets
+    one start, ``now`` if at once.
     """
 
     limit: Limit
@@ -37,9 +39,9 @@ class Room(NamedTuple):
     again: int
 
     def of(self, lane: str) -> int | None:
-        """How many more of this lane its cap lets be held; None: no cap."""
+        """How many more of this lane its cap lets be held; None: no cap. Raises KeyError for a lane not looked at."""
         cap = self.limit.cap
-        return None if cap is None else max(0, cap - self.held.get(lane, 0))
+        return None if cap is None else max(0, cap - self.held[lane])
 
 
 def limit_of(options: Mapping[str, Any]) -> Limit | None:
@@ -60,12 +62,14 @@ def plain_lane(lane: str) -> str:
     return lane.lstrip(SUSPECT_LANE)
 
 
-def look(connection: sa.Connection, dialect: Dialect, kinds: Iterable[str], now: int) -> dict[str, Room]:
-    """What may be claimed of these kinds, which are this transaction's until it ends.
+def look(connection: sa.Connection, dialect: Dialect, lanes: Iterable[str], now: int) -> dict[str, Room]:
+    """What may be claimed of these lanes' kinds, which are this transaction's until it ends.
 
-    One that is missing is being claimed by another worker at this moment.
+    One that is missing is being claimed by another worker at this moment. What is held is counted in these lanes only:
+    see :func:`held`.
     """
-    names = bind_rows([(name,) for name in sorted(kinds)])
+    lanes = set(map(plain_lane, lanes))
+    names = bind_rows([(name,) for name in sorted({kind_of(lane) for lane in lanes})])
     source = dialect.rows({"name": str})
     rows = connection.execute(
         prepared(
@@ -79,28 +83,33 @@ def look(connection: sa.Connection, dialect: Dialect, kinds: Iterable[str], now:
     for name, limit in limits.items():
         if limit.rate is not None:
             _set_back(connection, name, limit.rate, now)
-    return _rooms(connection, dialect, limits, now)
+    return _rooms(connection, dialect, limits, lanes, now)
 
 
-def peek(connection: sa.Connection, dialect: Dialect, kind: str, now: int) -> Room | None:
-    """The same of one kind, to be told to people: without a lock. None: it has no limits."""
+def peek(connection: sa.Connection, dialect: Dialect, lane: str, now: int) -> Room | None:
+    """The same of one lane, to be told to people: without a lock. None: its kind has no limits."""
+    lane, kind = plain_lane(lane), kind_of(lane)
     row = connection.execute(prepared("SELECT options FROM schedd_kinds WHERE name = :name"), {"name": kind}).first()
     limit = None if row is None else limit_of(msgspec.json.decode(row.options))
-    return None if limit is None else _rooms(connection, dialect, {kind: limit}, now)[kind]
+    return None if limit is None else _rooms(connection, dialect, {kind: limit}, [lane], now)[kind]
 
 
-def _rooms(connection: sa.Connection, dialect: Dialect, limits: Mapping[str, Limit], now: int) -> dict[str, Room]:
-    capped = [name for name, limit in limits.items() if limit.cap is not None]
-    held = _held(connection, dialect, capped) if capped else {}
+def _rooms(
+    connection: sa.Connection, dialect: Dialect, limits: Mapping[str, Limit], lanes: Iterable[str], now: int
+) -> dict[str, Room]:
+    capped = [lane for lane in lanes if (limit := limits.get(kind_of(lane))) is not None and limit.cap is not None]
+    counted: dict[str, dict[str, int]] = {}
+    for lane, number in held(connection, dialect, capped).items():
+        counted.setdefault(kind_of(lane), {})[lane] = number
     made = {}
     for name, limit in limits.items():
         starts, again = (None, now) if limit.rate is None else left(connection, name, limit.rate, now)
-        made[name] = Room(limit, held.get(name, {}), starts, again)
+        made[name] = Room(limit, counted.get(name, {}), starts, again)
     return made
 
 
-# From one worker that holds something to the next, so that only rows of these kinds are read: the index is
-# (worker, kind), and neither all workers there ever were nor all that they hold are walked.
+# From one worker that holds something to the next, so that only rows of these lanes are read: the index is
+# (worker, lane), and neither all workers there ever were nor all that they hold are walked.
 _HELD = """
 WITH RECURSIVE w(id) AS (
   SELECT min(worker) FROM schedd_tasks WHERE state >= 4 AND state <= 5
@@ -108,20 +117,25 @@ WITH RECURSIVE w(id) AS (
   SELECT (SELECT min(n.worker) FROM schedd_tasks n WHERE n.state >= 4 AND n.state <= 5 AND n.worker > w.id)
   FROM w WHERE w.id IS NOT NULL
 )
-SELECT t.kind, t.lane, count(*) AS n FROM w CROSS JOIN {source} j
-JOIN schedd_tasks t ON t.worker = w.id AND t.kind = j.name WHERE t.state >= 4 AND t.state <= 5 GROUP BY t.kind, t.lane
+SELECT j.lane, (SELECT count(*) FROM schedd_tasks t
+  WHERE t.worker = w.id AND t.lane = j.lane AND t.state >= 4 AND t.state <= 5) AS n
+FROM w CROSS JOIN {source} j WHERE w.id IS NOT NULL
 """
 
 
-def _held(connection: sa.Connection, dialect: Dialect, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
-    """How many are claimed or running, by kind and lane."""
-    sql = _HELD.format(source=dialect.rows({"name": str}))
-    found: dict[str, dict[str, int]] = {}
-    for row in connection.execute(prepared(sql), {"rows": bind_rows([(name,) for name in kinds])}):
-        lanes = found.setdefault(row.kind, {})
-        lane = plain_lane(row.lane)
-        lanes[lane] = lanes.get(lane, 0) + row.n
-    return found
+def held(connection: sa.Connection, dialect: Dialect, lanes: Iterable[str]) -> dict[str, int]:
+    """How many are claimed or running in each of these lanes, suspects that came from there included."""
+    asked = sorted(lanes)
+    if not asked:
+        return {}
+    sql = _HELD.format(source=dialect.rows({"lane": str}))
+    rows = run(
+        connection, sql, {"rows": bind_rows([(f"{sign}{lane}",) for lane in asked for sign in ("", SUSPECT_LANE)])}
+    )
+    counted = dict.fromkeys(asked, 0)
+    for lane, number in rows:
+        counted[plain_lane(lane)] += number
+    return counted
 
 
 def left(connection: sa.Connection, kind: str, rate: Rate, now: int) -> tuple[int, int]:

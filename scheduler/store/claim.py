@@ -154,6 +154,19 @@ def lane_heads(connection: sa.Connection, after: LaneHead | None = None, most: i
     return [LaneHead._make(row) for row in rows]
 
 
+_LANE_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int))
+_HEADS_OF = f"""
+WITH {{rows}} SELECT j.queue, j.lane, j.pool, (SELECT t.run_at FROM schedd_tasks t WHERE {_CLAIMABLE}
+  AND t.queue = j.queue AND t.pool = j.pool AND t.lane = j.lane ORDER BY t.run_at, t.id LIMIT 1) FROM j
+"""
+
+
+def heads_of(connection: sa.Connection, lanes: Sequence[tuple[str, str, int]]) -> list[LaneHead]:
+    """The heads of these lanes (queue, lane, pool), as far as there are any."""
+    rows = run_over(connection, _HEADS_OF, _LANE_COLUMNS, lanes, {})
+    return [LaneHead._make(row) for row in rows if row[3] is not None]
+
+
 def claim(connection: sa.Connection, dialect: Dialect, worker: int, picks: Sequence[Pick], now: int) -> list[Claimed]:
     """Claim due tasks for ``worker``, up to each pick's limit, earliest first within a lane."""
     if not picks:

@@ -138,7 +138,7 @@ def _due(connection: sa.Connection, row: sa.Row[Any], now: int, fleet: Fleet) ->
 
 def _limited(connection: sa.Connection, row: sa.Row[Any], now: int) -> str | None:
     """Which limit of its kind it waits for, if any."""
-    room = caps.peek(connection, dialect_of(connection), row.kind, now)
+    room = caps.peek(connection, dialect_of(connection), row.lane, now)
     if room is None:
         return None
     lane = caps.plain_lane(row.lane)
