@@ -39,9 +39,9 @@ class Scheduler(Queries):
     ``url``: SQLAlchemy URL of a SQLite file or a PostgreSQL database. ``state``: the application's own object,
     ``ctx.state`` in handlers. ``settings``: sections of the configuration for the built-in tasks. ``pools``: (thread
     slots, async slots) by name. ``lease``, ``drain``, ``misfire_grace``: seconds. ``retention``: seconds by success,
-    failed, outcomes. ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)`` must return
-    a context manager that surrounds each run, ``on_dead_letter(letter)`` is told, once and after the commit, of each
-    task that has failed for good while this process ran it. Raises ConfigError.
+    failed, outcomes, events. ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)``
+    must return a context manager that surrounds each run, ``on_dead_letter(letter)`` is told, once and after the
+    commit, of each task that has failed for good while this process ran it. Raises ConfigError.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ def _positive(value: float, what: str) -> float:
 
 
 def _retention(given: Mapping[str, float]) -> dict[str, float]:
-    kept = {"success": 86400.0, "failed": 30 * 86400.0, "outcomes": 90 * 86400.0}
+    kept = {"success": 86400.0, "failed": 30 * 86400.0, "outcomes": 90 * 86400.0, "events": 30 * 86400.0}
     for name, seconds in given.items():
         if name not in kept:
             raise ConfigError(f"there is no retention of {name!r}; there are {', '.join(kept)}")

@@ -91,11 +91,12 @@ class Log(_Section, frozen=True):
 
 
 class Retention(_Section, frozen=True):
-    """``[retention]``: how long finished tasks are kept, and how long a removed one's outcome."""
+    """``[retention]``: how long finished tasks are kept, how long a removed one's outcome, and events."""
 
     success: Duration = 24 * 3600.0
     failed: Duration = 30 * 86400.0
     outcomes: Duration = 90 * 86400.0
+    events: Duration = 30 * 86400.0
 
 
 class Command(_Section, frozen=True):

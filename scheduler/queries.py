@@ -8,28 +8,37 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from scheduler.builder import check_text
 from scheduler.dead_letters import DeadLetters
 from scheduler.errors import (
     ConfigError,
     CycleError,
+    PayloadError,
     ResultExpiredError,
     TaskCancelledError,
     TaskFailedError,
 )
-from scheduler.model.registry import Registry
+from scheduler.model.checkpoint import MAX_VALUE
+from scheduler.model.registry import Registry, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, TaskState, When
 from scheduler.model.times import span_us, to_datetime
 from scheduler.ports import SECOND
 from scheduler.records import AttemptInfo, ScheduleInfo, TaskInfo, attempt_info, schedule_info, task_info
-from scheduler.store import control, read_tasks, retention, schedules
+from scheduler.store import control, events, read_tasks, retention, schedules
 from scheduler.store.control import CancelResult
 from scheduler.store.database import Database
+from scheduler.store.doorbell import ring_after_commit
+from scheduler.store.enqueue import callers_connection, hold_writes
+from scheduler.store.events import Emit
 from scheduler.store.paths import find_path
 from scheduler.store.read_tasks import EdgeRecord, TaskRecord
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from sqlalchemy.orm import Session
+
     from scheduler.model.spec import TaskId
 
 _LOOK_EVERY = (0.005, 0.25)  # seconds between looks while waiting: first, most
@@ -269,13 +278,52 @@ class Queries:
     def cleanup_completed_tasks(self, older_than_hours: float = 24) -> int:
         """Remove succeeded tasks that ended longer ago than this; their outcome is remembered. Returns how many."""
         seconds = span_us(timedelta(hours=older_than_hours), "older_than_hours") / SECOND
-        kept = {"success": seconds, "failed": float(10**9), "outcomes": float(10**9)}
+        kept = {"success": seconds, "failed": float(10**9), "outcomes": float(10**9), "events": float(10**9)}
         removed, more = 0, True
         while more:
             with self.database.write() as connection:
                 one = retention.sweep(connection, self.database.dialect, self.database.now(), kept)
             removed, more = removed + one.tasks, one.more
         return removed
+
+    # events
+
+    def emit_event(self, name: str, payload: Any = None, connection: sa.Connection | Session | None = None) -> bool:
+        """Emit an event: whoever awaits it, now or later, gets the payload (JSON, 1 MiB at most).
+
+        The first emit of a name wins; False if this was not the first, and nothing was changed. ``connection``: the
+        caller's own; the event then commits with the caller's rows. Raises PayloadError.
+        """
+        emit = [Emit(check_text(name, "an event's name"), event_payload(payload))]
+        if connection is not None:
+            own = callers_connection(connection)
+            self.database.open()
+            hold_writes(own)
+            new, _ = events.emit(own, emit, self.database.now())
+            ring_after_commit(own, self._ring)
+        else:
+            new, _ = self.database.change(lambda c: events.emit(c, emit, self.database.now()))
+            self._ring()
+        return bool(new)
+
+    def cleanup_events(self, older_than_hours: float) -> int:
+        """Remove events that were emitted longer ago than this, but for those that somebody waits for."""
+        span = span_us(timedelta(hours=older_than_hours), "older_than_hours")
+        removed, batch = 0, events.BATCH
+        while batch >= events.BATCH:
+            batch = self.database.change(lambda c: events.cleanup(c, self.database.now() - span))
+            removed += batch
+        return removed
+
+
+def event_payload(payload: Any) -> str | None:
+    """JSON text of an event's payload, None for None. Raises PayloadError."""
+    if payload is None:
+        return None
+    text = encode_json(payload, "an event's payload")
+    if len(text) > MAX_VALUE:
+        raise PayloadError(f"an event's payload is {len(text)} bytes of JSON, over the limit of {MAX_VALUE}")
+    return text
 
 
 def parse_states(given: str | Iterable[str]) -> Sequence[TaskState]:

@@ -42,6 +42,7 @@ attempts = "all"
 success = "36h"
 failed = "1w"
 outcomes = 86400
+events = "2w"
 [command]
 enabled = true
 roots = ["/srv/work"]
@@ -360,7 +361,7 @@ def test_what_a_scheduler_is_made_with(empty_directory: Path) -> None:
     options = scheduler_options(load(None, {}))
     assert options["pools"] == {"high": (2, 20), "medium": (8, 100), "low": (4, 50)}
     assert options["queues"] == ("mail",)
-    assert options["retention"] == {"success": 86400, "failed": 86400, "outcomes": 90 * 86400}
+    assert options["retention"] == {"success": 86400, "failed": 86400, "outcomes": 90 * 86400, "events": 30 * 86400}
     assert options["settings"]["command"] == {"enabled": False, "roots": []}
     assert options["settings"]["files"] == {
         "blobs": str(empty_directory / "blobs"),  # absolute, so that a change of directory does not move it

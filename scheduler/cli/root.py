@@ -26,6 +26,7 @@ COMMANDS = {
     "graph": ("graph", "The tasks that edges connect with a task."),
     "dlq": ("dlq", "Dead letters: what failed for good, and replaying it."),
     "cron": ("cron", "Recurring schedules."),
+    "event": ("event", "Events that tasks await."),
     "workers": ("workers", "Workers and their leases."),
     "db": ("db", "The database: upgrade, check, backup."),
     "config": ("config", "The settings in effect."),

@@ -108,6 +108,8 @@ def show_command(session: Session, /, task_id: int) -> None:
 
 def view_of(session: Session, task_id: int) -> dict[str, Any]:
     """All that ``show`` tells of a task. Raises UnknownTaskError."""
+    from scheduler.cli.durable_views import checkpoint_view, wait_view
+    from scheduler.store import checkpoints, waits
     from scheduler.store.dead_letters import audit
     from scheduler.store.read_graph import dependencies, dependents
     from scheduler.store.read_history import attempt_log, attempts
@@ -128,6 +130,8 @@ def view_of(session: Session, task_id: int) -> dict[str, Any]:
             "depends_on": [edge_view(e, e.parent) for e in dependencies(connection, task_id)],
             "dependents": [edge_view(e, e.child) for e in dependents(connection, task_id)],
             "attempts": [attempt_view(a) for a in attempts(connection, task_id)],
+            "recorded": [checkpoint_view(c) for c in checkpoints.records(connection, task_id)],
+            "waits": [] if task.state.terminal else [wait_view(w) for w in waits.records(connection, task_id)],
             "audit": [audit_view(a) for a in audit(connection, task_id)],
             "log": None if log is None else log.splitlines()[-LOG_LINES:],
         }
@@ -135,6 +139,7 @@ def view_of(session: Session, task_id: int) -> dict[str, Any]:
 
 def print_view(view: dict[str, Any]) -> None:
     """The same for people."""
+    from scheduler.cli.durable_views import CHECKPOINT_COLUMNS, WAIT_COLUMNS
     from scheduler.model.texts import counted
 
     fields: list[tuple[str, object]] = [
@@ -156,6 +161,8 @@ def print_view(view: dict[str, Any]) -> None:
         ("depends on", view["depends_on"], EDGE_COLUMNS),
         ("dependents", view["dependents"], EDGE_COLUMNS),
         ("attempts", view["attempts"], ATTEMPT_COLUMNS),
+        ("recorded", view["recorded"], CHECKPOINT_COLUMNS),
+        ("waits for", view["waits"], WAIT_COLUMNS),
         ("audit", view["audit"], AUDIT_COLUMNS),
     ):
         if rows:

@@ -93,14 +93,14 @@ def task_view(task: TaskRecord) -> dict[str, Any]:
         "last_heartbeat_at": time(task.last_heartbeat_at),
         "cancel_requested": time(task.cancel_requested),
         "unmet": task.unmet,
-        "result": _decoded(task.result_text),
+        "result": decoded(task.result_text),
         "result_until": time(task.result_until),
         "error": task.error,
         "error_class": task.error_class,
         "fingerprint": task.fingerprint,
         "status_code": task.status_code,
         "ended_by": task.ended_by,
-        "payload": _decoded(task.payload),
+        "payload": decoded(task.payload),
         "payload_ref": task.payload_ref,
         "schema_version": task.schema_version,
         "headers": task.headers,
@@ -128,7 +128,7 @@ def task_view(task: TaskRecord) -> dict[str, Any]:
     }
 
 
-def _decoded(text: str | None) -> Any:
+def decoded(text: str | None) -> Any:
     """JSON as the value it is; what cannot be decoded, as the text it is."""
     if text is None:
         return None
@@ -181,7 +181,7 @@ def attempt_view(attempt: AttemptRecord) -> dict[str, Any]:
         "schema_version": envelope.schema_version,
         "sequence": envelope.sequence,
         "created_at": envelope.created_at.isoformat().replace("+00:00", "Z"),
-        "payload": _decoded(envelope.payload),
+        "payload": decoded(envelope.payload),
         "payload_ref": envelope.payload_ref,
     }
 

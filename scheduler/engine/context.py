@@ -226,6 +226,21 @@ class Context(_ContextBase):
         """Go on then (an aware datetime), or at once if that is past."""
         drive(self._durable, self._durable.sleep_until(when, name))
 
+    def await_event(self, name: str, timeout: float | timedelta | None = None) -> Any:
+        """The payload of the event, once somebody has emitted it; the slot is free meanwhile.
+
+        ``timeout``: seconds or timedelta from when it was first awaited; then builtin TimeoutError, in every later
+        attempt, too.
+        """
+        return drive(self._durable, self._durable.await_event(name, timeout))
+
+    def emit_event(self, name: str, payload: Any = None) -> bool:
+        """Emit an event, once, however often this task runs: whoever awaits it gets the payload (JSON).
+
+        The first emit of a name wins, over all tasks and callers; False if this was not the first.
+        """
+        return drive(self._durable, self._durable.emit_event(name, payload))
+
     def results(self) -> dict[int, Any]:
         """The stored results of the tasks it depends on, by id; None for those that have none."""
         self._look()
@@ -281,6 +296,14 @@ class AsyncContext(_ContextBase):
     async def sleep_until(self, when: datetime, name: str | None = None) -> None:
         """Go on then (an aware datetime), or at once if that is past."""
         await drive_async(self._durable, self._durable.sleep_until(when, name))
+
+    async def await_event(self, name: str, timeout: float | timedelta | None = None) -> Any:
+        """The payload of the event, once somebody has emitted it; the slot is free meanwhile. See :class:`Context`."""
+        return await drive_async(self._durable, self._durable.await_event(name, timeout))
+
+    async def emit_event(self, name: str, payload: Any = None) -> bool:
+        """Emit an event, once, however often this task runs; False if it was not the first. See :class:`Context`."""
+        return await drive_async(self._durable, self._durable.emit_event(name, payload))
 
     async def results(self) -> dict[int, Any]:
         """The stored results of the tasks it depends on, by id; None for those that have none."""

@@ -23,8 +23,8 @@ from scheduler.model.checkpoint import Recorded
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
 from scheduler.store import checkpoints, relatives
+from scheduler.store.asked import Answer
 from scheduler.store.database import Database
-from scheduler.store.requests import Answer
 
 _WEIGHT = 0.2  # of each duration in a kind's moving mean
 

@@ -17,7 +17,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from scheduler.errors import DeterminismError, LeaseLost, PermanentError, Suspended
-from scheduler.model.checkpoint import OWN, Recorded, Replay, Sort, check_name, encoded, revived
+from scheduler.model.checkpoint import OWN, Recorded, Replay, Sort, check_event, check_name, encoded, revived
 from scheduler.model.times import instant_us, span_us
 
 if TYPE_CHECKING:
@@ -109,6 +109,32 @@ class Durable:
             yield from self._ask("sleep", name=label, seq=seq, until=end, note=self._note(label))
         if end > self.runtime.now():
             yield Block(end)
+
+    def await_event(self, event: str, timeout: float | timedelta | None) -> Plan[Any]:
+        """The event's payload, once it is emitted; TimeoutError if that takes longer than ``timeout``."""
+        span = None if timeout is None else span_us(timeout, "await_event(timeout=)")
+        self._enter()
+        label, seq = self._meet(f"{OWN}event:{check_event(event)}", Sort.EVENT)
+        found = yield from self._find(label, Sort.EVENT)
+        if found is not None:
+            return found.result()
+        answer = yield from self._ask(
+            "await_event", name=label, seq=seq, event=event, timeout=span, note=self._note(label)
+        )
+        if "until" in answer:
+            yield Block(answer["until"])
+        return Recorded(Sort.EVENT, answer.get("value"), answer.get("failure")).result()
+
+    def emit_event(self, event: str, payload: Any) -> Plan[bool]:
+        """Emit it; False if somebody else was first."""
+        self._enter()
+        label, seq = self._meet(f"{OWN}emit:{check_event(event)}", Sort.EMIT)
+        found = yield from self._find(label, Sort.EMIT)
+        if found is not None:
+            return bool(found.result())
+        text = encoded(payload, f"the payload of event {event!r}")
+        answer = yield from self._ask("emit", name=label, seq=seq, event=event, payload=text, note=self._note(label))
+        return bool(Recorded(Sort.EMIT, answer["value"]).result())
 
     # what they share
 

@@ -19,7 +19,7 @@ from scheduler.engine.options import EngineOptions
 from scheduler.engine.pools import InlineSlots, all_waiting, make_slots, waiting_since
 from scheduler.engine.stalls import watch_stalls
 from scheduler.engine.turn import Turner, TurnResult
-from scheduler.engine.upkeep import Lease, Schedules, apply_policies, keep_logs, pass_on_cancels, sweep
+from scheduler.engine.upkeep import Lease, Schedules, apply_policies, keep_logs, pass_on_cancels, sweep, wake_overlooked
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
@@ -42,6 +42,7 @@ POLICIES_EVERY = 1.0
 STALLS_EVERY = 1.0
 CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
 LOGS_EVERY = 1.0
+WAITS_EVERY = 1.0
 URGENT_OVER = 50  # outcomes to be written from which on a high task that was rung for does not wait for them
 STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
 BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
@@ -353,6 +354,8 @@ class Engine:
                 self.schedules.put_off(self.options.poll)
             elif made:
                 self._rescan = True
+        if self._at("waits", WAITS_EVERY) and self._try("waking", lambda: wake_overlooked(self.desk, connection)):
+            self._rescan = True
         if self._at("policies", POLICIES_EVERY) and self._try(
             "applying policies", lambda: apply_policies(self.desk, connection)
         ):

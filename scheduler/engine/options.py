@@ -7,6 +7,12 @@ from typing import NamedTuple
 
 POOL_NAMES = ("high", "medium", "low")
 DEFAULT_POOLS: Mapping[str, tuple[int, int]] = {"high": (2, 20), "medium": (8, 100), "low": (4, 50)}
+RETENTION: Mapping[str, float] = {
+    "success": 86400.0,
+    "failed": 30 * 86400.0,
+    "outcomes": 90 * 86400.0,
+    "events": 30 * 86400.0,
+}
 
 
 class EngineOptions(NamedTuple):
@@ -23,6 +29,6 @@ class EngineOptions(NamedTuple):
     give_back: float = 1.0
     poll: float = 1.0
     misfire_grace: float = 60.0
-    retention: Mapping[str, float] = {"success": 86400.0, "failed": 30 * 86400.0, "outcomes": 90 * 86400.0}
+    retention: Mapping[str, float] = RETENTION
     log_attempts: str = "notable"
     capture_root: bool = False

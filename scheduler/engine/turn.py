@@ -21,9 +21,10 @@ from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store import claim as claims
 from scheduler.store import workers
+from scheduler.store.asked import Answer, Asked
 from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
 from scheduler.store.finish import Finished, finish
-from scheduler.store.requests import Answer, Asked, answer
+from scheduler.store.requests import answer
 from scheduler.store.salvage import finish_one_by_one
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Turner:
         due: list[LaneHead] = []
         every: list[LaneHead] | None = None
         answers: list[Answer | None] = []
+        woken = 0
         marked: set[tuple[int, int]] = set()
         try:
             with desk.database.write(connection) as c:
@@ -121,7 +123,7 @@ class Turner:
                     if self.limits.known:
                         self.limits.recorded(c, outcomes, finished)
                 if requests:
-                    answers = self._answer(c, requests, now)
+                    answers, woken = self._answer(c, requests, now)
                 gone = {(o.task_id, o.claim) for _, o in outcomes}
                 started = self._started(gone)
                 if started:
@@ -173,21 +175,21 @@ class Turner:
         return TurnResult(
             len(outcomes),
             len(claimed),
-            finished.ready if finished else 0,
+            woken + (finished.ready if finished else 0),
             min(self.lanes.next_due, admission.again) if claiming else FOREVER,
             busy or (claiming and self.lanes.unfinished) or (bool(picked) and len(claimed) >= sum(picked.values())),
             ended,
             opened,
         )
 
-    def _answer(self, connection: sa.Connection, requests: list[Request], now: int) -> list[Answer | None]:
-        """Do what running attempts ask for; whatever they write extends the lease."""
+    def _answer(self, connection: sa.Connection, requests: list[Request], now: int) -> tuple[list[Answer | None], int]:
+        """Do what running attempts ask for; whatever they write extends the lease. Returns how many tasks woke, too."""
         desk = self.desk
         asked = [Asked(r.attempt.claimed.id, r.attempt.claimed.claim, r.what, r.args) for r in requests]
-        given = answer(connection, desk.database.dialect, self.worker, asked, now, one_by_one=self._careful)
+        given, woken = answer(connection, desk.database.dialect, self.worker, asked, now, one_by_one=self._careful)
         if any(one is None or one["held"] for one in given):
             workers.renew(connection, self.worker, now, round(desk.options.lease * SECOND))
-        return given
+        return given, woken
 
     def _tell_answers(self, requests: list[Request], answers: list[Answer | None]) -> bool:
         """Tell those who asked. Returns whether some that could not be answered are to be asked again at once."""

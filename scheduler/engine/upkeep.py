@@ -13,7 +13,7 @@ from scheduler.engine.alerts import letter_of_record
 from scheduler.engine.desk import Desk
 from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER, SECOND
-from scheduler.store import control, policies, retention, schedules, workers
+from scheduler.store import control, policies, retention, schedules, waits, workers
 from scheduler.store.finish import write_values
 from scheduler.store.read_tasks import get_tasks
 
@@ -174,6 +174,17 @@ def pass_on_cancels(desk: Desk, worker: int) -> None:
             attempt.cancelled = True
             if attempt.slot is not None:
                 attempt.slot.interrupt(attempt)
+
+
+def wake_overlooked(desk: Desk, connection: sa.Connection) -> bool:
+    """Wake suspended tasks that fell between somebody's transactions, see ``store/waits.py``. True: there were some."""
+    if desk.database.dialect.name == "sqlite":
+        return False  # one writer at a time: nothing falls between
+    with desk.database.read() as c:
+        if not waits.any_met(c, desk.now()):
+            return False
+    with desk.database.write(connection) as c:
+        return waits.wake_met(c, desk.database.dialect, desk.now()) > 0
 
 
 def keep_logs(desk: Desk, connection: sa.Connection) -> None:

@@ -93,6 +93,13 @@ def check_name(name: object, what: str = "a step's name") -> str:
     return name
 
 
+def check_event(name: object) -> str:
+    """The name of an event. Raises PermanentError."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or name != storable(name):
+        raise PermanentError(f"an event's name is a text of 1 to {MAX_NAME} characters, without NUL, not {name!r:.80}")
+    return name
+
+
 def encoded(value: object, what: str) -> str | None:
     """JSON of a value to be recorded, None for None. Raises PermanentError if it is none, or too long."""
     if value is None:

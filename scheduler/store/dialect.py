@@ -6,8 +6,9 @@ batch is one statement on both databases.
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +46,13 @@ class Dialect:
     def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
         """``count`` task ids, ascending, that nobody else will get."""
         raise NotImplementedError
+
+    def lock_names(self, connection: sa.Connection, names: Iterable[str], *, shared: bool = False) -> set[str]:
+        """Those of these names that could be locked at once, until the transaction ends, against others that do."""
+        return set(names)  # a transaction that writes is alone
+
+    def await_name(self, connection: sa.Connection, name: str) -> None:
+        """Lock a name like that, waiting for whoever has it."""
 
 
 class SQLite(Dialect):
@@ -87,6 +95,21 @@ class PostgreSQL(Dialect):
             {"n": count},
         )
         return [int(row[0]) for row in drawn]
+
+    def lock_names(self, connection: sa.Connection, names: Iterable[str], *, shared: bool = False) -> set[str]:
+        numbers = [(name, _number(name)) for name in sorted(set(names))]
+        lock = "pg_try_advisory_xact_lock_shared" if shared else "pg_try_advisory_xact_lock"
+        source = self.rows({"name": str, "number": int})
+        sql = prepared(f"SELECT name FROM {source} j WHERE {lock}(number)")
+        return {row[0] for row in connection.execute(sql, {"rows": bind_rows(numbers)})}
+
+    def await_name(self, connection: sa.Connection, name: str) -> None:
+        connection.execute(prepared("SELECT pg_advisory_xact_lock(:number)"), {"number": _number(name)})
+
+
+def _number(name: str) -> int:
+    """Of an advisory lock: two names that share one wait for each other now and then, which does no harm."""
+    return int.from_bytes(hashlib.blake2b(f"schedd {name}".encode(), digest_size=8).digest(), signed=True)
 
 
 def fence(states: str, table: str = "t") -> str:

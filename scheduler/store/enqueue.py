@@ -53,15 +53,20 @@ def enqueue(connection: sa.Connection, specs: Sequence[TaskSpec], now: int, *, o
     DuplicateKeyError, UnknownDependencyError.
     """
     dialect = dialect_of(connection)
-    if not ours and dialect.name == "sqlite":
-        # The parents must be read under the write lock, or one could finish between the reading and the commit.
-        connection.execute(prepared("UPDATE schedd_tasks SET state = state WHERE id = -1"))
+    if not ours:
+        hold_writes(connection)
     if len(specs) == 1 and not specs[0].edges and specs[0].key is None:
         return [_insert_one(connection, specs[0], now)]
     # A replaced task's cycle is found once its edges are there; callers may catch that and commit the rest.
     undone = not ours and any(spec.conflict == "replace" for spec in specs)
     with connection.begin_nested() if undone else nullcontext():
         return _Batch(connection, dialect, specs, now).store()
+
+
+def hold_writes(connection: sa.Connection) -> None:
+    """Take SQLite's write lock in a caller's transaction: what is read from here on stays so until it commits."""
+    if dialect_of(connection).name == "sqlite":
+        connection.execute(prepared("UPDATE schedd_tasks SET state = state WHERE id = -1"))
 
 
 def callers_connection(given: Any) -> sa.Connection:

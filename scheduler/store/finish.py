@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import END_BIT, TaskState
+from scheduler.store import waits
 from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
 from scheduler.store.new_task import INLINE
 from scheduler.store.release import release
@@ -152,6 +153,9 @@ def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
     _record(connection, dialect, worker, wrote.kept)
     parents = [(i, wrote.ended[i]) for i in wrote.parents if i in wrote.ended]
     ready = release(connection, dialect, parents, now) if parents else 0
+    paused = [(o.task_id, o.claim) for o in wrote.kept if o.state == st.SUSPENDED]
+    if paused:
+        ready += waits.suspended(connection, dialect, paused, now)
     if wrote.overruled:
         settle(connection, dialect, wrote.overruled, now)
     return Finished(wrote.ended, wrote.lost, deferred, ready)

@@ -8,39 +8,17 @@ transaction holds is not answered yet (None): it is to be asked again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 
 from scheduler.model.checkpoint import Sort, failure_of
-from scheduler.store import checkpoints, control
+from scheduler.store import asked_events, checkpoints, control
+from scheduler.store.asked import Answer, Asked, Work
 from scheduler.store.checkpoints import Entry
 from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
 
 log = logging.getLogger("scheduler.engine")
-Answer = dict[str, Any]
-
-
-class Asked(NamedTuple):
-    """One request: by whom, what, and its arguments."""
-
-    task_id: int
-    claim: int
-    what: str
-    args: Mapping[str, Any]
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.task_id, self.claim
-
-
-class Work(NamedTuple):
-    """What the handlers below work with."""
-
-    connection: sa.Connection
-    dialect: Dialect
-    now: int
 
 
 def answer(
@@ -51,15 +29,16 @@ def answer(
     now: int,
     *,
     one_by_one: bool = False,
-) -> list[Answer | None]:
-    """Do what is asked; an answer for each, None for those to be asked again.
+) -> tuple[list[Answer | None], int]:
+    """Do what is asked; an answer for each, None for those to be asked again; and how many tasks woke because of it.
 
     ``held``: whether the claim is still the worker's; ``cancelled``: the task is to end; ``error``: see
     :func:`scheduler.model.checkpoint.revived`. ``one_by_one``: one that the database refuses keeps no other from being
     answered.
     """
     if one_by_one:
-        return [_alone(connection, dialect, worker, one, now) for one in asked]
+        each = [_alone(connection, dialect, worker, one, now) for one in asked]
+        return [given for given, _ in each], sum(woken for _, woken in each)
     answers: list[Answer | None] = [{"held": False}] * len(asked)
     beats = [(a.task_id, a.claim, a.args.get("percent"), a.args.get("message")) for a in asked if a.what != "note"]
     held = control.stamp(connection, dialect, worker, beats, now) if beats else set()
@@ -83,7 +62,7 @@ def answer(
         if places:
             for i, given in zip(places, handler(work, [asked[i] for i in places]), strict=True):
                 answers[i] = None if given is None else {"held": True, "cancelled": fenced.get(asked[i].key)} | given
-    return answers
+    return answers, work.woken
 
 
 def _fence(
@@ -103,15 +82,16 @@ def _fence(
     return {(row[0], row[1]): row[2] is not None for row in found}
 
 
-def _alone(connection: sa.Connection, dialect: Dialect, worker: int, one: Asked, now: int) -> Answer | None:
+def _alone(connection: sa.Connection, dialect: Dialect, worker: int, one: Asked, now: int) -> tuple[Answer | None, int]:
     try:
         with connection.begin_nested():
-            return answer(connection, dialect, worker, [one], now)[0]
+            given, woken = answer(connection, dialect, worker, [one], now)
+            return given[0], woken
     except (sa.exc.OperationalError, sa.exc.InterfaceError):
         raise  # trouble with the database, not with this request
     except Exception as error:
         log.exception("a request cannot be carried out: %s", one.what, extra={"task": one.task_id})
-        return {"held": True, "error": failure_of(error)}
+        return {"held": True, "error": failure_of(error)}, 0
 
 
 def _record(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
@@ -145,6 +125,11 @@ def _note(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
 
 _Handler = Callable[[Work, Sequence[Asked]], list[Answer | None]]
 # In the order in which they are done. A heartbeat is none of these: its stamp is all that it wants.
-_WRITES: dict[str, _Handler] = {"record": _record, "sleep": _sleep}
+_WRITES: dict[str, _Handler] = {
+    "record": _record,
+    "sleep": _sleep,
+    "emit": asked_events.emit,
+    "await_event": asked_events.await_event,
+}
 _EVEN_IF_CANCELLED = frozenset({"record"})  # it has been done
 _FREE: dict[str, _Handler] = {"note": _note}  # need no fence

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.ports import SECOND
-from scheduler.store import checkpoints
+from scheduler.store import checkpoints, events
 from scheduler.store.dialect import Dialect, bind_rows, prepared
 
 BATCH = 500
@@ -20,6 +20,7 @@ class Removed(NamedTuple):
     tasks: int
     outcomes: int
     workers: int
+    events: int
     more: bool
 
 
@@ -38,7 +39,7 @@ ORDER BY t.finished_at LIMIT :batch
 def sweep(
     connection: sa.Connection, dialect: Dialect, now: int, retention: Mapping[str, float], batch: int = BATCH
 ) -> Removed:
-    """Remove one batch. ``retention``: seconds by success, failed, outcomes. ``more``: call again."""
+    """Remove one batch. ``retention``: seconds by success, failed, outcomes, events. ``more``: call again."""
     expired: list[tuple[int, int]] = []
     for state in (st.SUCCESS, st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED):
         kept = retention["success" if state == st.SUCCESS else "failed"]
@@ -77,7 +78,8 @@ def sweep(
         connection.execute(
             prepared("DELETE FROM schedd_worker_kinds WHERE worker NOT IN (SELECT id FROM schedd_workers)")
         )
-    return Removed(len(expired), len(gone), workers.rowcount, full or len(gone) >= batch)
+    old = events.cleanup(connection, now - round(retention["events"] * SECOND), batch)
+    return Removed(len(expired), len(gone), workers.rowcount, old, full or len(gone) >= batch or old >= batch)
 
 
 def _unneeded(connection: sa.Connection, dialect: Dialect, expired: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import FOREVER
-from scheduler.store import caps, stalls
+from scheduler.store import caps, stalls, waits
 from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import dialect_of, prepared
 from scheduler.store.read_graph import dependencies
@@ -44,7 +44,8 @@ def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
     if state in (TaskState.CLAIMED, TaskState.RUNNING):
         return _held(connection, row, state, now, {w.id: w for w in found})
     if row.run_at > now:
-        return _later(row, state, now, Fleet(found))
+        awaited = _awaited(connection, row.id) if state is TaskState.SUSPENDED else ""
+        return _later(row, state, now, Fleet(found), awaited)
     return _due(connection, row, now, Fleet(found))
 
 
@@ -103,9 +104,22 @@ def _held(
     return None
 
 
-def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet) -> str:
+def _awaited(connection: sa.Connection, task_id: int) -> str:
+    """What a suspended task waits for: ``event 'approved'``, ``task 12``, ``3 of 10 tasks``; empty: only its time."""
+    said = []
+    for wait in waits.records(connection, task_id):
+        if wait.event is not None:
+            said.append(f"event {wait.event!r}")
+        elif wait.task is not None:
+            said.append(f"task {wait.task}")
+        else:
+            said.append(f"{wait.open} of {counted(wait.items, 'task')}")
+    return listed(said)
+
+
+def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: str) -> str:
     if row.run_at >= FOREVER:
-        return "suspended until what it awaits happens"
+        return f"suspended, awaits {awaited or 'what nobody has told'}"
     at = f"{rfc3339(row.run_at, exact=False)} (in {span_text(row.run_at - now)})"
     unserved = fleet.unserved(row.queue, row.kind)
     tail = f"; at present {unserved}" if unserved is not None else ""
@@ -114,7 +128,7 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet) -> str:
         error = row.error or "no error recorded"
         return f"attempt {row.attempt - row.attempt_base}{most} failed, the next is due at {at}{tail}: {error}"
     if state is TaskState.SUSPENDED:
-        return f"suspended until {at}{tail}"
+        return f"suspended until {at}{tail}" + (f", awaits {awaited}" if awaited else "")
     return f"due at {at}{tail}"
 
 

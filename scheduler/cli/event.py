@@ -1,0 +1,96 @@
+"""``schedctl event``: events that tasks await."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler.cli import exits
+from scheduler.cli.options import common
+from scheduler.cli.output import print_object, print_rows, time
+from scheduler.cli.session import Session, note, with_session
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.store.events import EventRecord
+
+_COLUMNS = ("name", "emitted_at", "emitted_by", "waiting", "size", "payload")
+
+
+@click.group(name="event")
+def event_command() -> None:
+    """Events that tasks await."""
+
+
+@event_command.command(name="emit")
+@click.argument("name", metavar="NAME")
+@click.argument("payload", metavar="[JSON]", required=False)
+@common
+@with_session
+def emit(session: Session, /, name: str, payload: str | None) -> int:
+    """Emit an event: tasks that await it go on with its payload, now or when they come to it.
+
+    The first emit of a name wins. Emitting it again changes nothing; with another payload that is a conflict.
+    """
+    from scheduler.builder import check_text
+    from scheduler.queries import event_payload
+    from scheduler.store import events
+
+    check_text(name, "an event's name")
+    text = event_payload(None if payload is None else _json(payload))
+    database = session.existing()
+
+    def work(connection: sa.Connection) -> tuple[bool, EventRecord | None, str | None]:
+        new, _ = events.emit(connection, [events.Emit(name, text)], database.now())
+        stored = events.emitted(connection, database.dialect, [name])[name]
+        return bool(new), events.record(connection, name), stored.payload
+
+    first, record, stored = session.write(work)
+    assert record is not None
+    same = first or stored == text
+    if not print_object(session, {**_view(record), "first": first}):
+        if first:
+            click.echo(f"event {name} emitted")
+        else:
+            told = "the same" if same else "another one, which stays"
+            note(f"event {name} was emitted at {time(record.emitted_at)}; its payload is {told}")
+    return exits.DONE if same else exits.CONFLICT
+
+
+@event_command.command(name="list")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@common
+@with_session
+def list_(session: Session, /, limit: int) -> None:
+    """Events: those that tasks wait for, then emitted ones, newest first."""
+    from scheduler.store.events import records
+
+    with session.existing().read() as connection:
+        found = records(connection, limit)
+        if any(record.emitted_at is None for record in found):
+            session.fleet(connection)
+    print_rows(session, [_view(record) for record in found], _COLUMNS, _COLUMNS)
+
+
+def _view(record: EventRecord) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "name": record.name,
+        "emitted_at": time(record.emitted_at),
+        "emitted_by": record.emitted_by,
+        "waiting": record.waiting,
+        "size": record.size,
+        "payload": None if record.payload is None else msgspec.json.decode(record.payload),
+    }
+
+
+def _json(text: str) -> Any:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise click.UsageError(f"{text[:60]!r} is not JSON: {error}; a text needs quotes: '\"text\"'") from None

@@ -1,0 +1,42 @@
+"""What running attempts ask for, and what the rooms that do it work with (see ``requests.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.store.dialect import Dialect
+
+Answer = dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """One request: by whom, what, and its arguments."""
+
+    task_id: int
+    claim: int
+    what: str
+    args: Mapping[str, Any]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The claim, which is the fence together with the worker."""
+        return self.task_id, self.claim
+
+    @property
+    def label(self) -> tuple[int, str]:
+        """The checkpoint that is to be made."""
+        return self.task_id, self.args["name"]
+
+
+@dataclass
+class Work:
+    """One transaction that answers requests. ``woken``: tasks that are due now because of it."""
+
+    connection: sa.Connection
+    dialect: Dialect
+    now: int
+    woken: int = 0

@@ -1,0 +1,201 @@
+"""Waiting and what is waited for, in transactions that overlap: neither overlooks the other, and none waits in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.state import TaskState
+from scheduler.ports import FOREVER
+from scheduler.store import events, requests, waits
+from scheduler.store.asked import Asked
+from scheduler.store.claim import Claimed
+from scheduler.store.events import Emit
+from scheduler.store.finish import finish
+from scheduler.testing import FakeClock
+from support.bench import Side
+from support.databases import Database
+
+from .test_fence import Bare
+
+EVENT = "approved"
+
+
+@pytest.fixture
+def bare(database: Database, clock: FakeClock) -> Iterator[Bare]:
+    made = Bare(database.url, clock)
+    yield made
+    made.store.dispose()
+
+
+class Waiter:
+    """A claimed task that asks for an event, and is suspended."""
+
+    def __init__(self, bare: Bare) -> None:
+        self.bare = bare
+        self.worker = bare.worker("a")
+        (self.id,) = bare.task()
+        (self.claimed,) = bare.claim(self.worker)
+
+    def ask(self, connection: sa.Connection, claimed: Claimed | None = None) -> Any:
+        claim = (claimed or self.claimed).claim
+        args = {"name": "$event", "seq": 1, "event": EVENT, "timeout": None}
+        now = self.bare.clock.now()
+        asked = [Asked(self.id, claim, "await_event", args)]
+        (given,), _ = requests.answer(connection, self.bare.dialect, self.worker, asked, now)
+        return given
+
+    def suspend(self, connection: sa.Connection) -> Any:
+        c, now = self.claimed, self.bare.clock.now()
+        outcome = Outcome(
+            c.id, c.claim, c.attempt, AttemptEnd.SUSPENDED, st.SUSPENDED, c.claimed_at, now, now, run_at=FOREVER
+        )
+        return finish(connection, self.bare.dialect, self.worker, [outcome], now)
+
+    def wake_overlooked(self) -> int:
+        with self.bare.store.write() as c:
+            return waits.wake_met(c, self.bare.dialect, self.bare.clock.now())
+
+    @property
+    def due(self) -> bool:
+        row = self.bare.row(self.id)
+        return bool(row.state == TaskState.SUSPENDED.code and row.run_at <= self.bare.clock.now())
+
+
+def emit(bare: Bare, connection: sa.Connection | None = None) -> int:
+    if connection is not None:
+        return events.emit(connection, [Emit(EVENT, "1")], bare.clock.now())[1]
+    with bare.store.write() as c:
+        return emit(bare, c)
+
+
+@pytest.mark.case(54)
+def test_an_emit_waits_for_who_has_just_begun_to_wait(bare: Bare) -> None:
+    waiter = Waiter(bare)
+    with bare.store.write() as c:
+        assert "until" in waiter.ask(c)
+        other = Side(lambda: emit(bare))
+    assert other.result() == 0  # it is running still
+    with bare.store.write() as c:
+        waiter.suspend(c)
+    assert waiter.due
+
+
+@pytest.mark.case(54)
+def test_who_begins_to_wait_while_it_is_being_emitted_asks_again(bare: Bare, database: Database) -> None:
+    waiter = Waiter(bare)
+
+    def ask() -> Any:
+        with bare.store.write() as c:
+            return waiter.ask(c)
+
+    with bare.store.write() as c:
+        emit(bare, c)
+        other = Side(ask)
+        if not database.is_sqlite:
+            assert other.result() is None  # and it did not wait for this transaction to end
+    answer = other.result() or ask()
+    assert answer["value"] == "1"
+
+
+@pytest.mark.case(54)
+@pytest.mark.parametrize("first", ["suspends", "emits"])
+def test_being_suspended_while_it_is_being_emitted(bare: Bare, database: Database, first: str) -> None:
+    waiter = Waiter(bare)
+    with bare.store.write() as c:
+        waiter.ask(c)
+
+    def suspend() -> Any:
+        with bare.store.write() as c:
+            return waiter.suspend(c)
+
+    with bare.store.write() as c:
+        if first == "suspends":
+            waiter.suspend(c)
+            other = Side(lambda: emit(bare))
+            if not database.is_sqlite:
+                assert other.result() == 0  # its row is held: not waited for
+        else:
+            emit(bare, c)
+            other = Side(suspend)
+            if not database.is_sqlite:
+                assert len(other.result().deferred) == 1
+    other.result()
+    if first == "emits" and not database.is_sqlite:
+        suspend()
+    if not waiter.due:
+        assert first == "suspends"
+        assert not database.is_sqlite
+        assert waiter.wake_overlooked() == 1
+    assert waiter.due
+    assert waiter.wake_overlooked() == 0
+
+
+@pytest.mark.case(54)
+def test_a_row_that_a_caller_holds_is_woken_later(bare: Bare, database: Database) -> None:
+    """A session with an open depend_on on the suspended task keeps neither the emit nor the turn waiting."""
+    if database.is_sqlite:
+        waiter = Waiter(bare)
+        with bare.store.write() as c:
+            waiter.ask(c)
+            waiter.suspend(c)
+        assert emit(bare) == 1
+        assert waiter.due
+        return
+    waiter = Waiter(bare)
+    with bare.store.write() as c:
+        waiter.ask(c)
+        waiter.suspend(c)
+    with bare.store.write() as held:
+        held.execute(sa.text("SELECT 1 FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": waiter.id})
+        assert Side(lambda: emit(bare)).result() == 0
+        assert waiter.wake_overlooked() == 0
+    assert waiter.wake_overlooked() == 1
+    assert waiter.due
+
+
+@pytest.mark.case(57)
+def test_a_stale_claim_registers_and_records_nothing(bare: Bare, clock: FakeClock) -> None:
+    waiter = Waiter(bare)
+    other = bare.worker("b")
+    clock.advance(31)
+    with bare.store.write() as c:
+        c.execute(sa.text("UPDATE schedd_workers SET lease_until = :far WHERE id = :id"), {"far": FOREVER, "id": other})
+    bare.reap()
+    assert bare.claim(other)
+    entry = {"name": "s", "seq": 1, "value": "1", "started_at": None, "note": None}
+    emitting = {"name": "$e", "seq": 2, "event": EVENT, "payload": None}
+    sleeping = {"name": "$s", "seq": 3, "until": 5}
+    asked = [
+        Asked(waiter.id, 1, "record", entry),
+        Asked(waiter.id, 1, "emit", emitting),
+        Asked(waiter.id, 1, "sleep", sleeping),
+        Asked(waiter.id, 1, "beat", {"percent": 5.0}),
+        Asked(waiter.id, 2, "record", entry),  # nor the old worker under the new claim
+    ]
+    with bare.store.write() as c:
+        assert waiter.ask(c) == {"held": False}
+        answers, woken = requests.answer(c, bare.dialect, waiter.worker, asked, clock.now())
+    assert (answers, woken) == ([{"held": False}] * 5, 0)
+    with bare.store.read() as c:
+        for table in ("schedd_checkpoints", "schedd_waits", "schedd_events"):
+            assert c.execute(sa.text(f"SELECT * FROM {table}")).fetchall() == []
+
+
+@pytest.mark.case(52)
+def test_one_request_that_cannot_be_carried_out_spoils_no_other(bare: Bare, clock: FakeClock) -> None:
+    worker = bare.worker("a")
+    ids = bare.task(count=3)
+    bare.claim(worker)
+    entry = {"name": "s", "seq": 1, "value": "1", "started_at": None, "note": None}
+    asked = [Asked(i, 1, "record", entry | ({"sort": "no number"} if i == ids[1] else {})) for i in ids]
+    with bare.store.write() as c:
+        answers, _ = requests.answer(c, bare.dialect, worker, asked, clock.now(), one_by_one=True)
+    assert ["error" in (a or {}) for a in answers] == [False, True, False]
+    with bare.store.read() as c:
+        assert c.execute(sa.text("SELECT count(*) FROM schedd_checkpoints")).scalar() == 2
