@@ -28,6 +28,7 @@ _WHERE = {
     "PayloadError": "errors",
     "PermanentError": "errors",
     "Priority": "model.task",
+    "ProcessDied": "errors",
     "ResultExpiredError": "errors",
     "Retry": "errors",
     "RetryPolicy": "model.retry",
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from scheduler.errors import LeaseLost as LeaseLost
     from scheduler.errors import PayloadError as PayloadError
     from scheduler.errors import PermanentError as PermanentError
+    from scheduler.errors import ProcessDied as ProcessDied
     from scheduler.errors import ResultExpiredError as ResultExpiredError
     from scheduler.errors import Retry as Retry
     from scheduler.errors import SchedulerError as SchedulerError

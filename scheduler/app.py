@@ -11,12 +11,14 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
-from scheduler import __version__
+from scheduler import __version__, ports
 from scheduler.batch import Batch
 from scheduler.builder import TaskBuilder, make_builder
 from scheduler.caller import Caller
+from scheduler.engine.options import ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.model.dead_letter import DeadLetter
+from scheduler.model.limits import parse_size
 from scheduler.model.registry import Registry
 from scheduler.model.task import Task, TaskFunction
 from scheduler.ports import Clock, SystemClock
@@ -41,7 +43,14 @@ class Scheduler(Queries):
     slots, async slots) by name. ``lease``, ``drain``, ``misfire_grace``: seconds. ``retention``: seconds by success,
     failed, outcomes, events. ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)``
     must return a context manager that surrounds each run, ``on_dead_letter(letter)`` is told, once and after the
-    commit, of each task that has failed for good while this process ran it. Raises ConfigError.
+    commit, of each task that has failed for good while this process ran it.
+
+    Tasks with ``isolation="process"`` and ``ctx.cpu`` run in up to ``processes`` child processes (None: as many as
+    cores), started when first needed; each calls ``child_state`` ("module:function") once for its ``ctx.state``. What
+    is to end there has ``process_grace`` seconds from SIGTERM to SIGKILL. A child is replaced after ``recycle_tasks``
+    attempts, or once it has more than ``recycle_memory`` (bytes, or a text such as "512M"); 0: never.
+
+    Raises ConfigError.
     """
 
     def __init__(
@@ -61,6 +70,11 @@ class Scheduler(Queries):
         auto_migrate: bool | None = None,
         log_attempts: str = "notable",
         capture_root: bool = False,
+        processes: int | None = None,
+        process_grace: float = 5.0,
+        recycle_tasks: int = 0,
+        recycle_memory: int | str = 0,
+        child_state: str | None = None,
         before_schedule: Callable[[Any], Any] | None = None,
         around_run: Callable[[Any], AbstractContextManager[Any]] | None = None,
         on_dead_letter: Callable[[DeadLetter], Any] | None = None,
@@ -84,6 +98,7 @@ class Scheduler(Queries):
             "misfire_grace": float(misfire_grace),
             "log_attempts": log_attempts,
             "capture_root": capture_root,
+            "processes": _processes(processes, process_grace, recycle_tasks, recycle_memory, child_state),
         }
         if retention is not None:
             self._options["retention"] = _retention(retention)
@@ -207,6 +222,11 @@ class Scheduler(Queries):
         Raises StoreUnavailableError if the database cannot be opened.
         """
         self._forget_parents_engine()
+        if ports.IN_CHILD:
+            raise ConfigError(
+                "a child process does not start a Scheduler: in the program that does, "
+                'put what is to run only once below  if __name__ == "__main__":'
+            )
         with self._lifecycle:
             if self._engine is not None and self._engine.is_running() and not self._engine.draining:
                 return  # one that drains still looks after its last bodies, beside the new one
@@ -286,6 +306,20 @@ def _hook(given: Callable[[DeadLetter], Any] | None) -> Callable[[DeadLetter], A
     if given is not None and (not callable(given) or inspect.iscoroutinefunction(given)):
         raise ConfigError(f"on_dead_letter must be a plain function of the dead letter, not {given!r}")
     return given
+
+
+def _processes(
+    count: int | None, grace: float, recycle_tasks: int, recycle_memory: int | str, state: str | None
+) -> ProcessOptions:
+    if count is None:
+        count = len(os.sched_getaffinity(0))
+    for what, value, least in (("processes", count, 1), ("recycle_tasks", recycle_tasks, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{what} must be a whole number of at least {least}, not {value!r}")
+    if state is not None and (not isinstance(state, str) or ":" not in state):
+        raise ConfigError(f'child_state must be "module:function", not {state!r}')
+    memory = parse_size(recycle_memory, "recycle_memory")
+    return ProcessOptions(count, _positive(grace, "process_grace"), recycle_tasks, memory, state)
 
 
 def _positive(value: float, what: str) -> float:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from scheduler.errors import ConfigError
+from scheduler.model.limits import parse_size
 from scheduler.settings import Duration, Reader, format_duration, is_duration, mask, shown
 
 PLACES = ("config.toml", "/etc/schedd/config.toml")
@@ -57,6 +58,9 @@ class Worker(_Section, frozen=True):
     lease: Annotated[Duration, Meta(gt=0)] = 30.0
     drain: Duration = 30.0
     processes: Annotated[int, Meta(ge=1)] = msgspec.field(default_factory=cores)
+    grace: Annotated[Duration, Meta(gt=0)] = 5.0
+    recycle_tasks: Count = 0
+    recycle_memory: str = "0"
     max_concurrent_tasks: Count = 0
 
 
@@ -218,6 +222,10 @@ def _check(config: Config) -> None:
     pools = (config.pools.high, config.pools.medium, config.pools.low)
     if not any(pool.slots or pool.async_slots for pool in pools):
         refuse("pools.high.slots", "no pool has a slot, so nothing would ever run")
+    try:
+        parse_size(config.worker.recycle_memory, "it")
+    except ConfigError as error:
+        refuse("worker.recycle_memory", str(error))
     if config.tasks.state is not None and not re.fullmatch(r"[\w.]+:[\w.]+", config.tasks.state):
         refuse("tasks.state", f'expected "module:function", not {shown(config.tasks.state)}')
     if config.schedules.timezone != "UTC" and not _is_zone(config.schedules.timezone):
@@ -270,6 +278,11 @@ def scheduler_options(config: Config) -> dict[str, Any]:
         "pools": {name: (pool.slots, pool.async_slots) for name, pool in pools.items()},
         "lease": config.worker.lease,
         "drain": config.worker.drain,
+        "processes": config.worker.processes,
+        "process_grace": config.worker.grace,
+        "recycle_tasks": config.worker.recycle_tasks,
+        "recycle_memory": config.worker.recycle_memory,
+        "child_state": config.tasks.state,
         "max_concurrent_tasks": config.worker.max_concurrent_tasks,
         "timezone": config.schedules.timezone,
         "misfire_grace": config.schedules.misfire_grace,

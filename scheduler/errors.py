@@ -99,6 +99,10 @@ class TaskTimeout(SchedulerError):
     """An attempt ran longer than its timeout."""
 
 
+class ProcessDied(SchedulerError):
+    """The child process of an attempt, or of a ``ctx.cpu`` call, ended by itself or was killed; the text says how."""
+
+
 class TaskFailedError(SchedulerError):
     """``result()`` of a task that ended failed, dead or skipped."""
 

@@ -15,6 +15,9 @@ SECOND = 1_000_000
 FOREVER = 2**62  # "no time": sorts behind every real instant, and no column needs NULL for it
 
 
+IN_CHILD = False  # whether this is a child process of an engine
+
+
 class Clock(Protocol):
     """Where time comes from. ``steps`` is True for a clock that a test moves by hand."""
 

@@ -26,6 +26,9 @@ queues = ["mail", "photos"]
 lease = 20
 drain = "2m"
 processes = 3
+grace = "10s"
+recycle_tasks = 1000
+recycle_memory = "512M"
 max_concurrent_tasks = 12
 [pools.high]
 slots = 4

@@ -13,7 +13,6 @@ from typing import Any
 import click
 import pytest
 
-from scheduler import ConfigError, Scheduler, task
 from scheduler.cli.root import COMMANDS, root
 
 ROOT = Path(__file__).parents[1]
@@ -154,19 +153,3 @@ def test_the_systemd_commands_are_those_of_its_page() -> None:
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"isolation": "process"},
-        {"limits": {"memory": 2**30}},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_what_is_not_available_says_so(options: dict[str, Any], tmp_path: Path) -> None:
-    """When one of these fails because the option works now: take it off the list in the README."""
-    state = README[README.index("Not available yet:") :]
-    assert next(iter(options)) in state
-    with pytest.raises(ConfigError, match="not available yet"):
-        Scheduler(f"sqlite:///{tmp_path}/jobs.db").register(task(kind="some", **options)(lambda ctx: None))

@@ -24,6 +24,19 @@ def refused(error: type[Exception], says: str, build: Callable[[], Any]) -> None
 def no_body(ctx: Any) -> None: ...
 
 
+hidden_type = task(kind="hidden", isolation="process")(lambda ctx: None)
+
+
+def local_type() -> Any:
+    class Local(Task, isolation="process"):
+        def run(self, ctx: Context) -> None: ...
+
+    return Local
+
+
+LIMITS = (("memory", "much"), ("memory", 5), ("cpu", 0), ("cpu", "1"), ("files", 2), ("files", True), ("threads", 1))
+
+
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("unknown option 'colour'; there are concurrency_key, dead_letter,", {"colour": "red"}),
     ("kind 'two words' is not a name", {"kind": "two words"}),
@@ -50,6 +63,10 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("schema_version must be a whole number from 1", {"schema_version": True}),
     ("schema_version must be a whole number from 1", {"schema_version": 2**31}),
     ("concurrency_key must be", {"concurrency_key": 5}),
+    ("limits hold in a child process only", {"limits": {"memory": "1G"}}),
+    ("limits must be a dict", {"isolation": "process", "limits": "1G"}),
+    *((f"limits: {name}", {"isolation": "process", "limits": {name: value}}) for name, value in LIMITS[:-1]),
+    ("limits: there is no limit 'threads'", {"isolation": "process", "limits": dict(LIMITS[-1:])}),
 ]
 
 
@@ -169,8 +186,13 @@ SOURCES: list[tuple[str, Any]] = [
     ("task function unresolved: cannot read its annotations: name 'Missing'", lambda: task(unresolved)),
     ("it is neither a Task class nor a @task function; decorate it with @task", lambda: no_body),
     ("it is neither a Task class nor a @task function", lambda: 5),
-    ("isolation='process' is not available yet", lambda: task(isolation="process")(no_body)),
     ("kind '<lambda>' is not a name", lambda: task(lambda ctx: None)),
+    ("task type Local cannot be run in a child process: it is defined inside a function", local_type),
+    (
+        "task type hidden cannot be run in a child process: it is a lambda",
+        hidden,
+    ),
+    ("something else there; give it that name at the top level", lambda: task(isolation="process")(no_body)),
 ]
 
 

@@ -6,6 +6,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +18,7 @@ from scheduler.errors import (
     LeaseLost,
     PayloadError,
     PermanentError,
+    ProcessDied,
     Retry,
     Snooze,
     Suspended,
@@ -26,7 +28,7 @@ from scheduler.model import state as st
 from scheduler.model.fingerprint import describe, traceback_text
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.policy import lived_too_long
-from scheduler.model.registry import Kind, encode_json
+from scheduler.model.registry import Kind, SlotKey, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.times import span_us
 from scheduler.ports import SECOND
@@ -45,7 +47,9 @@ log = logging.getLogger("scheduler.engine")
 class Runtime(Protocol):
     """What an attempt needs of its engine."""
 
-    state: Any
+    @property
+    def state(self) -> Any: ...
+
     settings: dict[str, Any]
     around_run: Callable[[Any], AbstractContextManager[Any]] | None
 
@@ -56,6 +60,7 @@ class Runtime(Protocol):
     def recorded(self, attempt: Attempt) -> dict[str, Recorded] | None: ...
     def parent_results(self, task_id: int) -> dict[int, Any]: ...
     def dependency_failures(self, task_id: int) -> dict[int, str]: ...
+    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> Future[Any]: ...
 
 
 class Attempt:
@@ -74,6 +79,7 @@ class Attempt:
     last_sign = 0.0  # of life: heartbeat, progress, checkpoint (monotonic)
     stalled = False  # told of
     asyncio_task: Any = None
+    apart = False  # a suspect: it runs in a child process, where it can harm nobody
     tail: Tail | None = None
     tail_written = 0
     durable: Durable | None = None  # once it does something durable
@@ -82,10 +88,10 @@ class Attempt:
     ended = False  # and so have they
     tasks: weakref.WeakSet[Any] | None = None  # asyncio tasks that the handler started
 
-    def __init__(self, claimed: Claimed, kind: Kind, sort: tuple[int, bool], handed_at: float) -> None:
+    def __init__(self, claimed: Claimed, kind: Kind, sort: SlotKey, handed_at: float) -> None:
         self.claimed = claimed
         self.kind = kind
-        self.sort = sort  # of the slots it is for: (pool, is async)
+        self.sort = sort  # of the slots it is for
         self.handed_at = handed_at
 
     @property
@@ -121,8 +127,8 @@ class Attempt:
             self.timed_out = True
             raise self.timeout_error()
 
-    def timeout_error(self) -> TaskTimeout:
-        return TaskTimeout(f"ran longer than its timeout of {(self.claimed.timeout or 0) / SECOND:g} s")
+    def timeout_error(self, more: str = "") -> TaskTimeout:
+        return TaskTimeout(f"ran longer than its timeout of {(self.claimed.timeout or 0) / SECOND:g} s{more}")
 
 
 def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
@@ -144,7 +150,7 @@ def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
             outcome, hook = _fail(attempt, runtime, error)
             if hook is not None:
                 _call_hook(attempt, hook, ready, ctx, error)
-            return _with_log(attempt, outcome)
+            return with_log(attempt, outcome)
     finally:
         attempt.ended = True
         current_attempt.reset(token)
@@ -174,7 +180,7 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
                         await pending
                     except BaseException:
                         log.exception("hook of %s raised", attempt.claimed.kind)
-            return _with_log(attempt, outcome)
+            return with_log(attempt, outcome)
     finally:
         attempt.ended = True
         current_attempt.reset(token)
@@ -218,10 +224,10 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
 
 def _succeed(attempt: Attempt, runtime: Runtime, result: Any) -> Outcome:
     if attempt.cancelled:
-        return _with_log(attempt, _outcome(attempt, runtime, AttemptEnd.CANCELLED, st.CANCELLED))
+        return with_log(attempt, _outcome(attempt, runtime, AttemptEnd.CANCELLED, st.CANCELLED))
     if attempt.suspended is not None:
         log.warning("a handler swallowed what suspends it", extra={"task": attempt.claimed.id})
-        return _with_log(attempt, _suspend(attempt, runtime))
+        return with_log(attempt, _suspend(attempt, runtime))
     if attempt.deadline is not None and (attempt.timed_out or runtime.monotonic() >= attempt.deadline):
         raise attempt.timeout_error()
     if attempt.durable is not None:
@@ -320,7 +326,7 @@ def _outcome(attempt: Attempt, runtime: Runtime, end: AttemptEnd, state: int, **
     return Outcome(c.id, c.claim, c.attempt, end, state, c.claimed_at, attempt.started_at, runtime.now(), **more)
 
 
-def _with_log(attempt: Attempt, outcome: Outcome) -> Outcome:
+def with_log(attempt: Attempt, outcome: Outcome) -> Outcome:
     return outcome if attempt.tail is None else outcome._replace(log=attempt.tail.text())
 
 
@@ -333,6 +339,19 @@ def _call_hook(
     except BaseException:
         log.exception("hook of %s raised", attempt.claimed.kind)
         return None
+
+
+def ended_by(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Outcome, Callable[..., Any] | None]:
+    """The outcome of an attempt that something outside of its body ended, and the hook that is to be called."""
+    outcome, hook = _fail(attempt, runtime, error)
+    return with_log(attempt, outcome), hook
+
+
+def died_alone(attempt: Attempt, runtime: Runtime, how: str) -> Outcome:
+    """The outcome of a suspect that killed its process, in which there was nobody else. The turn counts these."""
+    failure = Failure(how, ProcessDied.__name__)
+    lost = _outcome(attempt, runtime, AttemptEnd.LOST, st.SCHEDULED, failure=failure, run_at=runtime.now())
+    return with_log(attempt, lost)
 
 
 def gave_up(attempt: Attempt, runtime: Runtime, error: BaseException) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -19,6 +20,7 @@ from scheduler.model.times import to_datetime
 if TYPE_CHECKING:
     from scheduler.engine.attempt import Attempt, Runtime
 
+LOOK_EVERY = 0.05  # seconds between looks for a cancel while a function runs in another process
 MAX_MESSAGE = 2000  # characters kept of a progress message
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -241,6 +243,22 @@ class Context(_ContextBase):
         """
         return drive(self._durable, self._durable.emit_event(name, payload))
 
+    def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
+        """Run ``function(*args)`` in a child process and return what it returns, or raise what it raises.
+
+        The function has to be importable, arguments and result picklable. A cancel or the timeout ends it there. In a
+        task with ``isolation="process"`` it runs in that task's own process. Raises ConfigError, ProcessDied.
+        """
+        self._look()
+        answer: Future[R] = self._runtime.cpu(self._attempt, function, args)
+        try:
+            while not wait([answer], timeout=LOOK_EVERY).done:
+                self._look()
+        except BaseException:
+            answer.cancel()
+            raise
+        return answer.result()
+
     def results(self) -> dict[int, Any]:
         """The stored results of the tasks it depends on, by id; None for those that have none."""
         self._look()
@@ -304,6 +322,12 @@ class AsyncContext(_ContextBase):
     async def emit_event(self, name: str, payload: Any = None) -> bool:
         """Emit an event, once, however often this task runs; False if it was not the first. See :class:`Context`."""
         return await drive_async(self._durable, self._durable.emit_event(name, payload))
+
+    async def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
+        """Run ``function(*args)`` in a child process; see :meth:`Context.cpu`."""
+        self._look()
+        answer: Future[R] = self._runtime.cpu(self._attempt, function, args)
+        return await asyncio.wrap_future(answer)
 
     async def results(self) -> dict[int, Any]:
         """The stored results of the tasks it depends on, by id; None for those that have none."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.engine.alerts import Alerts
 from scheduler.engine.attempt import Attempt
@@ -21,10 +21,13 @@ from scheduler.engine.options import EngineOptions
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.checkpoint import Recorded
 from scheduler.model.outcome import Outcome
-from scheduler.model.registry import Registry
+from scheduler.model.registry import Registry, SlotKey
 from scheduler.store import checkpoints, relatives
 from scheduler.store.asked import Answer
 from scheduler.store.database import Database
+
+if TYPE_CHECKING:
+    from scheduler.engine.procpool import ProcessPool
 
 _WEIGHT = 0.2  # of each duration in a kind's moving mean
 
@@ -69,10 +72,11 @@ class Desk:
         self.put_off: list[Request] = []  # somebody's transaction kept them from being answered: the next turn's
         self.worker = 0  # the id that this engine's claims are held under
         self.held: dict[tuple[int, int], Attempt] = {}
-        self.in_flight: dict[tuple[int, bool], int] = {}  # by (pool, is async): running, waiting, not yet reported
+        self.in_flight: dict[SlotKey, int] = {}  # by the slots' sort: running, waiting, not yet reported
         self.losing: set[int] = set()  # ids of tasks whose claim was taken from a body that is still under way
         self.means: dict[str, float] = {}  # seconds by kind
         self.alerts = Alerts(None, None)
+        self.processes: ProcessPool | None = None
         self.inline: Callable[[], None] | None = None  # set when attempts run in the engine's own thread
         self._rng = rng if rng is not None else random.Random()
         self.closed = False  # the engine has stopped: nobody will answer
@@ -115,6 +119,14 @@ class Desk:
         with self.database.read() as connection:
             return relatives.dependency_failures(connection, task_id)
 
+    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> Future[Any]:
+        """Run a function in a child process; in the caller's own thread where there are none (tests)."""
+        if self.processes is not None:
+            return self.processes.compute(attempt, function, args)
+        done: Future[Any] = Future()
+        done.set_result(function(*args))
+        return done
+
     def report(self, attempt: Attempt, outcome: Outcome) -> None:
         """An attempt has ended."""
         attempt.marked = True  # it has ended: its row need not say any more that it runs
@@ -154,7 +166,7 @@ class Desk:
             pass
         self._sleeping = False
 
-    def take_up(self, attempts: Sequence[Attempt], sort: tuple[int, bool]) -> None:
+    def take_up(self, attempts: Sequence[Attempt], sort: SlotKey) -> None:
         """Attempts were claimed for the slots of this sort."""
         self.held.update({(a.claimed.id, a.claimed.claim): a for a in attempts})
         self.in_flight[sort] = self.in_flight.get(sort, 0) + len(attempts)

@@ -469,6 +469,9 @@ class Engine:
         self.desk.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=JOIN)
+        if hand_back_running:
+            for slots in self.slots.values():
+                slots.abandon()
         try:
             if self._thread is not None and self._thread.is_alive() and not self._ended.is_set():
                 raise StoreUnavailableError("the last turn is still under way")  # its connection is not ours to use

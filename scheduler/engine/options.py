@@ -15,6 +15,18 @@ RETENTION: Mapping[str, float] = {
 }
 
 
+class ProcessOptions(NamedTuple):
+    """``children``: processes; ``grace``: seconds from SIGTERM to SIGKILL; ``recycle_tasks``, ``recycle_memory``:
+    after so many attempts, or over so many bytes of memory, a child is replaced (0: never); ``state``:
+    ``module:function``, called once in each for its ``ctx.state``."""
+
+    children: int = 0
+    grace: float = 5.0
+    recycle_tasks: int = 0
+    recycle_memory: int = 0
+    state: str | None = None
+
+
 class EngineOptions(NamedTuple):
     """Pools are (thread slots, async slots) by name; times are seconds.
 
@@ -32,3 +44,4 @@ class EngineOptions(NamedTuple):
     retention: Mapping[str, float] = RETENTION
     log_attempts: str = "notable"
     capture_root: bool = False
+    processes: ProcessOptions = ProcessOptions()

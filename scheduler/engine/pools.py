@@ -16,7 +16,10 @@ from scheduler.engine.async_durable import track_tasks
 from scheduler.engine.attempt import Attempt, Runtime, execute, execute_async, gave_up
 from scheduler.engine.desk import Desk
 from scheduler.engine.options import POOL_NAMES
+from scheduler.engine.processspec import Spec
+from scheduler.engine.procpool import ProcessPool, ProcessSlots
 from scheduler.model.outcome import Outcome
+from scheduler.model.registry import ASYNC, PROCESS, THREAD, SlotKey
 from scheduler.ports import Spawner
 
 Report = Callable[[Attempt, Outcome], None]
@@ -26,7 +29,9 @@ log = logging.getLogger("scheduler.engine")
 class Slots(Protocol):
     """The slots of one sort (threads or asyncio) on one level."""
 
-    size: int
+    @property
+    def size(self) -> int: ...
+
     waiting: deque[Attempt]
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
@@ -39,6 +44,10 @@ class Slots(Protocol):
 
     def interrupt(self, attempt: Attempt) -> None:
         """Let a running body know that it was cancelled or lost."""
+        ...
+
+    def abandon(self) -> None:
+        """End what can be ended, at once: what runs is about to be handed back."""
         ...
 
     def close(self) -> None: ...
@@ -122,6 +131,9 @@ class ThreadSlots:
 
     def interrupt(self, attempt: Attempt) -> None:
         """A thread cannot be interrupted from outside; its next context call raises."""
+
+    def abandon(self) -> None:
+        """It cannot be ended either."""
 
     def close(self) -> None:
         for _ in range(self._threads):
@@ -219,6 +231,9 @@ class AsyncSlots:
         if self._loop is not None and not self._closed:
             self._loop.call_soon_threadsafe(cancel)
 
+    def abandon(self) -> None:
+        """What it does not await cannot be ended, so the process has to be."""
+
     def close(self) -> None:
         if self._loop is not None and not self._closed:
             self._closed = True
@@ -265,6 +280,9 @@ class InlineSlots:
     def interrupt(self, attempt: Attempt) -> None:
         """The body runs in the thread that would interrupt it."""
 
+    def abandon(self) -> None:
+        """Nothing runs."""
+
     def close(self) -> None:
         self.waiting.clear()
 
@@ -281,18 +299,25 @@ def all_waiting(slots: Iterable[Slots]) -> list[Attempt]:
     return taken
 
 
-def make_slots(desk: Desk, spawn: Spawner, *, inline: bool) -> dict[tuple[int, bool], Slots]:
-    """The slots of every pool, by (level, is async)."""
-    made: dict[tuple[int, bool], Slots] = {}
+def make_slots(desk: Desk, spawn: Spawner, *, inline: bool) -> dict[SlotKey, Slots]:
+    """The slots of every pool, by level and sort."""
+    made: dict[SlotKey, Slots] = {}
+    processes = desk.options.processes
+    if processes.children and not inline:
+        desk.processes = ProcessPool(processes, Spec(desk, processes, spawn), desk, desk.report, spawn)
+        desk.processes.means = desk.means
     for pool, name in enumerate(POOL_NAMES):
         threads, tasks = desk.options.pools.get(name, (0, 0))
-        for is_async, size in ((False, threads), (True, tasks)):
+        for sort, size in ((THREAD, threads), (ASYNC, tasks), (PROCESS, processes.children if threads + tasks else 0)):
             if size <= 0:
                 continue
             if inline:
-                made[pool, is_async] = InlineSlots(size, desk, desk.report)
-            elif is_async:
-                made[pool, is_async] = AsyncSlots(name, size, desk, desk.report, spawn)
+                made[pool, sort] = InlineSlots(size, desk, desk.report)
+            elif sort == ASYNC:
+                made[pool, sort] = AsyncSlots(name, size, desk, desk.report, spawn)
+            elif sort == THREAD:
+                made[pool, sort] = ThreadSlots(name, size, desk, desk.report, spawn)
             else:
-                made[pool, is_async] = ThreadSlots(name, size, desk, desk.report, spawn)
+                assert desk.processes is not None
+                made[pool, sort] = ProcessSlots(desk.processes, pool, size)
     return made

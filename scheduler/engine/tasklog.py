@@ -24,6 +24,23 @@ def task_logger(ctx: _ContextBase) -> Any:
     )
 
 
+def through_logging() -> None:
+    """Let whatever is written with structlog go through ``logging``, as the daemon does in its own process."""
+    import structlog
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.filter_by_level,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            _render,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
 def _render(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """``log.info("sent", to=x)`` -> the message ``sent to=x``, the fields as the record's extra."""
     exc_info = event.pop("exc_info", None)

@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from scheduler.engine import deaths
 from scheduler.engine.alerts import letter_of
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk, Request
 from scheduler.engine.lanes import STRETCH, Lanes
 from scheduler.engine.limits import Admission, Limits
-from scheduler.engine.plan import Plan, allocate
+from scheduler.engine.plan import LEVELS, Plan, allocate
 from scheduler.engine.pools import Slots, take_waiting, waiting_since
 from scheduler.errors import StoreUnavailableError
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store import claim as claims
@@ -41,6 +43,7 @@ BATCH = (64, 250)  # tasks that one turn records, and that it claims: least, mos
 REQUESTS = 500  # of running attempts that one turn answers
 PATIENT = 0.1  # seconds that a request is asked again at once; from then on with every turn that there is anyway
 BESIDE = SECOND  # until a task may be claimed again whose last body has not ended here
+LOWEST_EVERY = 4  # every so many turns the lowest level that is due has the first free process
 AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
 
 
@@ -60,7 +63,7 @@ class TurnResult(NamedTuple):
 class Turner:
     """Takes turns for one worker. Not thread-safe: the engine's loop calls it."""
 
-    def __init__(self, desk: Desk, slots: Mapping[tuple[int, bool], Slots]) -> None:
+    def __init__(self, desk: Desk, slots: Mapping[SlotKey, Slots]) -> None:
         self.desk = desk
         self.slots = slots
         self.limits = Limits(desk)
@@ -118,10 +121,12 @@ class Turner:
                 now = desk.now()
                 unsure = self._unsure and self._give_back_unknown(c, now)
                 if outcomes:
+                    outcomes = deaths.judge(c, outcomes)
                     write = finish_one_by_one if self._careful else finish
                     finished = write(c, dialect, self.worker, [o for _, o in outcomes], now)
                     if self.limits.known:
                         self.limits.recorded(c, outcomes, finished)
+                    deaths.count(c, outcomes, finished)
                 if requests:
                     answers, woken = self._answer(c, requests, now)
                 gone = {(o.task_id, o.claim) for _, o in outcomes}
@@ -145,6 +150,7 @@ class Turner:
                     admission.count(claimed)
                     if not (urgent or self.lanes.whole):
                         self.lanes.keep(admission.admitted(due), plan.picks, claimed)
+                    self._part(c, claimed)
                 if outcomes:
                     FAILPOINTS.hit("before finish commit")
                 if requests:
@@ -258,17 +264,17 @@ class Turner:
         if not due or self.alone is not None:
             return Plan([], {})
         self._rotation += 1
-        ordinary = [h for h in due if not h.lane.startswith(SUSPECT_LANE)]
+        ordinary = [h for h in due if not h.lane.startswith(SUSPECT_LANE) or self._sort_of(h) == PROCESS]
         if len(ordinary) < len(due):
             # A suspect runs beside nothing young: claim nothing until what is held has ended or has shown, by running
             # for a while, that it is not what kills workers. Bounded by ALONE, and by give_back for what waits.
             since = desk.monotonic() - ALONE
             held = [a for k, a in desk.held.items() if k not in gone]
             old = [a for a in held if a.started_at is not None and a.started_mono <= since]
-            plan = self._plan_suspect([h for h in due if h.lane.startswith(SUSPECT_LANE)], old)
+            plan = self._plan_suspect([h for h in due if h not in ordinary], old)
             if plan.picks:
                 return plan if len(old) == len(held) else Plan([], {})
-        freed: dict[tuple[int, bool], int] = {}
+        freed: dict[SlotKey, int] = {}
         for key in gone:
             attempt = desk.held.get(key)
             if attempt is not None:
@@ -277,36 +283,76 @@ class Turner:
         budget = self._batch
         if desk.options.max_concurrent:
             budget = max(0, desk.options.max_concurrent - total)
-        return allocate(ordinary, self._room(freed), budget, self._rotation, self._batch)
+        return allocate(
+            ordinary, self._room(freed, self._in_processes(ordinary, freed)), budget, self._rotation, self._batch
+        )
+
+    def _sort_of(self, head: LaneHead) -> int:
+        """What sort of slots runs the tasks of this lane. Suspects run in processes, where they can harm nobody."""
+        kind = self.desk.registry.get(claims.kind_of(head.lane))
+        assert kind is not None, "only lanes of registered kinds are claimed"
+        processes = self.desk.processes
+        if processes is not None and head.lane.startswith(SUSPECT_LANE) and processes.can_run(kind):
+            return PROCESS
+        return kind.sort
+
+    def _part(self, connection: sa.Connection, claimed: list[Claimed]) -> None:
+        """A suspect that runs in a process of its own does not die with this one: should that happen, it is one of the
+        bystanders again."""
+        processes = self.desk.processes
+        if processes is None:
+            return
+        for c in claimed:
+            if c.lane.startswith(SUSPECT_LANE) and processes.can_run(self.desk.registry.named(c.kind)):
+                claims.clear_suspicion(connection, self.worker, c.id, c.claim)
+
+    def _in_processes(self, heads: list[LaneHead], freed: dict[SlotKey, int]) -> dict[int, int]:
+        """How many tasks of each level to claim for the children, which the levels share: not more than are free, or
+        they would wait for each other's."""
+        due = sorted({h.pool for h in heads if (h.pool, PROCESS) in self.slots and self._sort_of(h) == PROCESS})
+        shares = dict.fromkeys(due, 0)
+        if not due:
+            return shares
+        count = self.slots[due[0], PROCESS].size
+        held = {
+            level: self.desk.in_flight.get((level, PROCESS), 0) - freed.get((level, PROCESS), 0) for level in LEVELS
+        }
+        free = count - sum(held.values())
+        order = due if self._rotation % LOWEST_EVERY else due[::-1]
+        for turn in range(max(0, free)):
+            shares[order[turn % len(order)]] += 1
+        if HIGH in shares and count and not held[HIGH]:
+            shares[HIGH] = max(1, shares[HIGH])  # for which the pool has one child more
+        return shares
 
     def _plan_suspect(self, suspects: list[LaneHead], old: list[Attempt]) -> Plan:
         """One suspect that can start once nothing but these old bodies is held; empty if each of its slots has one."""
         desk = self.desk
-        taken: dict[tuple[int, bool], int] = {}
+        taken: dict[SlotKey, int] = {}
         for attempt in old:
             taken[attempt.sort] = taken.get(attempt.sort, 0) + 1
 
         def room(pool: int, head: LaneHead) -> int:
             kind = desk.registry.get(claims.kind_of(head.lane))
             assert kind is not None
-            slots = self.slots.get((pool, kind.is_async))
-            return 0 if slots is None else max(0, slots.size - taken.get((pool, kind.is_async), 0))
+            slots = self.slots.get((pool, kind.sort))
+            return 0 if slots is None else max(0, slots.size - taken.get((pool, kind.sort), 0))
 
         if desk.options.max_concurrent and len(old) >= desk.options.max_concurrent:
             return Plan([], {})
         return allocate(suspects, room, 1, self._rotation, 1)
 
-    def _room(self, freed: dict[tuple[int, bool], int]) -> Callable[[int, LaneHead], int]:
+    def _room(self, freed: dict[SlotKey, int], in_processes: dict[int, int]) -> Callable[[int, LaneHead], int]:
         desk = self.desk
         horizon = desk.monotonic() - desk.options.ahead
 
         def room(pool: int, head: LaneHead) -> int:
             kind = desk.registry.get(claims.kind_of(head.lane))
             assert kind is not None
-            sort = (pool, kind.is_async)
+            sort = (pool, self._sort_of(head))
             slots = self.slots.get(sort)
-            if slots is None:
-                return 0
+            if slots is None or (sort[1] == PROCESS and pool != head.pool):
+                return 0  # the levels share the processes, so none has to help another
             ahead = 0
             mean = desk.means.get(kind.name)
             if mean is not None and kind.name not in self.limits.known and not desk.options.max_concurrent:
@@ -315,6 +361,8 @@ class Turner:
                 if waiting_since(slots) < horizon:
                     ahead = 0
             free = slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0)
+            if sort[1] == PROCESS and not ahead:
+                free = min(free, in_processes[pool])
             if free < 0 and waiting_since(slots) >= horizon:
                 # The line is longer than the slots, and moves: what quick kinds have ahead keeps no other kind out.
                 own = sum(1 for a in list(desk.held.values()) if a.kind is kind and a.sort == sort)
@@ -411,7 +459,7 @@ class Turner:
         desk = self.desk
         at = desk.monotonic()
         left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
-        batches: dict[tuple[int, bool], list[Attempt]] = {}
+        batches: dict[SlotKey, list[Attempt]] = {}
         for lane, rows in groupby(claimed, key=claims.LANE_OF):
             kind = desk.registry.get(claims.kind_of(lane[1]))
             assert kind is not None, "only lanes of registered kinds are claimed"
@@ -424,7 +472,7 @@ class Turner:
                 shares[0][1] -= len(part)
                 if of_lane:
                     shares.pop(0)
-                sort = (pool, kind.is_async)
+                sort = (pool, self._sort_of(LaneHead(*lane, 0)))
                 attempts = [Attempt(c, kind, sort, at) for c in part]
                 if kind.name in start_by:
                     for attempt in attempts:
@@ -435,7 +483,11 @@ class Turner:
                 if attempts:
                     batches.setdefault(sort, []).extend(attempts)
                 if attempts and lane[1].startswith(SUSPECT_LANE):
-                    self.alone = attempts[-1]
+                    if sort[1] != PROCESS:
+                        self.alone = attempts[-1]
+                    else:
+                        for attempt in attempts:
+                            attempt.apart = True
         for sort, attempts in batches.items():
             slots = self.slots[sort]
             slots.submit(attempts, self._wake_for(attempts, slots))

@@ -12,6 +12,7 @@ import msgspec
 
 from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
 from scheduler.model.fingerprint import describe
+from scheduler.model.reference import reference_of
 from scheduler.model.spec import plain
 from scheduler.model.task import Task, TaskFunction, TaskOptions, check_name
 from scheduler.model.texts import storable
@@ -28,6 +29,11 @@ def encode_json(value: object, what: str) -> str:
         return _encoder.encode(value).decode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise PayloadError(f"{what} is not JSON: {error}") from None
+
+
+# The sorts of slots: threads, asyncio, child processes. With the level they name the slots of a pool.
+THREAD, ASYNC, PROCESS = range(3)
+SlotKey = tuple[int, int]
 
 
 class Kind:
@@ -49,6 +55,7 @@ class Kind:
         self.run = run
         self.runs = f"{source.__name__}.run" if isinstance(source, type) else source.function.__name__
         self.is_async = inspect.iscoroutinefunction(body)
+        self.sort = PROCESS if options.isolation == "process" else ASYNC if self.is_async else THREAD
         self.build = build
         self.on_attempt_failed: Callable[[Any, Any, BaseException], Any] | None = getattr(
             source, "on_attempt_failed", None
@@ -205,18 +212,11 @@ def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | 
         )
     if kind is not None:
         options = msgspec.structs.replace(options, kind=check_name("kind", kind))
-    _refuse_promises(options)
+    if options.isolation == "process":
+        reference_of(source, f"task type {options.kind}")
+        if build is not None and build != getattr(source, "build", None):
+            reference_of(build, f"build of task type {options.kind}")
     return Kind(source, options, struct, run, body, build)
-
-
-def _refuse_promises(options: TaskOptions) -> None:
-    """Options that have their place but are not kept yet are refused: a cap that caps nothing is worse than none."""
-    wanted = {
-        "isolation='process'": options.isolation == "process",
-    }
-    for name, given in wanted.items():
-        if given:
-            raise ConfigError(f"task type {options.kind}: {name} is not available yet; leave it out")
 
 
 def _of_function(source: TaskFunction[Any, Any]) -> tuple[type[msgspec.Struct], Callable[[Any, Any], Any]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 import msgspec
 
 from scheduler.errors import ConfigError
+from scheduler.model.limits import Limits, parse_limits
 from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.retry import MOST, RetryPolicy
 from scheduler.model.times import span_us
@@ -59,6 +60,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_stall: str = "report"
     determinism: str = "report"
     schema_version: int = 1
+    limits: Limits | None = None
 
 
 class OptionArgs(TypedDict, total=False):
@@ -140,7 +142,9 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
     if done.get("on_stall") == "reclaim" and "stall_after" not in done:
         raise ConfigError("on_stall='reclaim' needs stall_after")
     if args.get("limits"):
-        raise ConfigError("limits is not available yet; leave it out")
+        if done.get("isolation") != "process":
+            raise ConfigError('limits hold in a child process only; add isolation="process"')
+        done["limits"] = parse_limits(args["limits"])
     done["dead_letter"] = bool(args.get("dead_letter", True))
     rule = args.get("concurrency_key")
     if rule is not None and not isinstance(rule, str) and not callable(rule):

@@ -258,3 +258,22 @@ def clear_suspicion(connection: sa.Connection, worker: int, task_id: int, claim_
         ),
         {"id": task_id, "worker": worker, "claim": claim_number},
     )
+
+
+def deaths_alone(connection: sa.Connection, task_id: int) -> int:
+    """How often this task has killed the process in which it ran alone."""
+    return int(
+        connection.execute(prepared("SELECT deaths FROM schedd_tasks WHERE id = :id"), {"id": task_id}).scalar() or 0
+    )
+
+
+def count_death(connection: sa.Connection, task_id: int, claim_number: int) -> None:
+    """This claim, whose outcome has just been recorded, ended with another such death: the task stays a suspect."""
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET deaths = deaths + 1, suspect = suspect + 1, "
+            "lane = CASE WHEN state >= 1 AND state <= 3 THEN '!' || ltrim(lane, '!') ELSE lane END "
+            "WHERE id = :id AND claim = :claim"
+        ),
+        {"id": task_id, "claim": claim_number},
+    )

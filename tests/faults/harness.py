@@ -180,10 +180,10 @@ class Fleet:
         pid = self._mother.fork(request, fds)
         return pid, lambda: self._mother.reap(pid)
 
-    def daemon(self, *, ready: bool = True, **settings: str) -> Process:
+    def daemon(self, *, ready: bool = True, module: str = "faults.kinds", **settings: str) -> Process:
         """A real schedd. ``settings`` by their dotted names with ``__``, as TOML values."""
         sections: dict[str, list[str]] = {"store": [f'url = "{self.url}"']}
-        sections["tasks"] = ['modules = ["faults.kinds"]', f'path = ["{TESTS}"]']
+        sections["tasks"] = [f'modules = ["{module}"]', f'path = ["{TESTS}"]']
         for name, value in settings.items():
             section, _, setting = name.rpartition("__")
             sections.setdefault(section.replace("__", "."), []).append(f"{setting} = {value}")

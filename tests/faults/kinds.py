@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from scheduler import AsyncContext, Context, RetryPolicy, Task
+from scheduler import AsyncContext, Context, RetryPolicy, Task, ports
 from scheduler.errors import PermanentError, TaskTimeout
 from scheduler.ports import FAILPOINTS
 
@@ -54,6 +54,7 @@ class Link:
                 command = json.loads(line)
                 if command["do"] == "open":
                     self.gates[command["gate"]].set()
+                    gate_file(self.notes, os.getpid(), command["gate"]).touch()
                 elif command["do"] == "arm":
                     self.armed = command["point"]
                 else:
@@ -67,6 +68,39 @@ class Link:
         os.close(fd)
 
 
+def gate_file(notes: Path, worker: int, gate: str) -> Path:
+    """Is there once the worker's gate is open."""
+    return notes.parent / f"gate-{worker}-{gate}"
+
+
+class ChildGate:
+    """A gate as the children of a worker see it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def wait(self) -> None:
+        while not self.path.exists():
+            time.sleep(0.01)
+
+
+class ChildLink(Link):
+    """A child process of a worker: it reports through the worker's own pipe."""
+
+    def __init__(self, worker: int, reports: int, notes: str) -> None:
+        self._reports = os.open(f"/proc/{worker}/fd/{reports}", os.O_WRONLY | os.O_CLOEXEC)
+        self.notes = Path(notes)
+        self.gates = _ChildGates(worker, self.notes)  # type: ignore[assignment]
+
+
+class _ChildGates(dict[str, ChildGate]):
+    def __init__(self, worker: int, notes: Path) -> None:
+        self.worker, self.notes = worker, notes
+
+    def __missing__(self, gate: str) -> ChildGate:
+        return ChildGate(gate_file(self.notes, self.worker, gate))
+
+
 link: Link | None = None
 
 
@@ -78,11 +112,15 @@ def setup(scheduler: Any) -> None:
 
 def connect(reports: int, commands: int, notes: str) -> Link:
     global link
+    os.environ["FAULTS_CHILD"] = json.dumps([os.getpid(), reports, notes])
     link = Link(reports, commands, notes)
     return link
 
 
 def _link() -> Link:
+    global link
+    if link is None and ports.IN_CHILD:
+        link = ChildLink(*json.loads(os.environ["FAULTS_CHILD"]))
     assert link is not None, "these bodies run in a worker that a test started"
     return link
 

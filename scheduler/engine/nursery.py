@@ -1,0 +1,81 @@
+"""The engine's hold on the fork server: started when first needed, ended with everything it forked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+GOODBYE = 6.0  # seconds until it must have ended everything; a little more than its own patience
+MAX_EVENT = 4096
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from scheduler.engine.forkserver import main; main()"
+)
+
+
+class Nursery:
+    """Starts children and hears of their ends. Used by one thread."""
+
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # exec, not fork: this process has threads. A session of its own, so that no terminal's Ctrl-C reaches it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), json.dumps(import_path())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, tag: int, fds: tuple[int, int, int]) -> None:
+        """Ask for a child with these descriptors. Raises OSError when the fork server has died."""
+        socket.send_fds(self.control, [msgspec.msgpack.encode(("start", tag))], fds)
+
+    def kill(self, pid: int) -> None:
+        """Kill a child's whole group. Nothing happens if it has ended already."""
+        try:
+            self.control.send(msgspec.msgpack.encode(("kill", pid, int(signal.SIGKILL))))
+        except OSError:
+            pass  # the fork server has died; reading says so
+
+    def events(self) -> Iterator[list[Any]]:
+        """What has happened since the last call. Raises EOFError when the fork server has died."""
+        while True:
+            try:
+                data = self.control.recv(MAX_EVENT, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                raise EOFError
+            yield msgspec.msgpack.decode(data)
+
+    def close(self) -> None:
+        """End it, and it ends everything that it forked. Returns when that is done."""
+        self.control.close()
+        try:
+            self._process.wait(GOODBYE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its children die with it
+            self._process.wait()
+
+    def close_in_fork(self) -> None:
+        """In a forked process: what is open here would keep the fork server from seeing that the engine has ended."""
+        self.control.close()
+
+
+def import_path() -> list[str]:
+    """``sys.path`` for another process."""
+    return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]

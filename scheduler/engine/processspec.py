@@ -1,0 +1,140 @@
+"""What a child process has to know of the engine it works for, and what its attempts may ask of it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from scheduler.engine.logs import TASK_LOGGER
+from scheduler.engine.nursery import import_path
+from scheduler.engine.options import ProcessOptions
+from scheduler.errors import ConfigError, SchedulerError
+from scheduler.model.checkpoint import Recorded, failure_of
+from scheduler.model.reference import main_source, reference_of
+from scheduler.ports import Spawner
+from scheduler.store.claim import Claimed
+
+if TYPE_CHECKING:
+    from scheduler.engine.attempt import Attempt
+    from scheduler.engine.desk import Desk
+    from scheduler.model.registry import Kind
+
+Answer = Callable[[bool, Any], None]  # whether it went well, and the answer, or the error as failure_of() tells it
+log = logging.getLogger("scheduler.engine")
+
+
+class Spec:
+    """See the module."""
+
+    def __init__(self, desk: Desk, options: ProcessOptions, spawn: Spawner) -> None:
+        self._desk = desk
+        self._options = options
+        self._spawn = spawn
+        self._references: dict[str, tuple[str, str | None]] = {}
+        self._questions: queue.SimpleQueue[tuple[Callable[[], Any], Answer]] = queue.SimpleQueue()
+        self._reader = False
+        self._lock = threading.Lock()
+
+    def message(self) -> dict[str, Any]:
+        """What a child is told first."""
+        desk = self._desk
+        kinds = [(k.name, *self.reference(k)) for k in list(desk.registry) if k.options.isolation == "process"]
+        root = logging.getLogger()
+        return {
+            "path": import_path(),
+            "main": main_source(),
+            "kinds": kinds,
+            "claimed": Claimed._fields,
+            "state": self._options.state,
+            "has_state": desk.state is not None,
+            "settings": msgspec.to_builtins(desk.settings, enc_hook=str),
+            "around_run": self._around(),
+            "root_level": root.level,
+            "task_level": logging.getLogger(TASK_LOGGER).getEffectiveLevel(),
+            "structlog": desk.options.capture_root,
+            "recycle_memory": self._options.recycle_memory,
+        }
+
+    def reference(self, kind: Kind) -> tuple[str, str | None]:
+        """Where a child finds a kind's type and its ``build``. Raises ConfigError."""
+        found = self._references.get(kind.name)
+        if found is None:
+            build = None
+            if kind.build is not None and kind.build != getattr(kind.source, "build", None):
+                build = reference_of(kind.build, f"build of task type {kind.name}")
+            found = self._references[kind.name] = (reference_of(kind.source, f"task type {kind.name}"), build)
+        return found
+
+    def _around(self) -> str | None:
+        around = self._desk.around_run
+        return None if around is None else reference_of(around, "around_run")
+
+    def can_run(self, kind: Kind) -> bool:
+        """Whether a child can do for this kind what a thread does."""
+        if self._desk.state is not None and self._options.state is None:
+            return False
+        try:
+            self.reference(kind)
+            self._around()
+        except ConfigError:
+            return False
+        return True
+
+    def check(self, kind: Kind) -> None:
+        """Raises ConfigError for a kind that no child can run, and for what surrounds it."""
+        self.reference(kind)
+        self._around()
+
+    # what attempts ask
+
+    def answer(self, attempt: Attempt | None, method: str, args: list[Any], answer: Answer) -> None:
+        """Answer what an attempt in a child asks. Never waits: what has to be waited for is answered later."""
+        desk = self._desk
+        if method == "request":
+            if attempt is None:
+                answer(True, {"held": False})  # it has ended
+                return
+            desk.request(attempt, *args).add_done_callback(lambda done: _pass_on(done.result, answer))
+        elif method == "recorded":
+            if attempt is None:
+                answer(True, None)
+                return
+            self._read(lambda: _plain(desk.recorded(attempt)), answer)
+        elif method == "parent_results":
+            self._read(lambda: list(desk.parent_results(args[0]).items()), answer)
+        elif method == "dependency_failures":
+            self._read(lambda: list(desk.dependency_failures(args[0]).items()), answer)
+        else:
+            answer(False, failure_of(SchedulerError(f"a child process asked for {method!r}, which there is not")))
+
+    def _read(self, question: Callable[[], Any], answer: Answer) -> None:
+        """Ask the database in a thread of its own: the one that looks after the children must not wait for it."""
+        with self._lock:
+            if not self._reader:
+                self._reader = True
+                self._spawn(self._answer_readers, "schedd-processes-reader")
+        self._questions.put((question, answer))
+
+    def _answer_readers(self) -> None:
+        while True:
+            _pass_on(*self._questions.get())
+
+
+def _plain(recorded: dict[str, Recorded] | None) -> list[list[Any]] | None:
+    return None if recorded is None else [[name, *one] for name, one in recorded.items()]
+
+
+def _pass_on(question: Callable[[], Any], answer: Answer) -> None:
+    try:
+        value = question()
+    except Exception as error:
+        if not isinstance(error, SchedulerError):
+            log.exception("a question of a child process could not be answered")
+        answer(False, failure_of(error))
+    else:
+        answer(True, value)

@@ -1,0 +1,396 @@
+"""Task types that run in child processes, most of them up to no good. Imported by the tests and by the children."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from scheduler import AsyncContext, Context, RetryPolicy, Task
+
+AT_ONCE = RetryPolicy(min_wait=0, max_wait=0, max_attempts=2, jitter=0.0, strategy="fixed")
+made = 0
+
+
+def make_state() -> dict[str, Any]:
+    """``ctx.state`` of each child: called once in it."""
+    global made
+    made += 1
+    return {"pid": os.getpid(), "made": made}
+
+
+def note(path: str, what: str) -> None:
+    """A line in a file, whole whatever happens next."""
+    if path:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(fd, f"{what} {os.getpid()} {time.monotonic_ns()}\n".encode())
+        os.close(fd)
+
+
+def hang() -> None:
+    """C code that never lets Python run again: a regular expression that tracks back for longer than anybody lives."""
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def square(value: int) -> tuple[int, int]:
+    return value * value, os.getpid()
+
+
+def refuse(value: int) -> None:
+    raise LookupError(f"not {value}")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Pid(Task, isolation="process"):
+    """Tells in which process it runs, and what its state is."""
+
+    n: int = 0
+
+    def run(self, ctx: Context) -> dict[str, Any]:
+        return {"pid": os.getpid(), "n": self.n, "parent": os.getppid()}
+
+
+class APid(Task, isolation="process"):
+    async def run(self, ctx: AsyncContext) -> int:
+        await asyncio.sleep(0)
+        return os.getpid()
+
+
+class State(Task, isolation="process"):
+    def run(self, ctx: Context) -> Any:
+        return ctx.state
+
+
+class Hang(Task, isolation="process", retry=AT_ONCE, timeout=0.3):
+    """Ignores everything, on its first attempt."""
+
+    notes: str = ""
+
+    def run(self, ctx: Context) -> int:
+        note(self.notes, "start")
+        if ctx.attempt == 1:
+            hang()
+        return ctx.attempt
+
+
+class Loop(Task, isolation="process"):
+    """Pure Python without an end, that cleans up when it is stopped."""
+
+    notes: str = ""
+    swallow: bool = False
+
+    def run(self, ctx: Context) -> None:
+        note(self.notes, "start")
+        try:
+            while True:
+                try:
+                    while True:
+                        sum(range(100))
+                except Exception:  # what ends a body is none of these
+                    note(self.notes, "swallowed")
+                except BaseException:
+                    if not self.swallow:
+                        raise
+        finally:
+            note(self.notes, "cleaned")
+
+
+class ALoop(Task, isolation="process", timeout=0.3, retry=AT_ONCE):
+    """Waits for ever, on its first attempt."""
+
+    notes: str = ""
+
+    async def run(self, ctx: AsyncContext) -> int:
+        try:
+            if ctx.attempt == 1:
+                note(self.notes, "start")
+                await asyncio.sleep(3600)
+        finally:
+            note(self.notes, "cleaned")
+        return ctx.attempt
+
+
+class Ask(Task, isolation="process"):
+    """Asks its context all the time."""
+
+    notes: str = ""
+
+    def run(self, ctx: Context) -> None:
+        note(self.notes, "start")
+        while True:
+            ctx.check_cancelled()
+            time.sleep(0.005)
+
+
+class Segfault(Task, isolation="process"):
+    """Says something, and dies."""
+
+    def run(self, ctx: Context) -> None:
+        print("last words")
+        os.write(2, b"of C code\n")
+        ctypes.string_at(0)
+
+
+class Exit(Task, isolation="process"):
+    status: int = 7
+
+    def run(self, ctx: Context) -> None:
+        os._exit(self.status)
+
+
+class Kill(Task, isolation="process"):
+    """As the OOM killer would."""
+
+    def run(self, ctx: Context) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Allocate(Task, isolation="process", limits={"memory": "256M"}):
+    gigabytes: int = 4
+
+    def run(self, ctx: Context) -> int:
+        return len(bytearray(self.gigabytes << 30))
+
+
+class Burn(Task, isolation="process", limits={"cpu": 1}):
+    def run(self, ctx: Context) -> None:
+        hang()
+
+
+class Open(Task, isolation="process", limits={"files": 16}):
+    count: int = 100
+
+    def run(self, ctx: Context) -> int:
+        held = [open("/dev/null") for _ in range(self.count)]  # noqa: SIM115
+        count = len(held)
+        for one in held:
+            one.close()
+        return count
+
+
+class Bomb(Task, isolation="process"):
+    """Fifty processes, every other one in a session of its own, and every third again as a child's child."""
+
+    count: int = 50
+    end: str = "return"
+
+    def run(self, ctx: Context) -> str:
+        for number in range(self.count):
+            if os.fork() == 0:
+                if number % 2:
+                    os.setsid()
+                if number % 3 == 0 and os.fork():
+                    os._exit(0)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                while True:
+                    time.sleep(3600)
+        if self.end == "hang":
+            hang()
+        elif self.end == "die":
+            ctypes.string_at(0)
+        return "returned"
+
+
+class Forks(Task, isolation="process"):
+    """Comes back twice."""
+
+    def run(self, ctx: Context) -> str:
+        return "child" if os.fork() == 0 else "parent"
+
+
+class Program(Task, isolation="process", timeout=0.5):
+    """Waits for another program that ignores SIGTERM."""
+
+    def run(self, ctx: Context) -> None:
+        script = (
+            "import signal, time; signal.signal(15, signal.SIG_IGN); print('program', flush=True); time.sleep(3600)"
+        )
+        subprocess.run([sys.executable, "-c", script], check=True)
+
+
+class Report(Task, isolation="process"):
+    """Writes in every way there is."""
+
+    def run(self, ctx: Context) -> None:
+        ctx.log.info("through ctx.log", size=3)
+        logging.getLogger("isolated").warning("through logging")
+        print("through print")
+        print("no newline", end="")
+        ctx.capture("through capture\n")
+        os.write(1, b"past Python\n")
+        subprocess.run(["echo", "of another program"], check=True)
+
+
+class Chatter(Task, isolation="process"):
+    lines: int = 5000
+
+    def run(self, ctx: Context) -> None:
+        for number in range(self.lines):
+            print(f"line {number} " + "x" * 80)
+
+
+class Hooked(Task, isolation="process", retry=AT_ONCE):
+    """Dies each time; its hooks run elsewhere."""
+
+    notes: str
+
+    def run(self, ctx: Context) -> None:
+        os._exit(9)
+
+    def on_attempt_failed(self, ctx: Context, error: BaseException) -> None:
+        note(self.notes, f"retried:{ctx.attempt}:{type(error).__name__}")
+
+    def on_failed(self, ctx: Context, error: BaseException) -> None:
+        note(self.notes, f"failed:{ctx.attempt}:{type(error).__name__}")
+
+
+class Grow(Task, isolation="process"):
+    """Keeps what it allocates."""
+
+    size: int
+
+    def run(self, ctx: Context) -> int:
+        kept.append(b"x" * self.size)
+        return os.getpid()
+
+
+kept: list[bytes] = []
+
+
+class Big(Task, isolation="process"):
+    """Longer than a message can be."""
+
+    text: str
+
+    def run(self, ctx: Context) -> str:
+        return self.text[::-1]
+
+
+class Compute(Task):
+    """In a thread: functions in child processes."""
+
+    what: str = "square"
+
+    def run(self, ctx: Context) -> Any:
+        if self.what == "square":
+            return ctx.cpu(square, 7)
+        if self.what == "refuse":
+            return ctx.cpu(refuse, 3)
+        if self.what == "die":
+            return ctx.cpu(die)
+        if self.what == "lambda":
+            return ctx.cpu(lambda: 1)
+        return ctx.cpu(hang)
+
+
+class AsyncCompute(Task):
+    what: str = "square"
+
+    async def run(self, ctx: AsyncContext) -> Any:
+        if self.what == "many":
+            return await asyncio.gather(*[ctx.cpu(square, n) for n in range(10)])
+        return await (ctx.cpu(square, 7) if self.what == "square" else ctx.cpu(hang))
+
+
+class ComputeInside(Task, isolation="process"):
+    """There it is a plain call."""
+
+    def run(self, ctx: Context) -> Any:
+        return [os.getpid(), *ctx.cpu(square, 3)]
+
+
+class Everything(Task, isolation="process"):
+    """Every call of the context."""
+
+    def run(self, ctx: Context) -> dict[str, Any]:
+        return everything(ctx)
+
+
+class AEverything(Task, isolation="process"):
+    async def run(self, ctx: AsyncContext) -> dict[str, Any]:
+        return await aeverything(ctx)
+
+
+def everything(ctx: Context) -> dict[str, Any]:
+    ctx.check_cancelled()
+    ctx.heartbeat()
+    ctx.report_progress(40, "under way")
+    one = ctx.step("one", int, "1")
+    ctx.sleep_for(0.2)
+    two = ctx.step("two", str, "one")
+    results = {str(k): v for k, v in ctx.results().items()}
+    failures = {str(k): v for k, v in ctx.dependency_failures().items()}
+    return {"results": results, "failures": failures, "steps": [one, two], **envelope(ctx)}
+
+
+async def aeverything(ctx: AsyncContext) -> dict[str, Any]:
+    await ctx.check_cancelled()
+    await ctx.heartbeat()
+    await ctx.report_progress(40, "under way")
+    one = await ctx.step("one", int, "1")
+    await ctx.sleep_for(0.2)
+    two = await ctx.step("two", str, "one")
+    results = {str(k): v for k, v in (await ctx.results()).items()}
+    failures = {str(k): v for k, v in (await ctx.dependency_failures()).items()}
+    return {"results": results, "failures": failures, "steps": [one, two], **envelope(ctx)}
+
+
+def envelope(ctx: Context | AsyncContext) -> dict[str, Any]:
+    return {
+        "id": ctx.id,
+        "kind": ctx.kind,
+        "attempt": ctx.attempt,
+        "key": ctx.key,
+        "idempotency_key": ctx.idempotency_key,
+        "headers": ctx.headers,
+        "correlation_id": ctx.correlation_id,
+        "causation_id": ctx.causation_id,
+        "subject": ctx.subject,
+        "message_type": ctx.message_type,
+        "schema_version": ctx.schema_version,
+        "sequence": ctx.sequence,
+        "payload_ref": ctx.payload_ref,
+        "created_at": ctx.created_at.isoformat(),
+        "queue": ctx.queue,
+        "slot": ctx.slot and ctx.slot.isoformat(),
+        "missed": ctx.missed,
+        "settings": ctx.settings,
+        "pid": os.getpid(),
+    }
+
+
+class ThreadSegfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None, strategy="fixed")):
+    """In a thread, so it takes its worker with it; as a suspect, only its child."""
+
+    def run(self, ctx: Context) -> None:
+        time.sleep(0.05)
+        ctypes.string_at(0)
+
+
+class Bystander(Task, retry=AT_ONCE):
+    ms: int = 40
+
+    def run(self, ctx: Context) -> int:
+        time.sleep(self.ms / 1000)
+        return os.getpid()
+
+
+KINDS = tuple(
+    kind for kind in list(vars().values()) if isinstance(kind, type) and issubclass(kind, Task) and kind is not Task
+)
+
+
+def lines(path: Path) -> list[list[str]]:
+    """What was noted."""
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []

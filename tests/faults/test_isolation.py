@@ -1,0 +1,489 @@
+"""Attempts in child processes: what ends them, what their deaths cost, and that nothing of them is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults import isolated as kinds
+from faults.harness import attempts, history, result, rows, state, until
+from scheduler import Scheduler, Task, TaskFailedError
+from scheduler.store import read_history
+from support.databases import Database
+from support.leftovers import MARK, none_left
+
+pytestmark = pytest.mark.faults
+PATIENCE = 30.0
+GRACE = 0.5
+OPTIONS: dict[str, Any] = {"processes": 2, "process_grace": GRACE, "lease": 10.0}
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Marks every process that is started from here on; at the end none of them may be left."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    yield value
+    none_left(value)
+
+
+@pytest.fixture
+def jobs(database: Database, mark: str) -> Iterator[Scheduler]:
+    made = started(database)
+    yield made
+    end(made)
+
+
+def started(database: Database, **options: Any) -> Scheduler:
+    made = Scheduler(database.url, **(OPTIONS | options))
+    for kind in kinds.KINDS:
+        made.register(kind)
+    made.start()
+    assert made.engine.wait_ready(PATIENCE)
+    return made
+
+
+def end(jobs: Scheduler) -> None:
+    jobs.stop_now()
+    jobs.close()
+
+
+def run(jobs: Scheduler, task: Task) -> int:
+    """Schedule it and wait for its end."""
+    task_id = jobs.task(task).schedule()
+    jobs.wait([task_id], timeout=PATIENCE)
+    return task_id
+
+
+def error_of(jobs: Scheduler, task: Task) -> str:
+    task_id = run(jobs, task)
+    assert state(jobs, task_id) == "dead"
+    return str(jobs.get_last_error(task_id))
+
+
+def log_of(jobs: Scheduler, task_id: int) -> str:
+    with jobs.database.read() as connection:
+        return str(read_history.attempt_log(connection, task_id))
+
+
+def serves_on(jobs: Scheduler) -> None:
+    assert result(jobs, run(jobs, kinds.Pid(5)))["n"] == 5
+
+
+def noted(path: Path, what: str) -> list[str]:
+    return until(lambda: next((line for line in kinds.lines(path) if line[0] == what), None), what)
+
+
+# where it runs
+
+
+@pytest.mark.case(1)
+@pytest.mark.parametrize("kind", [kinds.Pid, kinds.APid])
+def test_an_attempt_runs_in_another_process(jobs: Scheduler, kind: type[Task]) -> None:
+    task_id = run(jobs, kind())
+    told = result(jobs, task_id)
+    assert (told["pid"] if isinstance(told, dict) else told) != os.getpid()
+    assert history(jobs, task_id) == [(1, "succeeded")]
+
+
+def test_nothing_is_started_before_it_is_needed(jobs: Scheduler) -> None:
+    pool = jobs.engine.desk.processes
+    assert pool is not None
+    assert run(jobs, kinds.Bystander(0))
+    assert pool._thread is None
+    serves_on(jobs)
+    assert pool._nursery is not None
+
+
+def test_state_is_made_once_in_each_child(database: Database, mark: str) -> None:
+    jobs = started(database, state="the parent's", child_state="faults.isolated:make_state", processes=1)
+    states = [result(jobs, run(jobs, kinds.State())) for _ in range(3)]
+    assert states == [{"pid": states[0]["pid"], "made": 1}] * 3
+    assert states[0]["pid"] != os.getpid()
+    end(jobs)
+
+
+def test_state_that_cannot_come_along_is_told(database: Database, mark: str) -> None:
+    jobs = started(database, state=object())
+    assert "child_state" in error_of(jobs, kinds.State())
+    serves_on(jobs)
+    end(jobs)
+
+
+def test_many_tasks_are_shared_out(jobs: Scheduler) -> None:
+    with jobs.batch() as batch:
+        for n in range(500):
+            batch.task(kinds.Pid(n))
+    jobs.wait(batch.ids, timeout=PATIENCE)
+    told = [result(jobs, i) for i in batch.ids]
+    assert [t["n"] for t in told] == list(range(500))
+    assert len({t["pid"] for t in told}) == 2
+    for task_id in batch.ids:
+        assert history(jobs, task_id) == [(1, "succeeded")]
+
+
+@pytest.mark.parametrize("length", [20_000, 60_000, 120_000])
+def test_long_payloads_and_results(jobs: Scheduler, length: int) -> None:
+    text = "".join(chr(97 + n % 26) for n in range(length))
+    task_id = run(jobs, kinds.Big(text))
+    assert jobs.result(task_id) == text[::-1]
+
+
+# deaths
+
+
+DEATHS = [
+    (kinds.Segfault(), "killed by SIGSEGV (segmentation fault)"),
+    (kinds.Exit(), "ended by itself with exit status 7"),
+    (kinds.Exit(0), "ended by itself with exit status 0"),
+    (kinds.Kill(), "killed by SIGKILL"),
+    (kinds.Burn(), "killed by SIGXCPU: over its limit of 1 s of CPU time"),
+]
+
+
+@pytest.mark.case(7)
+@pytest.mark.parametrize(("task", "says"), DEATHS, ids=[f"{type(t).__name__} {s[-12:]}" for t, s in DEATHS])
+def test_a_death_fails_its_attempt_alone_and_is_named(jobs: Scheduler, task: Task, says: str) -> None:
+    task_id = run(jobs, task)
+    (attempt,) = attempts(jobs, task_id)
+    assert attempt.error_class == "ProcessDied"
+    assert says in str(attempt.error)
+    serves_on(jobs)
+
+
+@pytest.mark.case(7)
+def test_a_child_killed_from_outside(jobs: Scheduler, tmp_path: Path) -> None:
+    task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
+    pid = int(noted(tmp_path / "notes", "start")[1])
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(TaskFailedError, match="killed by SIGKILL, from outside"):
+        jobs.result(task_id, timeout=PATIENCE)
+    serves_on(jobs)
+
+
+@pytest.mark.case(66)
+def test_bystanders_in_the_same_child_are_not_blamed(database: Database, mark: str) -> None:
+    """Quick tasks are given to a child many at a time; those behind a death use no attempt by it."""
+    jobs = started(database, processes=1)
+    with jobs.batch() as batch:
+        for n in range(100):
+            batch.task(kinds.Pid(n))
+    jobs.wait(batch.ids, timeout=PATIENCE)  # known to be quick from here on
+    with jobs.batch() as batch:
+        for n in range(200):
+            batch.task(kinds.Exit() if n % 50 == 25 else kinds.Pid(n))
+    jobs.wait(batch.ids, timeout=PATIENCE)
+    for n, task_id in enumerate(batch.ids):
+        assert history(jobs, task_id) == [(1, "dead" if n % 50 == 25 else "succeeded")]
+    end(jobs)
+
+
+def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path) -> None:
+    task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
+    noted(tmp_path / "notes", "start")
+    pool = jobs.engine.desk.processes
+    assert pool is not None
+    assert pool._nursery is not None
+    os.kill(pool._nursery.pid, signal.SIGKILL)
+    with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
+        jobs.result(task_id, timeout=PATIENCE)
+    serves_on(jobs)
+
+
+def test_hooks_of_an_attempt_that_died_run_in_another_child(jobs: Scheduler, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    task_id = run(jobs, kinds.Hooked(str(notes)))
+    assert history(jobs, task_id) == [(1, "retried"), (2, "dead")]
+    until(lambda: len(kinds.lines(notes)) == 2, "both hooks")
+    assert [line[0] for line in kinds.lines(notes)] == ["retried:1:ProcessDied", "failed:2:ProcessDied"]
+    assert str(os.getpid()) not in [line[1] for line in kinds.lines(notes)]
+
+
+# limits
+
+
+def test_memory_over_the_limit(jobs: Scheduler) -> None:
+    assert "the limit of this kind is memory 256 MiB" in error_of(jobs, kinds.Allocate(4))
+    assert result(jobs, run(jobs, kinds.Allocate(0))) == 0
+    serves_on(jobs)
+
+
+def test_open_files_over_the_limit(jobs: Scheduler) -> None:
+    assert "Too many open files; the limit of this kind is files 16" in error_of(jobs, kinds.Open(17))
+    assert result(jobs, run(jobs, kinds.Open(14))) == 14
+    serves_on(jobs)
+
+
+def test_a_child_is_replaced_after_so_many_tasks(database: Database, mark: str) -> None:
+    jobs = started(database, processes=1, recycle_tasks=3)
+    pids = [result(jobs, run(jobs, kinds.Pid()))["pid"] for _ in range(9)]
+    assert [len(set(pids[n : n + 3])) for n in (0, 3, 6)] == [1, 1, 1]
+    assert len(set(pids)) == 3
+    end(jobs)
+
+
+def test_a_child_that_has_grown_is_replaced(database: Database, mark: str) -> None:
+    jobs = started(database, processes=1, recycle_memory="200M")
+    first = result(jobs, run(jobs, kinds.Grow(1)))
+    assert result(jobs, run(jobs, kinds.Grow(300 << 20))) == first
+    assert result(jobs, run(jobs, kinds.Grow(1))) != first
+    end(jobs)
+
+
+# timeouts
+
+
+@pytest.mark.case(17)
+def test_a_body_that_ignores_everything_is_killed_and_never_overlaps_its_retry(jobs: Scheduler, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    task_id = run(jobs, kinds.Hang(str(notes)))
+    assert history(jobs, task_id) == [(1, "retried"), (2, "succeeded")]
+    first = attempts(jobs, task_id)[0]
+    assert first.error_class == "TaskTimeout"
+    assert "longer than its timeout of 0.3 s; its process was killed" in str(first.error)
+    one, two = kinds.lines(notes)
+    assert one[1] != two[1]
+    assert int(two[2]) - int(one[2]) >= (0.3 + GRACE) * 1e9
+    serves_on(jobs)
+
+
+@pytest.mark.case(17)
+def test_an_async_body_is_ended_where_it_awaits(jobs: Scheduler, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    task_id = run(jobs, kinds.ALoop(str(notes)))
+    assert history(jobs, task_id) == [(1, "retried"), (2, "succeeded")]
+    assert attempts(jobs, task_id)[0].error_class == "TaskTimeout"
+    assert [line[0] for line in kinds.lines(notes)] == ["start", "cleaned", "cleaned"]
+
+
+@pytest.mark.case(17)
+def test_a_body_that_runs_python_can_clean_up(jobs: Scheduler, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    task_id = jobs.task(kinds.Loop(str(notes))).timeout(0.3).schedule()
+    jobs.wait([task_id], timeout=PATIENCE)
+    (attempt,) = attempts(jobs, task_id)
+    assert attempt.error_class == "TaskTimeout"
+    start, cleaned = kinds.lines(notes)
+    assert (start[0], cleaned[0]) == ("start", "cleaned")
+    assert 0.25e9 <= int(cleaned[2]) - int(start[2]) < (0.3 + GRACE) * 1e9
+
+
+@pytest.mark.case(17)
+def test_a_body_that_swallows_its_end_is_killed(jobs: Scheduler, tmp_path: Path) -> None:
+    task_id = jobs.task(kinds.Loop(str(tmp_path / "notes"), swallow=True)).timeout(0.3).schedule()
+    jobs.wait([task_id], timeout=PATIENCE)
+    assert "its process was killed" in str(attempts(jobs, task_id)[0].error)
+
+
+@pytest.mark.case(17)
+def test_a_program_that_a_body_waits_for_ends_with_it(jobs: Scheduler) -> None:
+    task_id = run(jobs, kinds.Program())
+    assert attempts(jobs, task_id)[0].error_class == "TaskTimeout"
+    assert "program" in log_of(jobs, task_id)
+
+
+# cancels
+
+
+@pytest.mark.case(48)
+@pytest.mark.parametrize(
+    ("kind", "cleans"), [(kinds.Ask, False), (kinds.Loop, True), (kinds.ALoop, True), (kinds.Hang, False)]
+)
+def test_a_running_body_is_cancelled(jobs: Scheduler, tmp_path: Path, kind: Any, cleans: bool) -> None:
+    notes = tmp_path / "notes"
+    task_id = jobs.task(kind(str(notes))).timeout(3600).schedule()
+    noted(notes, "start")
+    jobs.cancel_task(task_id)
+    assert jobs.get_task(task_id).cancel_requested or state(jobs, task_id) == "cancelled"
+    jobs.wait([task_id], timeout=PATIENCE)
+    assert state(jobs, task_id) == "cancelled"
+    assert history(jobs, task_id) == [(1, "cancelled")]
+    assert ("cleaned" in [line[0] for line in kinds.lines(notes)]) is cleans
+    serves_on(jobs)
+
+
+@pytest.mark.case(48)
+def test_what_waits_behind_a_body_is_cancelled_at_once(database: Database, mark: str, tmp_path: Path) -> None:
+    jobs = started(database, processes=1)
+    held = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
+    noted(tmp_path / "notes", "start")
+    waits = jobs.task(kinds.Pid()).schedule()
+    jobs.cancel_task(waits)
+    jobs.wait([waits], timeout=PATIENCE)
+    assert state(jobs, waits) == "cancelled"
+    assert state(jobs, held) in ("claimed", "running")
+    jobs.cancel_task(held)
+    jobs.wait([held], timeout=PATIENCE)
+    end(jobs)
+
+
+# what a body leaves behind
+
+
+@pytest.mark.case(17)
+@pytest.mark.parametrize(("how", "ends"), [("return", "succeeded"), ("hang", "dead"), ("die", "dead")])
+def test_fifty_processes_are_gone_when_the_attempt_is_over(jobs: Scheduler, mark: str, how: str, ends: str) -> None:
+    task_id = jobs.task(kinds.Bomb(50, how)).timeout(1).schedule()
+    jobs.wait([task_id], timeout=PATIENCE)
+    assert history(jobs, task_id) == [(1, ends)]
+    pool = jobs.engine.desk.processes
+    assert pool is not None
+    assert len(pool._children) <= 2
+    serves_on(jobs)
+    end(jobs)
+    none_left(mark, 1.0)
+
+
+def test_a_body_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
+    task_id = run(jobs, kinds.Forks())
+    assert result(jobs, task_id) == "parent"
+    assert history(jobs, task_id) == [(1, "succeeded")]
+    serves_on(jobs)
+
+
+# stopping
+
+
+@pytest.mark.case(8)
+def test_stop_waits_for_what_runs(database: Database, mark: str, tmp_path: Path) -> None:
+    jobs = started(database)
+    task_id = jobs.task(kinds.Program()).timeout(1).schedule()
+    until(lambda: state(jobs, task_id) == "running", "it runs")
+    assert jobs.stop(drain=PATIENCE) == []
+    assert history(jobs, task_id) == [(1, "dead")]
+    none_left(mark)
+    jobs.close()
+
+
+@pytest.mark.case(8)
+def test_a_hard_stop_kills_before_it_hands_back(database: Database, mark: str, tmp_path: Path) -> None:
+    jobs = started(database)
+    task_id = jobs.task(kinds.Hang(str(tmp_path / "notes"))).timeout(3600).schedule()
+    noted(tmp_path / "notes", "start")
+    assert jobs.stop_now() == [task_id]
+    none_left(mark, 0.5)
+    assert history(jobs, task_id) == [(1, "handed back")]
+    assert state(jobs, task_id) == "scheduled"
+    jobs.close()
+
+
+# what is written
+
+
+def test_output_is_kept_with_the_attempt_and_bounded(jobs: Scheduler) -> None:
+    task_id = run(jobs, kinds.Report())
+    text = log_of(jobs, task_id)
+    for line in (
+        "through ctx.log size=3",
+        "through print",
+        "no newline",
+        "through capture",
+        "past Python",
+        "of another",
+    ):
+        assert line in text
+    dead = run(jobs, kinds.Segfault())
+    text = log_of(jobs, dead)
+    assert "last words" in text
+    assert "of C code" in text
+    assert "Segmentation fault" in text, "faulthandler's account"
+    chatty = run(jobs, kinds.Chatter())
+    text = log_of(jobs, chatty)
+    assert len(text) <= 65 * 1024
+    assert text.endswith("line 4999 " + "x" * 80 + "\n")
+
+
+# functions
+
+
+@pytest.mark.case(63)
+@pytest.mark.parametrize("kind", [kinds.Compute, kinds.AsyncCompute])
+def test_a_function_runs_in_another_process(jobs: Scheduler, kind: Any) -> None:
+    value, pid = result(jobs, run(jobs, kind()))
+    assert value == 49
+    assert pid != os.getpid()
+
+
+def test_functions_beside_each_other(jobs: Scheduler) -> None:
+    told = result(jobs, run(jobs, kinds.AsyncCompute("many")))
+    assert [value for value, _ in told] == [n * n for n in range(10)]
+
+
+@pytest.mark.case(63)
+def test_in_a_child_a_function_runs_where_it_is(jobs: Scheduler) -> None:
+    own, value, pid = result(jobs, run(jobs, kinds.ComputeInside()))
+    assert (value, pid) == (9, own)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("refuse", "LookupError: not 3"),
+        ("die", "ProcessDied: its process was killed by SIGKILL"),
+        ("lambda", "is a lambda, where nothing can import it"),
+    ],
+)
+def test_functions_that_fail(jobs: Scheduler, what: str, says: str) -> None:
+    assert says in error_of(jobs, kinds.Compute(what))
+    serves_on(jobs)
+
+
+@pytest.mark.case(17, 48)
+@pytest.mark.parametrize("kind", [kinds.Compute, kinds.AsyncCompute])
+@pytest.mark.parametrize("how", ["timeout", "cancel"])
+def test_a_function_ends_with_what_waits_for_it(jobs: Scheduler, mark: str, kind: Any, how: str) -> None:
+    builder = jobs.task(kind("hang"))
+    task_id = (builder.timeout(0.3) if how == "timeout" else builder).schedule()
+    if how == "cancel":
+        until(lambda: state(jobs, task_id) == "running", "it runs")
+        jobs.cancel_task(task_id)
+    jobs.wait([task_id], timeout=PATIENCE)
+    (attempt,) = attempts(jobs, task_id)
+    if how == "cancel":
+        assert str(attempt.outcome) == "cancelled"
+    else:
+        assert attempt.error_class == "TaskTimeout"
+    pool = jobs.engine.desk.processes
+    assert pool is not None
+    until(lambda: not any(child.jobs for child in list(pool._children.values())), "its process has ended")
+    serves_on(jobs)
+
+
+# levels
+
+
+@pytest.mark.case(60)
+def test_a_high_task_does_not_wait_for_lower_ones(database: Database, mark: str) -> None:
+    jobs = started(database, processes=1)
+    held = jobs.task(kinds.Ask()).priority("low").schedule()
+    until(lambda: state(jobs, held) == "running", "it runs")
+    high = jobs.task(kinds.Pid()).priority("high").schedule()
+    medium = jobs.task(kinds.Pid()).schedule()
+    assert jobs.result(high, timeout=PATIENCE)
+    assert state(jobs, medium) == "scheduled", "the one child is taken, and the other is for high tasks"
+    jobs.cancel_task(held)
+    assert jobs.result(medium, timeout=PATIENCE)
+    end(jobs)
+
+
+@pytest.mark.case(60)
+def test_what_waits_for_a_child_is_not_claimed_and_handed_back_over_and_over(database: Database, mark: str) -> None:
+    jobs = started(database, processes=1)
+    held = jobs.task(kinds.Ask()).schedule()
+    until(lambda: state(jobs, held) == "running", "it runs")
+    others = [jobs.task(kinds.Pid()).priority(level).schedule() for level in ("medium", "low")]
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 2.5, "what was claimed in vain was handed back")
+    for other in others:
+        (row,) = rows(jobs, "SELECT claim FROM schedd_tasks WHERE id = :id", id=other)
+        assert row.claim <= 1
+    jobs.cancel_task(held)
+    jobs.wait(others, timeout=PATIENCE)
+    end(jobs)

@@ -1,0 +1,33 @@
+"""Processes that should not be there any more."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+MARK = "SCHEDD_TEST_MARK"
+
+
+def marked(value: str) -> list[str]:
+    """Living processes, but this one, that were started with this mark in their environment: pid and command line."""
+    wanted = f"{MARK}={value}".encode()
+    found = []
+    for place in Path("/proc").iterdir():
+        if not place.name.isdigit() or int(place.name) == os.getpid():
+            continue
+        try:
+            if wanted in (place / "environ").read_bytes().split(b"\0"):
+                command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found.append(f"{place.name} {command[:80]}")
+        except OSError:
+            continue  # gone, or somebody else's
+    return found
+
+
+def none_left(value: str, timeout: float = 10.0) -> None:
+    """Wait until none is left. Raises AssertionError that names those there are."""
+    deadline = time.monotonic() + timeout
+    while left := marked(value):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.02)
