@@ -190,7 +190,7 @@ SOURCES: list[tuple[str, Any]] = [
     ("task type Local cannot be run in a child process: it is defined inside a function", local_type),
     (
         "task type hidden cannot be run in a child process: it is a lambda",
-        hidden,
+        lambda: hidden_type,
     ),
     ("something else there; give it that name at the top level", lambda: task(isolation="process")(no_body)),
 ]
