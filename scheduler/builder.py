@@ -20,6 +20,7 @@ from scheduler.model.catchup import CATCHUPS, OVERLAPS
 from scheduler.model.recurrence import Recurrence, Weekday
 from scheduler.model.registry import MAX_KEY, Kind, bind, encode_json
 from scheduler.model.retry import RetryPolicy
+from scheduler.model.running import inherit
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, When
 from scheduler.model.task import Priority, Task, TaskFunction, check_name
@@ -177,18 +178,23 @@ class _Builder:
         return self
 
     def correlation(self, correlation_id: str) -> Self:
-        """What belongs together; by default the task's own id."""
+        """What belongs together; by default the task's own id, or what the handler belongs to that schedules it."""
         self._spec.correlation = check_text(correlation_id, "correlation")
         return self
 
     def causation(self, causation_id: str) -> Self:
-        """What caused this task."""
+        """What caused this task; by default the id of the task whose handler schedules it."""
         self._spec.causation = check_text(causation_id, "causation")
         return self
 
     def subject(self, subject: str) -> Self:
         """What the message is about."""
         self._spec.subject = check_text(subject, "subject")
+        return self
+
+    def message_type(self, name: str) -> Self:
+        """What sort of message it is, if that is not its kind: a name or URI of the system that it comes from."""
+        self._spec.message_type = check_text(name, "message_type")
         return self
 
     def sequence(self, number: int) -> Self:
@@ -315,7 +321,9 @@ class TaskBuilder(_Builder):
             else EdgeSpec(int(p), when, other)
             for p, (when, other) in self._parents.items()
         ]
-        return msgspec.structs.replace(self._spec, edges=edges)
+        spec = msgspec.structs.replace(self._spec, edges=edges)
+        inherit(spec)
+        return spec
 
 
 class RecurringBuilder(_Builder):

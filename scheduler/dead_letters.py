@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,20 +18,15 @@ from scheduler.model.times import span_us, to_datetime
 from scheduler.records import TaskInfo, task_info
 from scheduler.store import dead_letters as store
 from scheduler.store.dead_letters import BATCH, Filter
-from scheduler.store.failures import StoreTrouble
 from scheduler.store.read_tasks import get_task
 from scheduler.store.replay import NewPayload, replay, replay_some
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from scheduler.queries import Queries
 
-T = TypeVar("T")
 Seconds = float | timedelta
 MOST = 10_000  # of a bulk replay
 _TOGETHER = 100  # replayed in one transaction
-_TRIES = 5
 log = logging.getLogger("scheduler.dead_letters")
 
 
@@ -89,10 +84,15 @@ class DeadLetters:
         fingerprint: str | None = None,
         older_than: Seconds | None = None,
         newer_than: Seconds | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
         limit: int = 100,
     ) -> Sequence[TaskInfo]:
         """Dead letters, those that died last first. Raises ConfigError."""
-        wanted = self._filter(kind, error_class, fingerprint, older_than, newer_than)
+        wanted = self._filter(
+            kind, error_class, fingerprint, older_than, newer_than, key=key, correlation=correlation, subject=subject
+        )
         with self._owner.database.read() as connection:
             return [task_info(record) for record in store.find(connection, wanted, _at_least_one(limit))]
 
@@ -104,11 +104,16 @@ class DeadLetters:
         fingerprint: str | None = None,
         older_than: Seconds | None = None,
         newer_than: Seconds | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
         limit: int = 100,
     ) -> Sequence[DeadLetterGroup]:
         """The same by kind and cause, the largest group first; ``group.text`` reads like ``412 × ConnectionRefused in
         EmailTask.run``. Raises ConfigError."""
-        wanted = self._filter(kind, error_class, fingerprint, older_than, newer_than)
+        wanted = self._filter(
+            kind, error_class, fingerprint, older_than, newer_than, key=key, correlation=correlation, subject=subject
+        )
         with self._owner.database.read() as connection:
             found = store.groups(connection, wanted, _at_least_one(limit))
         return [DeadLetterGroup(*g[:-2], to_datetime(g.oldest), to_datetime(g.newest)) for g in found]
@@ -139,7 +144,9 @@ class DeadLetters:
             check_text(key, "a key", MAX_KEY)
         new = None if payload is None else self._payload(task_id, payload)
         now = self._owner.database.now
-        made = self._write(lambda c: replay(c, task_id, now(), by=actor, key=key, payload=new, copy=copy))
+        made = self._owner.database.change(
+            lambda c: replay(c, task_id, now(), by=actor, key=key, payload=new, copy=copy)
+        )
         self._owner._ring()
         return made
 
@@ -150,6 +157,9 @@ class DeadLetters:
         kind: str | None = None,
         fingerprint: str | None = None,
         error_class: str | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
     ) -> Sequence[TaskId]:
         """Replay up to ``limit`` (at most 10,000) of them, those that died first before others; returns their ids.
 
@@ -161,17 +171,18 @@ class DeadLetters:
         actor, at, more = _actor(by), (0, 0), True
         done: list[TaskId] = []
         database = self._owner.database
-        wanted = Filter(kind, error_class, fingerprint, before=database.now() + 1)
+        before = database.now() + 1
+        wanted = Filter(kind, error_class, fingerprint, before, None, key, correlation, subject)
         while more and len(done) < limit:
             count, since = min(_TOGETHER, limit - len(done)), at
-            one = self._write(
+            one = self._owner.database.change(
                 lambda c, n=count, s=since: replay_some(c, database.now(), wanted, limit=n, by=actor, after=s)  # type: ignore[misc]
             )
-            done += [TaskId(i, created=False) for i in one.replayed]
+            done += [TaskId(i, created=False) for i in one.ids]
             for task_id, holder in one.conflicts.items():
                 log.warning("not replayed: task %d holds its key", holder, extra={"task": task_id})
             at, more = one.last, one.more
-            if one.replayed:
+            if one.ids:
                 self._owner._ring()
         return done
 
@@ -182,6 +193,9 @@ class DeadLetters:
         fingerprint: str | None = None,
         error_class: str | None = None,
         by: str | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
     ) -> int:
         """Remove those that died longer ago than ``older_than``, in batches; returns how many.
 
@@ -190,10 +204,13 @@ class DeadLetters:
         """
         if older_than is None:
             raise ConfigError("purge wants an age: older_than, in seconds or as a timedelta")
-        actor, wanted = _actor(by), self._filter(kind, error_class, fingerprint, older_than, None)
+        actor = _actor(by)
+        wanted = self._filter(
+            kind, error_class, fingerprint, older_than, None, key=key, correlation=correlation, subject=subject
+        )
         removed, more = 0, True
         while more:
-            one = self._write(lambda c: store.purge(c, self._owner.database.now(), wanted, by=actor))
+            one = self._owner.database.change(lambda c: store.purge(c, self._owner.database.now(), wanted, by=actor))
             removed, more = removed + one, one >= BATCH
         return removed
 
@@ -219,6 +236,7 @@ class DeadLetters:
         fingerprint: str | None,
         older_than: Seconds | None,
         newer_than: Seconds | None,
+        **envelope: str | None,
     ) -> Filter:
         now = self._owner.database.now()
         return Filter(
@@ -227,6 +245,7 @@ class DeadLetters:
             fingerprint,
             before=None if older_than is None else now - span_us(older_than, "older_than"),
             after=None if newer_than is None else now - span_us(newer_than, "newer_than"),
+            **envelope,
         )
 
     def _payload(self, task_id: int, given: Any) -> NewPayload:
@@ -240,17 +259,6 @@ class DeadLetters:
         elif registry.of_instance(given) is not kind:
             raise PayloadError(f"task {task_id} is of kind {kind.name}; {type(given).__name__} is another one")
         return NewPayload(kind.encode(value), kind.lane(value), kind.options.schema_version)
-
-    def _write(self, work: Callable[[sa.Connection], T]) -> T:
-        """One transaction, tried again if it collided with another."""
-        for left in reversed(range(_TRIES)):
-            try:
-                with self._owner.database.write() as connection:
-                    return work(connection)
-            except StoreTrouble as trouble:
-                if "collided" not in str(trouble) or not left:
-                    raise
-        raise AssertionError("unreachable")
 
 
 def _actor(by: str | None) -> str | None:

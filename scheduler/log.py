@@ -20,6 +20,7 @@ import msgspec
 
 from scheduler.config import Log
 from scheduler.engine.logs import TASK_LOGGER, current_attempt
+from scheduler.model.running import LOG_FIELDS, log_fields
 
 if TYPE_CHECKING:
     from structlog.typing import Processor
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # with its parameters, which costs more than running it: they stay at "warning" whatever the level.
 _QUIET = {"sqlalchemy": logging.WARNING, "alembic": logging.WARNING}
 _FIRST = ("timestamp", "level", "logger", "event")
-_ON_EVERY_LINE = frozenset({*_FIRST, "task", "kind", "attempt", "key", "correlation", "exc_info"})
+_ON_EVERY_LINE = frozenset({*_FIRST, *LOG_FIELDS, "exc_info"})
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.ECONNRESET, errno.ENOTCONN})
 
 
@@ -132,13 +133,8 @@ def _add_attempt(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
     """Which attempt writes this. Read when there is a line, so that attempts that write none pay nothing."""
     attempt = current_attempt.get()
     if attempt is not None:
-        claimed = attempt.claimed
-        event.setdefault("task", claimed.id)
-        event.setdefault("kind", claimed.kind)
-        event.setdefault("attempt", claimed.attempt)
-        if claimed.key is not None:
-            event.setdefault("key", claimed.key)
-        event.setdefault("correlation", claimed.correlation if claimed.correlation is not None else str(claimed.id))
+        for name, value in log_fields(attempt.claimed).items():
+            event.setdefault(name, value)
     return event
 
 

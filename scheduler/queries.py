@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,7 @@ from scheduler.errors import (
 from scheduler.model.checkpoint import MAX_VALUE
 from scheduler.model.registry import Registry, encode_json
 from scheduler.model.retry import RetryPolicy
-from scheduler.model.spec import EdgeSpec
+from scheduler.model.spec import EdgeSpec, TaskId
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, TaskState, When
 from scheduler.model.times import span_us, to_datetime
 from scheduler.ports import SECOND
@@ -29,18 +30,22 @@ from scheduler.records import AttemptInfo, ScheduleInfo, TaskInfo, attempt_info,
 from scheduler.store import control, events, read_tasks, retention, schedules
 from scheduler.store.control import CancelResult
 from scheduler.store.database import Database
+from scheduler.store.dead_letters import Filter
 from scheduler.store.doorbell import ring_after_commit
 from scheduler.store.enqueue import callers_connection, hold_writes
 from scheduler.store.events import Emit
 from scheduler.store.paths import find_path
 from scheduler.store.read_tasks import EdgeRecord, TaskRecord
+from scheduler.store.redrive import redrive
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
     from sqlalchemy.orm import Session
 
-    from scheduler.model.spec import TaskId
 
+log = logging.getLogger("scheduler")
+TOGETHER = 100  # retried in one transaction
+MOST_AT_ONCE = 10_000
 _LOOK_EVERY = (0.005, 0.25)  # seconds between looks while waiting: first, most
 
 
@@ -255,6 +260,42 @@ class Queries:
         self.database.change(lambda c: control.retry(c, task_id, self.database.now(), downstream=downstream))
         self._ring()
 
+    def retry_failed(
+        self,
+        *,
+        kind: str | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
+        limit: int = 100,
+        downstream: bool = True,
+    ) -> list[TaskId]:
+        """Retry what has failed, or died, by itself, of these; at most ``limit``, those that ended first before others.
+
+        At least one of the filters is to be given. A task whose key another one holds is left as it is, and a warning
+        is logged. What fails again meanwhile is left for another call. Returns the ids. Raises ConfigError.
+        """
+        if kind is None and key is None and correlation is None and subject is None:
+            raise ConfigError("retry_failed wants to know which: kind, key, correlation or subject")
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_AT_ONCE:
+            raise ConfigError(f"limit must be a whole number from 1 to {MOST_AT_ONCE}, not {limit!r}")
+        now = self.database.now
+        wanted = Filter(kind, before=now() + 1, key=key, correlation=correlation, subject=subject)
+        done: list[TaskId] = []
+        left, after, more = limit, (0, 0), True
+        while more and left > 0:
+            count, since = min(TOGETHER, left), after
+            one = self.database.change(
+                lambda c, n=count, s=since: redrive(c, now(), wanted, limit=n, downstream=downstream, after=s)  # type: ignore[misc]
+            )
+            done += [TaskId(i, created=False) for i in one.ids]
+            for task_id, holder in one.conflicts.items():
+                log.warning("not retried: task %d holds its key", holder, extra={"task": task_id})
+            left, after, more = left - len(one.ids), one.last, one.more
+            if one.ids:
+                self._ring()
+        return done
+
     def add_dependency(self, child: int, parent: int, when: str = "success", otherwise: str | None = None) -> None:
         """Let a stored task that has not been claimed wait for another one.
 
@@ -267,6 +308,7 @@ class Queries:
             raise ConfigError(str(error)) from None
         edge = EdgeSpec(parent, end, other)
         self.database.change(lambda c: control.add_dependency(c, child, edge, self.database.now()))
+        self._ring()  # an edge that is broken already ends the child, and others may wait for that
 
     def set_retry_policy(self, task_id: int, policy: RetryPolicy) -> None:
         """Change how a task that has not ended is retried. Raises UnknownTaskError, InvalidTransitionError."""

@@ -105,12 +105,15 @@ class AttemptInfo(NamedTuple):
 
 
 class ScheduleInfo(NamedTuple):
-    """A recurring schedule. ``next_at`` is None while the run is under way that a fixed delay counts from."""
+    """A recurring schedule. ``next_at`` is None while the run is under way that a fixed delay counts from.
+
+    ``recurrence`` is None if what is stored cannot be read; ``trouble`` then says why.
+    """
 
     name: str
     kind: str
     payload: str
-    recurrence: Recurrence
+    recurrence: Recurrence | None
     catchup: str
     overlap: str
     paused: bool
@@ -120,6 +123,7 @@ class ScheduleInfo(NamedTuple):
     created_at: datetime
     updated_at: datetime
     seen_at: datetime
+    trouble: str | None = None
 
 
 def instant(us: int | None) -> datetime | None:
@@ -175,4 +179,5 @@ def schedule_info(record: ScheduleRecord) -> ScheduleInfo:
         to_datetime(record.created_at),
         to_datetime(record.updated_at),
         to_datetime(record.seen_at),
+        record.trouble,
     )

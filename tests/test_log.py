@@ -80,7 +80,17 @@ def test_what_a_handler_writes_carries_its_attempt() -> None:
     """The engine says which attempt runs; nothing has to be bound."""
     stream = io.StringIO()
     log.configure(Log(), stream)
-    claimed = SimpleNamespace(id=7, kind="Mail", attempt=2, key="welcome-42", correlation=None)
+    claimed = SimpleNamespace(
+        id=7,
+        kind="Mail",
+        attempt=2,
+        key="welcome-42",
+        correlation=None,
+        causation="click-9",
+        subject="user/7",
+        message_type=None,
+        sequence=0,
+    )
     token = current_attempt.set(SimpleNamespace(claimed=claimed))  # type: ignore[arg-type]
     try:
         task_logger(SimpleNamespace(kind="Mail")).info("sent", to="a@b.c", kind="letter")  # type: ignore[arg-type]
@@ -91,8 +101,10 @@ def test_what_a_handler_writes_carries_its_attempt() -> None:
     sent, connected, noted = lines(stream)
     assert (sent["event"], sent["to"], sent["logger"]) == ("sent", "a@b.c", "scheduler.task.Mail")
     expected = {"task": 7, "kind": "Mail", "attempt": 2, "key": "welcome-42", "correlation": "7"}
+    expected |= {"causation": "click-9", "subject": "user/7", "sequence": 0}
     for line in (sent, connected, noted):
         assert expected.items() <= line.items()
+        assert "message_type" not in line
 
 
 def test_a_thread_has_its_own_attempt() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from scheduler.cli import exits
 from scheduler.cli.options import TASK_ID, common
 from scheduler.cli.output import print_object, print_rows
-from scheduler.cli.session import Session, with_session
+from scheduler.cli.session import Session, note, with_session
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+_MOST = 10_000
 
 
 @click.command(name="cancel")
@@ -48,15 +51,62 @@ def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool) -> 
 
 
 @click.command(name="retry")
-@click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
+@click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
 @click.option("--no-downstream", is_flag=True, help="Leave the tasks alone that ended because of these.")
+@click.option("--kind", metavar="K", help="Instead of IDs: what failed of this kind.")
+@click.option("--key", metavar="K", help="Instead of IDs: what failed with this key.")
+@click.option("--correlation", metavar="C", help="Instead of IDs: what failed of what belongs together so.")
+@click.option("--subject", metavar="S", help="Instead of IDs: what failed about this subject.")
+@click.option("--limit", type=click.IntRange(1, _MOST), help="How many of these at most; 100 by default.")
 @common
 @with_session
-def retry_command(session: Session, /, ids: tuple[int, ...], no_downstream: bool) -> None:
+def retry_command(
+    session: Session, /, ids: tuple[int, ...], no_downstream: bool, limit: int | None, **filters: Any
+) -> int:
     """Run tasks again that failed, died, were cancelled or skipped, with a new budget. All of them or none.
 
     Revives the tasks that ended because of them. A task that waits for its retry or its time runs now.
+
+    Without IDs, what the filters choose of those that failed or died by themselves, those that ended first before
+    others. One whose key another task holds stays as it is; then the status is 4.
     """
+    chosen = any(value is not None for value in filters.values())
+    if bool(ids) == chosen:
+        raise click.UsageError("say either IDs, or one or more of --kind, --key, --correlation and --subject")
+    if ids and limit is not None:
+        raise click.UsageError("--limit goes with filters")
+    if chosen:
+        return _retry_failed(session, 100 if limit is None else limit, not no_downstream, filters)
+    _retry(session, ids, no_downstream)
+    return exits.DONE
+
+
+def _retry_failed(session: Session, limit: int, downstream: bool, filters: dict[str, Any]) -> int:
+    from scheduler.cli.dlq import in_batches
+    from scheduler.store.dead_letters import Filter
+    from scheduler.store.read_tasks import get_tasks
+    from scheduler.store.redrive import redrive
+
+    database = session.existing()
+    with database.read():
+        wanted = Filter(before=database.now() + 1, **filters)  # what fails again meanwhile is for another call
+    done, conflicts = in_batches(
+        limit,
+        lambda count, after: session.write(
+            lambda c: redrive(c, database.now(), wanted, limit=count, downstream=downstream, after=after)
+        ),
+    )
+    for task_id, holder in conflicts.items():
+        note(f"task {task_id} was not retried: task {holder} holds its key")
+    with database.read() as connection:
+        rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(connection, done)]
+    print_rows(session, rows, ("id", "kind", "state"), ("id", "kind", "state"))
+    if len(done) >= limit:
+        note(f"{limit} were retried; there may be more")
+    return exits.CONFLICT if conflicts else exits.DONE
+
+
+def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool) -> None:
     from scheduler.store import control
     from scheduler.store.read_tasks import get_task
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,7 @@ def list_(session: Session, /) -> None:
 
     An orphan was left behind when its payload changed in the program.
     """
-    import msgspec
-
+    from scheduler.cli.views import decoded
     from scheduler.store.schedules import records
 
     with session.existing().read() as connection:
@@ -50,7 +50,7 @@ def list_(session: Session, /) -> None:
         {
             "name": r.name,
             "kind": r.kind,
-            "recurrence": r.recurrence.describe(),
+            "recurrence": f"unreadable: {r.trouble}" if r.recurrence is None else r.recurrence.describe(),
             "next_at": time(r.next_at),
             "last_slot": time(r.last_slot),
             "last_task": r.last_task,
@@ -58,7 +58,7 @@ def list_(session: Session, /) -> None:
             "orphan": r.name in left,
             "catchup": r.catchup,
             "overlap": r.overlap,
-            "payload": msgspec.json.decode(r.payload),
+            "payload": decoded(r.payload),
             "created_at": time(r.created_at),
             "updated_at": time(r.updated_at),
             "seen_at": time(r.seen_at),
@@ -90,27 +90,35 @@ def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
 @common
 @with_session
 def next_(session: Session, /, name: str, count: int) -> None:
-    """The next slots of a schedule, in UTC and on the clock of its zone."""
+    """The next slots of a schedule, in UTC and on the clock of its zone, with its offset.
+
+    A note says before which of them that clock is changed.
+    """
     from scheduler.model.recurrence import fold_marks
     from scheduler.store.schedules import record, upcoming
 
-    with session.existing().read() as connection:
+    database = session.existing()
+    with database.read() as connection:
         found = record(connection, name)
         slots = upcoming(found, count)
+        now = database.now()
     if found.paused:
         note(f"schedule {name!r} is paused")
     if not slots:
         note("its run is under way; the delay counts from its end")
+    zone = (found.recurrence.tz if found.recurrence is not None else None) or "UTC"
+    marks = fold_marks([now, *slots], zone)  # the first of them may be the first after a change
     rows: list[dict[str, Any]] = []
-    for mark in fold_marks(slots, found.recurrence.tz or "UTC"):
+    for before, mark in itertools.pairwise(marks):
         rows.append(
             {
                 "slot": time(mark.instant_us),
                 "local": mark.local,
-                "note": "clock changed" if mark.changed else None,
+                "offset": mark.offset,
+                "note": f"clock changed, {before.offset} to {mark.offset}" if mark.changed else None,
             }
         )
-    print_rows(session, rows, ("slot", "local", "note"), ("slot", "local", "note"))
+    print_rows(session, rows, ("slot", "local", "note"), ("slot", "local", "offset", "note"))
 
 
 def _pause(session: Session, name: str, paused: bool) -> None:

@@ -32,11 +32,14 @@ _kind = click.option("--kind", metavar="K", help="Tasks of this kind.")
 _error_class = click.option("--error-class", metavar="E", help="That ended with this class of error.")
 _fingerprint = click.option("--fingerprint", metavar="F", help="With this cause, as `dlq list` shows it.")
 _older = click.option("--older-than", type=SPAN, metavar="7d", help="That died longer ago than this.")
+_key = click.option("--key", metavar="K", help="Tasks with this key.")
+_correlation = click.option("--correlation", metavar="C", help="Tasks that belong together under this id.")
+_subject = click.option("--subject", metavar="S", help="Tasks about this subject.")
 _newer = click.option("--newer-than", type=SPAN, metavar="1h", help="That died since.")
 
 
 def _filters(command: F) -> F:
-    for option in (_newer, _older, _fingerprint, _error_class, _kind):
+    for option in (_newer, _older, _subject, _correlation, _key, _fingerprint, _error_class, _kind):
         command = option(command)
     return command
 
@@ -59,12 +62,15 @@ def _filter(
     fingerprint: str | None,
     older_than: int | None,
     newer_than: int | None,
+    key: str | None,
+    correlation: str | None,
+    subject: str | None,
 ) -> Filter:
     from scheduler.store.dead_letters import Filter
 
     before = None if older_than is None else now - older_than
     after = None if newer_than is None else now - newer_than
-    return Filter(kind, error_class, fingerprint, before, after)
+    return Filter(kind, error_class, fingerprint, before, after, key, correlation, subject)
 
 
 def _actor(given: str | None) -> str | None:
@@ -229,7 +235,7 @@ def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) ->
         wanted = _filter(database.now(), **given)
     if wanted.before is None:
         wanted = wanted._replace(before=database.now() + 1)  # what dies again meanwhile is for another call
-    done, conflicts = _in_batches(
+    done, conflicts = in_batches(
         limit,
         lambda count, after: session.write(
             lambda c: replay_some(c, database.now(), wanted, limit=count, by=actor, after=after)
@@ -246,13 +252,14 @@ def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) ->
     return exits.CONFLICT if conflicts else exits.DONE
 
 
-def _in_batches(limit: int, replay_batch: Callable[[int, tuple[int, int]], Any]) -> tuple[list[int], dict[int, int]]:
+def in_batches(limit: int, batch: Callable[[int, tuple[int, int]], Any]) -> tuple[list[int], dict[int, int]]:
+    """Do up to ``limit`` in batches of 100, each beginning where the one before ended. Returns ids, and conflicts."""
     done: list[int] = []
     conflicts: dict[int, int] = {}
     after, more = (0, 0), True
     while more and len(done) < limit:
-        one = replay_batch(min(_TOGETHER, limit - len(done)), after)
-        done += one.replayed
+        one = batch(min(_TOGETHER, limit - len(done)), after)
+        done += one.ids
         conflicts |= one.conflicts
         after, more = one.last, one.more
     return done, conflicts
@@ -263,6 +270,9 @@ def _in_batches(limit: int, replay_batch: Callable[[int, tuple[int, int]], Any])
 @_kind
 @_error_class
 @_fingerprint
+@_key
+@_correlation
+@_subject
 @_by
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common

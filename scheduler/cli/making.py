@@ -38,6 +38,11 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--retry", type=click.IntRange(0), metavar="N", help="Retry up to N times after failures."),
     click.option("--priority", type=click.Choice(("high", "medium", "low"), case_sensitive=False), help="Its level."),
     click.option("--key", metavar="K", help="Your name for it: the same kind and key is the same task."),
+    click.option(
+        "--conflict",
+        type=click.Choice(("keep", "replace", "reject")),
+        help="What to do if the key is held: keep its task (the default), replace that, or end with status 4.",
+    ),
     click.option("--queue", metavar="Q", help="The namespace whose workers may run it."),
     click.option("--timeout", type=SPAN, metavar="S", help="The longest one attempt may run."),
     click.option("--correlation", metavar="C", help="What belongs together."),
@@ -64,6 +69,7 @@ class Given:
     retry: int | None = None
     priority: str | None = None
     key: str | None = None
+    conflict: str | None = None
     queue: str | None = None
     timeout: int | None = None
     correlation: str | None = None
@@ -81,6 +87,8 @@ class Given:
             value = getattr(self, name)
             if value is not None and not 1 <= len(value) <= 255:
                 raise click.UsageError(f"--{name} is a text of 1 to 255 characters")
+        if self.conflict is not None and (self.key is None or self.cron is not None):
+            raise click.UsageError("--conflict belongs to --key, and not to --cron")
         if self.timeout == 0:
             raise click.UsageError("--timeout must be more than 0")
         seen: dict[int, EdgeSpec] = {}
@@ -116,6 +124,7 @@ class Given:
             correlation=self.correlation,
             subject=self.subject,
             key=self.key,
+            conflict=self.conflict or "keep",
             edges=list({edge.parent: edge for edge in self.edges}.values()),
         )
 
@@ -126,7 +135,10 @@ def encode_payload(kind: str, payload: Any) -> str:
 
     text = encode_json(payload, f"payload of {kind}")
     if len(text.encode()) > MAX_PAYLOAD:
-        raise PayloadError(f"payload of {kind} is over the limit of {MAX_PAYLOAD} bytes")
+        raise PayloadError(
+            f"payload of {kind} is {len(text.encode())} bytes, over the limit of {MAX_PAYLOAD}; "
+            "store the data elsewhere and pass a reference to it"
+        )
     return text
 
 
@@ -171,7 +183,8 @@ def _store(session: Session, spec: TaskSpec) -> None:
 
     made = session.write(work, database)
     if not made.created:
-        note(f"task {int(made)} holds the key {spec.key!r} already; nothing new was stored")
+        done = "it is replaced" if spec.conflict == "replace" else "nothing new was stored"
+        note(f"task {int(made)} holds the key {spec.key!r} already; {done}")
     if not print_object(session, {"id": int(made), "created": made.created}):
         click.echo(int(made))
 

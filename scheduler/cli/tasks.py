@@ -13,6 +13,7 @@ from scheduler.cli.views import (
     ATTEMPT_COLUMNS,
     AUDIT_COLUMNS,
     EDGE_COLUMNS,
+    ENVELOPE_FIELDS,
     LIST_COLUMNS,
     TASK_FIELDS,
     attempt_view,
@@ -22,6 +23,7 @@ from scheduler.cli.views import (
 )
 
 LOG_LINES = 20
+_SHOWN_IF_ASKED = ("subject", "correlation")
 _NOT_SHOWN = frozenset(
     {
         "payload",
@@ -90,7 +92,9 @@ def list_command(
             row["attempt"] = f"{task.attempts_used}/{most}"  # of the budget, which a retry by hand renews
             if row["state"] == "success":
                 row["error"] = None  # an earlier attempt's
-    print_rows(session, rows, LIST_COLUMNS, TASK_FIELDS)
+    asked = [name for name in _SHOWN_IF_ASKED if filters[name] is not None]
+    columns = (*LIST_COLUMNS[:-1], *asked, LIST_COLUMNS[-1])
+    print_rows(session, rows, columns, TASK_FIELDS)
     if cursor is not None:
         note(f"there are more: --cursor {cursor} shows the next ones")
 
@@ -160,7 +164,7 @@ def print_view(view: dict[str, Any]) -> None:
     for title, rows, columns in (
         ("depends on", view["depends_on"], EDGE_COLUMNS),
         ("dependents", view["dependents"], EDGE_COLUMNS),
-        ("attempts", view["attempts"], ATTEMPT_COLUMNS),
+        ("attempts", view["attempts"], _attempt_columns(view)),
         ("recorded", view["recorded"], CHECKPOINT_COLUMNS),
         ("waits for", view["waits"], WAIT_COLUMNS),
         ("audit", view["audit"], AUDIT_COLUMNS),
@@ -173,3 +177,12 @@ def print_view(view: dict[str, Any]) -> None:
         click.echo(f"\nlog (last {lines}; `schedctl logs {view['id']}` shows all):")
         for line in view["log"]:
             click.echo(f"  {safe(line)}")
+
+
+def _attempt_columns(view: dict[str, Any]) -> tuple[str, ...]:
+    """The usual ones; what an attempt's message said where that was not what the task says now; answers of others."""
+    attempts, now = view["attempts"], view | {"message_type": view["message_type"] or view["kind"]}
+    other = [name for name in ENVELOPE_FIELDS if name in now and any(a[name] != now[name] for a in attempts)]
+    if any(a["status_code"] is not None for a in attempts):
+        other.append("status_code")
+    return (*ATTEMPT_COLUMNS[:-1], *other, ATTEMPT_COLUMNS[-1])

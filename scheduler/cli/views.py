@@ -153,6 +153,10 @@ def edge_view(edge: EdgeRecord, other: int) -> dict[str, Any]:
     }
 
 
+ENVELOPE_FIELDS = (
+    *("correlation", "causation", "idempotency_key", "subject", "message_type", "schema_version", "sequence"),
+    *("created_at", "payload", "payload_ref"),
+)
 ATTEMPT_COLUMNS = ("attempt", "outcome", "worker", "started_at", "finished_at", "seconds", "error")
 
 

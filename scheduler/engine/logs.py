@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from scheduler.model import running
 
 if TYPE_CHECKING:
+    from contextvars import ContextVar
+
     from scheduler.engine.attempt import Attempt
 
 MAX_LOG = 64 * 1024  # characters kept of one attempt: the newest
 TASK_LOGGER = "scheduler.task"
-current_attempt: ContextVar[Attempt | None] = ContextVar("schedd_attempt", default=None)
+current_attempt = cast("ContextVar[Attempt | None]", running.current_attempt)
 
 
 class Tail:

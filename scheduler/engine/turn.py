@@ -19,6 +19,7 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.registry import PROCESS, SlotKey
+from scheduler.model.running import envelope_fields, log_fields
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store import claim as claims
@@ -440,11 +441,9 @@ class Turner:
         if not log.isEnabledFor(level):
             return
         extra: dict[str, object] = {
-            "task": c.id,
-            "kind": c.kind,
-            "attempt": c.attempt,
             "key": c.key,
-            "correlation": c.correlation or str(c.id),
+            **log_fields(c),
+            **envelope_fields(c),
             "outcome": o.end.value,
         }
         if o.started_at is not None:

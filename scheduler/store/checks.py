@@ -56,6 +56,7 @@ def check(connection: sa.Connection, now: int) -> list[Finding]:
         _claims(connection, now),
         _stalls(connection, now),
         _keys(connection),
+        _finding("replaced", "nothing waits to be put in place", "replaced, and still what it was", _stale(connection)),
         _schedules(connection, now),
     ]
 
@@ -85,11 +86,14 @@ def wrong_counts(connection: sa.Connection) -> list[int]:
 
 
 def decided(connection: sa.Connection) -> list[int]:
-    """Waiting tasks with an edge that their parent's end has broken and that is not to wait for its retry."""
+    """Waiting tasks with an edge that their parent's end has broken and that is not to wait for its retry.
+
+    Nor is there a retry to wait for once the parent was removed.
+    """
     rows = connection.execute(
         prepared(
             f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
-            f"WHERE t.state = 0 AND e.otherwise <> {_WAIT} AND {_PARENT} >= {st.FIRST_TERMINAL} "
+            f"WHERE t.state = 0 AND (e.otherwise <> {_WAIT} OR p.id IS NULL) AND {_PARENT} >= {st.FIRST_TERMINAL} "
             f"AND (e.ok & {_BIT}) = 0 ORDER BY e.child LIMIT {_MOST}"
         )
     )
@@ -101,6 +105,19 @@ def _orphans(connection: sa.Connection) -> list[int]:
         prepared(
             f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
             f"WHERE t.state = 0 AND {_PARENT} IS NULL ORDER BY e.child LIMIT {_MOST}"
+        )
+    )
+    return [row[0] for row in rows]
+
+
+def _stale(connection: sa.Connection) -> list[int]:
+    """What replaces a task is put in its place when its attempt ends: nothing is left over of that."""
+    rows = connection.execute(
+        prepared(
+            "SELECT t.id FROM schedd_tasks t LEFT JOIN schedd_task_values v "
+            "ON v.task_id = t.id AND v.name = 'replacement' "
+            "WHERE (t.rerun > 0 AND NOT (t.state >= 4 AND t.state <= 5)) OR (t.rerun > 0) <> (v.task_id IS NOT NULL) "
+            f"ORDER BY t.id LIMIT {_MOST}"
         )
     )
     return [row[0] for row in rows]
@@ -187,7 +204,7 @@ def check_surroundings(database: Database, connection: sa.Connection, version: s
 
 def repair(connection: sa.Connection, dialect: Dialect, now: int) -> int:
     """Make wrong unmet counts anew and judge decided edges again. Returns for how many tasks."""
-    wrong = sorted({*wrong_counts(connection), *decided(connection)})
+    wrong = sorted({*wrong_counts(connection), *decided(connection), *_orphans(connection)})
     if wrong:
         recount(connection, dialect, wrong, now)
     return len(wrong)

@@ -12,7 +12,7 @@ from scheduler.errors import InvalidTransitionError
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
-from scheduler.store.read_tasks import TaskRecord, get_task, get_tasks
+from scheduler.store.read_tasks import TaskRecord, as_id, get_task, get_tasks
 from scheduler.store.release import parents_removed
 from scheduler.store.retention import remove
 
@@ -22,25 +22,37 @@ _AUDIT_COLUMNS: dict[str, type] = {"task_id": int, "action": str, "detail": str}
 
 
 class Filter(NamedTuple):
-    """Which dead letters. ``before`` and ``after``: died before, or since, this instant (microseconds)."""
+    """Which dead letters. ``before`` and ``after``: died before, or since, this instant (microseconds).
+
+    ``correlation`` also means the task that has this id and no correlation of its own.
+    """
 
     kind: str | None = None
     error_class: str | None = None
     fingerprint: str | None = None
     before: int | None = None
     after: int | None = None
+    key: str | None = None
+    correlation: str | None = None
+    subject: str | None = None
 
-    def where(self) -> tuple[str, dict[str, Any]]:
-        """The condition on ``t``, and what it binds."""
+    def where(self, ended: str = DEAD) -> tuple[str, dict[str, Any]]:
+        """The condition on ``t``, and what it binds. ``ended``: the states, if others than dead."""
         parts = {
             "kind": "t.kind = :kind",
             "error_class": "t.error_class = :error_class",
             "fingerprint": "t.fingerprint = :fingerprint",
             "before": "t.finished_at < :before",
             "after": "t.finished_at >= :after",
+            "key": "t.key = :key",
+            "correlation": "(t.correlation = :correlation OR (t.correlation IS NULL AND t.id = :own))",
+            "subject": "t.subject = :subject",
         }
-        bound = {name: value for name, value in self._asdict().items() if value is not None}
-        return " AND ".join([DEAD, *(parts[name] for name in bound)]), bound
+        bound: dict[str, Any] = {name: value for name, value in self._asdict().items() if value is not None}
+        where = " AND ".join([ended, *(parts[name] for name in bound)])
+        if self.correlation is not None:
+            bound["own"] = as_id(self.correlation)
+        return where, bound
 
 
 class Group(NamedTuple):

@@ -215,7 +215,7 @@ def list_tasks(
             "t.id IN (SELECT id FROM schedd_tasks WHERE correlation = :correlation "
             "UNION ALL SELECT id FROM schedd_tasks WHERE id = :own AND correlation IS NULL)"
         )
-        bound |= {"correlation": correlation, "own": _as_id(correlation)}
+        bound |= {"correlation": correlation, "own": as_id(correlation)}
     if since is not None:
         conditions += ["t.created_at >= :since", "t.id >= :first"]
         bound |= {"since": since, "first": _first_id(connection, since - _SLACK)}
@@ -231,7 +231,8 @@ def list_tasks(
     return records, records[-1].id if len(rows) > limit and records else None
 
 
-def _as_id(text: str) -> int:
+def as_id(text: str) -> int:
+    """The task id that a correlation may be; -1 if it is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
 
 

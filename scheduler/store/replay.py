@@ -50,10 +50,10 @@ class _KeyTaken(Exception):
 
 
 class Replayed(NamedTuple):
-    """``replayed``: ids that run again; ``conflicts``: id -> the task that holds its key; ``last``: where the next
+    """``ids``: what runs again; ``conflicts``: id -> the task that holds its key; ``last``: where the next
     batch begins; ``more``: whether there may be one."""
 
-    replayed: list[int]
+    ids: list[int]
     conflicts: dict[int, int]
     last: tuple[int, int]
     more: bool

@@ -24,6 +24,9 @@ class Removed(NamedTuple):
     more: bool
 
 
+# What depends on a task may be retried for as long as it is there, and is judged by that task's outcome then: so an
+# outcome lives until its own time is over and no edge leads from it any more.
+#
 # A row lives until the latest of its retention, result lifetime and key retention, and while a child that has not
 # ended refers to it.
 _EXPIRED = f"""
@@ -57,8 +60,9 @@ def sweep(
         remove(connection, dialect, expired, now)
     gone = connection.execute(
         prepared(
-            "DELETE FROM schedd_outcomes WHERE task_id IN (SELECT task_id FROM schedd_outcomes "
-            "WHERE removed_at < :before ORDER BY removed_at LIMIT :batch) RETURNING task_id"
+            "DELETE FROM schedd_outcomes WHERE task_id IN (SELECT o.task_id FROM schedd_outcomes o "
+            "WHERE o.removed_at < :before AND NOT EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = o.task_id) "
+            "ORDER BY o.removed_at LIMIT :batch) RETURNING task_id"
         ),
         {"before": now - round(retention["outcomes"] * SECOND), "batch": batch},
     ).fetchall()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.errors import UnknownScheduleError
+from scheduler.errors import InvalidScheduleError, UnknownScheduleError
 from scheduler.model import state as st
 from scheduler.model.catchup import PER_TICK, Fire, plan
 from scheduler.model.fingerprint import describe
@@ -44,7 +44,8 @@ class Fired(NamedTuple):
 def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, now: int) -> bool:
     """Insert or update by name; the slot that stands keeps standing unless the recurrence changed.
 
-    Returns whether the schedule is new. With ``run_on_startup`` a fresh or overdue schedule runs once now.
+    Returns whether the schedule is new. With ``run_on_startup`` a fresh or overdue schedule runs once now; with
+    catch-up ``all`` an overdue one runs through the slots that it missed, which are due at once and none of them lost.
     """
     recurrence = spec.recurrence.to_json()
     bound = {
@@ -83,8 +84,12 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
         )
     if spec.run_on_startup:
         row = _locked(connection, dialect, spec.name)
-        if row is not None and not row.paused and (fresh or row.next_at <= now):
-            _fire(connection, dialect, row, [Fire(now)], _after(spec.recurrence, row.anchor, now), now)
+        overdue = row is not None and not fresh and row.next_at <= now
+        if row is not None and not row.paused and (fresh or (overdue and spec.catchup != "all")):
+            fire = Fire(now)
+            if overdue and spec.catchup == "last" and spec.recurrence.mode != "fixed_delay":
+                fire = Fire(now, spec.recurrence.count_between(row.next_at - 1, now, row.anchor), row.next_at)
+            _fire(connection, dialect, row, [fire], _after(spec.recurrence, row.anchor, now), now)
     return fresh
 
 
@@ -258,19 +263,33 @@ def pause(connection: sa.Connection, name: str, now: int, paused: bool) -> None:
         raise UnknownScheduleError(name)
     next_at = row.next_at
     if row.paused and not paused and next_at <= now:
-        next_at = Recurrence.from_json(row.recurrence).next_after(now, row.anchor)
+        next_at = _readable(name, row.recurrence).next_after(now, row.anchor)
     connection.execute(
         prepared("UPDATE schedd_schedules SET paused = :paused, next_at = :next, updated_at = :now WHERE name = :name"),
         {"name": name, "paused": int(paused), "next": next_at, "now": now},
     )
 
 
+def _readable(name: str, text: str) -> Recurrence:
+    try:
+        return Recurrence.from_json(text)
+    except InvalidScheduleError as error:
+        raise _unreadable(name, error) from None
+
+
+def _unreadable(name: str, why: object) -> InvalidScheduleError:
+    return InvalidScheduleError(f"schedule {name!r} cannot be read: {why}; register it anew, or delete it")
+
+
 def trigger(connection: sa.Connection, name: str, now: int) -> TaskId:
-    """One run now, beside the slots. Raises UnknownScheduleError."""
+    """One run now, beside the slots. Raises UnknownScheduleError, InvalidScheduleError if it cannot be read."""
     row = connection.execute(prepared("SELECT * FROM schedd_schedules WHERE name = :name"), {"name": name}).first()
     if row is None:
         raise UnknownScheduleError(name)
-    spec = msgspec.json.decode(row.options, type=TaskSpec)
+    try:
+        spec = msgspec.json.decode(row.options, type=TaskSpec)
+    except msgspec.MsgspecError as error:
+        raise _unreadable(name, error) from None
     spec = msgspec.structs.replace(spec, payload=row.payload, key=None, run_at=0, delay=0, schedule=name)
     return enqueue(connection, [spec], now, ours=True)[0]
 
@@ -283,12 +302,15 @@ def delete(connection: sa.Connection, name: str) -> None:
 
 
 class ScheduleRecord(NamedTuple):
-    """A stored schedule. Instants are microseconds, UTC; ``next_at`` is FOREVER while a fixed-delay run goes on."""
+    """A stored schedule. Instants are microseconds, UTC; ``next_at`` is FOREVER while a fixed-delay run goes on.
+
+    ``recurrence`` is None if what is stored cannot be read; ``trouble`` then says why.
+    """
 
     name: str
     kind: str
     payload: str
-    recurrence: Recurrence
+    recurrence: Recurrence | None
     catchup: str
     overlap: str
     anchor: int
@@ -299,6 +321,7 @@ class ScheduleRecord(NamedTuple):
     created_at: int
     updated_at: int
     seen_at: int
+    trouble: str | None = None
 
 
 _RECORD = (
@@ -309,8 +332,11 @@ _RECORD = (
 
 def _record_of(row: sa.Row[tuple[object, ...]]) -> ScheduleRecord:
     values = row._asdict()
-    values["recurrence"] = Recurrence.from_json(row.recurrence)
     values["paused"] = bool(row.paused)
+    try:
+        values["recurrence"] = Recurrence.from_json(row.recurrence)
+    except InvalidScheduleError as error:
+        values |= {"recurrence": None, "trouble": str(error)}
     return ScheduleRecord(**values)
 
 
@@ -328,7 +354,12 @@ def record(connection: sa.Connection, name: str) -> ScheduleRecord:
 
 
 def upcoming(schedule: ScheduleRecord, count: int) -> list[int]:
-    """Its next instants, microseconds; for a fixed delay only the one that is known, if it is."""
+    """Its next instants, microseconds; for a fixed delay only the one that is known, if it is.
+
+    Raises InvalidScheduleError if it cannot be read.
+    """
+    if schedule.recurrence is None:
+        raise _unreadable(schedule.name, schedule.trouble)
     if schedule.next_at >= FOREVER:
         return []
     instants = [schedule.next_at]

@@ -341,6 +341,34 @@ def test_run_on_startup(bench: Bench) -> None:
     assert bench.advance(1) == ["tick"]
 
 
+@pytest.mark.case(44, 45)
+@pytest.mark.parametrize(
+    ("catchup", "ran"), [("skip", [3.5]), ("last", [3.5]), ("none", [3.5]), ("all", [1.0, 2.0, 3.0])]
+)
+def test_run_on_startup_of_an_overdue_schedule_loses_no_slot(bench: Bench, catchup: Any, ran: list[float]) -> None:
+    """Once now; with catch-up all, that is the slots that it missed."""
+    begin = bench.clock.datetime
+    seen: list[Any] = []
+    bench.script.bodies["tick"] = lambda ctx: seen.append(((ctx.slot - begin).total_seconds() / 3600, ctx.missed))
+
+    def boot() -> None:
+        tick(bench).hourly_at(0).catchup(catchup).run_on_startup().schedule()
+
+    boot()
+    bench.drain()
+    assert seen == [(0.0, 0)]
+    seen.clear()
+    bench.clock.advance(3.5 * 3600)
+    boot()
+    boot()
+    bench.drain()
+    assert seen == [(slot, 3 if catchup == "last" else 0) for slot in ran]
+    seen.clear()
+    bench.clock.advance(1800)
+    bench.drain()
+    assert seen == [(4.0, 0)]
+
+
 @pytest.mark.case(45)
 def test_run_on_startup_of_a_paused_schedule_runs_nothing(bench: Bench) -> None:
     tick(bench).every(10).schedule()

@@ -133,7 +133,9 @@ class Model:
 
     def verdicts(self, task: Task, parents: Iterable[int] | None = None) -> dict[int, str]:
         chosen = task.edges if parents is None else set(parents) & task.edges.keys()
-        return {p: judge(self.state_of(p), *task.edges[p]) for p in sorted(chosen)}
+        said = {p: judge(self.state_of(p), *task.edges[p]) for p in sorted(chosen)}
+        # Of what is gone there is no retry to wait for.
+        return {p: "fail" if p in self.gone and verdict == "open" else verdict for p, verdict in said.items()}
 
     def open_edges(self, task: Task) -> int:
         return sum(verdict != "met" for verdict in self.verdicts(task).values())
@@ -369,5 +371,6 @@ class Model:
             expired.append(t.id)
         for i in expired:
             self.gone[i] = (self.tasks.pop(i).state, now)
-        for i in [i for i, (_, at) in self.gone.items() if at < now - outcomes * SECOND]:
+        named = {p for t in self.tasks.values() for p in t.edges}
+        for i in [i for i, (_, at) in self.gone.items() if at < now - outcomes * SECOND and i not in named]:
             del self.gone[i]
