@@ -107,13 +107,13 @@ class AttemptInfo(NamedTuple):
 class ScheduleInfo(NamedTuple):
     """A recurring schedule. ``next_at`` is None while the run is under way that a fixed delay counts from.
 
-    ``recurrence`` is None if what is stored cannot be read; ``trouble`` then says why.
+    ``trouble`` says why what is stored cannot be read, if it cannot; ``recurrence`` only says so, too, then.
     """
 
     name: str
     kind: str
     payload: str
-    recurrence: Recurrence | None
+    recurrence: Recurrence
     catchup: str
     overlap: str
     paused: bool

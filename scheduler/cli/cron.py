@@ -50,7 +50,7 @@ def list_(session: Session, /) -> None:
         {
             "name": r.name,
             "kind": r.kind,
-            "recurrence": f"unreadable: {r.trouble}" if r.recurrence is None else r.recurrence.describe(),
+            "recurrence": r.recurrence.describe(),
             "next_at": time(r.next_at),
             "last_slot": time(r.last_slot),
             "last_task": r.last_task,
@@ -106,8 +106,7 @@ def next_(session: Session, /, name: str, count: int) -> None:
         note(f"schedule {name!r} is paused")
     if not slots:
         note("its run is under way; the delay counts from its end")
-    zone = (found.recurrence.tz if found.recurrence is not None else None) or "UTC"
-    marks = fold_marks([now, *slots], zone)  # the first of them may be the first after a change
+    marks = fold_marks([now, *slots], found.recurrence.tz or "UTC")  # the first of them may be the first after a change
     rows: list[dict[str, Any]] = []
     for before, mark in itertools.pairwise(marks):
         rows.append(

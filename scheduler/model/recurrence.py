@@ -151,6 +151,21 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return max(0, (instant_us - anchor_us) // self.interval_us)
 
 
+class Unreadable(Recurrence, frozen=True):
+    """In place of a stored recurrence that cannot be read; its expression says why. It never comes to be stored."""
+
+    def __post_init__(self) -> None:
+        pass
+
+    def next_after(self, after_us: int, anchor_us: int | None = None) -> int:
+        """Raises InvalidScheduleError."""
+        raise InvalidScheduleError(self.expression)
+
+    def describe(self) -> str:
+        """Why."""
+        return f"unreadable: {self.expression}"
+
+
 def cron(expression: str, tz: str | ZoneInfo = "UTC") -> Recurrence:
     """Five cron fields in a zone, as docs/recurrence.md reads them. Raises InvalidScheduleError."""
     if not isinstance(expression, str):

@@ -12,7 +12,7 @@ from scheduler.errors import InvalidScheduleError, UnknownScheduleError
 from scheduler.model import state as st
 from scheduler.model.catchup import PER_TICK, Fire, plan
 from scheduler.model.fingerprint import describe
-from scheduler.model.recurrence import Recurrence
+from scheduler.model.recurrence import Recurrence, Unreadable
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
@@ -304,13 +304,13 @@ def delete(connection: sa.Connection, name: str) -> None:
 class ScheduleRecord(NamedTuple):
     """A stored schedule. Instants are microseconds, UTC; ``next_at`` is FOREVER while a fixed-delay run goes on.
 
-    ``recurrence`` is None if what is stored cannot be read; ``trouble`` then says why.
+    ``trouble`` says why the recurrence cannot be read, if it cannot.
     """
 
     name: str
     kind: str
     payload: str
-    recurrence: Recurrence | None
+    recurrence: Recurrence
     catchup: str
     overlap: str
     anchor: int
@@ -336,7 +336,7 @@ def _record_of(row: sa.Row[tuple[object, ...]]) -> ScheduleRecord:
     try:
         values["recurrence"] = Recurrence.from_json(row.recurrence)
     except InvalidScheduleError as error:
-        values |= {"recurrence": None, "trouble": str(error)}
+        values |= {"recurrence": Unreadable("cron", str(error)), "trouble": str(error)}
     return ScheduleRecord(**values)
 
 
@@ -358,7 +358,7 @@ def upcoming(schedule: ScheduleRecord, count: int) -> list[int]:
 
     Raises InvalidScheduleError if it cannot be read.
     """
-    if schedule.recurrence is None:
+    if schedule.trouble is not None:
         raise _unreadable(schedule.name, schedule.trouble)
     if schedule.next_at >= FOREVER:
         return []
