@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,10 @@ from scheduler.errors import (
     CycleError,
     PayloadError,
     ResultExpiredError,
+    StoreUnavailableError,
     TaskCancelledError,
     TaskFailedError,
+    UnknownTaskError,
 )
 from scheduler.model.checkpoint import MAX_VALUE
 from scheduler.model.registry import Registry, encode_json
@@ -120,7 +123,10 @@ class Queries:
     def get_task(self, task_id: int) -> TaskInfo:
         """Everything stored of a task. Raises UnknownTaskError."""
         with self.database.read() as connection:
-            return task_info(read_tasks.get_task(connection, task_id))
+            return self._info(read_tasks.get_task(connection, task_id))
+
+    def _info(self, record: TaskRecord) -> TaskInfo:
+        return task_info(record.at(self.database.now()))
 
     def get_task_status(self, task_id: int) -> TaskState:
         """Its state. Raises UnknownTaskError."""
@@ -151,7 +157,7 @@ class Queries:
                 limit=limit,
                 cursor=cursor,
             )
-        return [task_info(record) for record in found]
+        return [self._info(record) for record in found]
 
     def get_task_dependencies(self, task_id: int) -> list[EdgeRecord]:
         """What it waits for, or waited. Raises UnknownTaskError."""
@@ -200,15 +206,25 @@ class Queries:
 
         Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, TimeoutError.
         """
-        task = self._wait([task_id], timeout)[task_id]
+        try:
+            task = self._wait([task_id], timeout)[task_id]
+        except UnknownTaskError:
+            with self.database.read() as connection:  # its end may be remembered
+                return read_tasks.result_of(connection, task_id, self.database.now())
         if task.state is TaskState.CANCELLED:
             raise TaskCancelledError(task_id)
         if task.state is not TaskState.SUCCESS:
             raise TaskFailedError(task_id, task.error)
-        if task.result_until is not None and task.result_until <= self.database.now():
+        if task.expired(self.database.now()):
+            self._expire(task_id)
             raise ResultExpiredError(task_id)
         with self.database.read() as connection:
             return read_tasks.result_of(connection, task_id)
+
+    def _expire(self, task_id: int) -> None:
+        """Nobody will get this result any more: delete it, if the database can be written to just now."""
+        with suppress(StoreUnavailableError), self.database.write() as connection:
+            retention.expire(connection, self.database.dialect, task_id, self.database.now())
 
     def wait(self, ids: int | Iterable[int], timeout: float | timedelta | None = None) -> dict[int, TaskInfo]:
         """Wait until all of these tasks have ended; returns them by id.
@@ -216,7 +232,7 @@ class Queries:
         None waits for ever, 0 not at all (seconds or timedelta). Raises TimeoutError, UnknownTaskError.
         """
         wanted = [ids] if isinstance(ids, int) else list(ids)
-        return {task_id: task_info(record) for task_id, record in self._wait(wanted, timeout).items()}
+        return {task_id: self._info(record) for task_id, record in self._wait(wanted, timeout).items()}
 
     def _wait(self, wanted: Sequence[int], timeout: float | timedelta | None) -> dict[int, TaskRecord]:
         deadline = None if timeout is None else time.monotonic() + span_us(timeout, "timeout") / SECOND
@@ -321,11 +337,13 @@ class Queries:
         """Remove succeeded tasks that ended longer ago than this; their outcome is remembered. Returns how many."""
         seconds = span_us(timedelta(hours=older_than_hours), "older_than_hours") / SECOND
         kept = {"success": seconds, "failed": float(10**9), "outcomes": float(10**9), "events": float(10**9)}
-        removed, more = 0, True
-        while more:
+        removed = 0
+        after: int | None = 0
+        while after is not None:
             with self.database.write() as connection:
-                one = retention.sweep(connection, self.database.dialect, self.database.now(), kept)
-            removed, more = removed + one.tasks, one.more
+                now = self.database.now()
+                one, after = retention.review(connection, self.database.dialect, now, kept, after)
+            removed += one.tasks
         return removed
 
     # events

@@ -82,6 +82,7 @@ tasks = Table(
     Column("result", Text),
     Column("result_ttl", BigInteger),
     Column("result_until", BigInteger),
+    Column("kept_until", BigInteger),  # when retention looks at a success again; NULL: it has not yet
     Column("error", Text),
     Column("error_class", Text),
     Column("fingerprint", Text),
@@ -112,7 +113,8 @@ def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Inde
 _partial("ix_schedd_tasks_ready", "queue", "pool", "lane", "run_at", "id", "state", where=_CLAIMABLE)
 _partial("ix_schedd_tasks_held", "worker", "lane", where=_HELD)
 _partial("ix_schedd_tasks_waiting", "id", where="state = 0")
-_partial("ix_schedd_tasks_done", "state", "finished_at", where="state >= 6")
+_partial("ix_schedd_tasks_succeeded", "kept_until", "finished_at", where="state = 6")
+_partial("ix_schedd_tasks_done", "state", "finished_at", where="state >= 7")
 _partial("ux_schedd_tasks_held_key", "kind", "held_key", where="held_key IS NOT NULL", unique=True)
 _partial("ux_schedd_tasks_slot", "schedule", "slot", where="schedule IS NOT NULL", unique=True)
 _partial("ix_schedd_tasks_check", "check_at", where="check_at IS NOT NULL")

@@ -28,6 +28,7 @@ COMMANDS = {
     "cron": ("cron", "Recurring schedules."),
     "event": ("event", "Events that tasks await."),
     "workers": ("workers", "Workers and their leases."),
+    "gc": ("gc", "Remove what has outlived its retention, now."),
     "db": ("db", "The database: upgrade, check, backup."),
     "config": ("config", "The settings in effect."),
     "doctor": ("doctor", "Check what must always hold."),

@@ -85,7 +85,7 @@ def list_command(
         since += database.clock.now()
     with database.read() as connection:
         found, cursor = list_tasks(connection, states=states, since=since, limit=limit, **filters)
-    rows = [task_view(task) for task in found]
+    rows = [task_view(task.at(database.now())) for task in found]
     if session.output == "table" and session.columns is None:
         for row, task in zip(rows, found, strict=True):
             most = "∞" if task.max_attempts is None else task.max_attempts
@@ -128,7 +128,7 @@ def view_of(session: Session, task_id: int) -> dict[str, Any]:
         labels = {w.id: w.label for w in workers(connection, now)} if task.worker is not None else {}
         log = attempt_log(connection, task_id)
         return {
-            **task_view(task),
+            **task_view(task.at(now)),
             "worker": labels.get(task.worker or 0),
             "why": why(connection, task_id, now),
             "depends_on": [edge_view(e, e.parent) for e in dependencies(connection, task_id)],

@@ -19,7 +19,15 @@ from scheduler.engine.options import EngineOptions
 from scheduler.engine.pools import InlineSlots, all_waiting, make_slots, waiting_since
 from scheduler.engine.stalls import watch_stalls
 from scheduler.engine.turn import Turner, TurnResult
-from scheduler.engine.upkeep import Lease, Schedules, apply_policies, keep_logs, pass_on_cancels, sweep, wake_overlooked
+from scheduler.engine.upkeep import (
+    Lease,
+    Schedules,
+    Sweeper,
+    apply_policies,
+    keep_logs,
+    pass_on_cancels,
+    wake_overlooked,
+)
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
@@ -81,6 +89,7 @@ class Engine:
         self.turner = Turner(self.desk, self.slots)
         self.lease = Lease(self.desk)
         self.schedules = Schedules(self.desk)
+        self.sweeper = Sweeper(self.desk)
         self.draining = False
         self.pid = os.getpid()
         self.incarnation = ""
@@ -344,7 +353,7 @@ class Engine:
             known_dead = self._bell.known_dead
             if self._try("reaping", lambda: self.lease.reap(connection, self.worker, known_dead)):
                 self._rescan = True
-        if self._at("sweep", SWEEP_EVERY) and self._try("retention", lambda: sweep(self.desk, connection)):
+        if self._at("sweep", SWEEP_EVERY) and self._try("retention", lambda: self.sweeper.sweep(connection)):
             self._due["sweep"] = self.desk.monotonic() + SWEEP_AGAIN
         if rung or self._at("schedules", self.options.poll):  # the doorbell may have been missed
             self.schedules.look_again()

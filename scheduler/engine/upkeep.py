@@ -200,10 +200,26 @@ def keep_logs(desk: Desk, connection: sa.Connection) -> None:
             write_values(c, desk.database.dialect, rows)
 
 
-def sweep(desk: Desk, connection: sa.Connection) -> bool:
-    """Remove one batch of what has outlived its retention. True: there is more."""
-    with desk.database.write(connection) as c:
-        removed = retention.sweep(c, desk.database.dialect, desk.now(), desk.options.retention)
-    if removed.tasks:
-        log.debug("retention removed %d tasks", removed.tasks)
-    return removed.more
+class Sweeper:
+    """Removes what is over, batch by batch, so that no work is kept waiting."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self._review: int | None = 0  # from this id on: successes put off by a longer retention than this engine's
+
+    def sweep(self, connection: sa.Connection) -> bool:
+        """Remove one batch. True: there is more."""
+        desk, kept = self.desk, self.desk.options.retention
+        now, dialect = desk.now(), desk.database.dialect
+        with desk.database.write(connection) as c:
+            removed = retention.sweep(c, dialect, now, kept)
+            after = self._review
+            if after == 0 and not retention.keeps_some(c, now):
+                after = None
+            if after is not None and not removed.more:
+                reviewed, after = retention.review(c, dialect, now, kept, after)
+                removed = removed.plus(reviewed)
+        self._review = after
+        if removed.tasks or removed.results:
+            log.debug("retention removed %d tasks, and the results of %d", removed.tasks, removed.results)
+        return removed.more or after is not None

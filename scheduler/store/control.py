@@ -143,8 +143,8 @@ _CLEAR = (
     "state = 0, cancel_requested = NULL, ended_by = NULL, finished_at = NULL, claimed_at = NULL, "
     "started_at = NULL, "
     "error = NULL, error_class = NULL, fingerprint = NULL, status_code = NULL, suspect = 0, deaths = 0, "
-    "lane = ltrim(lane, '!'), result = NULL, result_until = NULL, attempt_base = attempt, progress = NULL, "
-    "progress_message = NULL, last_heartbeat_at = NULL, expires_at = :now + max_duration, "
+    "lane = ltrim(lane, '!'), result = NULL, result_until = NULL, kept_until = NULL, attempt_base = attempt, "
+    "progress = NULL, progress_message = NULL, last_heartbeat_at = NULL, expires_at = :now + max_duration, "
     "check_at = CASE WHEN max_duration IS NULL AND max_delay IS NULL THEN NULL ELSE :now END"
 )
 

@@ -17,7 +17,7 @@ from scheduler.store.release import parents_removed
 from scheduler.store.retention import remove
 
 BATCH = 500
-DEAD = f"t.state = {st.DEAD} AND t.state >= 6"  # the second for SQLite, which wants to see its index's own words
+DEAD = f"t.state = {st.DEAD} AND t.state >= 7"  # the second for SQLite, which wants to see its index's own words
 _AUDIT_COLUMNS: dict[str, type] = {"task_id": int, "action": str, "detail": str}
 
 

@@ -116,14 +116,21 @@ def records(connection: sa.Connection, limit: int = 100) -> list[EventRecord]:
     return found + [EventRecord(*row) for row in newest]
 
 
+_OLD = (
+    "FROM schedd_events e WHERE e.emitted_at < :before AND NOT EXISTS (SELECT 1 FROM schedd_waits w "
+    f"JOIN schedd_tasks t ON t.id = w.task_id WHERE w.event = e.name AND t.state < {st.FIRST_TERMINAL})"
+)
+
+
 def cleanup(connection: sa.Connection, before: int, batch: int = BATCH) -> int:
     """Remove a batch of events that were emitted before then, but for those that somebody waits for."""
     removed = connection.execute(
-        prepared(
-            "DELETE FROM schedd_events WHERE name IN (SELECT e.name FROM schedd_events e WHERE e.emitted_at < :before "
-            "AND NOT EXISTS (SELECT 1 FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id "
-            f"WHERE w.event = e.name AND t.state < {st.FIRST_TERMINAL}) ORDER BY e.emitted_at LIMIT :batch)"
-        ),
+        prepared(f"DELETE FROM schedd_events WHERE name IN (SELECT e.name {_OLD} ORDER BY e.emitted_at LIMIT :batch)"),
         {"before": before, "batch": batch},
     )
     return int(removed.rowcount)
+
+
+def count_old(connection: sa.Connection, before: int) -> int:
+    """How many :func:`cleanup` would remove."""
+    return int(connection.execute(prepared(f"SELECT count(*) {_OLD}"), {"before": before}).scalar_one())

@@ -15,7 +15,7 @@ from scheduler.store import migrate
 from scheduler.store.database import Database
 from scheduler.store.failures import explain
 
-_PAGES = 2000  # copied at a time, so that a backup never keeps writers waiting for long
+_PAGES = 2000  # copied, or given back, at a time, so that writers never wait for long
 
 
 class Health(NamedTuple):
@@ -74,6 +74,28 @@ def upgrade(database: Database) -> None:
         raise explain(error, database.url) from error
     finally:
         engine.dispose()
+
+
+def shrink(database: Database) -> int:
+    """Give the space that is free inside a SQLite file back to the file system. Returns how many bytes.
+
+    On PostgreSQL its own vacuum does that. Raises StoreUnavailableError.
+    """
+    path = database.path
+    if path is None:
+        return 0
+    try:
+        with closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as raw:
+            (size,) = raw.execute("PRAGMA page_size").fetchone()
+            (first,) = (left,) = raw.execute("PRAGMA freelist_count").fetchone()
+            free = left + 1
+            while 0 < left < free:
+                free = left
+                raw.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # execute() would do a single page
+                (left,) = raw.execute("PRAGMA freelist_count").fetchone()
+    except sqlite3.Error as error:
+        raise StoreUnavailableError(f"cannot give back space of {path}: {error}") from error
+    return int((first - left) * size)
 
 
 def backup(database: Database, target: Path) -> int:

@@ -11,7 +11,8 @@ _COUNT = (
     "SELECT 0 AS state, count(*) AS n FROM schedd_tasks WHERE state = 0 "
     "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state >= 1 AND state <= 3 GROUP BY state "
     "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY state "
-    "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state >= 6 GROUP BY state"
+    "UNION ALL SELECT 6, count(*) FROM schedd_tasks WHERE state = 6 "
+    "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state >= 7 GROUP BY state"
 )
 
 

@@ -104,6 +104,14 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
         """What the handler returned; None if it returned nothing, has not ended, or the result is gone."""
         return None if self.result_text is None else msgspec.json.decode(self.result_text)
 
+    def expired(self, now: int) -> bool:
+        """Whether its result's time is over."""
+        return self.result_until is not None and self.result_until <= now
+
+    def at(self, now: int) -> TaskRecord:
+        """The same without a result that has expired."""
+        return msgspec.structs.replace(self, result_text=None) if self.expired(now) else self
+
     @property
     def attempts_used(self) -> int:
         """Executions that count against the budget."""
@@ -241,7 +249,8 @@ _GROUPS = (
     ("t.state = 0", (0,)),
     ("t.state >= 1 AND t.state <= 3", (1, 2, 3)),
     ("t.state >= 4 AND t.state <= 5", (4, 5)),
-    ("t.state >= 6", (6, 7, 8, 9, 10)),
+    ("t.state = 6", (6,)),
+    ("t.state >= 7", (7, 8, 9, 10)),
 )
 
 

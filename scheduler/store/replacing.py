@@ -41,7 +41,7 @@ _REPLACE = (
     "held_key = CASE WHEN :live = 1 THEN held_key END, cancel_requested = :cancelled, "
     "attempt_base = attempt, worker = NULL, rerun = 0, suspect = 0, deaths = 0, claimed_at = NULL, "
     "started_at = NULL, progress = NULL, progress_message = NULL, last_heartbeat_at = NULL, result = NULL, "
-    "result_until = NULL, key_until = NULL, fingerprint = NULL, status_code = NULL WHERE id = :id"
+    "result_until = NULL, kept_until = NULL, key_until = NULL, fingerprint = NULL, status_code = NULL WHERE id = :id"
 )
 
 

@@ -11,96 +11,244 @@ from scheduler.model import state as st
 from scheduler.ports import SECOND
 from scheduler.store import checkpoints, events
 from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.finish import RESULT_TTL
 
 BATCH = 500
+WALK = 20_000  # ids that one review looks at
 WORKER_ROWS = 7 * 86400 * SECOND  # how long a stopped or dead worker stays in the list
 
 
 class Removed(NamedTuple):
-    tasks: int
-    outcomes: int
-    workers: int
-    events: int
-    more: bool
+    """How many went; ``results``: of tasks that stay. ``more``: call again."""
+
+    tasks: int = 0
+    results: int = 0
+    outcomes: int = 0
+    workers: int = 0
+    events: int = 0
+    more: bool = False
+
+    def plus(self, other: Removed) -> Removed:
+        """Both together; ``more`` is the other's."""
+        return Removed(
+            self.tasks + other.tasks,
+            self.results + other.results,
+            self.outcomes + other.outcomes,
+            self.workers + other.workers,
+            self.events + other.events,
+            other.more,
+        )
 
 
 # What depends on a task may be retried for as long as it is there, and is judged by that task's outcome then: so an
 # outcome lives until its own time is over and no edge leads from it any more.
 #
 # A row lives until the latest of its retention, result lifetime and key retention, and while a child that has not
-# ended refers to it.
-_EXPIRED = f"""
-SELECT t.id, t.state FROM schedd_tasks t
-WHERE t.state = :state AND t.state >= 6 AND t.finished_at < :before
-  AND (t.state <> {st.SUCCESS} OR (coalesce(t.result_until, 0) <= :now AND coalesce(t.key_until, 0) <= :now))
-  AND NOT EXISTS (SELECT 1 FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child
-                  WHERE e.parent = t.id AND c.state < {st.FIRST_TERMINAL})
+# ended, or somebody who awaits it, refers to it; its result until that lifetime is over, and likewise.
+_UNNEEDED = (
+    "NOT EXISTS (SELECT 1 FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
+    f"WHERE e.parent = t.id AND c.state < {st.FIRST_TERMINAL}) AND "
+    "NOT EXISTS (SELECT 1 FROM schedd_waits w JOIN schedd_tasks c ON c.id = w.task_id "
+    f"WHERE w.item = t.id AND w.item > 0 AND c.state < {st.FIRST_TERMINAL})"
+)
+_OVER = (
+    f"t.state = {st.SUCCESS} AND t.finished_at < :before AND coalesce(t.result_until, 0) <= :now "
+    "AND coalesce(t.key_until, 0) <= :now"
+)
+# Successes are looked at once when the first of these times may have come, and then when the next one has: those that
+# are kept for long are not walked again and again.
+_SUCCESSES = f"""
+SELECT t.id, t.finished_at, t.result_until, t.key_until FROM schedd_tasks t
+WHERE t.state = {st.SUCCESS} AND {{due}} AND {_UNNEEDED} LIMIT :batch
+"""
+_NEVER_LOOKED_AT = _SUCCESSES.format(due="t.kept_until IS NULL AND t.finished_at < :before")
+_LOOKED_AT = _SUCCESSES.format(due="t.kept_until <= :now")
+_OTHERS = f"""
+SELECT t.id FROM schedd_tasks t WHERE t.state = :state AND t.state >= 7 AND t.finished_at < :before AND {_UNNEEDED}
 ORDER BY t.finished_at LIMIT :batch
 """
+_WORKERS = (
+    "FROM schedd_workers WHERE state >= 2 AND heartbeat_at < :before AND NOT EXISTS "
+    "(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND t.state >= 4 AND t.state <= 5)"
+)
 
 
 def sweep(
     connection: sa.Connection, dialect: Dialect, now: int, retention: Mapping[str, float], batch: int = BATCH
 ) -> Removed:
-    """Remove one batch. ``retention``: seconds by success, failed, outcomes, events. ``more``: call again."""
+    """Remove one batch of what is over. ``retention``: seconds by success, failed, outcomes, events."""
+    kept = _spans(retention)
+    successes = _successes(connection, dialect, now, kept["success"], batch)
     expired: list[tuple[int, int]] = []
-    for state in (st.SUCCESS, st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED):
-        kept = retention["success" if state == st.SUCCESS else "failed"]
+    for state in (st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED):
         rows = connection.execute(
-            prepared(f"{_EXPIRED} {dialect.skip_locked}"),
-            {"state": state, "before": now - round(kept * SECOND), "now": now, "batch": batch - len(expired)},
+            prepared(f"{_OTHERS} {dialect.skip_locked}"),
+            {"state": state, "before": now - kept["failed"], "batch": batch - len(expired)},
         )
-        expired += [(row[0], row[1]) for row in rows]
+        expired += [(row[0], state) for row in rows]
         if len(expired) >= batch:
             break
     full = len(expired) >= batch
-    if expired and dialect.skip_locked:
-        expired = _unneeded(connection, dialect, expired)
-    if expired:
-        remove(connection, dialect, expired, now)
+    expired = _unneeded(connection, dialect, expired)
+    remove(connection, dialect, expired, now)
     gone = connection.execute(
         prepared(
             "DELETE FROM schedd_outcomes WHERE task_id IN (SELECT o.task_id FROM schedd_outcomes o "
             "WHERE o.removed_at < :before AND NOT EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = o.task_id) "
             "ORDER BY o.removed_at LIMIT :batch) RETURNING task_id"
         ),
-        {"before": now - round(retention["outcomes"] * SECOND), "batch": batch},
+        {"before": now - kept["outcomes"], "batch": batch},
     ).fetchall()
     if gone:
         connection.execute(
             prepared(f"DELETE FROM schedd_audit WHERE task_id IN {dialect.ids()}"),
             {"ids": bind_rows([row[0] for row in gone])},
         )
-    workers = connection.execute(
-        prepared(
-            "DELETE FROM schedd_workers WHERE state >= 2 AND heartbeat_at < :before AND NOT EXISTS "
-            "(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND t.state >= 4 AND t.state <= 5)"
-        ),
-        {"before": now - WORKER_ROWS},
-    )
+    workers = connection.execute(prepared(f"DELETE {_WORKERS}"), {"before": now - WORKER_ROWS})
     if workers.rowcount:
         connection.execute(
             prepared("DELETE FROM schedd_worker_kinds WHERE worker NOT IN (SELECT id FROM schedd_workers)")
         )
-    old = events.cleanup(connection, now - round(retention["events"] * SECOND), batch)
-    return Removed(len(expired), len(gone), workers.rowcount, old, full or len(gone) >= batch or old >= batch)
+    old = events.cleanup(connection, now - kept["events"], batch)
+    more = successes.more or full or len(gone) >= batch or old >= batch
+    return successes.plus(Removed(len(expired), 0, len(gone), workers.rowcount, old, more))
+
+
+def _spans(retention: Mapping[str, float]) -> dict[str, int]:
+    return {name: round(seconds * SECOND) for name, seconds in retention.items()}
+
+
+def _successes(connection: sa.Connection, dialect: Dialect, now: int, kept: int, batch: int) -> Removed:
+    """One batch of successes: remove those that are over, and the results that have expired of those that stay."""
+    found: list[sa.Row[tuple[int, int, int | None, int | None]]] = []
+    bound = {"now": now, "before": now - min(kept, RESULT_TTL)}
+    for sql in (_NEVER_LOOKED_AT, _LOOKED_AT):
+        rows = connection.execute(prepared(f"{sql} {dialect.skip_locked}"), bound | {"batch": batch - len(found)})
+        found += rows.fetchall()
+        if len(found) >= batch:
+            break
+    unneeded = {i for i, _ in _unneeded(connection, dialect, [(row.id, st.SUCCESS) for row in found])}
+    over: list[tuple[int, int]] = []
+    stale: list[int] = []
+    looks: list[tuple[int, int]] = []
+    for row in found:
+        if row.id not in unneeded:
+            continue
+        result_until = row.result_until or 0
+        until = max(result_until, row.key_until or 0, row.finished_at + kept + 1)
+        if until <= now:
+            over.append((row.id, st.SUCCESS))
+            continue
+        if result_until <= now:
+            stale.append(row.id)
+        looks.append((row.id, until if result_until <= now else result_until))
+    remove(connection, dialect, over, now)
+    if looks:
+        rows_of = dialect.rows({"id": int, "at": int})
+        connection.execute(
+            prepared(f"UPDATE schedd_tasks SET kept_until = j.at FROM {rows_of} j WHERE schedd_tasks.id = j.id"),
+            {"rows": bind_rows(looks)},
+        )
+    return Removed(len(over), forget_results(connection, dialect, stale), more=len(found) >= batch)
+
+
+def forget_results(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> int:
+    """Delete the results of these tasks. Returns how many there were."""
+    if not ids:
+        return 0
+    bound = {"ids": bind_rows(ids)}
+    short = connection.execute(
+        prepared(f"UPDATE schedd_tasks SET result = NULL WHERE id IN {dialect.ids()} AND result IS NOT NULL"), bound
+    )
+    long = connection.execute(
+        prepared(f"DELETE FROM schedd_task_values WHERE task_id IN {dialect.ids()} AND name = 'result'"), bound
+    )
+    return short.rowcount + long.rowcount
+
+
+def expire(connection: sa.Connection, dialect: Dialect, task_id: int, now: int) -> int:
+    """Delete the result of this task if it has expired and nobody needs it. Never waits for a row."""
+    rows = connection.execute(
+        prepared(
+            f"SELECT t.id FROM schedd_tasks t WHERE t.id = :id AND t.state = {st.SUCCESS} AND t.result_until <= :now "
+            f"AND {_UNNEEDED} {dialect.skip_locked}"
+        ),
+        {"id": task_id, "now": now},
+    ).fetchall()
+    unneeded = _unneeded(connection, dialect, [(row[0], st.SUCCESS) for row in rows])
+    return forget_results(connection, dialect, [i for i, _ in unneeded])
+
+
+def review(
+    connection: sa.Connection, dialect: Dialect, now: int, retention: Mapping[str, float], after: int
+) -> tuple[Removed, int | None]:
+    """Remove the successes with the next ids that are over by this retention, whenever they were to be looked at.
+
+    Returns the id to go on from, None at the end. For a retention that is shorter than the one by which :func:`sweep`
+    has put them off.
+    """
+    last = connection.execute(prepared("SELECT max(id) FROM schedd_tasks")).scalar() or 0
+    rows = connection.execute(
+        prepared(
+            f"SELECT t.id FROM schedd_tasks t WHERE t.id > :after AND t.id <= :to AND {_OVER} AND {_UNNEEDED} "
+            f"LIMIT {BATCH} {dialect.skip_locked}"
+        ),
+        {"after": after, "to": after + WALK, "now": now, "before": now - _spans(retention)["success"]},
+    ).fetchall()
+    over = _unneeded(connection, dialect, [(row[0], st.SUCCESS) for row in rows])
+    remove(connection, dialect, over, now)
+    if len(rows) >= BATCH and over:
+        return Removed(len(over)), after  # there may be more among them
+    return Removed(len(over)), after + WALK if after + WALK < last else None
+
+
+def keeps_some(connection: sa.Connection, now: int) -> bool:
+    """Whether successes were put off to be looked at later."""
+    row = connection.execute(
+        prepared(f"SELECT 1 FROM schedd_tasks WHERE state = {st.SUCCESS} AND kept_until > :now LIMIT 1"), {"now": now}
+    )
+    return row.first() is not None
+
+
+def would_remove(connection: sa.Connection, now: int, retention: Mapping[str, float]) -> Removed:
+    """What removing all of it now would remove. Reads everything, changes nothing."""
+    kept = _spans(retention)
+    bound = {"now": now, "before": now - kept["success"]}
+
+    def count(sql: str, **more: int) -> int:
+        return int(connection.execute(prepared(f"SELECT count(*) {sql}"), bound | more).scalar_one())
+
+    successes = count(f"FROM schedd_tasks t WHERE {_OVER} AND {_UNNEEDED}")
+    failed = count(
+        f"FROM schedd_tasks t WHERE t.state >= 7 AND t.finished_at < :before AND {_UNNEEDED}",
+        before=now - kept["failed"],
+    )
+    results = count(
+        f"FROM schedd_tasks t WHERE t.state = {st.SUCCESS} AND t.result_until <= :now AND NOT ({_OVER}) "
+        "AND (t.result IS NOT NULL OR EXISTS (SELECT 1 FROM schedd_task_values v WHERE v.task_id = t.id "
+        f"AND v.name = 'result')) AND {_UNNEEDED}"
+    )
+    outcomes = count("FROM schedd_outcomes WHERE removed_at < :before", before=now - kept["outcomes"])
+    workers = count(_WORKERS, before=now - WORKER_ROWS)
+    return Removed(successes + failed, results, outcomes, workers, events.count_old(connection, now - kept["events"]))
 
 
 def _unneeded(connection: sa.Connection, dialect: Dialect, expired: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Without those that have got a child since the statement that found and locked them began; now none can."""
+    if not expired or not dialect.skip_locked:
+        return expired
     rows = connection.execute(
-        prepared(
-            "SELECT e.parent FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
-            f"WHERE e.parent IN {dialect.ids()} AND c.state < {st.FIRST_TERMINAL}"
-        ),
+        prepared(f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} AND {_UNNEEDED}"),
         {"ids": bind_rows([task_id for task_id, _ in expired])},
     )
-    needed = {row[0] for row in rows}
-    return [(task_id, state) for task_id, state in expired if task_id not in needed]
+    free = {row[0] for row in rows}
+    return [(task_id, state) for task_id, state in expired if task_id in free]
 
 
 def remove(connection: sa.Connection, dialect: Dialect, expired: Sequence[tuple[int, int]], now: int) -> None:
     """Delete ended tasks, rows (id, state), with all that belongs to them; their outcomes are remembered."""
+    if not expired:
+        return
     rows = dialect.rows({"id": int, "state": int})
     connection.execute(
         prepared(

@@ -21,8 +21,8 @@ from scheduler.store.read_workers import LOST, POOLS, Fleet, WorkerRecord, worke
 
 _ROW = (
     "SELECT t.id, t.kind, t.state, t.queue, t.pool, t.lane, t.unmet, t.run_at, t.attempt, t.attempt_base, "
-    "t.max_attempts, t.claimed_at, t.started_at, t.finished_at, t.timeout, t.cancel_requested, t.worker, "
-    "t.error, t.error_class, t.ended_by, w.host, w.pid "
+    "t.max_attempts, t.claimed_at, t.started_at, t.finished_at, t.result_until, t.timeout, t.cancel_requested, "
+    "t.worker, t.error, t.error_class, t.ended_by, w.host, w.pid "
     "FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker WHERE t.id = :id"
 )
 
@@ -37,7 +37,7 @@ def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
         raise UnknownTaskError(task_id)
     state = TaskState.from_code(row.state)
     if state.terminal:
-        return _ended(row, state)
+        return _ended(row, state, now)
     if state is TaskState.WAITING:
         return _waiting(connection, row)
     found = workers(connection, now)
@@ -49,10 +49,12 @@ def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
     return _due(connection, row, now, Fleet(found))
 
 
-def _ended(row: sa.Row[Any], state: TaskState) -> str:
+def _ended(row: sa.Row[Any], state: TaskState, now: int) -> str:
     at = rfc3339(row.finished_at, exact=False) if row.finished_at is not None else "an unknown time"
     if state is TaskState.SUCCESS:
-        return f"succeeded at {at}"
+        if row.result_until is None or row.result_until > now:
+            return f"succeeded at {at}"
+        return f"succeeded at {at}; its result expired at {rfc3339(row.result_until, exact=False)}"
     if state is TaskState.CANCELLED:
         return f"cancelled at {at}{_by_policy(row)}"
     error = row.error or "no error recorded"

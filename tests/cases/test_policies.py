@@ -297,5 +297,5 @@ def test_a_judgement_is_made_again_in_time(life: Life, now: int) -> None:
     assert verdict.look_at > now
     for moment in range(now, min(verdict.look_at, 300)):
         assert judge(life, moment).reason is None, moment
-    unclear = life.state == st.WAITING or life.run_at >= FOREVER
+    unclear = life.state == st.WAITING or life.run_at >= FOREVER or (life.last_sign or 0) > now
     assert unclear or judge(life, verdict.look_at).reason is not None

@@ -91,7 +91,7 @@ def test_a_child_stored_while_its_parent_is_swept_keeps_it(bench: Bench, monkeyp
     def execute(self: sa.Connection, statement: Any, *args: Any, **kwargs: Any) -> Any:
         # What a statement sees was settled when it began; what it finds unlocked is a matter of the moment. As if the
         # session ended between the two.
-        if "t.finished_at < :before" in str(statement) and args[0]["state"] == st.DEAD and not go.is_set():
+        if "t.finished_at < :before" in str(statement) and args[0].get("state") == st.DEAD and not go.is_set():
             found = real(self, sa.text(str(statement).replace("FOR UPDATE OF t SKIP LOCKED", "")), *args, **kwargs)
             go.set()
             side.join(10)

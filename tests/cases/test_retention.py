@@ -1,0 +1,290 @@
+"""What ended long ago goes: tasks, results, outcomes; in batches, and not while somebody needs it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler import (
+    Context,
+    ResultExpiredError,
+    Scheduler,
+    TaskCancelledError,
+    TaskFailedError,
+    TaskState,
+    UnknownTaskError,
+    task,
+)
+from scheduler.store import retention
+from scheduler.store.why import why
+from scheduler.testing import FakeClock, drain, engine_of
+from support.fleet import Fleet, rows, step, write
+
+pytestmark = pytest.mark.case(51)
+HOUR, DAY = 3600.0, 86400.0
+KEPT = {"success": 10 * DAY, "failed": 20 * DAY, "outcomes": 40 * DAY, "events": 40 * DAY}
+LONG = "x" * 3000  # a result of this length has a row of its own
+
+
+@task
+def echo(ctx: Context, text: str = "") -> str:
+    return text
+
+
+@task(result_ttl=HOUR)
+def brief(ctx: Context, text: str = "") -> str:
+    return text
+
+
+@task(result_ttl=100 * DAY)
+def lasting(ctx: Context, text: str = "") -> str:
+    return text
+
+
+@task
+def fails(ctx: Context) -> None:
+    raise ValueError("no")
+
+
+@task
+def reads(ctx: Context) -> Any:
+    return sorted(ctx.results().values())
+
+
+KINDS = (echo, brief, lasting, fails, reads)
+
+
+def make(fleet: Fleet, **options: Any) -> Scheduler:
+    return fleet.worker(*KINDS, **({"retention": KEPT} | options))
+
+
+def sweep(jobs: Scheduler, kept: dict[str, float] = KEPT, batch: int = 500) -> retention.Removed:
+    """All that is over, batch by batch."""
+    done = retention.Removed(more=True)
+    while done.more:
+        with jobs.database.write() as connection:
+            one = retention.sweep(connection, jobs.database.dialect, jobs.database.now(), kept, batch)
+        done = done.plus(one)
+    return done
+
+
+def pass_days(jobs: Scheduler, clock: FakeClock, days: float) -> None:
+    clock.advance(days * DAY)
+    step(jobs)
+    clock.advance(60)
+    step(jobs)
+
+
+def stored(jobs: Scheduler) -> int:
+    """How many results there are, short and long."""
+    short = rows(jobs, "SELECT count(*) AS n FROM schedd_tasks WHERE result IS NOT NULL")[0].n
+    return int(short + rows(jobs, "SELECT count(*) AS n FROM schedd_task_values WHERE name = 'result'")[0].n)
+
+
+def test_results_expire_after_a_day_and_the_task_stays(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = make(fleet)
+    ids = [jobs.task(echo, text).schedule() for text in ("short", LONG)]
+    drain(jobs)
+    clock.advance(DAY - 1)
+    assert [jobs.result(i, timeout=0) for i in ids] == ["short", LONG]
+    clock.advance(1)
+    for task_id in ids:
+        assert jobs.get_task(task_id).result is None
+        assert jobs.list_tasks(kind="echo")[0].result is None
+    assert stored(jobs) == 2
+    pass_days(jobs, clock, 0)
+    pass_days(jobs, clock, 0)
+    assert stored(jobs) == 0
+    for task_id in ids:
+        assert jobs.get_task_status(task_id) is TaskState.SUCCESS
+        with pytest.raises(ResultExpiredError):
+            jobs.result(task_id, timeout=0)
+    with jobs.database.read() as connection:
+        text = why(connection, ids[0], clock.now())
+    assert text == "succeeded at 2026-01-01T00:00:00Z; its result expired at 2026-01-02T00:00:00Z"
+
+
+@pytest.mark.parametrize("text", ["short", LONG])
+def test_reading_an_expired_result_removes_it(fleet: Fleet, clock: FakeClock, text: str) -> None:
+    jobs = make(fleet)
+    task_id, other = jobs.task(brief, text).schedule(), jobs.task(brief, text).schedule()
+    drain(jobs)
+    clock.advance(HOUR)
+    assert stored(jobs) == 2
+    with pytest.raises(ResultExpiredError):
+        jobs.result(task_id, timeout=0)
+    assert stored(jobs) == 1
+    assert jobs.get_task(other).state == "success"
+
+
+def test_a_result_that_a_child_waits_to_read_stays(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = make(fleet)
+    parents = [jobs.task(brief, text).schedule() for text in ("a", LONG)]
+    child = jobs.task(reads).depend_on(parents).after(100 * DAY).schedule()
+    drain(jobs)
+    for _ in range(5):
+        pass_days(jobs, clock, 15)
+        with pytest.raises(ResultExpiredError):
+            jobs.result(parents[0], timeout=0)
+    assert stored(jobs) == 2
+    pass_days(jobs, clock, 25)
+    drain(jobs)
+    assert jobs.result(child, timeout=0) == ["a", LONG]
+    pass_days(jobs, clock, 0)
+    for parent in parents:
+        with pytest.raises(UnknownTaskError):
+            jobs.get_task(parent)
+
+
+def test_tasks_go_and_their_outcomes_are_remembered_for_a_while(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = make(fleet)
+    good, bad = jobs.task(echo, LONG).schedule(), jobs.task(fails).schedule()
+    gone = jobs.task(echo).after(DAY).schedule()
+    jobs.cancel_task(gone)
+    drain(jobs)
+    pass_days(jobs, clock, 10)
+    with pytest.raises(UnknownTaskError):
+        jobs.get_task(good)
+    with pytest.raises(ResultExpiredError):
+        jobs.result(good, timeout=0)
+    assert [jobs.get_task_status(i) for i in (bad, gone)] == ["dead", "cancelled"]
+    pass_days(jobs, clock, 10)
+    for task_id in (bad, gone):
+        with pytest.raises(UnknownTaskError):
+            jobs.get_task(task_id)
+    with pytest.raises(TaskFailedError):
+        jobs.result(bad, timeout=0)
+    with pytest.raises(TaskCancelledError):
+        jobs.result(gone, timeout=0)
+    with pytest.raises(UnknownTaskError):
+        jobs.result(4711, timeout=0)
+    child = jobs.task(echo).depend_on(good).schedule()
+    assert jobs.get_task_status(child) == "scheduled"
+    assert jobs.get_task_status(jobs.task(echo).depend_on(bad).schedule()) == "failed"
+    for table in ("attempts", "task_values", "edges"):
+        ids = "child" if table == "edges" else "task_id"
+        assert not rows(jobs, f"SELECT 1 FROM schedd_{table} WHERE {ids} IN ({good}, {bad}, {gone})")
+    pass_days(jobs, clock, 40)
+    assert not rows(jobs, f"SELECT 1 FROM schedd_outcomes WHERE task_id IN ({good}, {bad}, {gone})")
+
+
+def test_what_is_kept_for_long_is_not_walked_again_and_again(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = make(fleet)
+    with jobs.batch() as batch:
+        for _ in range(30):
+            batch.task(lasting, "long")
+    drain(jobs)
+    short = jobs.task(echo, "short").schedule()
+    drain(jobs)
+    clock.advance(11 * DAY)
+    assert sweep(jobs, batch=7) == retention.Removed(tasks=1)
+    with pytest.raises(UnknownTaskError):
+        jobs.get_task(short)
+    seen: list[str] = []
+
+    def saw(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    sa.event.listen(jobs.database.open(), "before_cursor_execute", saw)
+    for _ in range(20):
+        clock.advance(DAY)
+        assert sweep(jobs) == retention.Removed()
+    assert not [s for s in seen if s.lstrip().startswith(("UPDATE", "INSERT"))], "looked at again before its time"
+    (row,) = rows(jobs, "SELECT min(kept_until) AS first, max(kept_until) AS last FROM schedd_tasks WHERE state = 6")
+    assert row.first == row.last == (100 * DAY - 31 * DAY) * 1_000_000 + clock.now()
+    clock.advance(69 * DAY)
+    assert sweep(jobs, batch=7).tasks == 30
+
+
+def test_a_long_retention_with_short_results(fleet: Fleet, clock: FakeClock) -> None:
+    """Looked at for the result, then for the row."""
+    jobs = make(fleet)
+    jobs.task(echo, "a").schedule()
+    jobs.task(echo).key("k", retention=timedelta(days=30)).schedule()
+    drain(jobs)
+    clock.advance(2 * DAY)
+    assert sweep(jobs) == retention.Removed(results=1)
+    clock.advance(9 * DAY)
+    assert sweep(jobs) == retention.Removed(tasks=1)
+    clock.advance(20 * DAY)
+    assert sweep(jobs) == retention.Removed(tasks=1)
+
+
+def test_a_shorter_retention_reaches_what_was_put_off(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = make(fleet)
+    ids = [jobs.task(echo, str(n)).schedule() for n in range(3)]
+    drain(jobs)
+    clock.advance(2 * DAY)
+    assert sweep(jobs).results == 3
+    late = jobs.task(echo, "late").schedule()
+    drain(jobs)
+    engine_of(jobs).step()
+    other = make(fleet, retention=KEPT | {"success": HOUR})  # as after a restart with another configuration
+    step(other)
+    for _ in range(4):
+        clock.advance(60)
+        step(other)
+    for task_id in ids:
+        with pytest.raises(UnknownTaskError):
+            jobs.get_task(task_id)
+    assert jobs.get_task_status(late) == "success"
+
+
+def test_cleaning_up_by_hand_takes_its_own_time(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = make(fleet)
+    first = jobs.task(echo).schedule()
+    drain(jobs)
+    clock.advance(2 * DAY)
+    sweep(jobs)
+    second = jobs.task(echo).schedule()
+    drain(jobs)
+    clock.advance(30 * HOUR)
+    assert jobs.cleanup_completed_tasks(older_than_hours=72) == 1
+    assert jobs.cleanup_completed_tasks(older_than_hours=29) == 1
+    for task_id in (first, second):
+        with pytest.raises(UnknownTaskError):
+            jobs.get_task(task_id)
+    assert jobs.cleanup_completed_tasks(older_than_hours=0) == 0
+
+
+def test_batches_leave_room_for_work(fleet: Fleet, clock: FakeClock) -> None:
+    """A thousand and more to be removed: one batch between turns, the next a moment later."""
+    jobs = make(fleet)
+    with jobs.batch() as batch:
+        for _ in range(1200):
+            batch.task(echo)
+    drain(jobs)
+    clock.advance(11 * DAY)
+    left, ran = [], []
+    for _ in range(4):
+        ran.append(jobs.task(echo).schedule())
+        clock.advance(0.25)
+        assert drain(jobs) == 1
+        left.append(rows(jobs, "SELECT count(*) AS n FROM schedd_tasks")[0].n - len(ran))
+    assert left == [700, 200, 0, 0]
+
+
+def test_what_would_go_is_what_goes(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = make(fleet)
+    for kind in (echo, brief, lasting):
+        for text in ("a", LONG):
+            jobs.task(kind, text).schedule()
+    jobs.task(fails).schedule()
+    parent = jobs.task(echo, "needed").schedule()
+    jobs.task(reads).depend_on(parent).after(1000 * DAY).schedule()
+    drain(jobs)
+    write(jobs, "INSERT INTO schedd_outcomes (task_id, state, removed_at) VALUES (900000, 6, 0)")
+    jobs.emit_event("one")
+    seen = []
+    for days in (0, 2, 9, 15, 90):
+        clock.advance(days * DAY)
+        with jobs.database.read() as connection:
+            told = retention.would_remove(connection, clock.now(), KEPT)
+        done = sweep(jobs)
+        assert done == told
+        seen.append((done.tasks, done.results, done.outcomes, done.events))
+    assert seen == [(0, 0, 1, 0), (0, 4, 0, 0), (4, 0, 0, 0), (1, 0, 0, 0), (2, 0, 5, 1)]
+    assert jobs.get_task_status(parent) == "success"

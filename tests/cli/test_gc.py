@@ -1,0 +1,84 @@
+"""``gc``."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from support.bench import Bench, Step
+from support.databases import Database
+
+from .conftest import Ctl
+
+pytestmark = pytest.mark.case(51)
+NOTHING_ELSE = "0 expired results, 0 old outcomes, 0 old events, 0 workers gone for a week"
+
+
+def test_gc_says_what_would_go_and_then_what_went(ctl: Ctl, live: Bench) -> None:
+    ids = [live.ended(end) for end in ("success", "dead", "cancelled")]
+    kept = live.ended("success")
+    live.step("child", kept).after(3600).schedule()
+    live.execute("UPDATE schedd_tasks SET finished_at = finished_at - 864000000000 WHERE state >= 6")
+    live.execute("UPDATE schedd_tasks SET result_until = result_until - 864000000000 WHERE state >= 6")
+    assert ctl.json("gc", "--dry-run") == {
+        "tasks": 1,
+        "results": 0,
+        "outcomes": 0,
+        "workers": 0,
+        "events": 0,
+        "bytes": 0,
+        "dry_run": True,
+    }
+    assert live.state(ids[0]) == "success"
+    shown = ctl("gc", "--dry-run", SCHEDD_RETENTION__FAILED="1h")
+    assert shown.stdout == (
+        "would remove 3 tasks, 0 expired results, 0 old outcomes, 0 old events, 0 workers gone for a week\n"
+    )
+    done = ctl("gc", SCHEDD_RETENTION__FAILED="1h")
+    assert done.exit_code == 0
+    assert done.stdout.startswith(
+        "removed 3 tasks, 0 expired results, 0 old outcomes, 0 old events, 0 workers gone for a week\n"
+    )
+    for task_id in ids:
+        assert f"there is no task {task_id}" in ctl.fails(3, "show", task_id)
+    assert live.state(kept) == "success"
+    assert ctl.json("gc")["tasks"] == 0
+    assert ctl.json("doctor")
+
+
+def test_gc_reaches_what_a_longer_retention_had_put_off(ctl: Ctl, live: Bench) -> None:
+    task_id = live.ended("success")
+    live.execute("UPDATE schedd_tasks SET finished_at = finished_at - 864000000000")
+    live.execute("UPDATE schedd_tasks SET result_until = result_until - 864000000000")
+    assert ctl.json("gc")["tasks"] == 1
+    task_id = live.ended("success")
+    live.execute("UPDATE schedd_tasks SET finished_at = finished_at - 864000000000")
+    live.execute("UPDATE schedd_tasks SET result_until = result_until - 864000000000")
+    longer = ctl("-o", "json", "gc", SCHEDD_RETENTION__SUCCESS="30d")
+    assert '"results": 1' in longer.stdout
+    assert live.state(task_id) == "success"
+    assert ctl.json("gc")["tasks"] == 1
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_gc_gives_space_back(ctl: Ctl, live: Bench, database: Database) -> None:
+    with live.jobs.batch() as batch:
+        for _ in range(300):
+            batch.task(Step("x" * 20_000))
+    live.drain()
+    live.execute("UPDATE schedd_tasks SET finished_at = finished_at - 864000000000, result_until = 0")
+    before = size(database)
+    told = ctl.json("gc")
+    assert told["tasks"] == 300
+    assert told["bytes"] > 5_000_000
+    assert size(database) < before - 5_000_000
+
+
+def size(database: Database) -> int:
+    """Of the file, with all that is written in it."""
+    with closing(sqlite3.connect(database.path)) as raw:
+        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return os.stat(database.path).st_size
