@@ -412,7 +412,7 @@ class Engine:
             attempt.lost = True
             if attempt.slot is not None:
                 attempt.slot.interrupt(attempt)
-        self.turner.alone = None
+        self.turner.planner.alone = None
         self.turner.worker = 0  # should joining fail: no turn may claim for a worker that is dead
         self._join(connection)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,8 +13,9 @@ from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk, Request
 from scheduler.engine.lanes import STRETCH, Lanes
 from scheduler.engine.limits import Admission, Limits
-from scheduler.engine.plan import LEVELS, Plan, allocate
-from scheduler.engine.pools import Slots, take_waiting, waiting_since
+from scheduler.engine.plan import Plan
+from scheduler.engine.planner import ALONE, BATCH, Planner
+from scheduler.engine.pools import Slots, take_waiting
 from scheduler.errors import StoreUnavailableError
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
@@ -37,15 +38,11 @@ log = logging.getLogger("scheduler.engine")
 
 MARK_AFTER = 0.005  # seconds a body has run before its row is marked running: shorter ones end first
 SLOW = 1.0  # seconds from which a success is worth a line
-ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what runs beside it must be
 HIGH = 0
 TURN = 0.012  # seconds that a turn should take at most: what was rung for meanwhile waits for its end
-BATCH = (64, 250)  # tasks that one turn records, and that it claims: least, most
 REQUESTS = 500  # of running attempts that one turn answers
 PATIENT = 0.1  # seconds that a request is asked again at once; from then on with every turn that there is anyway
 BESIDE = SECOND  # until a task may be claimed again whose last body has not ended here
-LOWEST_EVERY = 4  # every so many turns the lowest level that is due has the first free process
-AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
 
 
 class TurnResult(NamedTuple):
@@ -69,12 +66,10 @@ class Turner:
         self.slots = slots
         self.limits = Limits(desk)
         self.worker = 0
-        self.alone: Attempt | None = None  # a suspect that runs by itself
         self.deferred: list[tuple[Attempt, Outcome]] = []  # to be written with the next turn
         self._unsure = False  # the last commit may or may not have been made
         self._careful = False  # the last turn met something unforeseen
-        self._rotation = 0
-        self._batch = BATCH[1]
+        self.planner = Planner(desk, slots, self.limits)
         self.lanes = Lanes()
 
     def has_work(self) -> bool:
@@ -102,7 +97,7 @@ class Turner:
         if not urgent:
             outcomes = self.deferred + (extra or [])
             self.deferred = []
-            while desk.outcomes and (len(outcomes) < self._batch or not claiming):
+            while desk.outcomes and (len(outcomes) < self.planner.batch or not claiming):
                 outcomes.append(desk.outcomes.popleft())
             outcomes += self._stale()
             requests, desk.put_off = desk.put_off, []
@@ -139,14 +134,14 @@ class Turner:
                 if claiming and not self._careful:
                     if urgent:
                         heads = claims.lane_heads(c, most=STRETCH)
-                        due = [h for h in heads if h.pool == HIGH and h.run_at <= now and self._serves(h)]
+                        due = [h for h in heads if h.pool == HIGH and h.run_at <= now and self.planner.serves(h)]
                     else:
-                        due = self.lanes.look(c, self._serves, now, fresh=fresh)
+                        due = self.lanes.look(c, self.planner.serves, now, fresh=fresh)
                         if self.lanes.whole:
                             every = due
                         elif self.limits.known:
                             due = list({claims.LANE_OF(h): h for h in (*self.limits.freed(outcomes), *due)}.values())
-                    plan = self._admitted(admission, due, gone)
+                    plan = self.planner.plan(admission, due, gone)
                     claimed = claims.claim(c, dialect, self.worker, plan.picks, now)
                     admission.count(claimed)
                     if not (urgent or self.lanes.whole):
@@ -215,7 +210,7 @@ class Turner:
         """Let the next turn be as large as fits into its time on this machine, with this database."""
         if tasks >= BATCH[0] and took > 0:
             fits = min(BATCH[1], max(BATCH[0], int(tasks * TURN / took)))
-            self._batch = (3 * self._batch + fits) // 4
+            self.planner.batch = (3 * self.planner.batch + fits) // 4
 
     def _give_back_unknown(self, connection: sa.Connection, now: int) -> bool:
         """Claims that a turn made whose commit came through without its answer: nobody here knows of them.
@@ -235,67 +230,15 @@ class Turner:
 
     def _absolve(self, connection: sa.Connection, gone: set[tuple[int, int]]) -> None:
         """A suspect that has ended, or has run long enough, no longer keeps others waiting (nor is it blamed alone)."""
-        alone = self.alone
+        alone = self.planner.alone
         if alone is None:
             return
         c = alone.claimed
         if (c.id, c.claim) in gone or (c.id, c.claim) not in self.desk.held:
-            self.alone = None
+            self.planner.alone = None
         elif alone.started_at is not None and alone.started_mono <= self.desk.monotonic() - ALONE:
             claims.clear_suspicion(connection, self.worker, c.id, c.claim)
-            self.alone = None
-
-    def _serves(self, head: LaneHead) -> bool:
-        queues = self.desk.options.queues
-        return ("*" in queues or head.queue in queues) and self.desk.registry.get(claims.kind_of(head.lane)) is not None
-
-    def _admitted(self, admission: Admission, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
-        """The plan for those lanes that are not at their cap or rate: they take no room from the others."""
-        if not self.limits.known:
-            return self._plan(due, gone)
-        before, due = -1, admission.admitted(due)
-        while len(due) != before:
-            plan = self._plan(due, gone)
-            admission.look(plan.picks, due)
-            before, due = len(due), admission.admitted(due)
-        return Plan(admission.cut(plan.picks), plan.shares)
-
-    def _plan(self, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
-        desk = self.desk
-        if not due or self.alone is not None:
-            return Plan([], {})
-        self._rotation += 1
-        ordinary = [h for h in due if not h.lane.startswith(SUSPECT_LANE) or self._sort_of(h) == PROCESS]
-        if len(ordinary) < len(due):
-            # A suspect runs beside nothing young: claim nothing until what is held has ended or has shown, by running
-            # for a while, that it is not what kills workers. Bounded by ALONE, and by give_back for what waits.
-            since = desk.monotonic() - ALONE
-            held = [a for k, a in desk.held.items() if k not in gone]
-            old = [a for a in held if a.started_at is not None and a.started_mono <= since]
-            plan = self._plan_suspect([h for h in due if h not in ordinary], old)
-            if plan.picks:
-                return plan if len(old) == len(held) else Plan([], {})
-        freed: dict[SlotKey, int] = {}
-        for key in gone:
-            attempt = desk.held.get(key)
-            if attempt is not None:
-                freed[attempt.sort] = freed.get(attempt.sort, 0) + 1
-        total = sum(desk.in_flight.values()) - sum(freed.values())
-        budget = self._batch
-        if desk.options.max_concurrent:
-            budget = max(0, desk.options.max_concurrent - total)
-        return allocate(
-            ordinary, self._room(freed, self._in_processes(ordinary, freed)), budget, self._rotation, self._batch
-        )
-
-    def _sort_of(self, head: LaneHead) -> int:
-        """What sort of slots runs the tasks of this lane. Suspects run in processes, where they can harm nobody."""
-        kind = self.desk.registry.get(claims.kind_of(head.lane))
-        assert kind is not None, "only lanes of registered kinds are claimed"
-        processes = self.desk.processes
-        if processes is not None and head.lane.startswith(SUSPECT_LANE) and processes.can_run(kind):
-            return PROCESS
-        return kind.sort
+            self.planner.alone = None
 
     def _part(self, connection: sa.Connection, claimed: list[Claimed]) -> None:
         """A suspect that runs in a process of its own does not die with this one: should that happen, it is one of the
@@ -306,71 +249,6 @@ class Turner:
         for c in claimed:
             if c.lane.startswith(SUSPECT_LANE) and processes.can_run(self.desk.registry.named(c.kind)):
                 claims.clear_suspicion(connection, self.worker, c.id, c.claim)
-
-    def _in_processes(self, heads: list[LaneHead], freed: dict[SlotKey, int]) -> dict[int, int]:
-        """How many tasks of each level to claim for the children, which the levels share: not more than are free, or
-        they would wait for each other's."""
-        due = sorted({h.pool for h in heads if (h.pool, PROCESS) in self.slots and self._sort_of(h) == PROCESS})
-        shares = dict.fromkeys(due, 0)
-        if not due:
-            return shares
-        count = self.slots[due[0], PROCESS].size
-        held = {
-            level: self.desk.in_flight.get((level, PROCESS), 0) - freed.get((level, PROCESS), 0) for level in LEVELS
-        }
-        free = count - sum(held.values())
-        order = due if self._rotation % LOWEST_EVERY else due[::-1]
-        for turn in range(max(0, free)):
-            shares[order[turn % len(order)]] += 1
-        if HIGH in shares and count and not held[HIGH]:
-            shares[HIGH] = max(1, shares[HIGH])  # for which the pool has one child more
-        return shares
-
-    def _plan_suspect(self, suspects: list[LaneHead], old: list[Attempt]) -> Plan:
-        """One suspect that can start once nothing but these old bodies is held; empty if each of its slots has one."""
-        desk = self.desk
-        taken: dict[SlotKey, int] = {}
-        for attempt in old:
-            taken[attempt.sort] = taken.get(attempt.sort, 0) + 1
-
-        def room(pool: int, head: LaneHead) -> int:
-            kind = desk.registry.get(claims.kind_of(head.lane))
-            assert kind is not None
-            slots = self.slots.get((pool, kind.sort))
-            return 0 if slots is None else max(0, slots.size - taken.get((pool, kind.sort), 0))
-
-        if desk.options.max_concurrent and len(old) >= desk.options.max_concurrent:
-            return Plan([], {})
-        return allocate(suspects, room, 1, self._rotation, 1)
-
-    def _room(self, freed: dict[SlotKey, int], in_processes: dict[int, int]) -> Callable[[int, LaneHead], int]:
-        desk = self.desk
-        horizon = desk.monotonic() - desk.options.ahead
-
-        def room(pool: int, head: LaneHead) -> int:
-            kind = desk.registry.get(claims.kind_of(head.lane))
-            assert kind is not None
-            sort = (pool, self._sort_of(head))
-            slots = self.slots.get(sort)
-            if slots is None or (sort[1] == PROCESS and pool != head.pool):
-                return 0  # the levels share the processes, so none has to help another
-            ahead = 0
-            mean = desk.means.get(kind.name)
-            if mean is not None and kind.name not in self.limits.known and not desk.options.max_concurrent:
-                # What the slots will start within the horizon; nothing, while what waits is not moving.
-                ahead = min(AHEAD * self._batch, int(slots.size * desk.options.ahead / max(mean, 1e-5)))
-                if waiting_since(slots) < horizon:
-                    ahead = 0
-            free = slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0)
-            if sort[1] == PROCESS and not ahead:
-                free = min(free, in_processes[pool])
-            if free < 0 and waiting_since(slots) >= horizon:
-                # The line is longer than the slots, and moves: what quick kinds have ahead keeps no other kind out.
-                own = sum(1 for a in list(desk.held.values()) if a.kind is kind and a.sort == sort)
-                free = max(free, max(1, slots.size // 2) - own)
-            return max(0, free)
-
-        return room
 
     def _stale(self) -> list[tuple[Attempt, Outcome]]:
         """Attempts that no slot started in time go back, without using an attempt."""
@@ -471,7 +349,7 @@ class Turner:
                 shares[0][1] -= len(part)
                 if of_lane:
                     shares.pop(0)
-                sort = (pool, self._sort_of(LaneHead(*lane, 0)))
+                sort = (pool, self.planner.sort_of(LaneHead(*lane, 0)))
                 attempts = [Attempt(c, kind, sort, at) for c in part]
                 if kind.name in start_by:
                     for attempt in attempts:
@@ -483,7 +361,7 @@ class Turner:
                     batches.setdefault(sort, []).extend(attempts)
                 if attempts and lane[1].startswith(SUSPECT_LANE):
                     if sort[1] != PROCESS:
-                        self.alone = attempts[-1]
+                        self.planner.alone = attempts[-1]
                     else:
                         for attempt in attempts:
                             attempt.apart = True

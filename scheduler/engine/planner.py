@@ -1,0 +1,149 @@
+"""What a turn claims of the lanes that have something due: how much of each, and for which slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from scheduler.engine.attempt import Attempt
+from scheduler.engine.desk import Desk
+from scheduler.engine.limits import Admission, Limits
+from scheduler.engine.plan import LEVELS, Plan, allocate
+from scheduler.engine.pools import Slots, waiting_since
+from scheduler.model.registry import PROCESS, SlotKey
+from scheduler.store import claim as claims
+from scheduler.store.claim import SUSPECT_LANE, LaneHead
+
+HIGH = 0
+ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what runs beside it must be
+BATCH = (64, 250)  # tasks that one turn records, and that it claims: least, most
+AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
+LOWEST_EVERY = 4  # every so many turns the lowest level that is due has the first free process
+
+
+class Planner:
+    """See the module. ``alone``: a suspect that runs by itself; ``batch``: how much fits into a turn at present."""
+
+    def __init__(self, desk: Desk, slots: Mapping[SlotKey, Slots], limits: Limits) -> None:
+        self.desk = desk
+        self.slots = slots
+        self.limits = limits
+        self.alone: Attempt | None = None
+        self.batch = BATCH[1]
+        self._rotation = 0
+
+    def serves(self, head: LaneHead) -> bool:
+        queues = self.desk.options.queues
+        return ("*" in queues or head.queue in queues) and self.desk.registry.get(claims.kind_of(head.lane)) is not None
+
+    def plan(self, admission: Admission, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
+        """The plan for those lanes that are not at their cap or rate: they take no room from the others."""
+        if not self.limits.known:
+            return self._shares(due, gone)
+        before, due = -1, admission.admitted(due)
+        while len(due) != before:
+            plan = self._shares(due, gone)
+            admission.look(plan.picks, due)
+            before, due = len(due), admission.admitted(due)
+        return Plan(admission.cut(plan.picks), plan.shares)
+
+    def _shares(self, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
+        desk = self.desk
+        if not due or self.alone is not None:
+            return Plan([], {})
+        self._rotation += 1
+        ordinary = [h for h in due if not h.lane.startswith(SUSPECT_LANE) or self.sort_of(h) == PROCESS]
+        if len(ordinary) < len(due):
+            # A suspect runs beside nothing young: claim nothing until what is held has ended or has shown, by running
+            # for a while, that it is not what kills workers. Bounded by ALONE, and by give_back for what waits.
+            since = desk.monotonic() - ALONE
+            held = [a for k, a in desk.held.items() if k not in gone]
+            old = [a for a in held if a.started_at is not None and a.started_mono <= since]
+            plan = self._plan_suspect([h for h in due if h not in ordinary], old)
+            if plan.picks:
+                return plan if len(old) == len(held) else Plan([], {})
+        freed: dict[SlotKey, int] = {}
+        for key in gone:
+            attempt = desk.held.get(key)
+            if attempt is not None:
+                freed[attempt.sort] = freed.get(attempt.sort, 0) + 1
+        total = sum(desk.in_flight.values()) - sum(freed.values())
+        budget = self.batch
+        if desk.options.max_concurrent:
+            budget = max(0, desk.options.max_concurrent - total)
+        return allocate(
+            ordinary, self._room(freed, self._in_processes(ordinary, freed)), budget, self._rotation, self.batch
+        )
+
+    def sort_of(self, head: LaneHead) -> int:
+        """What sort of slots runs the tasks of this lane. Suspects run in processes, where they can harm nobody."""
+        kind = self.desk.registry.get(claims.kind_of(head.lane))
+        assert kind is not None, "only lanes of registered kinds are claimed"
+        processes = self.desk.processes
+        if processes is not None and head.lane.startswith(SUSPECT_LANE) and processes.can_run(kind):
+            return PROCESS
+        return kind.sort
+
+    def _in_processes(self, heads: list[LaneHead], freed: dict[SlotKey, int]) -> dict[int, int]:
+        """How many tasks of each level to claim for the children, which the levels share: not more than are free, or
+        they would wait for each other's."""
+        due = sorted({h.pool for h in heads if (h.pool, PROCESS) in self.slots and self.sort_of(h) == PROCESS})
+        shares = dict.fromkeys(due, 0)
+        if not due:
+            return shares
+        count = self.slots[due[0], PROCESS].size
+        held = {
+            level: self.desk.in_flight.get((level, PROCESS), 0) - freed.get((level, PROCESS), 0) for level in LEVELS
+        }
+        free = count - sum(held.values())
+        order = due if self._rotation % LOWEST_EVERY else due[::-1]
+        for turn in range(max(0, free)):
+            shares[order[turn % len(order)]] += 1
+        if HIGH in shares and count and not held[HIGH]:
+            shares[HIGH] = max(1, shares[HIGH])  # for which the pool has one child more
+        return shares
+
+    def _plan_suspect(self, suspects: list[LaneHead], old: list[Attempt]) -> Plan:
+        """One suspect that can start once nothing but these old bodies is held; empty if each of its slots has one."""
+        desk = self.desk
+        taken: dict[SlotKey, int] = {}
+        for attempt in old:
+            taken[attempt.sort] = taken.get(attempt.sort, 0) + 1
+
+        def room(pool: int, head: LaneHead) -> int:
+            kind = desk.registry.get(claims.kind_of(head.lane))
+            assert kind is not None
+            slots = self.slots.get((pool, kind.sort))
+            return 0 if slots is None else max(0, slots.size - taken.get((pool, kind.sort), 0))
+
+        if desk.options.max_concurrent and len(old) >= desk.options.max_concurrent:
+            return Plan([], {})
+        return allocate(suspects, room, 1, self._rotation, 1)
+
+    def _room(self, freed: dict[SlotKey, int], in_processes: dict[int, int]) -> Callable[[int, LaneHead], int]:
+        desk = self.desk
+        horizon = desk.monotonic() - desk.options.ahead
+
+        def room(pool: int, head: LaneHead) -> int:
+            kind = desk.registry.get(claims.kind_of(head.lane))
+            assert kind is not None
+            sort = (pool, self.sort_of(head))
+            slots = self.slots.get(sort)
+            if slots is None or (sort[1] == PROCESS and pool != head.pool):
+                return 0  # the levels share the processes, so none has to help another
+            ahead = 0
+            mean = desk.means.get(kind.name)
+            if mean is not None and kind.name not in self.limits.known and not desk.options.max_concurrent:
+                # What the slots will start within the horizon; nothing, while what waits is not moving.
+                ahead = min(AHEAD * self.batch, int(slots.size * desk.options.ahead / max(mean, 1e-5)))
+                if waiting_since(slots) < horizon:
+                    ahead = 0
+            free = slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0)
+            if sort[1] == PROCESS and not ahead:
+                free = min(free, in_processes[pool])
+            if free < 0 and waiting_since(slots) >= horizon:
+                # The line is longer than the slots, and moves: what quick kinds have ahead keeps no other kind out.
+                own = sum(1 for a in list(desk.held.values()) if a.kind is kind and a.sort == sort)
+                free = max(free, max(1, slots.size // 2) - own)
+            return max(0, free)
+
+        return room
