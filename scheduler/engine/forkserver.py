@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import select
 import signal
@@ -36,8 +37,10 @@ MAX_ORDER = 4096
 class ForkServer:
     """See the module."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, preload: list[str]) -> None:
         self.control = control
+        self.preload = preload  # modules to import when there is nothing else to do
+        self.began = False
         self.known: set[int] = set()
         self.ended: dict[int, int] = {}  # children that have ended, but perhaps not all that they started
         self.since = 0.0
@@ -55,13 +58,25 @@ class ForkServer:
         poll.register(woken, select.POLLIN)
         poll.register(self.control, select.POLLIN)
         while True:
-            ready = dict(poll.poll(LOOK_AGAIN * 1000 if self.ended else None))
+            pause = 0 if self.began and self.preload else None
+            ready = dict(poll.poll(LOOK_AGAIN * 1000 if self.ended else pause))
+            if not ready and not self.ended and self.preload:
+                self.load(self.preload.pop(0))
             if woken in ready:
                 os.read(woken, 4096)
             if self.control.fileno() in ready and not self.obey():
                 break
             self.reap()
         self.end()
+
+    def load(self, module: str) -> None:
+        """Import what the children to come need not import then. The first ones did not wait for it."""
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            pass  # whoever needs it will say so
+        if not self.preload:
+            freeze()
 
     def obey(self) -> bool:
         """One order. False: there will be no more."""
@@ -96,6 +111,7 @@ class ForkServer:
                 self.become_child(mine, fds)
             self.known.add(pid)
             self.tell("started", tag, pid)
+        self.began = True
         for fd in fds:
             os.close(fd)
 
@@ -184,11 +200,16 @@ def children() -> set[int]:
         return set()  # a kernel without this file: what stays in the children's groups is ended all the same
 
 
+def freeze() -> None:
+    """What is there already is never collected, so a child does not touch (and copy) all of it."""
+    gc.collect()
+    gc.freeze()
+
+
 def main() -> None:
-    """``python -c "…main()" FD``."""
+    """``python -c "…main()" FD MODULE…``."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    server = ForkServer(control)
-    gc.collect()
-    gc.freeze()  # what is there already is never collected, so a child does not touch (and copy) all of it
+    server = ForkServer(control, sys.argv[2:])
+    freeze()
     server.serve()

@@ -15,6 +15,8 @@ import msgspec
 
 GOODBYE = 6.0  # seconds until it must have ended everything; a little more than its own patience
 MAX_EVENT = 4096
+# What most tasks' modules import, and what may be forked, since importing it opens nothing and starts no thread.
+PRELOAD = ("structlog", "sqlalchemy", "scheduler.app")
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from scheduler.engine.forkserver import main; main()"
 )
@@ -28,7 +30,7 @@ class Nursery:
         with theirs:
             # exec, not fork: this process has threads. A session of its own, so that no terminal's Ctrl-C reaches it.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), json.dumps(import_path())],
+                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *_loaded(), json.dumps(import_path())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -74,6 +76,10 @@ class Nursery:
     def close_in_fork(self) -> None:
         """In a forked process: what is open here would keep the fork server from seeing that the engine has ended."""
         self.control.close()
+
+
+def _loaded() -> list[str]:
+    return [name for name in PRELOAD if name in sys.modules]
 
 
 def import_path() -> list[str]:

@@ -329,9 +329,11 @@ def everything(ctx: Context) -> dict[str, Any]:
     one = ctx.step("one", int, "1")
     ctx.sleep_for(0.2)
     two = ctx.step("two", str, "one")
+    event = f"event {ctx.id}"
+    emitted = ctx.emit_event(event, {"to": 1}), ctx.emit_event(event, {"to": 2}), ctx.await_event(event)
     results = {str(k): v for k, v in ctx.results().items()}
     failures = {str(k): v for k, v in ctx.dependency_failures().items()}
-    return {"results": results, "failures": failures, "steps": [one, two], **envelope(ctx)}
+    return {"results": results, "failures": failures, "steps": [one, two], "event": emitted, **envelope(ctx)}
 
 
 async def aeverything(ctx: AsyncContext) -> dict[str, Any]:
@@ -341,9 +343,15 @@ async def aeverything(ctx: AsyncContext) -> dict[str, Any]:
     one = await ctx.step("one", int, "1")
     await ctx.sleep_for(0.2)
     two = await ctx.step("two", str, "one")
+    event = f"event {ctx.id}"
+    emitted = (
+        await ctx.emit_event(event, {"to": 1}),
+        await ctx.emit_event(event, {"to": 2}),
+        await ctx.await_event(event),
+    )
     results = {str(k): v for k, v in (await ctx.results()).items()}
     failures = {str(k): v for k, v in (await ctx.dependency_failures()).items()}
-    return {"results": results, "failures": failures, "steps": [one, two], **envelope(ctx)}
+    return {"results": results, "failures": failures, "steps": [one, two], "event": emitted, **envelope(ctx)}
 
 
 def envelope(ctx: Context | AsyncContext) -> dict[str, Any]:

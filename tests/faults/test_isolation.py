@@ -330,7 +330,7 @@ def test_what_waits_behind_a_body_is_cancelled_at_once(database: Database, mark:
 @pytest.mark.case(17)
 @pytest.mark.parametrize(("how", "ends"), [("return", "succeeded"), ("hang", "dead"), ("die", "dead")])
 def test_fifty_processes_are_gone_when_the_attempt_is_over(jobs: Scheduler, mark: str, how: str, ends: str) -> None:
-    task_id = jobs.task(kinds.Bomb(50, how)).timeout(1).schedule()
+    task_id = jobs.task(kinds.Bomb(50, how)).timeout(4).schedule()
     jobs.wait([task_id], timeout=PATIENCE)
     assert history(jobs, task_id) == [(1, ends)]
     pool = jobs.engine.desk.processes

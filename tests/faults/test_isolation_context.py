@@ -78,6 +78,7 @@ def test_every_call(jobs: Scheduler, kind: type[Task]) -> None:
         "missed": 0,
         "settings": {"mine": {"path": "/x", "count": 3}},
         "steps": [1, "one"],
+        "event": [True, False, {"to": 1}],
     }
     assert history(jobs, task_id) == [(1, "suspended"), (1, "succeeded")]
     progress = jobs.progress(task_id)

@@ -51,7 +51,7 @@ WORST: list[tuple[Task, str]] = [
 def test_a_daemon_serves_on_after_the_worst(fleet: Fleet, jobs: Scheduler, mark: str) -> None:
     daemon = fleet.daemon(**OPTIONS)
     for task, error in WORST:
-        task_id = jobs.task(task).timeout(0.5).schedule()
+        task_id = jobs.task(task).timeout(0.5 if isinstance(task, kinds.Hang) else 4).schedule()
         all_ended(jobs)
         first = attempts(jobs, task_id)[0]
         assert (first.error_class or "") == error, task
