@@ -25,7 +25,7 @@ SPEC = some.fixed_dictionaries(
         "tries": some.sampled_from((1, 2, 3, None)),
         "wait": some.sampled_from((0.5, 4.0)),
         "key": some.sampled_from((None, None, "a", "b")),
-        "conflict": some.sampled_from(("keep", "keep", "reject")),
+        "conflict": some.sampled_from(("keep", "reject", "replace")),
         "retention": some.sampled_from((10.0, 100.0)),
     }
 )
@@ -85,6 +85,26 @@ class FleetMachine(RuleBasedStateMachine):
                 if place:
                     whole[place]["local"][number % place] = edge
         self.world.schedule(whole)
+
+    def replaceable(self) -> list[Any]:
+        """Live tasks that hold a key."""
+        tasks = self.world.model.tasks
+        return [tasks[i] for i in self.world.ids if tasks[i].live and tasks[i].key_at(self.world.now)]
+
+    @precondition(lambda self: self.replaceable())
+    @rule(
+        number=NUMBER,
+        spec=SPEC,
+        parents=PARENTS,
+        state=some.sampled_from((None, "retry", "retry", "waiting", "claimed", "running")),
+    )
+    def replace(self, number: int, spec: dict[str, Any], parents: list[Any], state: str | None) -> None:
+        """One that holds a key gets another set: any of them, or one in this state if there is one."""
+        found = self.replaceable()
+        found = [t for t in found if t.state == state] or found
+        task = found[number % len(found)]
+        same = {"kind": task.kind, "key": task.key, "conflict": "replace"}
+        self.world.schedule([spec | same | {"edges": self._edges(parents)}])
 
     @precondition(lambda self: self.tasks)
     @rule(

@@ -18,7 +18,7 @@ SECOND = 1_000_000
 STEPS = {
     "waiting": {"scheduled", "failed", "skipped", "cancelled"},
     "scheduled": {"claimed", "waiting", "cancelled"},
-    "retry": {"claimed", "cancelled"},
+    "retry": {"claimed", "scheduled", "cancelled"},
     "claimed": {"running", "scheduled", "success", "failed", "dead", "retry", "cancelled"},
     "running": {"scheduled", "success", "failed", "dead", "retry", "cancelled"},
     "success": set(),
@@ -54,6 +54,18 @@ def judge(parent: str, when: str, otherwise: str) -> str:
 
 
 @dataclass
+class Set:
+    """What a call with conflict="replace" brings: the part of a task that is not who it is."""
+
+    level: int
+    run_at: int
+    edges: dict[int, tuple[str, str]]
+    tries: int | None
+    wait: int
+    retention: int
+
+
+@dataclass
 class Task:
     id: int
     kind: str
@@ -84,6 +96,14 @@ class Task:
     deaths: int = 0
     alone: bool = False
     history: list[tuple[int, int, str]] = field(default_factory=list)  # (claim, number, end)
+    aside: Set | None = None  # replaced while a worker holds it: takes its place when the attempt ends
+    again: bool = False  # and is to run then, unless it was cancelled since
+    replaced: int = 0
+
+    @property
+    def all_edges(self) -> dict[int, tuple[str, str]]:
+        """With those of the set that is put aside: they keep their parents, and close no cycle."""
+        return self.edges if self.aside is None else self.aside.edges | self.edges
 
     @property
     def live(self) -> bool:
@@ -150,7 +170,7 @@ class Model:
 
     def children(self, parents: Iterable[int]) -> list[Task]:
         wanted = set(parents)
-        return [t for t in self.tasks.values() if wanted & t.edges.keys()]
+        return [t for t in self.tasks.values() if wanted & t.all_edges.keys()]
 
     def release(self, ended: Iterable[int], now: int) -> None:
         """Tasks have ended: what that means for those that wait for them, level by level."""
@@ -194,11 +214,47 @@ class Model:
         task.holds_key = task.key is not None
         task.state = "waiting" if self.open_edges(task) else "scheduled"
 
+    def replace(self, task_id: int, new: Set, now: int) -> None:
+        """A call with the key of this live task, that is to replace it."""
+        task = self.tasks[task_id]
+        task.replaced += 1
+        if task.state in HELD:
+            task.aside, task.again = new, True
+        else:
+            self.put_in_place(task, new, now)
+
+    def put_in_place(self, task: Task, new: Set, now: int) -> None:
+        """The new set instead of the old one; one that was cancelled meanwhile stays so."""
+        task.level, task.edges, task.tries, task.wait, task.retention = (
+            *(new.level, new.edges, new.tries, new.wait, new.retention),
+        )
+        task.run_at, task.base, task.aside, task.again = max(new.run_at, now), task.attempt, None, False
+        task.begun, task.suspect, task.deaths, task.alone, task.key_until = False, 0, 0, False, None
+        if not task.live:
+            return
+        task.cancel_asked = False
+        if task.state == "retry":
+            self.move(task, "scheduled")
+        end, wanted = self.broken(task), "waiting" if self.open_edges(task) else "scheduled"
+        if end is not None and task.state == "scheduled":
+            self.move(task, "waiting")
+        if end is not None:
+            self.end_by_edge(task, end, now)
+            self.release([task.id], now)
+        elif task.state != wanted:
+            self.move(task, wanted)
+
+    def settle(self, held: Iterable[Task], now: int) -> None:
+        """Attempts of these have ended, and what follows for others is done."""
+        for task in sorted(held, key=lambda t: t.id):
+            if task.aside is not None:
+                self.put_in_place(task, task.aside, now)
+
     def below(self, task_id: int) -> list[int]:
         """Live descendants along when=success edges."""
         found, level = [], {task_id}
         while level:
-            level = {t.id for p in level for t in self.children([p]) if t.live and t.edges[p][0] == "success"}
+            level = {t.id for p in level for t in self.children([p]) if t.live and t.all_edges[p][0] == "success"}
             level -= {task_id, *found}
             found += sorted(level)
         return found
@@ -209,7 +265,7 @@ class Model:
         ended = []
         for task in [self.tasks[i] for i in [task_id, *(self.below(task_id) if cascade else [])]]:
             if task.state in HELD:
-                task.cancel_asked = True
+                task.cancel_asked, task.again = True, False
             else:
                 self.move(task, "cancelled")
                 task.finished_at = now
@@ -299,38 +355,46 @@ class Model:
 
     def finish(self, worker: int, outcomes: Iterable[Outcome], now: int) -> None:
         """Only the holder of the newest claim can record anything."""
-        ended = []
+        ended, recorded = [], []
         for o in outcomes:
             t = self.tasks.get(o.task)
             if t is None or t.state not in HELD or (t.worker, t.claim) != (worker, o.claim):
                 continue
+            recorded.append(t)
+            state, end = ("cancelled", "cancelled") if t.cancel_asked else (o.state, o.end)
+            if t.again:  # nothing that the attempt says decides what becomes of the task
+                state, end = "scheduled", "replaced" if o.end in ("retried", "failed", "dead") else o.end
             if o.started:
-                t.history.append((o.claim, o.number, "cancelled" if t.cancel_asked else o.end))
+                t.history.append((o.claim, o.number, end))
             t.worker = None
             t.attempt -= o.refund
             t.run_at = t.run_at if o.run_at is None else o.run_at
             if o.started:
                 t.suspect, t.alone = 0, False
-            if o.state == "success" and not t.cancel_asked:
+            if state == "success":
                 kept = t.retention if t.holds_key else 0
                 t.result_until = now + max(t.result_ttl, kept)
                 t.key_until = now + t.retention if t.holds_key else None
-            self.move(t, "cancelled" if t.cancel_asked else o.state)
+            self.move(t, state)
             if not t.live:
                 t.finished_at = o.finished_at
                 ended.append(t.id)
         self.release(ended, now)
+        self.settle(recorded, now)
 
     def take_back(self, worker: int, now: int) -> None:
         """This worker is dead: what it held goes back; suspects run alone, and dying alone three times is the end."""
         ended = []
-        for t in sorted((t for t in self.tasks.values() if t.worker == worker), key=lambda t: t.id):
+        held = sorted((t for t in self.tasks.values() if t.worker == worker), key=lambda t: t.id)
+        for t in held:
             t.history.append((t.claim, t.attempt, "lost"))
             t.deaths += t.alone
             t.suspect += 1
             t.base += t.state == "claimed"
             t.worker = None
-            if t.cancel_asked:
+            if t.again:
+                self.move(t, "scheduled")
+            elif t.cancel_asked:
                 self.move(t, "cancelled")
             elif t.deaths >= DEATHS:
                 self.move(t, "dead" if t.dead_letter else "failed")
@@ -341,6 +405,7 @@ class Model:
                 t.finished_at = now
                 ended.append(t.id)
         self.release(ended, now)
+        self.settle(held, now)
 
     def claimed(self, task_id: int, claim: int, worker: int, now: int) -> Task:
         """A worker has claimed this task: only what is due, ready and free, and with a new number."""
@@ -360,7 +425,7 @@ class Model:
 
     def sweep(self, now: int, success: float, failed: float, outcomes: float) -> None:
         """Remove what has outlived its retention and that nothing live refers to; forget old outcomes."""
-        needed = {p for t in self.tasks.values() if t.live for p in t.edges}
+        needed = {p for t in self.tasks.values() if t.live for p in t.all_edges}
         expired = []
         for t in self.tasks.values():
             kept = success if t.state == "success" else failed
@@ -371,6 +436,6 @@ class Model:
             expired.append(t.id)
         for i in expired:
             self.gone[i] = (self.tasks.pop(i).state, now)
-        named = {p for t in self.tasks.values() for p in t.edges}
+        named = {p for t in self.tasks.values() for p in t.all_edges}
         for i in [i for i, (_, at) in self.gone.items() if at < now - outcomes * SECOND and i not in named]:
             del self.gone[i]

@@ -13,7 +13,7 @@ from scheduler.errors import CycleError, DuplicateKeyError, InvalidTransitionErr
 from scheduler.store import checks
 from scheduler.store.dialect import prepared
 from scheduler.testing import FakeClock
-from stateful.model import HELD, SECOND, Model, Task, Wrong
+from stateful.model import HELD, SECOND, Model, Set, Task, Wrong
 from stateful.recurring import Recurring
 from stateful.seat import GRACE, KEPT, LEASE, LONGEST_WAIT, POOLS, Hard, Row, Seat, Soft
 
@@ -114,6 +114,7 @@ class World:
             for place, (when, otherwise) in spec.get("local", {}).items():
                 builder.depend_on(builders[place], when=when, otherwise=otherwise)
             builders.append(builder)
+        closes = [self._closes_a_cycle(spec) for spec in specs]
         refused = [
             holder.id for spec in specs if spec["conflict"] == "reject" and (holder := self._holder(spec)) is not None
         ]
@@ -128,6 +129,12 @@ class World:
             if error.existing_id not in refused:
                 raise Wrong(f"rejected for task {error.existing_id}, the holder is {refused}") from error
             return
+        except CycleError:
+            if not any(closes):
+                raise
+            return
+        if any(closes):
+            raise Wrong("a cycle was closed by replacing a task")
         if refused:
             raise Wrong(f"not rejected, though {refused} hold the key")
         for spec, task_id in zip(specs, made, strict=True):
@@ -136,11 +143,22 @@ class World:
     def _holder(self, spec: dict[str, Any]) -> Task | None:
         return self.model.holder(spec["kind"], spec["key"], self.now) if spec["key"] else None
 
+    def _closes_a_cycle(self, spec: dict[str, Any]) -> bool:
+        holder = self._holder(spec) if spec["conflict"] == "replace" else None
+        return holder is not None and holder.live and any(self.model.reaches(holder.id, p) for p in spec["edges"])
+
     def _stored(self, spec: dict[str, Any], task_id: Any, made: list[Any]) -> None:
         holder = self._holder(spec)
+        if holder is not None and spec["conflict"] == "replace" and not holder.live:
+            holder.holds_key = False  # a success leaves its key to the new task
+            holder = None
         if holder is not None or not task_id.created:
             if holder is None or task_id.created or task_id != holder.id:
                 raise Wrong(f"key {spec['key']}: got task {task_id}, the holder is {holder and holder.id}")
+            if spec["conflict"] == "replace":
+                due, wait, kept = (round(spec[name] * SECOND) for name in ("after", "wait", "retention"))
+                new = Set(spec["level"], self.now + due, spec["edges"], spec["tries"], wait, kept)
+                self.model.replace(holder.id, new, self.now)
             return
         edges = spec["edges"] | {int(made[place]): edge for place, edge in spec.get("local", {}).items()}
         task = Task(
@@ -304,7 +322,7 @@ class World:
         state = STATES[row.state]
         pairs: dict[str, tuple[object, object]] = {
             "state": (state, task.state),
-            "edges": (edges, task.edges),
+            "edges": (edges, task.all_edges),
             "history": (history, task.history),
             "attempt": ((row.attempt, row.attempt_base), (task.attempt, task.base)),
             "claim": ((row.claim, row.worker), (task.claim, task.worker)),
@@ -324,5 +342,5 @@ class World:
         if (row.ended_by is None) != (not task.ended_by) or (task.ended_by and row.ended_by not in task.ended_by):
             raise Wrong(f"task {task.id} was ended by {row.ended_by}, not {task.ended_by}")
         task.ended_by &= {row.ended_by}  # of several either may be named
-        if [end for _, _, end in task.history].count("succeeded") > 1:
+        if [end for _, _, end in task.history].count("succeeded") > 1 + task.replaced:
             raise Wrong(f"task {task.id} has more than one success")
