@@ -135,6 +135,22 @@ MUTANTS = (
         ("tests/cases/test_keys.py",),
     ),
     Mutant(
+        "a replaced task runs once more when its attempt has ended",
+        (Change("scheduler/store/finish.py", "CASE WHEN {T}.rerun = 1 THEN {st.SCHEDULED}", "CASE WHEN false THEN 0"),),
+        ("tests/cases/test_replace.py",),
+    ),
+    Mutant(
+        "nothing of the replaced set is left",
+        (
+            Change(
+                "scheduler/store/replacing.py",
+                '"DELETE FROM schedd_edges WHERE child = :id",',
+                '"DELETE FROM schedd_edges WHERE child = :id AND 1 = 0",',
+            ),
+        ),
+        ("tests/cases/test_replace.py",),
+    ),
+    Mutant(
         "the cap lock",
         (Change("scheduler/store/caps.py", 'f"ORDER BY t.name {dialect.skip_locked}"', '"ORDER BY t.name"'),),
         ("tests/cases/test_caps.py",),
