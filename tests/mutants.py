@@ -158,7 +158,7 @@ MUTANTS = (
     ),
     Mutant(
         "the cap counts what is held",
-        (Change("scheduler/store/caps.py", "cap - self.held.get(lane, 0)", "cap"),),
+        (Change("scheduler/store/caps.py", "max(0, cap - self.held[lane])", "cap"),),
         ("tests/cases/test_caps.py",),
     ),
     Mutant(

@@ -14,40 +14,69 @@ from scheduler.cli.session import Session, note, with_session
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from scheduler.store.control import CancelResult
+
 _MOST = 10_000
 
 
 @click.command(name="cancel")
 @click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
 @click.option("--cascade", is_flag=True, help="End what waits for their success too, as cancelled.")
+@click.option("--dry-run", is_flag=True, help="Only say what would end.")
 @common
 @with_session
-def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool) -> None:
+def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool, dry_run: bool) -> None:
     """End tasks: what is not running at once, what is running at its next look. All of them or none.
 
     Tasks that have ended already are left as they are. Without --cascade, dependants end or run as their
-    edges say.
+    edges say; with it, those that wait for success end cancelled, at the moment that what they wait for does.
     """
-    from scheduler.model.texts import counted
+    from scheduler.model.texts import counted, listed
     from scheduler.store import control
 
     database = session.existing()
-    done = session.write(lambda c: control.cancel(c, ids, database.now(), cascade=cascade))
+
+    def work(connection: sa.Connection) -> CancelResult:
+        done = control.cancel(connection, ids, database.now(), cascade=cascade)
+        if dry_run:
+            raise _NotReally(done)
+        return done
+
+    try:
+        done = session.write(work)
+    except _NotReally as undone:
+        done = undone.done
     view = {
         "cancelled": list(done.cancelled),
         "requested": list(done.requested),
         "finished": {str(i): state.value for i, state in done.finished.items()},
         "dependants": list(done.affected),
+        "later": list(done.later),
     }
     if print_object(session, view):
         return
+    would = "would be " if dry_run else ""
     for task_id in done.cancelled:
-        click.echo(f"task {task_id} cancelled")
+        click.echo(f"task {task_id} {would}cancelled")
     for task_id in done.requested:
-        click.echo(f"task {task_id} is running: cancel requested")
+        click.echo(f"task {task_id} is running: cancel {would}requested")
     for task_id, state in done.finished.items():
         click.echo(f"task {task_id} had ended already: {state}")
-    click.echo(f"{counted(len(done.affected), 'dependant')} ended with it")
+    for tasks, moves in (
+        (done.affected, f"{'would end' if dry_run else 'ended'} with it"),
+        (done.later, f"{'would be' if dry_run else 'will be'} cancelled when what is running has ended"),
+    ):
+        if tasks or tasks is done.affected:
+            named = f": {listed([str(i) for i in tasks], 20)}" if tasks else ""
+            click.echo(f"{counted(len(tasks), 'dependant')} {moves}{named}")
+
+
+class _NotReally(Exception):
+    """Takes a transaction back, and says what it had done."""
+
+    def __init__(self, done: CancelResult) -> None:
+        super().__init__()
+        self.done = done
 
 
 @click.command(name="retry")

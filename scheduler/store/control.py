@@ -12,6 +12,7 @@ from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import TaskState
 from scheduler.store import keys
+from scheduler.store.cascade import below
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, fence, prepared
 from scheduler.store.new_task import edge_row, insert_edges, read_parents
 from scheduler.store.paths import one_at_a_time, refuse_cycle
@@ -21,12 +22,14 @@ from scheduler.store.replacing import cancel_rerun
 
 class CancelResult(NamedTuple):
     """``cancelled``: ended now; ``requested``: running, will end; ``finished``: had ended; ``affected``: dependants
-    that ended because of it, cancelled (cascade) or by *otherwise*."""
+    that ended because of it, cancelled (cascade) or by *otherwise*; ``later``: dependants that a cascade cancels once
+    what is running has ended."""
 
     cancelled: tuple[int, ...]
     requested: tuple[int, ...]
     finished: dict[int, TaskState]
     affected: tuple[int, ...]
+    later: tuple[int, ...] = ()
 
 
 def _lock(connection: sa.Connection, ids: Sequence[int]) -> dict[int, sa.Row[tuple[int, int]]]:
@@ -41,10 +44,9 @@ def _lock(connection: sa.Connection, ids: Sequence[int]) -> dict[int, sa.Row[tup
     return {row.id: row for row in rows}
 
 
-def dependants(connection: sa.Connection, ids: Sequence[int], *, success_only: bool) -> list[int]:
-    """Live descendants along edges (only when=success ones if asked), not counting ``ids`` themselves."""
+def _dependants(connection: sa.Connection, ids: Sequence[int]) -> list[int]:
+    """Live descendants along edges, not counting ``ids`` themselves."""
     dialect = dialect_of(connection)
-    only = "AND e.on_end = 0" if success_only else ""
     rows = connection.execute(
         prepared(
             f"WITH RECURSIVE down(id) AS (SELECT CAST(value AS {'integer' if dialect.name == 'sqlite' else 'bigint'}) "
@@ -54,7 +56,7 @@ def dependants(connection: sa.Connection, ids: Sequence[int], *, success_only: b
                 else "FROM json_array_elements_text(CAST(:ids AS json))"
             )
             + f" UNION SELECT e.child FROM schedd_edges e JOIN down ON e.parent = down.id "
-            f"JOIN schedd_tasks c ON c.id = e.child WHERE c.state < {st.FIRST_TERMINAL} {only}) "
+            f"JOIN schedd_tasks c ON c.id = e.child WHERE c.state < {st.FIRST_TERMINAL}) "
             "SELECT id FROM down ORDER BY id"
         ),
         {"ids": bind_rows(ids)},
@@ -64,23 +66,27 @@ def dependants(connection: sa.Connection, ids: Sequence[int], *, success_only: b
 
 
 def cancel(connection: sa.Connection, ids: Sequence[int], now: int, *, cascade: bool = False) -> CancelResult:
-    """End what is not running at once; ask what is running to end. Raises UnknownTaskError for the first unknown id."""
+    """End what is not running at once; ask what is running to end. Raises UnknownTaskError for the first unknown id.
+
+    ``cascade``: what waits for the success of one of them ends cancelled, too, at the moment that the one does.
+    """
     dialect = dialect_of(connection)
     wanted = list(dict.fromkeys(ids))
-    descendants: list[int] = []
-    if cascade:
-        live = [i for i, row in _lock(connection, wanted).items() if row.state < st.FIRST_TERMINAL]
-        descendants = dependants(connection, live, success_only=True)
-    rows = _lock(connection, wanted + descendants)
+    rows = _lock(connection, wanted)
+    if cascade:  # what will be written is held in one order by everybody, before anything is
+        open_ids = [i for i, row in rows.items() if row.state < st.CLAIMED]
+        rows |= _lock(connection, [*wanted, *below(connection, open_ids)])
     for task_id in wanted:
         if task_id not in rows:
             raise UnknownTaskError(task_id)
     states = {i: TaskState.from_code(row.state) for i, row in rows.items()}
     finished = {i: states[i] for i in wanted if states[i].terminal}
-    bound = {"ids": bind_rows([i for i in rows if not states[i].terminal]), "now": now}
+    live = [i for i in wanted if not states[i].terminal]
+    bound = {"ids": bind_rows(live), "now": now, "cascade": int(cascade)}
+    asks = "cancel_cascade = CASE WHEN :cascade = 1 THEN 1 ELSE cancel_cascade END"
     requested = connection.execute(
         prepared(
-            "UPDATE schedd_tasks SET cancel_requested = coalesce(cancel_requested, :now) "
+            f"UPDATE schedd_tasks SET cancel_requested = coalesce(cancel_requested, :now), {asks} "
             f"WHERE id IN {dialect.ids()} AND state >= 4 AND state <= 5 RETURNING id"
         ),
         bound,
@@ -89,20 +95,22 @@ def cancel(connection: sa.Connection, ids: Sequence[int], now: int, *, cascade: 
         cancel_rerun(connection, [row[0] for row in requested])
     ended = connection.execute(
         prepared(
-            f"UPDATE schedd_tasks SET state = {st.CANCELLED}, cancel_requested = :now, finished_at = :now, "
+            f"UPDATE schedd_tasks SET state = {st.CANCELLED}, cancel_requested = :now, finished_at = :now, {asks}, "
             f"held_key = NULL WHERE id IN {dialect.ids()} AND state < {st.CLAIMED} RETURNING id"
         ),
         bound,
     ).fetchall()
-    before = set(dependants(connection, [row[0] for row in ended], success_only=False))
-    release(connection, dialect, [(row[0], TaskState.CANCELLED) for row in ended], now)
-    gone = _terminal_among(connection, dialect, before)
-    cancelled = {row[0] for row in ended}
+    cancelled = [row[0] for row in ended]
+    before = set(_dependants(connection, cancelled))
+    down = below(connection, cancelled) if cascade else {}
+    running = sorted({row[0] for row in requested} | {i for i, state in down.items() if state >= st.CLAIMED})
+    release(connection, dialect, [(i, TaskState.CANCELLED) for i in cancelled], now)
     return CancelResult(
-        tuple(sorted(cancelled & set(wanted))),
-        tuple(sorted(row[0] for row in requested)),
+        tuple(sorted(cancelled)),
+        tuple(running),
         finished,
-        tuple(sorted((cancelled - set(wanted)) | gone)),
+        tuple(sorted(_terminal_among(connection, dialect, before) - set(cancelled))),
+        tuple(sorted(below(connection, running, through_held=True))) if cascade else (),
     )
 
 
@@ -140,7 +148,7 @@ def _set(connection: sa.Connection, task_id: int, what: str, now: int) -> None:
 
 
 _CLEAR = (
-    "state = 0, cancel_requested = NULL, ended_by = NULL, finished_at = NULL, claimed_at = NULL, "
+    "state = 0, cancel_requested = NULL, cancel_cascade = 0, ended_by = NULL, finished_at = NULL, claimed_at = NULL, "
     "started_at = NULL, "
     "error = NULL, error_class = NULL, fingerprint = NULL, status_code = NULL, suspect = 0, deaths = 0, "
     "lane = ltrim(lane, '!'), result = NULL, result_until = NULL, kept_until = NULL, attempt_base = attempt, "

@@ -14,6 +14,7 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store import waits
+from scheduler.store.cascade import lock_below
 from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
 from scheduler.store.new_task import INLINE
 from scheduler.store.release import release
@@ -341,6 +342,11 @@ def blocked_below(connection: sa.Connection, dialect: Dialect, level: dict[int, 
     )
     blocked: set[int] = set()
     roots = {i: {i} for i in level}  # whose end reaches a task of this level
+    cancelled = [i for i, bits in level.items() if bits & END_BIT[TaskState.CANCELLED]]
+    if cancelled:
+        taken, blocked = lock_below(connection, dialect, cancelled)
+        roots |= taken
+        level = level | dict.fromkeys(taken, END_BIT[TaskState.CANCELLED])
     while level:
         bound = {"ids": bind_rows(sorted(level))}
         edges = connection.execute(prepared(waiting), bound).fetchall()

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.state import END_BIT, Otherwise, TaskState, Verdict, When, judge
+from scheduler.store.cascade import cancel_below
 from scheduler.store.dialect import Dialect, bind_rows, prepared
 from scheduler.store.new_task import broken_text, removed_text
 from scheduler.store.statement import run
@@ -39,10 +40,15 @@ RETURNING schedd_tasks.id, schedd_tasks.state
 def release(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[int, TaskState]], now: int) -> int:
     """Meet or break the edges of tasks that have just ended, and so on down. Returns how many became ready.
 
+    What a cascading cancel takes along ends here, too.
+
     Children that can no longer run are ended here, and then they are parents that have ended in their turn.
     """
     ready = 0
     frontier = dict(ends)
+    cancelled = [task_id for task_id, state in frontier.items() if state is TaskState.CANCELLED]
+    if cancelled:
+        frontier |= dict.fromkeys(cancel_below(connection, dialect, cancelled, now), TaskState.CANCELLED)
     while frontier:
         # Broken edges first: a child that another edge makes ready in the same moment must not start.
         ended = _break(connection, dialect, frontier, now)

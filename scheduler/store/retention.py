@@ -67,6 +67,10 @@ _OTHERS = f"""
 SELECT t.id FROM schedd_tasks t WHERE t.state = :state AND t.state >= 7 AND t.finished_at < :before AND {_UNNEEDED}
 ORDER BY t.finished_at LIMIT :batch
 """
+_OUTCOMES = (
+    "FROM schedd_outcomes o WHERE o.removed_at < :before "
+    "AND NOT EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = o.task_id)"
+)
 _WORKERS = (
     "FROM schedd_workers WHERE state >= 2 AND heartbeat_at < :before AND NOT EXISTS "
     "(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND t.state >= 4 AND t.state <= 5)"
@@ -93,8 +97,7 @@ def sweep(
     remove(connection, dialect, expired, now)
     gone = connection.execute(
         prepared(
-            "DELETE FROM schedd_outcomes WHERE task_id IN (SELECT o.task_id FROM schedd_outcomes o "
-            "WHERE o.removed_at < :before AND NOT EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = o.task_id) "
+            f"DELETE FROM schedd_outcomes WHERE task_id IN (SELECT o.task_id {_OUTCOMES} "
             "ORDER BY o.removed_at LIMIT :batch) RETURNING task_id"
         ),
         {"before": now - kept["outcomes"], "batch": batch},
@@ -228,7 +231,7 @@ def would_remove(connection: sa.Connection, now: int, retention: Mapping[str, fl
         "AND (t.result IS NOT NULL OR EXISTS (SELECT 1 FROM schedd_task_values v WHERE v.task_id = t.id "
         f"AND v.name = 'result')) AND {_UNNEEDED}"
     )
-    outcomes = count("FROM schedd_outcomes WHERE removed_at < :before", before=now - kept["outcomes"])
+    outcomes = count(_OUTCOMES, before=now - kept["outcomes"])
     workers = count(_WORKERS, before=now - WORKER_ROWS)
     return Removed(successes + failed, results, outcomes, workers, events.count_old(connection, now - kept["events"]))
 

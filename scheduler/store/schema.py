@@ -75,6 +75,7 @@ tasks = Table(
     Column("missed_since", BigInteger),
     # while it runs
     Column("cancel_requested", BigInteger),
+    Column("cancel_cascade", SmallInteger, nullable=False, server_default=text("0")),  # what waits for its success, too
     Column("rerun", SmallInteger, nullable=False, server_default=text("0")),  # see replacing.py
     Column("progress", Float),
     Column("progress_message", Text),

@@ -282,6 +282,78 @@ def test_cascade_from_a_running_task(bench: Bench) -> None:
     cleans = bench.step("cleans", task_id, when="failure").schedule()
     ring_and_step(bench.jobs)
     done = bench.jobs.cancel_task(task_id, cascade=True)
-    assert (done.requested, done.affected) == ((task_id,), (child,))
+    assert (done.requested, done.affected, done.later) == ((task_id,), (), (child,))
+    assert bench.states(child, cleans) == ["waiting", "waiting"], "they move when the body has ended"
     bench.drain()
     assert bench.states(task_id, child, cleans) == ["cancelled", "cancelled", "success"]
+
+
+@pytest.mark.case(37, 48)
+def test_cascade_goes_on_below_what_runs_once_that_has_ended(bench: Bench) -> None:
+    """The middle one started before its parent was opened again; below it nothing moves before it has ended."""
+    top = bench.ended("dead")
+    middle = int(bench.step("middle", top, when="success", otherwise="run").schedule())
+    ring_and_step(bench.jobs)
+    assert bench.state(middle) == "claimed"
+    bench.jobs.retry_task(top)
+    beside = int(bench.step("beside", top).schedule())
+    below = int(bench.step("below", middle, otherwise="run").schedule())
+    last = int(bench.step("last", below).schedule())
+    done = bench.jobs.cancel_task(top, cascade=True)
+    assert (done.cancelled, done.requested, done.affected, done.later) == ((top,), (middle,), (beside,), (below, last))
+    assert bench.states(beside, below, last) == ["cancelled", "waiting", "waiting"]
+    bench.drain()
+    assert bench.states(middle, below, last) == ["cancelled"] * 3
+    assert bench.script.ran == ["ends dead"]
+
+
+@pytest.mark.case(37, 48)
+def test_a_reaper_carries_the_cascade_out(bench: Bench) -> None:
+    dying, other = bench.worker(queues=["default"], lease=30), bench.worker(lease=30)
+    task_id = int(bench.step("task").schedule())
+    child = bench.step("child", task_id, otherwise="run").schedule()
+    ring_and_step(dying)
+    ring_and_step(other)
+    bench.jobs.cancel_task(task_id, cascade=True)
+    for _ in range(5):
+        bench.clock.advance(9)
+        assert bench.states(task_id, child) in (["claimed", "waiting"], ["cancelled", "cancelled"])
+        ring_and_step(other)
+    assert bench.states(task_id, child) == ["cancelled", "cancelled"]
+
+
+@pytest.mark.case(37, 48)
+def test_asked_again_with_cascade_and_then_retried(bench: Bench) -> None:
+    task_id = int(bench.step("task").schedule())
+    child = bench.step("child", task_id, otherwise="run").schedule()
+    ring_and_step(bench.jobs)
+    assert bench.jobs.cancel_task(task_id).later == ()
+    assert bench.jobs.cancel_task(task_id, cascade=True).later == (child,)
+    bench.drain()
+    assert bench.states(task_id, child) == ["cancelled", "cancelled"]
+    bench.jobs.retry_task(task_id)
+    other = bench.step("other", task_id, otherwise="run").schedule()
+    ring_and_step(bench.jobs)
+    bench.jobs.cancel_task(task_id)
+    bench.drain()
+    assert bench.states(task_id, other) == ["cancelled", "success"], "the second cancel asked for no cascade"
+
+
+@pytest.mark.case(37, 65)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_cascade_waits_for_no_open_session(bench: Bench) -> None:
+    """Somebody adds a task below; the end of the cancelled one is recorded when that transaction is over."""
+    task_id = int(bench.step("task").schedule())
+    child = int(bench.step("child", task_id, otherwise="run").schedule())
+    other = int(bench.step("other").schedule())
+    ring_and_step(bench.jobs)
+    bench.jobs.cancel_task(task_id, cascade=True)
+    caller = bench.worker()
+    with caller.database.write() as session:
+        grandchild = caller.task(Step("grandchild")).depend_on(child).schedule(connection=session)
+        for _ in range(3):
+            run_claimed(bench.jobs)
+            ring_and_step(bench.jobs)
+        assert bench.states(task_id, child, other) == ["claimed", "waiting", "success"]
+    bench.drain()
+    assert bench.states(task_id, child, grandchild) == ["cancelled"] * 3

@@ -199,7 +199,7 @@ def test_the_audit_goes_with_the_outcome(bench: Bench) -> None:
     bench.drain()
     bench.clock.advance(1)
     bench.jobs.dead_letters.purge(0)
-    kept = {"success": 1e9, "failed": 1e9, "outcomes": 3600.0}
+    kept = {"success": 1e9, "failed": 1e9, "outcomes": 3600.0, "events": 1e9}
     for passed, left in ((3599, 2), (2, 0)):
         bench.clock.advance(passed)
         with bench.jobs.database.write() as connection:

@@ -98,7 +98,7 @@ def test_a_child_stored_while_its_parent_is_swept_keeps_it(bench: Bench, monkeyp
             return found
         return real(self, statement, *args, **kwargs)
 
-    kept = {"success": DAY, "failed": 30 * DAY, "outcomes": 90 * DAY}
+    kept = {"success": DAY, "failed": 30 * DAY, "outcomes": 90 * DAY, "events": 90 * DAY}
     with monkeypatch.context() as m, bench.jobs.database.write() as connection:
         m.setattr(sa.Connection, "execute", execute)
         for _ in range(5):

@@ -18,7 +18,7 @@ def test_cancel_ends_what_is_not_running(ctl: Ctl, live: Bench) -> None:
     d = int(live.step("d", a, when="finished").schedule())
     result = ctl("cancel", a, b)
     assert result.exit_code == 0
-    assert result.stdout == f"task {a} cancelled\ntask {b} cancelled\n1 dependant ended with it\n"
+    assert result.stdout == f"task {a} cancelled\ntask {b} cancelled\n1 dependant ended with it: {c}\n"
     assert live.states(a, b, c, d) == ["cancelled", "cancelled", "failed", "scheduled"]
     assert live.drain() == ["d"]
 
@@ -27,13 +27,32 @@ def test_cascade_ends_dependants_as_cancelled(ctl: Ctl, live: Bench) -> None:
     a = int(live.step("a").schedule())
     b = int(live.step("b", a).schedule())
     c = int(live.step("c", b).schedule())
-    assert ctl.json("cancel", "--cascade", a) == {
-        "cancelled": [a],
-        "requested": [],
-        "finished": {},
-        "dependants": [b, c],
-    }
+    told = {"cancelled": [a], "requested": [], "finished": {}, "dependants": [b, c], "later": []}
+    assert ctl.json("cancel", "--cascade", "--dry-run", a) == told
+    shown = ctl("cancel", "--cascade", "--dry-run", a)
+    assert shown.stdout == f"task {a} would be cancelled\n2 dependants would end with it: {b}, {c}\n"
+    assert live.states(a, b, c) == ["scheduled", "waiting", "waiting"]
+    assert ctl.json("cancel", "--cascade", a) == told
     assert live.states(a, b, c) == ["cancelled"] * 3
+
+
+def test_cascade_of_what_is_running_says_what_will_follow(ctl: Ctl, live: Bench) -> None:
+    a = int(live.step("a").schedule())
+    b = int(live.step("b", a).schedule())
+    ring_and_step(live.jobs)
+    shown = ctl("cancel", "--cascade", "--dry-run", a)
+    assert shown.stdout == (
+        f"task {a} is running: cancel would be requested\n0 dependants would end with it\n"
+        f"1 dependant would be cancelled when what is running has ended: {b}\n"
+    )
+    shown = ctl("cancel", "--cascade", a)
+    assert shown.stdout == (
+        f"task {a} is running: cancel requested\n0 dependants ended with it\n"
+        f"1 dependant will be cancelled when what is running has ended: {b}\n"
+    )
+    assert live.states(a, b) == ["claimed", "waiting"]
+    live.drain()
+    assert live.states(a, b) == ["cancelled", "cancelled"]
 
 
 def test_cancel_of_an_unknown_task_changes_nothing(ctl: Ctl, live: Bench) -> None:

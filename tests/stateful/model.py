@@ -91,6 +91,7 @@ class Task:
     worker: int | None = None
     begun: bool = False  # claimed since it was stored or reopened: edges no longer matter
     cancel_asked: bool = False
+    cascade: bool = False
     ended_by: set[int] = field(default_factory=set)  # any of these may be named
     suspect: int = 0
     deaths: int = 0
@@ -175,6 +176,7 @@ class Model:
     def release(self, ended: Iterable[int], now: int) -> None:
         """Tasks have ended: what that means for those that wait for them, level by level."""
         level = set(ended)
+        level |= self.cascade(level, now)
         while level:
             waiting = [t for t in self.children(level) if t.state == "waiting"]
             ends = {t.id: self.broken(t, level) for t in waiting}
@@ -187,6 +189,24 @@ class Model:
                 elif self.open_edges(task) == 0:
                     self.move(task, "scheduled")
             level = following
+
+    def cascade(self, ended: Iterable[int], now: int) -> set[int]:
+        """What waits for the success of these is cancelled with them, where their cancel asked for that."""
+        found: set[int] = set()
+        level = {i for i in ended if self.tasks[i].state == "cancelled" and self.tasks[i].cascade}
+        while level:
+            below = {t.id: t for p in level for t in self.children([p]) if t.live and t.all_edges[p][0] == "success"}
+            level = set()
+            for task in below.values():
+                task.cascade = True
+                if task.state in HELD:
+                    task.cancel_asked, task.again = True, False
+                else:
+                    self.move(task, "cancelled")
+                    task.finished_at = now
+                    level.add(task.id)
+            found |= level
+        return found
 
     def end_by_edge(self, task: Task, end: tuple[str, set[int]], now: int) -> None:
         self.move(task, end[0])
@@ -232,7 +252,7 @@ class Model:
         task.begun, task.suspect, task.deaths, task.alone, task.key_until = False, 0, 0, False, None
         if not task.live:
             return
-        task.cancel_asked = False
+        task.cancel_asked, task.cascade = False, False
         if task.state == "retry":
             self.move(task, "scheduled")
         end, wanted = self.broken(task), "waiting" if self.open_edges(task) else "scheduled"
@@ -250,27 +270,17 @@ class Model:
             if task.aside is not None:
                 self.put_in_place(task, task.aside, now)
 
-    def below(self, task_id: int) -> list[int]:
-        """Live descendants along when=success edges."""
-        found, level = [], {task_id}
-        while level:
-            level = {t.id for p in level for t in self.children([p]) if t.live and t.all_edges[p][0] == "success"}
-            level -= {task_id, *found}
-            found += sorted(level)
-        return found
-
     def cancel(self, task_id: int, cascade: bool, now: int) -> None:
-        if not self.tasks[task_id].live:
+        task = self.tasks[task_id]
+        if not task.live:
             return
-        ended = []
-        for task in [self.tasks[i] for i in [task_id, *(self.below(task_id) if cascade else [])]]:
-            if task.state in HELD:
-                task.cancel_asked, task.again = True, False
-            else:
-                self.move(task, "cancelled")
-                task.finished_at = now
-                ended.append(task.id)
-        self.release(ended, now)
+        task.cascade = task.cascade or cascade
+        if task.state in HELD:
+            task.cancel_asked, task.again = True, False
+        else:
+            self.move(task, "cancelled")
+            task.finished_at = now
+            self.release([task_id], now)
 
     def may_retry(self, task_id: int) -> bool:
         return self.tasks[task_id].state in {"scheduled", "retry"} | (ENDS - {"success"})
@@ -291,7 +301,7 @@ class Model:
             t = self.tasks[i]
             before[i], t.state = t.state, "waiting"
             t.base, t.begun, t.cancel_asked, t.ended_by, t.finished_at = t.attempt, False, False, set(), None
-            t.suspect, t.deaths, t.alone, t.result_until = 0, 0, False, 0
+            t.suspect, t.deaths, t.alone, t.result_until, t.cascade = 0, 0, False, 0, False
             if t.key is not None and self.holder(t.kind, t.key, now) is None:
                 self.free_expired(t.kind, t.key, now)
                 t.holds_key, t.key_until = True, None
