@@ -155,6 +155,7 @@ class Run(NamedTuple):
     pid: int
     start: int
     end: int | None
+    claim: int
 
 
 class Fleet:
@@ -169,7 +170,11 @@ class Fleet:
         self.processes: list[Process] = []
 
     def worker(self, *, ready: bool = True, **config: Any) -> Process:
-        """An embedded Scheduler in a process of its own. ``options``: its own; ``arm``: a failpoint."""
+        """An embedded Scheduler in a process of its own.
+
+        ``options``: its own; ``arm``: a failpoint; ``url``: another way to the database; ``clock``: seconds that its
+        wall clock is ahead.
+        """
         request = {"url": self.url, "notes": str(self.notes), **config}
         process = self._start(lambda fds: self._forked(request, fds))
         if ready:
@@ -180,26 +185,32 @@ class Fleet:
         pid = self._mother.fork(request, fds)
         return pid, lambda: self._mother.reap(pid)
 
-    def daemon(self, *, ready: bool = True, module: str = "faults.kinds", **settings: str) -> Process:
-        """A real schedd. ``settings`` by their dotted names with ``__``, as TOML values."""
-        sections: dict[str, list[str]] = {"store": [f'url = "{self.url}"']}
+    def daemon(
+        self, *, ready: bool = True, module: str = "faults.kinds", url: str = "", clock: float = 0.0, **settings: str
+    ) -> Process:
+        """A real schedd. ``settings`` by their dotted names with ``__``, as TOML values; the rest as for a worker."""
+        sections: dict[str, list[str]] = {"store": [f'url = "{url or self.url}"']}
         sections["tasks"] = [f'modules = ["{module}"]', f'path = ["{TESTS}"]']
         for name, value in settings.items():
             section, _, setting = name.rpartition("__")
             sections.setdefault(section.replace("__", "."), []).append(f"{setting} = {value}")
         config = self.directory / f"config{len(self.processes)}.toml"
         config.write_text("\n".join("\n".join([f"[{s}]", *lines]) for s, lines in sections.items()))
-        process = self._start(lambda fds: self._spawned(config, fds))
+        process = self._start(lambda fds: self._spawned(config, clock, fds))
         if ready:
             until(lambda: process.lines("ready") or not process.alive(), f"schedd is ready; {process.tail()}")
             assert process.alive(), process.tail()
         return process
 
-    def _spawned(self, config: Path, fds: list[int]) -> tuple[int, Callable[[], int]]:
+    def _spawned(self, config: Path, clock: float, fds: list[int]) -> tuple[int, Callable[[], int]]:
         reports, commands, log = fds
         spawned = subprocess.Popen(
             [sys.executable, "-m", "scheduler.daemon", "--config", str(config)],
-            env={**os.environ, "FAULTS_LINK": json.dumps([reports, commands, str(self.notes)])},
+            env={
+                **os.environ,
+                "FAULTS_LINK": json.dumps([reports, commands, str(self.notes)]),
+                "FAULTS_CLOCK": str(clock),
+            },
             cwd=self.directory,
             pass_fds=[reports, commands],
             stdin=subprocess.DEVNULL,
@@ -227,11 +238,11 @@ class Fleet:
         path = self.notes / str(task_id)
         found: list[Run] = []
         for line in path.read_text().splitlines() if path.exists() else ():
-            what, attempt, pid, at = line.split()
+            what, attempt, pid, at, claim = line.split()
             if what == "start":
-                found.append(Run(int(attempt), int(pid), int(at), None))
+                found.append(Run(int(attempt), int(pid), int(at), None, int(claim)))
             else:
-                index = next(i for i, r in enumerate(found) if (r.attempt, r.pid) == (int(attempt), int(pid)))
+                index = next(i for i, r in enumerate(found) if (r.claim, r.pid) == (int(claim), int(pid)))
                 found[index] = found[index]._replace(end=int(at))
         return found
 

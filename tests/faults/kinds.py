@@ -20,9 +20,21 @@ from typing import Any
 
 from scheduler import AsyncContext, Context, RetryPolicy, Task, ports
 from scheduler.errors import PermanentError, TaskTimeout
-from scheduler.ports import FAILPOINTS
+from scheduler.ports import FAILPOINTS, SECOND, SystemClock
 
 AT_ONCE = RetryPolicy(min_wait=0, max_wait=0, max_attempts=3, jitter=0.0, strategy="fixed")
+
+
+class SkewedClock(SystemClock):
+    """The machine's clocks, the wall's being off by what a test says."""
+
+    offset = 0  # microseconds
+
+    def now(self) -> int:
+        return super().now() + self.offset
+
+
+clock = SkewedClock()
 
 
 class Link:
@@ -57,12 +69,15 @@ class Link:
                     gate_file(self.notes, os.getpid(), command["gate"]).touch()
                 elif command["do"] == "arm":
                     self.armed = command["point"]
+                elif command["do"] == "clock":
+                    clock.offset = round(command["offset"] * SECOND)
                 else:
                     self.commands.put(command)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def note(self, what: str, ctx: Context | AsyncContext) -> None:
-        line = f"{what} {ctx.attempt} {os.getpid()} {time.monotonic_ns()}\n"
+        claim = ctx._attempt.claimed.claim
+        line = f"{what} {ctx.attempt} {os.getpid()} {time.monotonic_ns()} {claim}\n"
         fd = os.open(self.notes / str(ctx.id), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
         os.write(fd, line.encode())
         os.close(fd)
@@ -108,6 +123,8 @@ def setup(scheduler: Any) -> None:
     """Called by a real schedd that was told this module."""
     if link is None and "FAULTS_LINK" in os.environ:
         connect(*json.loads(os.environ["FAULTS_LINK"]))
+        clock.offset = round(float(os.environ.get("FAULTS_CLOCK", "0")) * SECOND)
+        scheduler.clock = scheduler.database.clock = clock
 
 
 def connect(reports: int, commands: int, notes: str) -> Link:
@@ -141,6 +158,23 @@ class Work(Task, retry=AT_ONCE):
         _link().note("start", ctx)
         time.sleep(self.ms / 1000)
         _link().note("end", ctx)
+        return ctx.attempt
+
+
+class Step(Task):
+    """Some milliseconds, noted; one attempt that may fail; asks its context all the time."""
+
+    ms: float = 0.0
+
+    def run(self, ctx: Context) -> int:
+        _link().note("start", ctx)
+        until = time.monotonic() + self.ms / 1000
+        try:
+            while time.monotonic() < until:
+                ctx.check_cancelled()
+                time.sleep(min(0.005, max(0.0, until - time.monotonic())))
+        finally:
+            _link().note("end", ctx)
         return ctx.attempt
 
 
@@ -269,4 +303,4 @@ class Segfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None
         ctypes.string_at(0)
 
 
-ALL = (Noop, Work, Hold, Narrow, Paced, Fail, Chatty, Big, Attentive, Deaf, Sleeper, Stubborn, Segfault)
+ALL = (Noop, Work, Step, Hold, Narrow, Paced, Fail, Chatty, Big, Attentive, Deaf, Sleeper, Stubborn, Segfault)

@@ -24,6 +24,7 @@ import scheduler.store.database as database
 from faults import kinds
 from scheduler import Scheduler
 from scheduler.engine import loop
+from scheduler.ports import SECOND
 
 
 class _Lines(logging.Formatter):
@@ -64,7 +65,8 @@ def work(config: dict[str, Any], reports: int, commands: int) -> None:
     link.armed = config.get("arm", "")
     database._SQLITE_BUSY_MS = config.get("busy_ms", database._SQLITE_BUSY_MS)
     pages = Pages()
-    jobs = Scheduler(config["url"], **config.get("options", {}))
+    kinds.clock.offset = round(config.get("clock", 0.0) * SECOND)
+    jobs = Scheduler(config["url"], clock=kinds.clock, **config.get("options", {}))
     for kind in kinds.ALL:
         jobs.register(kind)
     jobs.start()

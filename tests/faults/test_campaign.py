@@ -1,0 +1,140 @@
+"""Three workers, one PostgreSQL, a random graph, and one sort of fault after the other.
+
+``make faults`` runs it at full length on real daemons, ``make test`` in short. Each run tells how many faults there
+were and what they cost.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from faults import injected
+from faults.campaign import Campaign
+from faults.harness import Fleet, Mother, Process, connect
+from faults.injected import Fault
+from scheduler import Scheduler
+from support.own_server import OwnServer
+from support.proxy import Proxy
+from support.session import shared_directory
+
+pytestmark = pytest.mark.faults
+Tell = Callable[[str], None]
+SLOTS = {"high": 2, "medium": 4, "low": 2}
+
+
+class Form(NamedTuple):
+    """How large a campaign is. ``daemons``: real ones, else the same engine in a process that starts at once."""
+
+    tasks: int
+    faults: int
+    lease: float
+    daemons: bool
+    longest: float  # milliseconds of a body
+    timeout: float
+
+
+SHORT = Form(400, 3, 1.5, False, 30.0, 60.0)
+LONG = Form(20_000, 12, 3.0, True, 16.0, 600.0)
+
+
+class Ground:
+    """A server, workers on it and the test's own scheduler."""
+
+    def __init__(self, form: Form, mother: Mother, directory: Path, tell: Tell) -> None:
+        self.form = form
+        self.tell = tell
+        self.stack = ExitStack()
+        self.server = self.stack.enter_context(OwnServer())
+        self.url = self.server.migrated()
+        self.fleet = Fleet(self.url, directory, mother)
+        self.stack.callback(self.fleet.close)
+        self.jobs: Scheduler = connect(self.url)
+        self.stack.callback(self.jobs.close)
+        seed = int(os.environ.get("SCHEDD_SEED", random.randrange(10**6)))
+        tell(f"seed {seed} (SCHEDD_SEED={seed} runs it again)")
+        self.rng = random.Random(seed)
+
+    def start(self, url: str = "", clock: float = 0.0) -> Callable[[], Process]:
+        """How to start one worker."""
+        url, lease = url or self.url, self.form.lease
+        if self.form.daemons:
+            pools = {f"pools__{name}__slots": str(size) for name, size in SLOTS.items()}
+            return lambda: self.fleet.daemon(ready=False, url=url, clock=clock, worker__lease=str(lease), **pools)
+        options = {"lease": lease, "pools": {name: (size, 0) for name, size in SLOTS.items()}}
+        return lambda: self.fleet.worker(ready=False, url=url, clock=clock, options=options)
+
+    def campaign(self, faults: list[Fault], start: list[Callable[[], Process]] | None = None) -> Campaign:
+        """Let it happen, check everything, tell the figures."""
+        made = Campaign(self.fleet, self.jobs, self.rng, start or [self.start() for _ in range(3)])
+        made.build(self.form.tasks, self.form.longest)
+        made.run(faults, self.form.timeout)
+        report = made.check()
+        self.tell(report.text())
+        made.no_slot_is_leaked(SLOTS)
+        return made
+
+
+@pytest.fixture(params=[pytest.param(SHORT, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.soak)])
+def ground(request: pytest.FixtureRequest, mother: Mother, tell: Tell) -> Iterator[Ground]:
+    directory = Path(tempfile.mkdtemp(prefix="c", dir=shared_directory()))
+    made = Ground(request.param, mother, directory, tell)
+    with made.stack:
+        yield made
+        for process in made.fleet.processes:
+            print(process.tail())  # shown when the test failed
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.mark.case(5, 6)
+def test_killed_at_random(ground: Ground) -> None:
+    made = ground.campaign([injected.kill] * ground.form.faults)
+    report = made.check()
+    assert report.interrupted, "no body was interrupted"
+
+
+@pytest.mark.case(2, 4)
+def test_stopped_for_longer_than_the_lease(ground: Ground) -> None:
+    made = ground.campaign([injected.freeze(ground.form.lease * 1.7)] * ground.form.faults)
+    assert made.lines("lease was lost"), "nobody lost its lease"
+
+
+@pytest.mark.case(9)
+def test_the_server_restarts(ground: Ground) -> None:
+    modes = ["fast", "immediate"] * 5
+    faults = [injected.restart(ground.server, mode) for mode in modes[: max(2, min(10, ground.form.faults))]]
+    made = ground.campaign(faults)
+    assert len(made.lines("the database is back")) >= len(faults)
+    assert not made.lines("lease was lost")
+
+
+@pytest.mark.case(9)
+def test_the_way_to_the_server_breaks(ground: Ground) -> None:
+    """Reset, closed on one side, swallowed for longer than the lease, slow, closed to everybody."""
+    lease = ground.form.lease
+    proxies = [ground.stack.enter_context(Proxy(ground.server.socket)) for _ in range(3)]
+    start = [ground.start(proxy.url("jobs")) for proxy in proxies]
+    what = [("cut", 0.1), ("half-close", 0.1), ("hole", 1.7 * lease), ("delay", 1.0), ("refuse", 0.5 * lease)]
+    faults = [injected.way(proxies, name, seconds) for name, seconds in what]
+    made = ground.campaign(faults * max(1, ground.form.faults // len(faults)), start)
+    assert made.lines("the database is away"), "nobody was cut off"
+
+
+@pytest.mark.case(47)
+def test_wall_clocks_ten_minutes_off(ground: Ground) -> None:
+    """Some are off from the start, some are set while they work; leases, due times and the graph do not notice."""
+    start = [ground.start(), ground.start(clock=600.0), ground.start(clock=-600.0)]
+    offsets = [600.0, -600.0, 0.0] * ground.form.faults
+    made = ground.campaign([injected.clock(offset) for offset in offsets[: max(3, ground.form.faults)]], start)
+    report = made.check()
+    assert made.lines("the clock jumped"), "no clock was set"
+    assert report.rerun == 0
+    assert not made.lines("lease was lost")
