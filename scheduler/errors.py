@@ -34,6 +34,14 @@ class UnregisteredKindError(SchedulerError):
     """A kind was used that this Scheduler does not know."""
 
 
+class UnknownWorkerError(SchedulerError):
+    """No worker has this id."""
+
+    def __init__(self, worker: int) -> None:
+        super().__init__(f"there is no worker {worker}; `schedctl workers` shows the ones there are")
+        self.worker = worker
+
+
 class UnknownScheduleError(SchedulerError):
     """No recurring schedule has this name."""
 

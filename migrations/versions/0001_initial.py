@@ -284,6 +284,8 @@ workers = Table(
     Column("started_at", BigInteger, nullable=False),
     Column("heartbeat_at", BigInteger, nullable=False),
     Column("lease_until", BigInteger, nullable=False),
+    Column("drain_requested", BigInteger),
+    Column("skew", BigInteger, nullable=False, server_default=text("0")),  # its clock behind the server's
     sqlite_autoincrement=True,
 )
 

@@ -17,6 +17,7 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] =
         (
             errors.UnknownTaskError,
             errors.UnknownScheduleError,
+            errors.UnknownWorkerError,
             errors.UnregisteredKindError,
             errors.UnknownDependencyError,
         ),

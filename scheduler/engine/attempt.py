@@ -52,6 +52,7 @@ class Runtime(Protocol):
 
     settings: dict[str, Any]
     around_run: Callable[[Any], AbstractContextManager[Any]] | None
+    lapses_at: float
 
     def now(self) -> int: ...
     def monotonic(self) -> float: ...
@@ -74,6 +75,7 @@ class Attempt:
     deadline: float | None = None
     cancelled = False
     lost = False
+    told_lost = False  # the body knows
     timed_out = False
     marked = False
     last_sign = 0.0  # of life: heartbeat, progress, checkpoint (monotonic)
@@ -120,6 +122,7 @@ class Attempt:
         if self.cancelled:
             raise Cancelled(f"task {self.claimed.id} was cancelled")
         if self.lost:
+            self.told_lost = True
             raise LeaseLost(f"task {self.claimed.id} is no longer held by this worker; nothing it does is recorded")
         if self.suspended is not None:
             raise Suspended(f"task {self.claimed.id} is suspended")
@@ -207,8 +210,11 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
             failure=reason,
             refund=1,
         )
+    mono = runtime.monotonic()
+    if mono >= runtime.lapses_at:
+        return hand_back(attempt, now)  # we stood still, or were cut off: another worker may have it by now
     attempt.started_at = now
-    attempt.started_mono = runtime.monotonic()
+    attempt.started_mono = mono
     if c.timeout is not None:
         attempt.deadline = attempt.started_mono + c.timeout / SECOND
     if attempt.cancelled:
@@ -261,6 +267,9 @@ def _fail(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Out
     attempt.over = True
     if attempt.cancelled or isinstance(error, Cancelled):
         return _outcome(attempt, runtime, AttemptEnd.CANCELLED, st.CANCELLED), None
+    if attempt.lost:
+        # It was told to end. If nobody has taken the task over meanwhile, it goes back, without using an attempt.
+        return hand_back(attempt, runtime.now()), None
     if attempt.suspended is not None:
         if _unwound(error):
             return _suspend(attempt, runtime), None

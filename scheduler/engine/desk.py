@@ -71,6 +71,7 @@ class Desk:
         self.requests: deque[Request] = deque()
         self.put_off: list[Request] = []  # somebody's transaction kept them from being answered: the next turn's
         self.worker = 0  # the id that this engine's claims are held under
+        self.lapses_at = float("inf")  # when the lease runs out unless it is renewed (monotonic)
         self.held: dict[tuple[int, int], Attempt] = {}
         self.in_flight: dict[SlotKey, int] = {}  # by the slots' sort: running, waiting, not yet reported
         self.losing: set[int] = set()  # ids of tasks whose claim was taken from a body that is still under way
@@ -194,6 +195,16 @@ class Desk:
         self.losing.add(attempt.claimed.id)
         if attempt.slot is not None:
             attempt.slot.interrupt(attempt)
+
+    def refuse_requests(self) -> None:
+        """Answer what waits as if the claims were lost: their lease has run out."""
+        while True:
+            try:
+                answer = self.requests.popleft().answer
+            except IndexError:
+                return
+            if answer.set_running_or_notify_cancel():
+                answer.set_result({"held": False})
 
     def give_up_requests(self) -> None:
         """Answer what waits when the engine has ended: there is no other commit."""

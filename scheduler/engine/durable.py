@@ -188,7 +188,7 @@ class Durable:
         self.attempt.check(self.runtime.monotonic())
 
     def _lost(self) -> None:
-        self.attempt.lost = True
+        self.attempt.lost = self.attempt.told_lost = True
         raise LeaseLost(f"task {self.attempt.claimed.id} is no longer held by this worker; nothing it does is recorded")
 
     @contextmanager

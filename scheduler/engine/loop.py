@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from scheduler.engine.alerts import Alerts, Hook
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk
+from scheduler.engine.guard import Guard
 from scheduler.engine.logs import TASK_LOGGER, CaptureHandler
 from scheduler.engine.options import EngineOptions
 from scheduler.engine.pools import InlineSlots, all_waiting, make_slots, waiting_since
@@ -87,10 +88,12 @@ class Engine:
         self._version = version
         self.slots = make_slots(self.desk, spawn, inline=inline)
         self.turner = Turner(self.desk, self.slots)
-        self.lease = Lease(self.desk)
+        self.lease = Lease(self.desk, lapses=not inline)
+        self.guard = Guard(self.desk, lambda: self._went_round, lambda: self._thread.ident if self._thread else None)
         self.schedules = Schedules(self.desk)
         self.sweeper = Sweeper(self.desk)
-        self.draining = False
+        self.draining = False  # it is about to stop
+        self.told_to_drain = False  # by an operator
         self.pid = os.getpid()
         self.incarnation = ""
         self.turns = 0
@@ -109,6 +112,7 @@ class Engine:
         self._go_on = False  # the last turn did not get to the end of what it knew
         self._away = 0.0
         self._told = ""
+        self._look = False  # somebody may have asked something of this worker
         self._known_kinds = 0
         self._troubles: dict[str, str] = {}
         self._capture = CaptureHandler()
@@ -122,6 +126,11 @@ class Engine:
         """The id of this engine's row in the workers table; 0 before it has one."""
         return self.turner.worker
 
+    @property
+    def claims(self) -> bool:
+        """Whether it takes new work: neither about to stop nor told to drain."""
+        return not (self.draining or self.told_to_drain)
+
     def loop_age(self) -> float:
         """Seconds since the loop last went round; it goes round while the database is away, too."""
         return self.desk.monotonic() - self._went_round
@@ -132,6 +141,7 @@ class Engine:
         self._went_round = self.desk.monotonic()
         self._attach_logs()
         self._thread = self._spawn(self._run, "schedd-engine")
+        self.guard.start(self._spawn)
 
     def wait_ready(self, timeout: float | None = None) -> bool:
         """Wait for the end of the first turn. False if it did not come in time."""
@@ -190,14 +200,17 @@ class Engine:
                 log.warning("no doorbell (%s): this engine polls instead", error)
                 self._bell.close()
                 self._bell = SilentBell()
-        kinds = list(self.desk.registry)
+        kinds, begun = list(self.desk.registry), self.desk.monotonic()
         with self.database.write(connection) as c:
-            worker = workers.register(c, info, kinds, self.desk.now(), round(self.options.lease * SECOND))
+            lease, skew = round(self.options.lease * SECOND), self.database.offset
+            worker = workers.register(c, info, kinds, self.desk.now(), lease, skew)
+            if self.told_to_drain:  # by an operator, who did not mean this incarnation only
+                workers.ask_to_drain(c, worker, self.desk.now(), drain=True)
             self.turner.limits.learn(c)
         # Not before the commit: what was rolled back may be another worker's id next.
         self.turner.worker = self.desk.worker = worker
         self._known_kinds = len(kinds)
-        self.lease.joined()
+        self.lease.joined(begun)
         self.lease.reap(connection, self.worker, self._bell.known_dead)
         mono = self.desk.monotonic()
         self._due = {
@@ -209,7 +222,7 @@ class Engine:
     def _conn(self) -> sa.Connection:
         if self._connection is None or self._connection.closed or self._connection.invalidated:
             self._drop_connection()
-            self._connection = self.database.connect()
+            self._connection = self.database.connect(idle_limit=self.options.lease)
         return self._connection
 
     def _drop_connection(self) -> None:
@@ -276,17 +289,17 @@ class Engine:
         for slots in self.slots.values():
             if waiting_since(slots) < self.desk.monotonic() - STUCK:
                 slots.nudge()
-        if rung and not self.draining and len(self.desk.outcomes) > URGENT_OVER:
+        if rung and self.claims and len(self.desk.outcomes) > URGENT_OVER:
             self.turner.turn(connection, claiming=True, urgent=True)
         if not self._wants_turn(rung):
             return self._pause(None)
         fresh = rung or self._rescan or self.desk.now() >= self._next_due or self._poll_is_due()
-        result = self.turner.turn(connection, claiming=not self.draining, fresh=fresh)
+        result = self.turner.turn(connection, claiming=self.claims, fresh=fresh)
         self.turns += 1
         self._due["poll"] = self.desk.monotonic() + self._poll_every()
         self._next_due = result.next_due
         self._rescan, self._go_on = False, result.busy
-        if self.draining:
+        if not self.claims:
             self._return_waiting()
         if result.schedule_ended:
             self.schedules.look_again()
@@ -315,8 +328,10 @@ class Engine:
         if self._next_due < FOREVER:
             wait = min(wait, (self._next_due - self.desk.now()) / SECOND)
         wait = min(wait, self._due["renew"] - mono, self._due["reap"] - mono)
-        if not self.draining:
+        if self.claims:
             wait = min(wait, self.schedules.seconds_until_due())
+        if self._look:
+            wait = min(wait, self._due.get("told", 0.0) - mono)
         if any(s.waiting for s in self.slots.values()):
             wait = min(wait, STUCK)
         elif self.desk.held:
@@ -340,7 +355,9 @@ class Engine:
             self._due["renew"] = 0.0
         # An engine renews before it reaps.
         if self._at("renew", self.options.lease / 3):
-            if not self.lease.renew(connection, self.worker, self.draining):
+            if self.lease.renew(connection, self.worker, not self.claims):
+                self.guard.renewed()
+            else:
                 self._lost(connection)
             self._try("reading the kinds' limits", self._learn)
         if len(self.desk.registry) != self._known_kinds:
@@ -349,15 +366,21 @@ class Engine:
                 workers.publish_kinds(c, self.worker, kinds, self.desk.now())
                 self.turner.limits.learn(c)
             self._known_kinds = len(kinds)
+        if rung or self._at("look", self.options.lease / 3):
+            self._look = True
+        if self._look and self._at("told", CANCEL_EVERY):
+            self._look = False
+            self._try("reading what is asked of this worker", lambda: self._obey(connection))
         if self._at("reap", min(REAP_EVERY, self.options.lease / 3)):
             known_dead = self._bell.known_dead
             if self._try("reaping", lambda: self.lease.reap(connection, self.worker, known_dead)):
                 self._rescan = True
+            self._due["reap"] = min(self._due["reap"], self.desk.monotonic() + self.lease.next_reap())
         if self._at("sweep", SWEEP_EVERY) and self._try("retention", lambda: self.sweeper.sweep(connection)):
             self._due["sweep"] = self.desk.monotonic() + SWEEP_AGAIN
         if rung or self._at("schedules", self.options.poll):  # the doorbell may have been missed
             self.schedules.look_again()
-        if not self.draining and self.schedules.due():
+        if self.claims and self.schedules.due():
             made = self._try("firing schedules", lambda: self.schedules.tick(connection))
             if made is None:
                 self.schedules.put_off(self.options.poll)
@@ -383,6 +406,20 @@ class Engine:
             self._try("looking for cancels", lambda: pass_on_cancels(self.desk, self.worker))
         if self.desk.held and self._at("logs", LOGS_EVERY):
             self._try("keeping logs", lambda: keep_logs(self.desk, connection))
+
+    def _obey(self, connection: sa.Connection) -> None:
+        """Do what the worker's own row says."""
+        with self.database.read() as c:
+            told = workers.told(c, self.worker)
+        if told.dead:
+            self._lost(connection)
+        elif told.drain != self.told_to_drain:
+            self.told_to_drain = told.drain
+            log.info("told to drain: no new tasks" if told.drain else "told to claim tasks again")
+            self._due["renew"] = 0.0  # which writes the new state
+            if told.drain:
+                self._return_waiting()
+            self._rescan = True
 
     def _learn(self) -> None:
         with self.database.read() as c:
@@ -412,6 +449,7 @@ class Engine:
             attempt.lost = True
             if attempt.slot is not None:
                 attempt.slot.interrupt(attempt)
+        self.guard.reclaimed()
         self.turner.planner.alone = None
         self.turner.worker = 0  # should joining fail: no turn may claim for a worker that is dead
         self._join(connection)
@@ -491,6 +529,7 @@ class Engine:
         except Exception as error:
             log.exception("could not say goodbye to the database; the lease runs out by itself")
             trouble = StoreUnavailableError(f"the last write failed: {error}")
+        self.guard.stop()
         self.desk.closed = True
         self.desk.give_up_requests()
         for slots in self.slots.values():

@@ -22,25 +22,53 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scheduler.engine")
 
+SKEW = 1.0  # seconds that this machine's clock may be off before it is told
 ASIDE = 60.0  # seconds until schedules that could not be fired are looked at again
 
 
 class Lease:
-    """Renews the worker's lease, and notices when the machine slept or its clock jumped."""
+    """Renews the worker's lease, and notices when the machine slept or its clock jumped.
 
-    def __init__(self, desk: Desk) -> None:
+    ``lapses``: whether what runs is told once the lease has run out (not where attempts run between the steps).
+    """
+
+    def __init__(self, desk: Desk, *, lapses: bool) -> None:
         self.desk = desk
         self.no_reaping_until = 0.0
+        self.next_lapse = 0  # when the next of the other workers' leases runs out (microseconds)
+        self._lapses = lapses
+        self._skew_told = False
         self._seen: tuple[int, float] | None = None
         self._renewed = desk.monotonic()
         self._dead: list[str] = []  # known to be dead, not yet recorded
 
-    def joined(self) -> None:
-        """A worker that has just begun does not know whether the clock jumped a moment ago.
+    def joined(self, begun: float) -> None:
+        """The worker has got its first lease, by a transaction that began then (monotonic).
 
-        The living renew every lease/3; only who has not done so in this time either is dead.
+        A worker that has just begun does not know whether the clock jumped a moment ago. The living renew every
+        lease/3; only who has not done so in this time either is dead.
         """
+        self._extended(begun)
         self.no_reaping_until = max(self.no_reaping_until, self.desk.monotonic() + 0.4 * self.desk.options.lease)
+
+    def _extended(self, begun: float) -> None:
+        if self._lapses:
+            self.desk.lapses_at = begun + self.desk.options.lease
+        self._renewed = begun
+        self._tell_skew()
+
+    def _tell_skew(self) -> None:
+        off = self.desk.database.offset / SECOND
+        if abs(off) < SKEW:
+            self._skew_told = False
+        elif not self._skew_told:
+            self._skew_told = True
+            side = "behind" if off > 0 else "ahead of"
+            log.warning(
+                "this machine's clock is %.1f s %s the server's; times are the server's, but set it right",
+                abs(off),
+                side,
+            )
 
     def watch_clocks(self) -> bool:
         """If wall and monotonic time disagree since the last look by more than lease/3, reap nobody for one lease.
@@ -63,18 +91,26 @@ class Lease:
     def renew(self, connection: sa.Connection, worker: int, draining: bool) -> bool:
         """Extend the lease. False: it was reclaimed, and this worker is no more."""
         state = workers.DRAINING if draining else workers.LIVE
-        lease = self.desk.options.lease
-        offset = self.desk.database.offset
-        with self.desk.database.write(connection) as c:
-            self.desk.database.calibrate(c)
-            held = workers.renew(c, worker, self.desk.now(), round(lease * SECOND), state)
-        mono = self.desk.monotonic()
-        moved = abs(self.desk.database.offset - offset) > lease / 3 * SECOND
-        if mono - self._renewed > lease * 2 / 3 or moved:
+        database, lease = self.desk.database, self.desk.options.lease
+        offset, begun = database.offset, self.desk.monotonic()
+        with database.write(connection) as c:
+            database.calibrate(c)
+            held = workers.renew(c, worker, self.desk.now(), round(lease * SECOND), state, database.offset)
+        moved = abs(database.offset - offset) > lease / 3 * SECOND
+        if begun - self._renewed > lease * 2 / 3 or moved:
             # The database was away for us, so perhaps for the others, or its clock jumped: they too need time to renew.
-            self.no_reaping_until = mono + lease
-        self._renewed = mono
+            self.no_reaping_until = self.desk.monotonic() + lease
+        if held:
+            self._extended(begun)
         return held
+
+    def next_reap(self) -> float:
+        """Seconds after which another worker's lease may have run out; infinity if that is not known."""
+        mono = self.desk.monotonic()
+        if mono < self.no_reaping_until:
+            return self.no_reaping_until - mono
+        left = (self.next_lapse - self.desk.now()) / SECOND
+        return left + 0.005 if left > 0 else float("inf")
 
     def reap(
         self, connection: sa.Connection, worker: int | None, known_dead: Callable[[], list[str]]
@@ -88,6 +124,7 @@ class Lease:
             found = workers.reap(
                 c, self.desk.database.dialect, self.desk.now(), known_dead=self._dead, spare=worker, lapsed=not patient
             )
+            self.next_lapse = workers.next_lapse(c, worker)
             poisoned = [task for one in found for task in one.poisoned]
             set_aside = get_tasks(c, poisoned) if poisoned else []
         self._dead.clear()

@@ -126,6 +126,8 @@ ORDER BY run_at, id LIMIT :limit"""
 _SQLITE_READ = f"SELECT {_SQLITE_NAMES} {_SQLITE_FIRST}"
 _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET.format(t='')} WHERE id IN (SELECT id {_SQLITE_FIRST})"
 
+# A worker that was declared dead while it stood still must not claim: its claims would be taken back at once.
+_LIVE = "SELECT 1 FROM schedd_workers WHERE id = :worker AND state < 2"
 _PG_CLAIM = f"""
 WITH {{rows}}, picked AS MATERIALIZED (
   SELECT c.id FROM j p CROSS JOIN LATERAL (
@@ -133,6 +135,7 @@ WITH {{rows}}, picked AS MATERIALIZED (
     WHERE t.state >= 1 AND t.state <= 3 AND t.queue = p.queue AND t.lane = p.lane AND t.pool = p.pool
       AND t.run_at <= :now
     ORDER BY t.run_at, t.id LIMIT p.n FOR UPDATE OF t SKIP LOCKED) c
+  WHERE EXISTS ({_LIVE})
 )
 UPDATE schedd_tasks t SET {_SET.format(t="t.")} FROM picked WHERE t.id = picked.id RETURNING {_NAMES}
 """
@@ -173,6 +176,8 @@ def claim(connection: sa.Connection, dialect: Dialect, worker: int, picks: Seque
         return []
     claimed: list[Claimed] = []
     if dialect.name == "sqlite":
+        if not run(connection, _LIVE, {"worker": worker}):
+            return []
         for pick in picks:
             bound = {"worker": worker, "now": now, **pick._asdict()}
             rest = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), now, *_NOTHING_RARE)

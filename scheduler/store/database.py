@@ -17,10 +17,14 @@ from scheduler.store import migrate
 from scheduler.store.dialect import Dialect, dialect_named, sqlite_too_old
 from scheduler.store.failures import StoreTrouble, explain
 from scheduler.store.gate import Gate
+from scheduler.store.wires import KEEPALIVES, Wires
 
 _SQLITE_BUSY_MS = 10_000
 _PG_CONNECT_TIMEOUT = 10
 _TRIES = 5
+_CALIBRATED = 60.0  # seconds for which a calibration is good
+_JUMP = 0.5  # seconds by which wall and monotonic time may disagree since then
+_NEAR = 100_000  # microseconds: a calibration that took longer tells only between which bounds the offset is
 _INHERITED: list[object] = []  # over a fork: kept, so that nobody closes here what is the parent's
 T = TypeVar("T")
 
@@ -36,6 +40,8 @@ class Database:
         self.clock = clock
         self.auto_migrate = auto_migrate if auto_migrate is not None else dialect.name == "sqlite"
         self._offset = 0
+        self._calibrated: tuple[int, float] | None = None  # wall and monotonic time of the last calibration
+        self._wires: Wires | None = None
         self._engine: sa.Engine | None = None
         self._gate = Gate(None)
         self._opening = threading.Lock()
@@ -70,15 +76,41 @@ class Database:
         """What :meth:`now` adds to this machine's clock to agree with the server's, in microseconds."""
         return self._offset
 
-    def calibrate(self, connection: sa.Connection) -> None:
-        """Measure how far this machine's clock is from the server's. A clock that a test steps is left alone."""
-        if self.dialect.name != "postgresql" or self.clock.steps:
+    def calibrate(self, connection: sa.Connection, *, if_due: bool = False) -> None:
+        """Measure how far this machine's clock is from the server's. A clock that a test steps is left alone.
+
+        ``if_due``: only after a while, or when the wall clock was set.
+        """
+        if self.dialect.name != "postgresql" or self.clock.steps or (if_due and not self._calibration_due()):
             return
         before = self.clock.now()
-        server = connection.execute(
-            sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)")
-        ).scalar_one()
-        self._offset = int(server) - (before + self.clock.now()) // 2
+        server = int(
+            connection.execute(
+                sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)")
+            ).scalar_one()
+        )
+        after = self.clock.now()
+        low, high = server - after, server - before
+        if not (self._calibrated and high - low > _NEAR and low <= self._offset <= high):
+            # An answer that took its time says little: what was known before may be nearer to the truth.
+            self._offset = (low + high) // 2
+        self._calibrated = (after, self.clock.monotonic())
+
+    def _calibration_due(self) -> bool:
+        if self._calibrated is None:
+            return True
+        wall, mono = self._calibrated
+        passed = self.clock.monotonic() - mono
+        return passed > _CALIBRATED or abs((self.clock.now() - wall) / 1e6 - passed) > _JUMP
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a pooler stands between us and the server."""
+        return self._wires is not None and self._wires.pooled
+
+    def cut(self, thread: int) -> int:
+        """End what this thread waits for from a server that does not answer. Returns how many connections were cut."""
+        return 0 if self._wires is None else self._wires.cut(thread)
 
     def open(self) -> sa.Engine:
         """The SQLAlchemy engine; on first use checks (and, if allowed, migrates) the database.
@@ -111,16 +143,22 @@ class Database:
         if self.dialect.name == "sqlite":
             return _sqlite_engine(self.url)
         try:
-            return sa.create_engine(
+            engine = sa.create_engine(
                 self.url,
                 pool_size=5,
                 max_overflow=20,
                 pool_pre_ping=True,
                 isolation_level="READ COMMITTED",
-                connect_args={"connect_timeout": _PG_CONNECT_TIMEOUT, "application_name": "schedd"},
+                connect_args={
+                    "connect_timeout": _PG_CONNECT_TIMEOUT,
+                    "application_name": "schedd",
+                    **{name: value for name, value in KEEPALIVES.items() if name not in self.url.query},
+                },
             )
         except ModuleNotFoundError as error:
             raise ConfigError(f"{self.url.drivername} needs a driver: pip install 'schedd[postgres]'") from error
+        self._wires = Wires(engine)
+        return engine
 
     def _make_gate(self) -> Gate:
         directory = self.bell_directory
@@ -143,9 +181,11 @@ class Database:
             with self._gate.pass_through():
                 if connection is not None:
                     with connection.begin():
+                        self.calibrate(connection, if_due=True)
                         yield connection
                 else:
                     with engine.begin() as fresh:
+                        self.calibrate(fresh, if_due=True)
                         yield fresh
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
@@ -174,10 +214,20 @@ class Database:
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
 
-    def connect(self) -> sa.Connection:
-        """A connection of the caller's own, for :meth:`write`. Raises StoreUnavailableError."""
+    def connect(self, idle_limit: float | None = None) -> sa.Connection:
+        """A connection of the caller's own, for :meth:`write`. Raises StoreUnavailableError.
+
+        ``idle_limit``: seconds without anything happening after which the server (PostgreSQL) ends a transaction: a
+        process that stands still, or a machine that is gone, must not keep its locks. Behind a pooler that is the
+        pooler's to do.
+        """
         try:
-            return self.open().connect()
+            connection = self.open().connect()
+            if idle_limit is not None and self.dialect.name == "postgresql" and not self.pooled:
+                limit = max(1, round(idle_limit * 1000))
+                connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = {limit}")
+                connection.commit()
+            return connection
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
 

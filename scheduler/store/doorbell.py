@@ -22,10 +22,19 @@ import sqlalchemy as sa
 
 from scheduler.ports import Spawner, spawn_thread
 from scheduler.store.database import Database
+from scheduler.store.wires import KEEPALIVES, shut_down, through_pooler
 
 log = logging.getLogger("scheduler.engine")
 CHANNEL = "schedd"
 _DEBOUNCE = 0.003  # seconds between NOTIFYs of one process: each takes a global lock at commit
+_PROBE = 2.0  # seconds until a notification must have come through a pooler
+_POOLED_AGAIN = 300.0  # seconds until it is tried again
+_LOOK = 60.0  # seconds without a notification after which the connection is looked at
+_ANSWER = 10.0  # seconds for the server's answer to that
+
+
+class _Pooled(Exception):
+    """A pooler stands between us and the server, and passes no notifications on."""
 
 
 class SilentBell:
@@ -163,38 +172,71 @@ class NotifyBell:
 
     def listen(self, incarnation: str, wake: Callable[[], None]) -> None:
         def serve() -> None:
-            told, pause = False, 0.1
+            told, pause = "", 0.1
             while not self._closed.is_set():
                 try:
-                    self._listen_once(wake)
-                    told, pause = False, 0.1
+                    self._listen_once(incarnation, wake)
+                    told, pause = "", 0.1
                 except Exception as error:
                     if self._closed.is_set():
                         return
+                    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+                    pooled = isinstance(error, _Pooled)
+                    if self.works or (pooled and told != text):
+                        told = ""
                     self.works = False
                     if not told:
-                        log.warning("no doorbell from PostgreSQL, polling instead: %s", str(error).splitlines()[0])
-                        told = True
-                    self._closed.wait(pause)
+                        log.warning("no doorbell from PostgreSQL, polling instead: %s", text)
+                        told = text
+                    self._closed.wait(_POOLED_AGAIN if pooled else pause)
                     pause = min(5.0, pause * 2)
 
         self._spawn(serve, "schedd-doorbell")
 
-    def _listen_once(self, wake: Callable[[], None]) -> None:
+    def _listen_once(self, incarnation: str, wake: Callable[[], None]) -> None:
         import psycopg
 
-        args = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-        with psycopg.connect(args, autocommit=True, connect_timeout=10, application_name="schedd doorbell") as raw:
+        url = self._database.url
+        args = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        quiet: dict[str, Any] = {name: value for name, value in KEEPALIVES.items() if name not in url.query}
+        with psycopg.connect(
+            args, autocommit=True, connect_timeout=10, application_name="schedd doorbell", **quiet
+        ) as raw:
             self._connection = raw
+            raw.prepare_threshold = None
+            if through_pooler(raw):
+                self._probe(raw, f"{CHANNEL}_{incarnation}")
             raw.execute(f"LISTEN {CHANNEL}")
             self.works = True
             wake()  # what was rung while nobody listened
             while not self._closed.is_set():
-                for _ in raw.notifies(timeout=60.0):
+                for _ in raw.notifies(timeout=_LOOK):
                     wake()
                     if self._closed.is_set():
                         return
-                raw.execute("SELECT 1")  # notices a connection that is gone without a word
+                # Notices a connection that is gone without a word; an answer that does not come, too.
+                alarm = threading.Timer(_ANSWER, shut_down, [raw])
+                alarm.daemon = True
+                alarm.start()
+                try:
+                    raw.execute("SELECT 1")
+                finally:
+                    alarm.cancel()
+
+    def _probe(self, raw: Any, channel: str) -> None:
+        """Whether notifications come through a pooler: they do where each client keeps its server process.
+
+        Rung by another connection, since a pooler passes on what comes while a statement of the client's own runs.
+        """
+        raw.execute(f'LISTEN "{channel}"')
+        self._notify(channel)
+        heard = any(True for _ in raw.notifies(timeout=_PROBE, stop_after=1))
+        raw.execute(f'UNLISTEN "{channel}"')
+        if not heard:
+            raise _Pooled(
+                "the way to the server leads through a connection pooler in transaction mode, which passes no "
+                "notifications on; give [store] url the server itself to be woken at once"
+            )
 
     def ring(self) -> None:
         with self._mutex:
@@ -216,12 +258,12 @@ class NotifyBell:
             self._last = time.monotonic()
         self._notify()
 
-    def _notify(self) -> None:
+    def _notify(self, channel: str = CHANNEL) -> None:
         if self._closed.is_set():
             return  # a late timer must not open the database anew
         try:
             with self._database.open().connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                connection.exec_driver_sql(f"NOTIFY {CHANNEL}")
+                connection.exec_driver_sql(f'NOTIFY "{channel}"')
         except Exception as error:  # lossy by design: the others poll
             log.debug("could not ring: %s", error)
 

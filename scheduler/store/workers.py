@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 import sqlalchemy as sa
 
+from scheduler.errors import InvalidTransitionError, UnknownWorkerError
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.registry import Kind
@@ -38,13 +39,18 @@ class WorkerInfo(NamedTuple):
     pools: dict[str, tuple[int, int]]
 
 
-def register(connection: sa.Connection, info: WorkerInfo, kinds: Iterable[Kind], now: int, lease: int) -> int:
-    """Insert the worker with a live lease (``lease`` microseconds) and the kinds it serves. Returns its id."""
+def register(
+    connection: sa.Connection, info: WorkerInfo, kinds: Iterable[Kind], now: int, lease: int, skew: int = 0
+) -> int:
+    """Insert the worker with a live lease (``lease`` microseconds) and the kinds it serves. Returns its id.
+
+    ``skew``: microseconds that its machine's clock is behind the server's.
+    """
     worker = connection.execute(
         prepared(
             "INSERT INTO schedd_workers (incarnation, host, pid, version, state, queues, pools, started_at, "
-            "heartbeat_at, lease_until) VALUES (:incarnation, :host, :pid, :version, 0, :queues, :pools, :now, :now, "
-            ":until) RETURNING id"
+            "heartbeat_at, lease_until, skew) VALUES (:incarnation, :host, :pid, :version, 0, :queues, :pools, :now, "
+            ":now, :until, :skew) RETURNING id"
         ),
         {
             **info._asdict(),
@@ -52,6 +58,7 @@ def register(connection: sa.Connection, info: WorkerInfo, kinds: Iterable[Kind],
             "pools": msgspec.json.encode(info.pools).decode(),
             "now": now,
             "until": now + lease,
+            "skew": skew,
         },
     ).scalar_one()
     publish_kinds(connection, worker, kinds, now)
@@ -104,11 +111,14 @@ def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind],
         )
 
 
-def renew(connection: sa.Connection, worker: int, now: int, lease: int, state: int | None = None) -> bool:
-    """Extend the lease, and set the worker's state if one is given. False if it was reclaimed: what is lost cannot be
-    extended."""
-    told = "" if state is None else ", state = :state"
-    bound = {"worker": worker, "now": now, "until": now + lease} | ({} if state is None else {"state": state})
+def renew(
+    connection: sa.Connection, worker: int, now: int, lease: int, state: int | None = None, skew: int = 0
+) -> bool:
+    """Extend the lease, and set the worker's state (and its clock's skew) if one is given. False if it was reclaimed:
+    what is lost cannot be extended."""
+    told = "" if state is None else ", state = :state, skew = :skew"
+    bound = {"worker": worker, "now": now, "until": now + lease}
+    bound |= {} if state is None else {"state": state, "skew": skew}
     done = connection.execute(
         prepared(
             f"UPDATE schedd_workers SET lease_until = :until, heartbeat_at = :now{told} "
@@ -117,6 +127,36 @@ def renew(connection: sa.Connection, worker: int, now: int, lease: int, state: i
         bound,
     )
     return bool(done.rowcount == 1)
+
+
+class Told(NamedTuple):
+    """What a worker's row tells it. ``drain``: an operator wants it to claim nothing more."""
+
+    dead: bool
+    drain: bool
+
+
+def told(connection: sa.Connection, worker: int) -> Told:
+    """Read the worker's own row."""
+    row = connection.execute(
+        prepared("SELECT state, drain_requested FROM schedd_workers WHERE id = :worker"), {"worker": worker}
+    ).one_or_none()
+    return Told(True, False) if row is None else Told(row.state >= STOPPED, row.drain_requested is not None)
+
+
+def ask_to_drain(connection: sa.Connection, worker: int, now: int, *, drain: bool) -> None:
+    """Ask a worker to claim nothing more, or to claim again. Raises UnknownWorkerError, InvalidTransitionError."""
+    row = connection.execute(
+        prepared(
+            "UPDATE schedd_workers SET drain_requested = CASE WHEN :drain = 1 THEN coalesce(drain_requested, :now) END "
+            "WHERE id = :worker RETURNING state"
+        ),
+        {"worker": worker, "now": now, "drain": int(drain)},
+    ).one_or_none()
+    if row is None:
+        raise UnknownWorkerError(worker)
+    if row.state >= STOPPED:
+        raise InvalidTransitionError(f"worker {worker} is {WORKER_STATES[row.state]}: it claims nothing any more")
 
 
 def stop(connection: sa.Connection, worker: int, now: int) -> None:
@@ -153,12 +193,14 @@ def reap(
     ``spare``: the caller's own worker id; ``lapsed``: leases that ran out count, too. Claims of a worker found dead
     earlier, that somebody's transaction held then, are taken back now, so nothing stays behind.
     """
+    # One whose row is locked is just renewing, or stands still while it does: nobody waits for it.
     connection.execute(
         prepared(
-            f"UPDATE schedd_workers SET state = {DEAD} WHERE state < {STOPPED} AND id <> :spare AND "
-            "(lease_until < :before OR incarnation IN (SELECT value FROM "
+            f"UPDATE schedd_workers SET state = {DEAD} WHERE id IN (SELECT t.id FROM schedd_workers t "
+            f"WHERE t.state < {STOPPED} AND t.id <> :spare AND "
+            "(t.lease_until < :before OR t.incarnation IN (SELECT value FROM "
             + ("json_each(:dead))" if dialect.name == "sqlite" else "json_array_elements_text(CAST(:dead AS json)))")
-            + ")"
+            + f") {dialect.skip_locked})"
         ),
         {
             "before": now if lapsed else 0,
@@ -178,6 +220,15 @@ def reap(
         tasks, poisoned = _take_back(connection, dialect, row.id, label, now)
         done.append(Reclaimed(row.id, label, tasks, poisoned))
     return done
+
+
+def next_lapse(connection: sa.Connection, spare: int | None) -> int:
+    """When the next lease of another worker runs out; 0 if there is none."""
+    found = connection.execute(
+        prepared(f"SELECT min(lease_until) FROM schedd_workers WHERE state < {STOPPED} AND id <> :spare"),
+        {"spare": -1 if spare is None else spare},
+    ).scalar()
+    return int(found or 0)
 
 
 def _take_back(

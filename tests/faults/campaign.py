@@ -5,6 +5,7 @@ What bodies noted in their own files is held against what the database recorded.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -36,6 +37,7 @@ class Report(NamedTuple):
 
     faults: int
     tasks: int
+    reclaimed: int  # claims taken back from a worker that died or lost its lease
     interrupted: int  # bodies that never came to their end
     rerun: int  # tasks whose body began more than once
     lost: int  # tasks without a recorded success
@@ -46,9 +48,9 @@ class Report(NamedTuple):
 
     def text(self) -> str:
         return (
-            f"{self.faults} faults, {self.tasks} tasks, {self.interrupted} bodies interrupted, {self.rerun} tasks run "
-            f"again, {self.lost} lost, {self.doubled} completed twice, {self.beside} beside a stopped one, "
-            f"longest stall {self.stall:.2f} s, {self.seconds:.0f} s in all"
+            f"{self.faults} faults, {self.tasks} tasks, {self.reclaimed} claims taken back, {self.interrupted} bodies "
+            f"interrupted, {self.rerun} tasks run again, {self.lost} lost, {self.doubled} completed twice, "
+            f"{self.beside} beside a stopped one, longest stall {self.stall:.2f} s, {self.seconds:.0f} s in all"
         )
 
 
@@ -81,7 +83,7 @@ class Campaign:
         self._start = start
         self.seats: list[Seat] = []
 
-    def build(self, tasks: int, longest: float = 16.0) -> None:
+    def build(self, tasks: int, longest: float) -> None:
         """Store a random graph; ``longest``: milliseconds that a body takes at most."""
         with self.jobs.batch() as batch:
             builders = []
@@ -111,6 +113,16 @@ class Campaign:
         """A seat, any."""
         return self.rng.choice(self.seats)
 
+    def busy(self) -> Seat:
+        """A seat whose worker holds tasks, so that a fault interrupts something."""
+        held = "SELECT DISTINCT w.pid FROM schedd_tasks t JOIN schedd_workers w ON w.id = t.worker WHERE t.state = 5"
+
+        def found() -> list[Seat]:
+            pids = {row.pid for row in rows(self.jobs, held)}
+            return [seat for seat in self.seats if seat.process.pid in pids]
+
+        return self.rng.choice(until(found, "some worker is at work", every=0.001))
+
     def lines(self, containing: str) -> list[str]:
         """What all processes said so far, those of before included."""
         return [line for process in self.fleet.processes for line in process.lines(containing)]
@@ -130,6 +142,7 @@ class Campaign:
         report = Report(
             self.faults,
             len(ids),
+            rows(jobs, "SELECT count(*) AS n FROM schedd_attempts WHERE outcome = :end", end=AttemptEnd.LOST.code)[0].n,
             sum(run.end is None for r in runs.values() for run in r),
             sum(len(r) > 1 for r in runs.values()),
             sum(not number[i] for i in ids),
@@ -174,7 +187,7 @@ class Campaign:
     @staticmethod
     def _stall(runs: dict[int, list[Run]]) -> float:
         moments = sorted(at for r in runs.values() for run in r for at in (run.start, run.end) if at is not None)
-        return max(b - a for a, b in zip(moments, moments[1:], strict=False)) / 1e9
+        return max(b - a for a, b in itertools.pairwise(moments)) / 1e9
 
     def _doctor(self) -> None:
         with self.jobs.database.read() as connection:

@@ -15,7 +15,7 @@ Fault = Callable[[Campaign], None]
 
 def kill(campaign: Campaign) -> None:
     """kill -9 of one worker, and another one in its place."""
-    seat = campaign.some()
+    seat = campaign.busy()
     campaign.stops.append(Stop(seat.process.pid, time.monotonic_ns(), float("inf"), True))
     seat.process.kill()
     seat.replace()
@@ -25,7 +25,7 @@ def freeze(seconds: float) -> Fault:
     """SIGSTOP for longer than the lease, wherever it stands, inside a transaction too; then SIGCONT."""
 
     def fault(campaign: Campaign) -> None:
-        process = campaign.some().process
+        process = campaign.busy().process
         since = time.monotonic_ns()
         process.kill(signal.SIGSTOP)
         time.sleep(seconds)
@@ -48,7 +48,7 @@ def way(proxies: list[Proxy], what: str, seconds: float) -> Fault:
     """Something happens for a while to the way of one worker to the server."""
 
     def fault(campaign: Campaign) -> None:
-        proxy = campaign.rng.choice(proxies)
+        proxy = proxies[campaign.seats.index(campaign.busy())]
         if what == "delay":
             hit = proxy.delay(0.05)
         else:

@@ -1,0 +1,88 @@
+"""Watches over the lease from a thread of its own, since the loop may be waiting for a server that never answers.
+
+A worker that cannot reach its database claims nothing. Once its lease has run out others may take its tasks over, so
+what runs here is told to end; and a connection that does not answer is cut, so that the loop can make another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from scheduler.engine.attempt import Attempt
+from scheduler.engine.desk import Desk
+from scheduler.ports import Spawner
+
+log = logging.getLogger("scheduler.engine")
+
+LOOKS = 12  # in the time of one lease
+LONGEST = 2.0  # seconds between two looks at most
+STUCK = (0.4, 1.0)  # a round of the loop waits in vain that takes longer: than this part of a lease, than these seconds
+
+
+class Guard:
+    """See the module. ``went_round``: when the loop last did (monotonic); ``loop_thread``: its ident."""
+
+    def __init__(self, desk: Desk, went_round: Callable[[], float], loop_thread: Callable[[], int | None]) -> None:
+        self.desk = desk
+        self._went_round = went_round
+        self._loop_thread = loop_thread
+        self._every = min(LONGEST, desk.options.lease / LOOKS)
+        self._seen = 0.0
+        self._in_vain = 0  # looks since the loop went round: time in which we stood still ourselves is none of its
+        self._over = threading.Event()
+        self._mutex = threading.Lock()
+        self._lapsed: list[Attempt] = []
+
+    def start(self, spawn: Spawner) -> None:
+        spawn(self._run, "schedd-guard")
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every):
+            self.look()
+
+    def look(self) -> None:
+        """Tell what runs if the lease has run out; cut the loop's connection in time before that."""
+        mono, lease, round_at = self.desk.monotonic(), self.desk.options.lease, self._went_round()
+        self._in_vain = self._in_vain + 1 if round_at == self._seen else 0
+        self._seen = round_at
+        if mono >= self.desk.lapses_at:
+            self._lapse()
+        stuck = self._in_vain * self._every
+        if mono >= self.desk.lapses_at - lease / 3 and stuck >= max(STUCK[0] * lease, STUCK[1]):
+            thread = self._loop_thread()
+            self._in_vain = 0
+            if thread is not None and self.desk.database.cut(thread):
+                log.warning("the database has not answered for %.1f s: its connection is cut", mono - round_at)
+
+    def _lapse(self) -> None:
+        with self._mutex:
+            if self.desk.monotonic() < self.desk.lapses_at:
+                return  # renewed at the last moment
+            told = [attempt for attempt in list(self.desk.held.values()) if not attempt.lost]
+            for attempt in told:
+                attempt.lost = True
+                attempt.told_lost = attempt.kind.is_async  # it is being cancelled; a thread notices when it asks
+                if attempt.slot is not None:
+                    attempt.slot.interrupt(attempt)
+            self._lapsed += told
+        self.desk.refuse_requests()
+        if told:
+            log.warning("the lease has run out and cannot be renewed: %d tasks are told to end", len(told))
+
+    def renewed(self) -> None:
+        """The lease was extended after all, so nobody had reclaimed anything: who was not told yet goes on."""
+        if self._lapsed:
+            with self._mutex:
+                for attempt in self._lapsed:
+                    attempt.lost = attempt.told_lost
+                self._lapsed.clear()
+
+    def reclaimed(self) -> None:
+        """The lease was lost for good."""
+        with self._mutex:
+            self._lapsed.clear()

@@ -1,0 +1,93 @@
+"""The connections to a PostgreSQL server as wires that can be dead without a word, or go through a pooler."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import weakref
+from typing import Any
+
+import sqlalchemy as sa
+
+# A peer that is gone without a word (a host without power, a firewall that forgot) is noticed in half a minute.
+KEEPALIVES: dict[str, Any] = {
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+
+def through_pooler(raw: Any) -> bool:
+    """Whether something stands between this psycopg connection (in autocommit) and the server.
+
+    A pooler makes up the process id that it tells its clients when they connect.
+    """
+    row = raw.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    return bool(row[0] != raw.info.backend_pid)
+
+
+class Wires:
+    """Makes the connections of one SQLAlchemy engine, and can cut those on which a thread waits in vain."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.pooled = False  # the last connection was made through a pooler
+        self._peers: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
+        self._users: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # thread idents
+        self._mutex = threading.Lock()
+        sa.event.listen(engine, "do_connect", self._connect)
+        sa.event.listen(engine, "checkout", self._checked_out)
+        sa.event.listen(engine, "checkin", self._checked_in)
+
+    def _connect(self, dialect: Any, _record: Any, args: Any, params: Any) -> Any:
+        raw = dialect.connect(*args, **params)
+        peer = _peer(raw)
+        with self._mutex:
+            self._peers[raw] = peer
+            self._users[raw] = threading.get_ident()
+        try:
+            raw.autocommit = True
+            self.pooled = through_pooler(raw)
+            if self.pooled:
+                raw.prepare_threshold = None  # the next statement may meet another server process
+            raw.autocommit = False
+        except BaseException:
+            raw.close()
+            raise
+        return raw
+
+    def _checked_out(self, raw: Any, _record: Any, _proxy: Any) -> None:
+        with self._mutex:
+            self._users[raw] = threading.get_ident()
+
+    def _checked_in(self, raw: Any, _record: Any) -> None:
+        if raw is not None:
+            with self._mutex:
+                self._users.pop(raw, None)
+
+    def cut(self, thread: int) -> int:
+        """Shut down the connections that this thread uses, and those in the pool, which it may be trying out: whoever
+        waits on one of them gets an error. Returns how many."""
+        with self._mutex:
+            found = [(raw, peer) for raw, peer in self._peers.items() if self._users.get(raw, thread) == thread]
+        return sum(shut_down(raw, peer) for raw, peer in found)
+
+
+def _peer(raw: Any) -> object:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(raw.pgconn.socket)) as wire:
+        return wire.getpeername()
+    return None
+
+
+def shut_down(raw: Any, peer: object = None) -> bool:
+    """End a psycopg connection under whoever waits on it in another thread.
+
+    ``peer``: where it must lead to, if its descriptor may have been closed and be another file's by now.
+    """
+    with contextlib.suppress(Exception), socket.socket(fileno=os.dup(raw.pgconn.socket)) as wire:
+        if peer is None or wire.getpeername() == peer:
+            wire.shutdown(socket.SHUT_RDWR)
+            return True
+    return False  # closed meanwhile
