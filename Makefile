@@ -9,13 +9,14 @@ PYTEST_ARGS ?=
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak cases mutants lint format bench clean
+.PHONY: help setup demo test soak faults cases mutants lint format bench clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
 	@echo "make test                all tests, on SQLite and on a real PostgreSQL"
 	@echo "make cases               which case of the guarantees is shown on which database"
 	@echo "make soak                the tests that take minutes"
+	@echo "make faults              all faults at full length; needs root, pgbouncer and 200 MB of memory for a tmpfs"
 	@echo "make mutants             take away what the guarantees stand on, and show which test notices"
 	@echo "make lint | format       ruff and mypy | let ruff rewrite"
 	@echo "make bench               the benchmarks"
@@ -45,7 +46,10 @@ test: setup
 	$(PY) -m pytest -n $(JOBS) -m "not soak" $(PYTEST_ARGS)
 
 soak: setup
-	$(PY) -m pytest -m soak --timeout=1800 $(PYTEST_ARGS)
+	$(PY) -m pytest -m "soak and not faults" --timeout=1800 $(PYTEST_ARGS)
+
+faults: setup
+	$(PY) -m pytest -m "soak and faults" --timeout=1800 $(PYTEST_ARGS)
 
 cases: setup
 	$(PY) -m pytest -n $(JOBS) -m "case and not soak" --cases -q $(PYTEST_ARGS)

@@ -209,11 +209,14 @@ WORKER_FIELDS = (
     "pools",
     "kinds",
     "holds",
+    "running",
     "started_at",
     "heartbeat_at",
     "heartbeat_age",
     "lease_left",
+    "skew",
 )
+_NAMED = 5  # running tasks that a table names
 WORKER_COLUMNS = (
     "id",
     "host",
@@ -229,7 +232,7 @@ WORKER_COLUMNS = (
 
 
 def worker_view(worker: WorkerRecord, now: int) -> dict[str, Any]:
-    """One worker; ``heartbeat_age`` and ``lease_left`` are seconds at ``now``."""
+    """One worker; ``heartbeat_age`` and ``lease_left`` are seconds at ``now``, ``skew`` its clock behind the server."""
     return {
         "id": worker.id,
         "incarnation": worker.incarnation,
@@ -241,10 +244,12 @@ def worker_view(worker: WorkerRecord, now: int) -> dict[str, Any]:
         "pools": {name: {"slots": s, "async_slots": a} for name, (s, a) in worker.pools.items()},
         "kinds": list(worker.kinds),
         "holds": worker.holds,
+        "running": [{"id": one.id, "kind": one.kind, "since": time(one.since)} for one in worker.running],
         "started_at": time(worker.started_at),
         "heartbeat_at": time(worker.heartbeat_at),
         "heartbeat_age": seconds(max(0, now - worker.heartbeat_at)),
         "lease_left": seconds(max(0, worker.lease_until - now)) if worker.alive else None,
+        "skew": seconds(worker.skew),
     }
 
 
@@ -252,4 +257,11 @@ def worker_row(worker: WorkerRecord, now: int) -> dict[str, Any]:
     """The same for a table: lists as text, spans to the second."""
     row = worker_view(worker, now)
     left = row["lease_left"]
-    return row | {"queues": ",".join(worker.queues), "lease_left": None if left is None else round(left)}
+    pools = {name: f"{threads}+{tasks}" for name, (threads, tasks) in worker.pools.items() if threads or tasks}
+    return row | {
+        "queues": ",".join(worker.queues),
+        "lease_left": None if left is None else round(left),
+        "pools": " ".join(f"{name}:{size}" for name, size in pools.items()),
+        "running": ", ".join(f"{one.id} {one.kind}" for one in worker.running[:_NAMED])
+        + (f" and {len(worker.running) - _NAMED} more" if len(worker.running) > _NAMED else ""),
+    }

@@ -1,13 +1,23 @@
-"""``schedctl workers``."""
+"""``schedctl workers`` and ``schedctl worker``."""
 
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING
+
 import click
 
-from scheduler.cli.options import common
+from scheduler.cli import exits
+from scheduler.cli.options import SPAN, common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, with_session
 from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worker_view
+
+if TYPE_CHECKING:
+    from scheduler.store.read_workers import Drained
+
+COLUMNS = (*WORKER_COLUMNS[:-1], "pools", "kinds", "running")
+LOOK = 0.1  # seconds between looks whether a worker has drained
 
 
 @click.command(name="workers")
@@ -15,7 +25,7 @@ from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worke
 @common
 @with_session
 def workers_command(session: Session, /, every: bool) -> None:
-    """Workers: where they run, what they serve and hold, how long their lease lasts."""
+    """Workers: where they run, what they serve, hold and run, how long their lease lasts."""
     from scheduler.store.read_workers import workers
 
     database = session.existing()
@@ -30,4 +40,61 @@ def workers_command(session: Session, /, every: bool) -> None:
         if session.output == "table":
             row = worker_row(worker, now) | {"kinds": ",".join(worker.kinds)}
         rows.append(row)
-    print_rows(session, rows, WORKER_COLUMNS, WORKER_FIELDS)
+    print_rows(session, rows, COLUMNS, WORKER_FIELDS)
+
+
+@click.group(name="worker")
+def worker_command() -> None:
+    """One worker: let it drain, or claim again."""
+
+
+@worker_command.command(name="drain")
+@click.argument("worker", metavar="ID", type=click.IntRange(min=1))
+@click.option("--wait", is_flag=True, help="Wait until it holds nothing any more.")
+@click.option("--timeout", type=SPAN, metavar="S", help="Give up waiting after this long (30, 5m); status 124.")
+@common
+@with_session
+@click.pass_context
+def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, timeout: int | None) -> None:
+    """Let a worker claim nothing more: what it runs ends, what it has not begun goes back.
+
+    It shows as draining, keeps its lease and claims again after `schedctl worker resume`, or when its program is
+    started anew. To end it, stop the program as ever (SIGTERM).
+    """
+    from scheduler.model.texts import counted
+
+    _ask(session, worker, drain=True)
+    if not wait:
+        click.echo(f"worker {worker} drains")
+        return
+    deadline = None if timeout is None else time.monotonic() + timeout / 1_000_000
+    while not (looked := _look(session, worker)).over:
+        if deadline is not None and time.monotonic() >= deadline:
+            note(f"worker {worker} still holds {counted(looked.holds, 'task')}")
+            ctx.exit(exits.TIMED_OUT)
+        time.sleep(LOOK)
+    click.echo(f"worker {worker} has drained")
+
+
+@worker_command.command(name="resume")
+@click.argument("worker", metavar="ID", type=click.IntRange(min=1))
+@common
+@with_session
+def resume(session: Session, /, worker: int) -> None:
+    """Let a worker that was told to drain claim again."""
+    _ask(session, worker, drain=False)
+    click.echo(f"worker {worker} claims tasks again")
+
+
+def _ask(session: Session, worker: int, *, drain: bool) -> None:
+    from scheduler.store.workers import ask_to_drain
+
+    database = session.existing()
+    session.write(lambda c: ask_to_drain(c, worker, database.now(), drain=drain))
+
+
+def _look(session: Session, worker: int) -> Drained:
+    from scheduler.store.read_workers import drained
+
+    with session.database.read() as connection:
+        return drained(connection, worker)

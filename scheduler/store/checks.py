@@ -29,7 +29,8 @@ _PARENT = "coalesce(p.state, o.state)"
 _BIT = f"CASE {_PARENT} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
 _PARENTS = "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent"
 _LOW_SPACE = 200 * 1024 * 1024
-_OFFSET = 5 * SECOND
+_SKEW = SECOND  # a clock that is off by more is worth knowing
+_OFFSET = 5 * SECOND  # and by more than this a problem
 _LATE = 60 * SECOND
 
 
@@ -183,10 +184,12 @@ def _schedules(connection: sa.Connection, now: int) -> Finding:
 def check_surroundings(database: Database, connection: sa.Connection, version: str) -> list[Finding]:
     """Check what lies around the rows: schema, clock, doorbell, disk, versions of the workers."""
     found = [Finding("schema", OK, f"revision {migrate.current(connection)}, schedd {version}")]
-    offset = database.offset
-    text = f"this machine's clock is {span_text(offset)} {'behind' if offset > 0 else 'ahead of'} the server's"
-    found.append(Finding("clock", PROBLEM if abs(offset) > _OFFSET else OK, text if offset else "one machine's"))
-    others = sorted({w.version for w in workers(connection, database.now())} - {version})
+    found.append(_clock(database.offset))
+    seen = workers(connection, database.now())
+    skewed = [f"{w.label} by {span_text(abs(w.skew))}" for w in seen if abs(w.skew) > _SKEW]
+    if skewed:
+        found.append(Finding("workers' clocks", NOTE, f"are off (which times do not depend on): {listed(skewed)}"))
+    others = sorted({w.version for w in seen} - {version})
     if others:
         found.append(Finding("versions", NOTE, f"workers also run version {listed(others)}"))
     path = database.path
@@ -200,6 +203,14 @@ def check_surroundings(database: Database, connection: sa.Connection, version: s
         level = PROBLEM if free < _LOW_SPACE else OK
         found.append(Finding("disk", level, f"{free // 2**20} MiB free beside the database"))
     return found
+
+
+def _clock(offset: int) -> Finding:
+    if not offset:
+        return Finding("clock", OK, "one machine's")
+    level = PROBLEM if abs(offset) > _OFFSET else NOTE if abs(offset) > _SKEW else OK
+    side = "behind" if offset > 0 else "ahead of"
+    return Finding("clock", level, f"this machine's clock is {span_text(abs(offset))} {side} the server's")
 
 
 def repair(connection: sa.Connection, dialect: Dialect, now: int) -> int:

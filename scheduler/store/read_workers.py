@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
+from scheduler.model import state as st
 from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import prepared
-from scheduler.store.workers import LIVE, STOPPED, WORKER_STATES
+from scheduler.store.workers import DRAINING, LIVE, STOPPED, WORKER_STATES
 
 LOST = "lost"  # its lease ran out, and nobody has taken its claims back yet
 POOLS = ("high", "medium", "low")
 _RECENT = 50
+_MOST = 1000  # running tasks named, of all workers
+
+
+class Running(NamedTuple):
+    """A body that is under way. ``since``: microseconds."""
+
+    id: int
+    kind: str
+    since: int | None
 
 
 class WorkerRecord(NamedTuple):
     """One worker. ``state``: live, draining, stopped, dead; lost: its lease ran out, unnoticed so far.
 
-    ``pools``: (thread slots, async slots) by name; ``holds``: tasks it has claimed or is running. Times are
-    microseconds.
+    ``pools``: (thread slots, async slots) by name; ``holds``: tasks it has claimed or is running, of which ``running``
+    names those under way; ``skew``: its machine's clock behind the server's. Times are microseconds.
     """
 
     id: int
@@ -36,6 +46,8 @@ class WorkerRecord(NamedTuple):
     started_at: int
     heartbeat_at: int
     lease_until: int
+    skew: int
+    running: tuple[Running, ...]
 
     @property
     def label(self) -> str:
@@ -71,6 +83,14 @@ def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list
             prepared("SELECT worker, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY worker")
         )
     }
+    running: dict[int, list[Running]] = {}
+    for row in connection.execute(
+        prepared(
+            "SELECT worker, id, kind, started_at FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
+            f"AND state + 0 = {st.RUNNING} ORDER BY id LIMIT {_MOST}"
+        )
+    ):
+        running.setdefault(row.worker, []).append(Running(row.id, row.kind, row.started_at))
     kinds: dict[int, list[str]] = {}
     for row in connection.execute(
         prepared(
@@ -86,7 +106,7 @@ def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list
             r.host,
             r.pid,
             r.version,
-            LOST if r.state < STOPPED and r.lease_until < now else WORKER_STATES[r.state],
+            _state(r, now),
             tuple(msgspec.json.decode(r.queues, type=list[str])),
             msgspec.json.decode(r.pools, type=dict[str, tuple[int, int]]),
             tuple(kinds.get(r.id, ())),
@@ -94,10 +114,36 @@ def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list
             r.started_at,
             r.heartbeat_at,
             r.lease_until,
+            r.skew,
+            tuple(running.get(r.id, ())),
         )
         for r in rows
     ]
     return sorted(found, key=lambda w: w.id)
+
+
+def _state(row: sa.Row[Any], now: int) -> str:
+    if row.state < STOPPED and row.lease_until < now:
+        return LOST
+    if row.state == LIVE and row.drain_requested is not None:
+        return WORKER_STATES[DRAINING]  # it will notice in a moment
+    return WORKER_STATES[row.state]
+
+
+class Drained(NamedTuple):
+    """How far a worker is that was told to drain. ``over``: it knows, and holds nothing any more."""
+
+    over: bool
+    holds: int
+
+
+def drained(connection: sa.Connection, worker: int) -> Drained:
+    """Look how far a worker is with draining."""
+    state = connection.execute(prepared("SELECT state FROM schedd_workers WHERE id = :id"), {"id": worker}).scalar()
+    holds = connection.execute(
+        prepared("SELECT count(*) FROM schedd_tasks WHERE worker = :id AND state >= 4 AND state <= 5"), {"id": worker}
+    ).scalar_one()
+    return Drained(state != LIVE and holds == 0, int(holds))
 
 
 class Fleet:

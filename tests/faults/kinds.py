@@ -178,6 +178,30 @@ class Step(Task):
         return ctx.attempt
 
 
+class Beating(Task):
+    """Sends heartbeats until something ends it."""
+
+    def run(self, ctx: Context) -> None:
+        _link().note("start", ctx)
+        try:
+            while True:
+                ctx.heartbeat()
+                time.sleep(0.02)
+        finally:
+            _link().note("end", ctx)
+
+
+class Dozing(Task):
+    """A coroutine that sleeps until something ends it."""
+
+    async def run(self, ctx: AsyncContext) -> None:
+        _link().note("start", ctx)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            _link().note("end", ctx)
+
+
 class Hold(Task, retry=AT_ONCE):
     """Reports, then waits until the test opens its gate, deaf to everything else."""
 
@@ -303,4 +327,7 @@ class Segfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None
         ctypes.string_at(0)
 
 
-ALL = (Noop, Work, Step, Hold, Narrow, Paced, Fail, Chatty, Big, Attentive, Deaf, Sleeper, Stubborn, Segfault)
+ALL = (
+    *(Noop, Work, Step, Beating, Dozing, Hold, Narrow, Paced, Fail, Chatty, Big),
+    *(Attentive, Deaf, Sleeper, Stubborn, Segfault),
+)

@@ -126,6 +126,11 @@ class PostgresDatabases:
     def url(self, name: str) -> str:
         return postgres_server.url(self._directory, name)
 
+    @property
+    def socket(self) -> Path:
+        """The server's Unix socket."""
+        return self._directory / "pg" / ".s.PGSQL.5432"
+
     def create(self) -> str:
         name = f"schedd_{self._worker}_{next(self._numbers)}"
         with self._connect("postgres") as connection:

@@ -1,0 +1,80 @@
+"""Leases where workers meet: a dead one that claims, one whose row is locked, and when the next one runs out."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler.ports import SECOND
+from scheduler.store import workers
+from scheduler.testing import engine_of
+from support.bench import Bench, ring_and_step
+
+
+@pytest.mark.case(2, 4)
+def test_a_worker_that_was_declared_dead_meanwhile_claims_nothing(bench: Bench) -> None:
+    """It stood still between its last renewal and its turn: what it claimed now would be taken back at once."""
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    with bench.jobs.database.write() as connection:
+        connection.execute(sa.text("UPDATE schedd_workers SET state = 3 WHERE id = :id"), {"id": engine.worker})
+    task = bench.step("task").schedule()
+    connection = engine._conn()
+    assert engine.turner.turn(connection, claiming=True).claimed == 0
+    assert bench.state(task) == "scheduled"
+    dead = engine.worker
+    bench.clock.advance(15)  # its renewal is due
+    assert bench.drain() == ["task"]
+    assert engine.worker != dead
+
+
+@pytest.mark.case(10)
+def test_the_next_reap_is_when_the_next_lease_runs_out(bench: Bench) -> None:
+    """So that what a dead worker held runs again as soon as its lease has run out."""
+    ring_and_step(bench.jobs)
+    other = bench.worker()
+    ring_and_step(other)
+    bench.clock.advance(13)  # so that it reaps, which a worker that has just begun does not
+    ring_and_step(other)
+    task = bench.step("task").schedule()
+    ring_and_step(other)
+    ring_and_step(bench.jobs)
+    engine, dead = engine_of(bench.jobs), engine_of(other).worker
+    held = sa.text("SELECT worker FROM schedd_tasks WHERE id = :id")
+    lease = sa.text("SELECT lease_until FROM schedd_workers WHERE id = :id")
+    for _ in range(500):  # by the worker's own timetable, without any ring
+        wait = max(0.001, engine.step())
+        with bench.jobs.database.read() as connection:
+            if connection.execute(held, {"id": task}).scalar_one() != dead:
+                break
+            until = connection.execute(lease, {"id": dead}).scalar_one()
+        bench.clock.advance(wait)
+    else:
+        raise AssertionError("never taken back")
+    assert 0 < (bench.jobs.database.now() - until) / SECOND < 0.1
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_nobody_waits_for_a_worker_that_stands_still_while_it_renews(bench: Bench) -> None:
+    """Its row is locked by its own transaction, and nothing comes from it any more."""
+    ring_and_step(bench.jobs)
+    other = bench.worker()
+    ring_and_step(other)
+    stuck = engine_of(other).worker
+    with bench.jobs.database.connect() as holder:
+        workers.renew(holder, stuck, 0, 0)  # begun, not committed; its lease has long run out
+        engine = engine_of(bench.jobs)
+        engine.lease.no_reaping_until = 0.0
+        done: list[object] = []
+
+        def reap() -> None:
+            done.append(engine.lease.reap(engine._conn(), engine.worker, list))
+
+        thread = threading.Thread(target=reap)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive(), "the reaper waits for a row that nobody may ever unlock"
+        holder.rollback()
+    assert done == [[]]

@@ -1,0 +1,87 @@
+"""``worker drain`` and ``worker resume``, and what ``workers`` tells of each."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.testing import engine_of
+from support.bench import Bench, ring_and_step
+
+from .conftest import Ctl
+
+
+def state(ctl: Ctl) -> str:
+    (worker,) = ctl.json("workers")
+    return str(worker["state"])
+
+
+def steps(live: Bench, count: int = 1) -> None:
+    """Steps of the worker, each of which looks at its row: it does so four times a second at most."""
+    for _ in range(count):
+        engine_of(live.jobs)._due["told"] = 0.0
+        ring_and_step(live.jobs)
+
+
+def test_what_each_runs_is_named(ctl: Ctl, live: Bench) -> None:
+    ring_and_step(live.jobs)
+    running = [int(live.step(f"s{n}").schedule()) for n in range(7)]
+    ring_and_step(live.jobs)
+    live.execute("UPDATE schedd_tasks SET state = 5, started_at = 1000000 WHERE state = 4")
+    (worker,) = ctl.json("workers")
+    assert [(t["id"], t["kind"], t["since"]) for t in worker["running"]] == [
+        (i, "Step", "1970-01-01T00:00:01Z") for i in running
+    ]
+    assert abs(worker["skew"]) < 0.1  # on the same machine
+    shown = ctl("workers").stdout
+    assert f"{running[0]} Step, {running[1]} Step" in shown
+    assert "and 2 more" in shown
+    assert "medium:8+100" in shown
+
+
+def test_one_that_drains_claims_nothing_until_it_resumes(ctl: Ctl, live: Bench) -> None:
+    first = live.step("first").schedule()
+    ring_and_step(live.jobs)
+    worker = engine_of(live.jobs).worker
+    assert live.state(first) == "claimed"
+    assert ctl("worker", "drain", worker).stdout == f"worker {worker} drains\n"
+    assert state(ctl) == "draining", "at once, before the worker itself has noticed"
+    second = live.step("second").schedule()
+    steps(live, 3)
+    assert live.states(first, second) == ["scheduled", "scheduled"], "what it had not begun goes back"
+    assert state(ctl) == "draining"
+    assert "no worker is live" in ctl("status").stderr
+
+    assert ctl("worker", "resume", worker).stdout == f"worker {worker} claims tasks again\n"
+    steps(live)
+    assert live.drain() == ["first", "second"]
+    assert state(ctl) == "live"
+
+
+def test_waiting_for_it_ends_when_it_holds_nothing(ctl: Ctl, live: Bench) -> None:
+    live.step("first").schedule()
+    ring_and_step(live.jobs)
+    worker = engine_of(live.jobs).worker
+    late = ctl("worker", "drain", worker, "--wait", "--timeout", "0")
+    assert late.exit_code == 124
+    assert f"worker {worker} still holds 1 task" in late.stderr
+    steps(live, 3)
+    assert ctl("worker", "drain", worker, "--wait").stdout == f"worker {worker} has drained\n"
+
+
+def test_a_worker_that_is_not_there_or_has_ended(ctl: Ctl, live: Bench) -> None:
+    ring_and_step(live.jobs)
+    worker = engine_of(live.jobs).worker
+    for command in ("drain", "resume"):
+        assert "there is no worker 99" in ctl.fails(3, "worker", command, 99)
+    live.execute("UPDATE schedd_workers SET state = 2")
+    assert f"worker {worker} is stopped" in ctl.fails(4, "worker", "drain", worker)
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_clock_that_is_off_is_told(ctl: Ctl, live: Bench) -> None:
+    ring_and_step(live.jobs)
+    live.execute("UPDATE schedd_workers SET skew = -600000000")
+    found = {f["check"]: f for f in ctl.json("doctor")}
+    assert found["workers' clocks"]["level"] == "note"
+    assert "by 10 min" in found["workers' clocks"]["text"]
+    assert ctl.json("workers")[0]["skew"] == -600.0

@@ -1,0 +1,76 @@
+"""How long it takes until work goes on: after a daemon was killed, after the server restarted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from faults.harness import Fleet, all_ended, rows, until
+from faults.kinds import Hold, Work
+from scheduler import Scheduler
+from support.databases import Database
+from support.own_server import OwnServer
+
+pytestmark = [pytest.mark.faults, pytest.mark.alone]
+LEASE = 3.0
+TURN = 0.7  # seconds for a turn on a busy machine
+
+
+@pytest.mark.case(6, 10)
+def test_after_a_kill_its_tasks_run_again_within_the_lease(
+    database: Database, fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None]
+) -> None:
+    """SQLite: at once, since who holds no lock on its socket is dead."""
+    daemons = [fleet.daemon(worker__lease=str(LEASE), pools__medium__slots="8") for _ in range(2)]
+    time.sleep(0.5 * LEASE)  # one that has just begun does not reap at once
+    with jobs.batch() as batch:
+        for _ in range(12):
+            batch.task(Hold())
+    until(lambda: all(fleet.runs(i) for i in batch.ids), "all are under way")
+    pid = fleet.runs(batch.ids[0])[0].pid
+    (victim,), (other,) = [d for d in daemons if d.pid == pid], [d for d in daemons if d.pid != pid]
+    held = [i for i in batch.ids if fleet.runs(i)[0].pid == victim.pid]
+    killed = time.monotonic_ns()
+    victim.kill()
+    other.open()
+    until(lambda: all(len(fleet.runs(i)) == 2 for i in held), "they run again", timeout=3 * LEASE)
+    took = max(fleet.runs(i)[1].start - killed for i in held) / 1e9
+    tell(f"{len(held)} tasks run again {took:.2f} s after the kill, the lease being {LEASE:g} s")
+    assert took < (2.5 if database.is_sqlite else LEASE) + TURN
+    all_ended(jobs)
+
+
+@pytest.fixture
+def server() -> Iterator[OwnServer]:
+    with OwnServer() as made:
+        yield made
+
+
+@pytest.mark.case(9)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_after_a_restart_of_the_server_work_goes_on_within_five_seconds(
+    server: OwnServer, fleet: Fleet, tell: Callable[[str], None], mode: str
+) -> None:
+    from faults.harness import connect
+
+    url = server.migrated()
+    with connect(url) as jobs:
+        jobs.stop()  # it only schedules
+        daemons = [fleet.daemon(url=url) for _ in range(2)]
+        jobs.wait([jobs.task(Work()).schedule() for _ in range(20)], timeout=20)
+        server.stop(mode)
+        for daemon in daemons:
+            until(lambda: daemon.lines("the database is away"), "it notices")  # noqa: B023
+        time.sleep(4.0)  # so that it has come to its longest pause between tries
+        server.start()
+        back = time.monotonic_ns()
+        ids = [jobs.task(Work()).schedule() for _ in range(20)]
+        jobs.wait(ids, timeout=20)
+        took = (min(fleet.runs(i)[0].start for i in ids) - back) / 1e9
+        every = (max(fleet.runs(i)[0].end or 0 for i in ids) - back) / 1e9
+        tell(f"{mode}: {took:.2f} s until a body begins, {every:.2f} s until all twenty have ended")
+        assert every < 5.0
+        assert not rows(jobs, "SELECT 1 FROM schedd_tasks WHERE state <> 6")
