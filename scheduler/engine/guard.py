@@ -66,7 +66,7 @@ class Guard:
             told = [attempt for attempt in list(self.desk.held.values()) if not attempt.lost]
             for attempt in told:
                 attempt.lost = True
-                attempt.told_lost = attempt.kind.is_async  # it is being cancelled; a thread notices when it asks
+                attempt.told_lost = bool(attempt.sort[1])  # a thread notices when it asks
                 if attempt.slot is not None:
                     attempt.slot.interrupt(attempt)
             self._lapsed += told

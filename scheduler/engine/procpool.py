@@ -441,7 +441,7 @@ class ProcessPool:
                     attempt = slots.waiting.popleft()
                 except IndexError:
                     break  # the engine has just taken it back
-                if attempt.lost:
+                if attempt.lost or self._runtime.monotonic() >= self._runtime.lapses_at:
                     self._report(attempt, hand_back(attempt, self._runtime.now()))
                     continue
                 if attempt.cancelled:

@@ -46,6 +46,7 @@ class Remote:
         self.link = link
         self.settings: dict[str, Any] = {}
         self.around_run: Callable[[Any], AbstractContextManager[Any]] | None = None
+        self.lapses_at = float("inf")  # the engine ends what runs here when its lease has run out
         self.offset = 0  # microseconds to the server's clock
         self._state: Any = None
         self._missing = False

@@ -41,7 +41,7 @@ class Form(NamedTuple):
     timeout: float
 
 
-SHORT = Form(400, 2, 1.2, False, 60.0)
+SHORT = Form(300, 2, 1.0, False, 60.0)
 LONG = Form(20_000, 12, 3.0, True, 600.0)
 
 
@@ -100,7 +100,7 @@ def ground(request: pytest.FixtureRequest, mother: Mother, tell: Tell) -> Iterat
 
 @pytest.mark.case(5, 6)
 def test_killed_at_random(ground: Ground) -> None:
-    _, report = ground.campaign([injected.kill] * ground.form.faults, 2.0)
+    _, report = ground.campaign([injected.kill] * ground.form.faults, 1.0)
     assert report.reclaimed, "nothing was interrupted"
     assert report.rerun, "no body was interrupted"
 
@@ -117,7 +117,7 @@ def test_stopped_for_longer_than_the_lease(ground: Ground) -> None:
 def test_the_server_restarts(ground: Ground) -> None:
     modes = ["fast", "immediate"] * 5
     faults = [injected.restart(ground.server, mode) for mode in modes[: max(2, min(10, ground.form.faults))]]
-    made, _ = ground.campaign(faults, 2.0)
+    made, _ = ground.campaign(faults, 1.5)
     assert len(made.lines("the database is back")) >= len(faults)
     assert not made.lines("lease was lost")
 
