@@ -301,7 +301,8 @@ class Turner:
                     extra={"task": o.task_id, "attempt": o.number, "outcome": o.end.value},
                 )
                 continue
-            self._tell(attempt, o)
+            end = finished.told.get(o.task_id)
+            self._tell(attempt, o if end is None else o._replace(end=end))
             # A cancel or a replaced payload may have won over the failure.
             if o.end is AttemptEnd.DEAD and finished.ended.get(o.task_id) is TaskState.DEAD:
                 self.desk.alerts.tell(letter_of(attempt.claimed, o))
@@ -311,7 +312,7 @@ class Turner:
         c = attempt.claimed
         level = logging.DEBUG
         if (
-            o.end in (AttemptEnd.RETRIED, AttemptEnd.DEAD, AttemptEnd.FAILED)
+            o.end in (AttemptEnd.RETRIED, AttemptEnd.DEAD, AttemptEnd.FAILED, AttemptEnd.REPLACED)
             or (o.started_at is not None and o.finished_at - o.started_at > SLOW * SECOND)
             or self.desk.options.log_attempts == "all"
         ):

@@ -6,6 +6,7 @@ A row counts as ours while (worker, claim) still match and it is claimed or runn
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -125,13 +126,14 @@ class Finished(NamedTuple):
 
     ``ended``: tasks that reached a terminal state; ``lost``: the fence no longer held, nothing was changed;
     ``deferred``: somebody's open transaction holds the row, to be tried again next turn; ``ready``: dependents
-    that may run now.
+    that may run now; ``told``: how the history says that attempts ended, where something else overruled what they said.
     """
 
     ended: dict[int, TaskState]
     lost: list[Outcome]
     deferred: list[Outcome]
     ready: int
+    told: Mapping[int, AttemptEnd] = MappingProxyType({})
 
 
 class _Written(NamedTuple):
@@ -157,9 +159,11 @@ def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
     paused = [(o.task_id, o.claim) for o in wrote.kept if o.state == st.SUSPENDED]
     if paused:
         ready += waits.suspended(connection, dialect, paused, now)
+    told: dict[int, AttemptEnd] = {}
     if wrote.overruled:
         settle(connection, dialect, wrote.overruled, now)
-    return Finished(wrote.ended, wrote.lost, deferred, ready)
+        told = {o.task_id: o.end for o in wrote.kept if o.task_id in wrote.overruled}
+    return Finished(wrote.ended, wrote.lost, deferred, ready, told)
 
 
 def _write(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int) -> _Written:

@@ -40,9 +40,6 @@ class Removed(NamedTuple):
         )
 
 
-# What depends on a task may be retried for as long as it is there, and is judged by that task's outcome then: so an
-# outcome lives until its own time is over and no edge leads from it any more.
-#
 # A row lives until the latest of its retention, result lifetime and key retention, and while a child that has not
 # ended, or somebody who awaits it, refers to it; its result until that lifetime is over, and likewise.
 _UNNEEDED = (

@@ -25,6 +25,7 @@ def finish_one_by_one(
     lost: list[Outcome] = []
     deferred: list[Outcome] = []
     ready = 0
+    told: dict[int, AttemptEnd] = {}
     for outcome in outcomes:
         try:
             done = _alone(connection, dialect, worker, outcome, now)
@@ -37,7 +38,8 @@ def finish_one_by_one(
         lost += [outcome] * len(done.lost)
         deferred += [outcome] * len(done.deferred)
         ready += done.ready
-    return Finished(ended, lost, deferred, ready)
+        told |= done.told
+    return Finished(ended, lost, deferred, ready, told)
 
 
 def _alone(connection: sa.Connection, dialect: Dialect, worker: int, outcome: Outcome, now: int) -> Finished:

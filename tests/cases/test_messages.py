@@ -183,6 +183,26 @@ def test_attempts_keep_the_envelope_that_they_ran_with(fleet: Fleet, clock: Fake
     assert [got["subject"] for got in jobs.state] == ["s0", "s1", "s2"]
 
 
+@pytest.mark.case(29, 61)
+@pytest.mark.parametrize(("way", "end"), [("replaced", "replaced"), ("cancelled", "cancelled")])
+def test_the_log_says_of_an_overruled_attempt_what_the_history_says(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture, way: str, end: str
+) -> None:
+    caplog.set_level(logging.INFO, "scheduler.engine")
+    jobs = fleet.worker(Order, state=[], log_attempts="all")
+    made = jobs.task(Order("refused")).key("k").schedule()
+    step(jobs)
+    run_claimed(jobs)
+    if way == "cancelled":
+        jobs.cancel_task(made)
+    else:
+        jobs.task(Order("fine")).key("k", conflict="replace").schedule()
+    drain(jobs)
+    told = [record.__dict__["outcome"] for record in caplog.records if record.msg.startswith("attempt")]
+    assert told[0] == jobs.get_attempts(made)[0].outcome.value == end
+    assert jobs.get_attempts(made)[0].error_class == "PermanentError"
+
+
 @pytest.mark.case(61)
 def test_a_replay_with_another_key_or_payload_leaves_the_attempts_theirs(fleet: Fleet, clock: FakeClock) -> None:
     jobs = fleet.worker(Order, state=[])
