@@ -64,6 +64,8 @@ _OTHERS = f"""
 SELECT t.id FROM schedd_tasks t WHERE t.state = :state AND t.state >= 7 AND t.finished_at < :before AND {_UNNEEDED}
 ORDER BY t.finished_at LIMIT :batch
 """
+# What depends on a task may be retried for as long as it is there, and is judged by that task's outcome then: so an
+# outcome lives until its own time is over and no edge leads from it any more.
 _OUTCOMES = (
     "FROM schedd_outcomes o WHERE o.removed_at < :before "
     "AND NOT EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = o.task_id)"

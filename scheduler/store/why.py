@@ -22,7 +22,7 @@ from scheduler.store.read_workers import LOST, POOLS, Fleet, WorkerRecord, worke
 _ROW = (
     "SELECT t.id, t.kind, t.state, t.queue, t.pool, t.lane, t.unmet, t.run_at, t.attempt, t.attempt_base, "
     "t.max_attempts, t.claimed_at, t.started_at, t.finished_at, t.result_until, t.timeout, t.cancel_requested, "
-    "t.worker, t.error, t.error_class, t.ended_by, w.host, w.pid "
+    "t.rerun, t.worker, t.error, t.error_class, t.ended_by, w.host, w.pid "
     "FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker WHERE t.id = :id"
 )
 
@@ -42,7 +42,9 @@ def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
         return _waiting(connection, row)
     found = workers(connection, now)
     if state in (TaskState.CLAIMED, TaskState.RUNNING):
-        return _held(connection, row, state, now, {w.id: w for w in found})
+        said = _held(connection, row, state, now, {w.id: w for w in found})
+        again = "it was replaced, and runs once more as what it is now when this attempt has ended"
+        return said if row.rerun != 1 else again if said is None else f"{said}; {again}"
     if row.run_at > now:
         awaited = _awaited(connection, row.id) if state is TaskState.SUSPENDED else ""
         return _later(row, state, now, Fleet(found), awaited)

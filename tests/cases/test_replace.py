@@ -570,6 +570,26 @@ def test_no_step_of_the_old_set_counts_for_the_new_one(fleet: Fleet, clock: Fake
     sound(jobs)
 
 
+@pytest.mark.case(29, 61)
+def test_a_handler_may_replace_its_own_task(fleet: Fleet) -> None:
+    @task(kind="next")
+    def again(ctx: Context, page: int) -> int:
+        ctx.state.append(page)
+        if page < 3:
+            jobs.task(again, page + 1).key("pages", conflict="replace").schedule()
+        return page
+
+    jobs = fleet.worker(again, state=[])
+    first = jobs.task(again, 1).key("pages").schedule()
+    child = jobs.task(again, 9).depend_on(first).schedule()
+    drain(jobs)
+    assert jobs.state == [1, 2, 3, 9]
+    assert jobs.result(first, timeout=0) == 3
+    assert jobs.get_task(first).causation == str(first)
+    assert jobs.get_task_status(child) is TaskState.SUCCESS
+    sound(jobs)
+
+
 # racing the commit of the finish
 
 

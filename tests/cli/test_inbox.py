@@ -81,6 +81,9 @@ def test_show_tells_what_attempts_ran_with_where_that_was_something_else(ctl: Ct
     live.step("two").key("k", conflict="replace").subject("second").schedule()
     shown = ctl("show", made).stdout
     assert "rerun" in shown
+    assert "; it was replaced, and runs once more" in shown
+    live.execute(f"UPDATE schedd_tasks SET state = 5 WHERE id = {made}")
+    assert "\nwhy: it was replaced, and runs once more" in ctl("show", made).stdout
     live.drain()
     view = ctl.json("show", made)
     assert [a["subject"] for a in view["attempts"]] == ["first", "second"]
