@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
 from scheduler import __version__, ports
 from scheduler.batch import Batch
-from scheduler.builder import TaskBuilder, make_builder
+from scheduler.builder import Drafter, TaskBuilder, make_builder
 from scheduler.caller import Caller
 from scheduler.engine.options import ProcessOptions
 from scheduler.errors import ConfigError
@@ -211,6 +211,7 @@ class Scheduler(Queries):
             settings=self.settings,
             around_run=self._around_run,
             on_dead_letter=self._on_dead_letter,
+            drafts=Drafter(self._caller),
             rng=self._rng,
             inline=inline,
             version=__version__,

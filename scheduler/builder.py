@@ -18,10 +18,10 @@ from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
 from scheduler.model import recurrence as recur
 from scheduler.model.catchup import CATCHUPS, OVERLAPS
 from scheduler.model.recurrence import Recurrence, Weekday
-from scheduler.model.registry import MAX_KEY, Kind, bind, encode_json
+from scheduler.model.registry import MAX_KEY, Kind, bind, encode_json, parts_of
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.running import inherit
-from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
+from scheduler.model.spec import Draft, EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, When
 from scheduler.model.task import Priority, Task, TaskFunction, check_name
 from scheduler.model.texts import storable
@@ -308,6 +308,12 @@ class TaskBuilder(_Builder):
         """:meth:`schedule` without blocking the event loop."""
         return await asyncio.to_thread(self.schedule)
 
+    def _drafted(self) -> Draft:
+        """For a handler that spawns it. Raises ConfigError."""
+        if self._batch is not None:
+            raise ConfigError("this builder belongs to a batch, which stores it at its end; do not spawn it")
+        return Draft(self._kind.name, lambda: self._finished({}))
+
     def _finished(self, positions: Mapping[TaskBuilder, int]) -> TaskSpec:
         if self._catchup or self._overlap or self._run_on_startup:
             raise InvalidScheduleError(
@@ -328,6 +334,9 @@ class TaskBuilder(_Builder):
 
 class RecurringBuilder(_Builder):
     """A recurring schedule to be registered."""
+
+    def _drafted(self) -> Draft:
+        raise InvalidScheduleError("a handler spawns single tasks; a recurring schedule is registered by a program")
 
     def __repr__(self) -> str:
         return f"<recurring builder of {self._kind.name}>"
@@ -375,6 +384,41 @@ def make_builder(
     if isinstance(task, type) and issubclass(task, Task):
         raise PayloadError(f"pass an instance, {task.__name__}(…), not the class")
     raise PayloadError(f"task() takes a Task instance or a @task function, not {task!r:.80}")
+
+
+class Drafter:
+    """Drafts what handlers spawn. The engine is given one, as it knows nothing of builders."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def draft(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
+        """A Task instance, a builder, or a @task function with its arguments.
+
+        Raises PayloadError, UnregisteredKindError, InvalidScheduleError for a recurrence, ConfigError for a builder of
+        a batch.
+        """
+        if not isinstance(task, _Builder):
+            task = make_builder(self._caller, None, task, args, kwargs)
+        elif args or kwargs:
+            raise PayloadError("a builder takes no further arguments: it has its payload")
+        drafted: Draft = task._drafted()
+        return drafted
+
+    def of_item(self, kind: Any, item: Any) -> Draft:
+        """The task of this kind for an item: an instance, a mapping of fields, or the first field's value."""
+        source = self._caller.registry.named(kind).source if isinstance(kind, str) else kind
+        return self.draft(*parts_of(source, item))
+
+    def stored(self, kind: str, payload: str) -> Draft:
+        """A task of this kind with a payload as it is stored. Raises UnregisteredKindError, PayloadError."""
+        known = self._caller.registry.named(kind)
+        return TaskBuilder(self._caller, known, known.decode(payload))._drafted()
+
+    def name_of(self, kind: Any) -> str:
+        """The name of a kind given as a class, a @task function or by its name. Raises UnregisteredKindError."""
+        registry = self._caller.registry
+        return registry.named(kind).name if isinstance(kind, str) else registry.of(kind).name
 
 
 def check_text(value: object, what: str, longest: int = 255) -> str:

@@ -77,6 +77,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     rerun: bool
     original_id: int | None
     replay_count: int
+    spawned_by: int | None
     max_duration: timedelta | None
     max_delay: timedelta | None
     expires_at: datetime | None

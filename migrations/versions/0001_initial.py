@@ -215,13 +215,13 @@ waits = Table(  # what attempts wait for: an event, or the ends of tasks, all of
     metadata,
     Column("task_id", BigInteger, nullable=False),
     Column("name", Text, nullable=False),  # that of the checkpoint to come
-    Column("item", BigInteger, nullable=False),  # the awaited task; 0 for an event
+    Column("item", BigInteger, nullable=False),  # an awaited task; 0: the head, which says for what and how long
     Column("event", Text),
-    Column("until", BigInteger, nullable=False),  # FOREVER: without an end
-    Column("claim", BigInteger, nullable=False),  # the last one that waited
+    Column("until", BigInteger, nullable=False),  # of the head; FOREVER: without an end
+    Column("claim", BigInteger, nullable=False),  # of the head: the last one that waited
     Column("at", BigInteger, nullable=False),
     Column("met", SmallInteger, nullable=False, server_default=text("0")),
-    PrimaryKeyConstraint("task_id", "name", "item"),
+    PrimaryKeyConstraint("task_id", "item", "name"),
 )
 Index(
     "ix_schedd_waits_event",
@@ -230,7 +230,12 @@ Index(
     postgresql_where=text("event IS NOT NULL"),
 )
 Index("ix_schedd_waits_item", waits.c.item, sqlite_where=text("item > 0"), postgresql_where=text("item > 0"))
-Index("ix_schedd_waits_met", waits.c.met, sqlite_where=text("met = 1"), postgresql_where=text("met = 1"))
+Index(
+    "ix_schedd_waits_met",
+    waits.c.met,
+    sqlite_where=text("item = 0 AND met > 0"),
+    postgresql_where=text("item = 0 AND met > 0"),
+)
 Index(
     "ix_schedd_waits_open",
     waits.c.task_id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,8 +22,13 @@ from scheduler.cli.views import (
     task_view,
 )
 
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
 LOG_LINES = 20
 _SHOWN_IF_ASKED = ("subject", "correlation")
+CHILDREN = 20
+CHILD_COLUMNS = ("id", "kind", "state")
 _NOT_SHOWN = frozenset(
     {
         "payload",
@@ -134,11 +139,25 @@ def view_of(session: Session, task_id: int) -> dict[str, Any]:
             "depends_on": [edge_view(e, e.parent) for e in dependencies(connection, task_id)],
             "dependents": [edge_view(e, e.child) for e in dependents(connection, task_id)],
             "attempts": [attempt_view(a) for a in attempts(connection, task_id)],
+            "children": _children(connection, task_id),
             "recorded": [checkpoint_view(c) for c in checkpoints.records(connection, task_id)],
             "waits": [] if task.state.terminal else [wait_view(w) for w in waits.records(connection, task_id)],
             "audit": [audit_view(a) for a in audit(connection, task_id)],
             "log": None if log is None else log.splitlines()[-LOG_LINES:],
         }
+
+
+def _children(connection: sa.Connection, task_id: int) -> dict[str, Any]:
+    """Some of the tasks that this one spawned, and how many there are."""
+    from scheduler.store import children
+
+    found, count = children.records(connection, task_id, CHILDREN)
+    return {"count": count, "tasks": [{"id": c.id, "kind": c.kind, "state": c.state.value} for c in found]}
+
+
+def _spawned(children: dict[str, Any]) -> str:
+    count, shown = children["count"], len(children["tasks"])
+    return "spawned" if count == shown else f"spawned ({shown} of {count})"
 
 
 def print_view(view: dict[str, Any]) -> None:
@@ -165,6 +184,7 @@ def print_view(view: dict[str, Any]) -> None:
         ("depends on", view["depends_on"], EDGE_COLUMNS),
         ("dependents", view["dependents"], EDGE_COLUMNS),
         ("attempts", view["attempts"], _attempt_columns(view)),
+        (_spawned(view["children"]), view["children"]["tasks"], CHILD_COLUMNS),
         ("recorded", view["recorded"], CHECKPOINT_COLUMNS),
         ("waits for", view["waits"], WAIT_COLUMNS),
         ("audit", view["audit"], AUDIT_COLUMNS),

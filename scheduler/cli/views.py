@@ -65,6 +65,7 @@ TASK_FIELDS = (
     "rerun",
     "original_id",
     "replay_count",
+    "spawned_by",
     "claim",
     "worker_id",
 )
@@ -123,6 +124,7 @@ def task_view(task: TaskRecord) -> dict[str, Any]:
         "rerun": task.rerun,
         "original_id": task.original_id,
         "replay_count": task.replay_count,
+        "spawned_by": task.spawned_by,
         "claim": task.claim,
         "worker_id": task.worker,
     }

@@ -43,7 +43,7 @@ async def _perform(durable: Durable, effect: Ask | Load | Call | Block) -> Any:
     if isinstance(effect, Ask):
         return await asyncio.wrap_future(runtime.request(attempt, effect.what, effect.args))
     if isinstance(effect, Load):
-        return await asyncio.to_thread(runtime.recorded, attempt)
+        return await asyncio.to_thread(runtime.load, attempt, effect.what, effect.args)
     if isinstance(effect, Call):
         return await _call(effect)
     return await _block(durable, effect.until)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, wait
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -14,6 +14,7 @@ import msgspec
 from scheduler.engine.async_durable import drive_async
 from scheduler.engine.durable import Durable, as_decorator, drive
 from scheduler.model.envelope import idempotency_key
+from scheduler.model.spec import TaskId
 from scheduler.model.texts import storable
 from scheduler.model.times import to_datetime
 
@@ -259,6 +260,31 @@ class Context(_ContextBase):
             raise
         return answer.result()
 
+    def spawn(self, task: Any, /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId:
+        """Schedule a task as a child of this one, once, however often this one runs. Returns its id.
+
+        ``task``: a Task instance, a builder (``jobs.task(…)``), or a @task function with its arguments. The child
+        inherits the correlation and names this task as its cause; cancelling this task cancels it.
+        """
+        return drive(self._durable, self._durable.spawn(task, args, kwargs, name))
+
+    def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
+        """What another task, a child or not, returned, once it has ended; the slot is free meanwhile.
+
+        Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, and builtin TimeoutError after
+        ``timeout`` (seconds or timedelta, from when it was first awaited); in every later attempt the same.
+        """
+        return drive(self._durable, self._durable.await_task(task_id, timeout))
+
+    def map(self, kind: Any, items: Iterable[Any], name: str | None = None) -> list[Any]:
+        """A child for each item, and their results in the items' order, once all of them have ended.
+
+        ``kind``: a Task class, a @task function or a kind's name; ``items``: a mapping is the fields by name, an
+        instance is taken as it is, anything else is the first field. If a child did not succeed, what became of the
+        first such one is raised.
+        """
+        return drive(self._durable, self._durable.map(kind, items, name))
+
     def results(self) -> dict[int, Any]:
         """The stored results of the tasks it depends on, by id; None for those that have none."""
         self._look()
@@ -328,6 +354,18 @@ class AsyncContext(_ContextBase):
         self._look()
         answer: Future[R] = self._runtime.cpu(self._attempt, function, args)
         return await asyncio.wrap_future(answer)
+
+    async def spawn(self, task: Any, /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId:
+        """Schedule a task as a child of this one, once, however often this one runs. See :class:`Context`."""
+        return await drive_async(self._durable, self._durable.spawn(task, args, kwargs, name))
+
+    async def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
+        """What another task returned, once it has ended; the slot is free meanwhile. See :class:`Context`."""
+        return await drive_async(self._durable, self._durable.await_task(task_id, timeout))
+
+    async def map(self, kind: Any, items: Iterable[Any], name: str | None = None) -> list[Any]:
+        """A child for each item, and their results in the items' order. See :class:`Context`."""
+        return await drive_async(self._durable, self._durable.map(kind, items, name))
 
     async def results(self) -> dict[int, Any]:
         """The stored results of the tasks it depends on, by id; None for those that have none."""

@@ -16,13 +16,12 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.engine.alerts import Alerts
-from scheduler.engine.attempt import Attempt
+from scheduler.engine.attempt import Attempt, StoredDrafts
 from scheduler.engine.options import EngineOptions
 from scheduler.errors import StoreUnavailableError
-from scheduler.model.checkpoint import Recorded
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry, SlotKey
-from scheduler.store import checkpoints, relatives
+from scheduler.store import asked_children, checkpoints, relatives
 from scheduler.store.asked import Answer
 from scheduler.store.database import Database
 
@@ -78,6 +77,7 @@ class Desk:
         self.means: dict[str, float] = {}  # seconds by kind
         self.alerts = Alerts(None, None)
         self.processes: ProcessPool | None = None
+        self.drafts: StoredDrafts | None = None
         self.inline: Callable[[], None] | None = None  # set when attempts run in the engine's own thread
         self._rng = rng if rng is not None else random.Random()
         self.closed = False  # the engine has stopped: nobody will answer
@@ -107,10 +107,18 @@ class Desk:
             self._wake()
         return answer
 
-    def recorded(self, attempt: Attempt) -> dict[str, Recorded] | None:
-        """What earlier attempts recorded; None if this one is no longer the task's."""
+    def load(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Any:
+        """Read something for a running attempt; the answer is JSON-able, as the arguments are.
+
+        ``recorded``: rows (name, sort, value, failure) of what earlier attempts recorded, None if this one is no longer
+        the task's. ``ends`` of the tasks ``ids``: rows (result as JSON text, failure), in that order.
+        """
         with self.database.read() as connection:
-            return checkpoints.read(connection, self.worker, attempt.claimed.id, attempt.claimed.claim)
+            if what == "recorded":
+                found = checkpoints.read(connection, self.worker, attempt.claimed.id, attempt.claimed.claim)
+                return None if found is None else [(name, *recorded) for name, recorded in found.items()]
+            assert what == "ends", what
+            return asked_children.results(connection, self.database.dialect, args["ids"])
 
     def parent_results(self, task_id: int) -> dict[int, Any]:
         with self.database.read() as connection:

@@ -9,23 +9,27 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
+
 from scheduler.errors import DeterminismError, LeaseLost, PermanentError, Suspended
 from scheduler.model.checkpoint import OWN, Recorded, Replay, Sort, check_event, check_name, encoded, revived
+from scheduler.model.spec import TaskId
 from scheduler.model.times import instant_us, span_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scheduler.engine.attempt import Attempt, Runtime
+    from scheduler.engine.attempt import Attempt, Drafts, Runtime
 
 T = TypeVar("T")
+CHUNK = 100  # children that are stored in one turn
 log = logging.getLogger("scheduler.engine")
 _inside: ContextVar[Attempt | None] = ContextVar("schedd_step", default=None)
 
@@ -38,7 +42,10 @@ class Ask(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Read what earlier attempts recorded; the answer is None if this one is no longer the task's."""
+    """Read something, see ``Runtime.load``."""
+
+    what: str
+    args: Mapping[str, Any]
 
 
 class Call(NamedTuple):
@@ -136,6 +143,90 @@ class Durable:
         answer = yield from self._ask("emit", name=label, seq=seq, event=event, payload=text, note=self._note(label))
         return bool(Recorded(Sort.EMIT, answer["value"]).result())
 
+    def spawn(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None) -> Plan[TaskId]:
+        """Store a task, as this one's child; once, however often this one runs."""
+        self._enter()
+        draft = self._drafts.draft(task, args, kwargs)
+        base = f"{OWN}spawn:{draft.kind}" if name is None else check_name(name, "a child's name")
+        label, seq = self._meet(base, Sort.SPAWN)
+        ids = yield from self._spawned(label, seq, lambda: [self._spec(draft)], None)
+        return ids[0]
+
+    def await_task(self, task_id: int, timeout: float | timedelta | None) -> Plan[Any]:
+        """What another task returned, once it has ended; raises what became of it otherwise."""
+        span = None if timeout is None else span_us(timeout, "await_task(timeout=)")
+        self._enter()
+        if not isinstance(task_id, int) or isinstance(task_id, bool) or not 1 <= task_id < 2**63:
+            raise PermanentError(f"await_task takes a task's id, not {task_id!r:.80}")
+        if task_id == self.attempt.claimed.id:
+            raise PermanentError("a task cannot await itself")
+        label, seq = self._meet(f"{OWN}task:{int(task_id)}", Sort.TASK)
+        found = yield from self._find(label, Sort.TASK)
+        if found is not None:
+            return found.result()
+        answer = yield from self._await(label, seq, [int(task_id)], span, many=False)
+        return Recorded(Sort.TASK, answer.get("value"), answer.get("failure")).result()
+
+    def map(self, kind: Any, items: Iterable[Any], name: str | None) -> Plan[list[Any]]:
+        """One child for each item; their results in the items' order, once all have ended."""
+        self._enter()
+        listed = list(items)
+        called = self._drafts.name_of(kind)
+        base = f"{OWN}map:{called}" if name is None else check_name(name, "a map's name")
+        label, seq = self._meet(base, Sort.TASK)
+        ids: list[TaskId] = []
+        for start in range(0, len(listed), CHUNK):
+            part, place = self._meet(f"{label}/{start}", Sort.SPAWN)
+            chunk = listed[start : start + CHUNK]
+            ids += yield from self._spawned(part, place, lambda chunk=chunk: self._specs(kind, chunk), label)  # type: ignore[misc]
+        if len(ids) != len(listed):
+            self._differs(f"{label!r} has {len(ids)} recorded children, and now {len(listed)} items")
+        found = yield from self._find(label, Sort.TASK)
+        if found is None and ids:
+            yield from self._await(label, seq, [int(i) for i in ids], None, many=True)
+        ends = (yield Load("ends", {"ids": [int(i) for i in ids]})) if ids else []
+        return [result_of(end) for end in ends]
+
+    @property
+    def _drafts(self) -> Drafts:
+        drafts = self.runtime.drafts
+        assert drafts is not None, "an engine that runs handlers is given a drafter"
+        return drafts
+
+    def _spec(self, draft: Any) -> dict[str, Any]:
+        """A child's specification as JSON-able values: it inherits the correlation, and names its cause."""
+        spec = draft.finish()
+        c = self.attempt.claimed
+        if spec.correlation is None:
+            spec.correlation = c.correlation if c.correlation is not None else str(c.id)
+        if spec.causation is None:
+            spec.causation = str(c.id)
+        made: dict[str, Any] = msgspec.to_builtins(spec)
+        return made
+
+    def _specs(self, kind: Any, items: Iterable[Any]) -> list[dict[str, Any]]:
+        return [self._spec(self._drafts.of_item(kind, item)) for item in items]
+
+    def _spawned(
+        self, label: str, seq: int, specs: Callable[[], list[dict[str, Any]]], group: str | None
+    ) -> Plan[list[TaskId]]:
+        found = yield from self._find(label, Sort.SPAWN)
+        value = None if found is None else found.value
+        if found is None:
+            answer = yield from self._ask(
+                "spawn", name=label, seq=seq, specs=specs(), group=group, note=self._note(label)
+            )
+            value = answer["value"]
+        return [TaskId(task_id, created) for task_id, created in msgspec.json.decode(value or "[]")]
+
+    def _await(self, label: str, seq: int, ids: list[int], span: int | None, *, many: bool) -> Plan[dict[str, Any]]:
+        answer = yield from self._ask(
+            "await_tasks", name=label, seq=seq, items=ids, timeout=span, many=many, note=self._note(label)
+        )
+        if "until" in answer:
+            yield Block(answer["until"])
+        return answer
+
     # what they share
 
     def _enter(self) -> None:
@@ -155,17 +246,15 @@ class Durable:
             if self.attempt.claimed.claim == 1:
                 self.replay.recorded = {}  # nobody was here before
             else:
-                loaded = yield Load()
+                loaded = yield Load("recorded", {})
                 if loaded is None:
                     self._lost()
-                self.replay.recorded = loaded
+                self.replay.recorded = {name: Recorded(Sort(sort), *rest) for name, sort, *rest in loaded}
         found = self.replay.recorded.get(label)
         if found is None or found.sort is sort:
             return found
         said = f"{label!r} is recorded as {found.sort.label}, and is now {sort.label}"
-        if self._strict:
-            raise DeterminismError(f"{said}; {self.replay.sequences()}")
-        self._tell(f"{said}: done anew")
+        self._differs(f"{said}: done anew")
         self._notes[label] = f"was {found.sort.label}"
         return None
 
@@ -201,25 +290,29 @@ class Durable:
 
     # at the end
 
-    @property
-    def _strict(self) -> bool:
-        return self.attempt.kind.options.determinism == "strict"
-
     def finish(self) -> None:
         """The handler has come to its end: was everything met that is recorded? Raises DeterminismError if strict."""
         unmet = self.replay.unmet()
         if not unmet:
             return
-        said = f"recorded, but never met by the handler: {', '.join(unmet[:20])}"
-        if self._strict:
-            raise DeterminismError(f"{said}; {self.replay.sequences()}")
-        self._tell(said)
+        self._differs(f"recorded, but never met by the handler: {', '.join(unmet[:20])}")
         self.runtime.request(self.attempt, "note", {"names": unmet, "note": "not met by the attempt that succeeded"})
 
-    def _tell(self, said: str) -> None:
+    def _differs(self, said: str) -> None:
+        """What the handler does does not fit what is recorded. Raises DeterminismError if strict."""
+        if self.attempt.kind.options.determinism == "strict":
+            raise DeterminismError(f"{said}; {self.replay.sequences()}")
         c = self.attempt.claimed
         self.attempt.capture(f"determinism: {said}\n")
         log.warning("the handler does not fit what is recorded: %s", said, extra={"task": c.id, "kind": c.kind})
+
+
+def result_of(end: Any) -> Any:
+    """What a child returned, of its row [JSON text, failure]. Raises what became of it otherwise."""
+    text, failure = end
+    if failure is not None:
+        raise revived(failure)
+    return None if text is None else msgspec.json.decode(text)
 
 
 def drive(durable: Durable, plan: Plan[T]) -> T:
@@ -243,7 +336,7 @@ def _perform(durable: Durable, effect: Ask | Load | Call | Block) -> Any:
     if isinstance(effect, Ask):
         return runtime.request(attempt, effect.what, effect.args).result()
     if isinstance(effect, Load):
-        return runtime.recorded(attempt)
+        return runtime.load(attempt, effect.what, effect.args)
     if isinstance(effect, Call):
         made = effect.function(*effect.args, **effect.kwargs)
         if inspect.isawaitable(made):

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.engine.alerts import Alerts, Hook
-from scheduler.engine.attempt import Attempt, hand_back
+from scheduler.engine.attempt import Attempt, StoredDrafts, hand_back
 from scheduler.engine.desk import Desk
 from scheduler.engine.guard import Guard
 from scheduler.engine.logs import TASK_LOGGER, CaptureHandler
@@ -33,7 +33,7 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
 from scheduler.ports import FOREVER, SECOND, Spawner, random_incarnation, spawn_thread
-from scheduler.store import read_counts, workers
+from scheduler.store import read_counts, waits, workers
 from scheduler.store.database import Database
 from scheduler.store.doorbell import Bell, SilentBell, make_bell
 from scheduler.store.workers import WorkerInfo
@@ -52,6 +52,7 @@ STALLS_EVERY = 1.0
 CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
 LOGS_EVERY = 1.0
 WAITS_EVERY = 1.0
+ALL_WAITS_EVERY = 10.0
 URGENT_OVER = 50  # outcomes to be written from which on a high task that was rung for does not wait for them
 STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
 BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
@@ -72,6 +73,7 @@ class Engine:
         settings: dict[str, Any] | None = None,
         around_run: Callable[[Any], AbstractContextManager[Any]] | None = None,
         on_dead_letter: Hook | None = None,
+        drafts: StoredDrafts | None = None,
         rng: random.Random | None = None,
         spawn: Spawner = spawn_thread,
         incarnation: Callable[[], str] = random_incarnation,
@@ -80,6 +82,7 @@ class Engine:
     ) -> None:
         self.database = database
         self.desk = Desk(database, registry, options, state=state, settings=settings, around_run=around_run, rng=rng)
+        self.desk.drafts = drafts
         self.desk.alerts = Alerts(on_dead_letter, None if inline else spawn)
         self.options = options
         self.inline = inline
@@ -307,6 +310,8 @@ class Engine:
             self._bell.ring()
         if result.ready or result.schedule_ended or (result.claimed and not result.finished):
             self._rescan = True
+        if waits.OVERLOOKED in connection.info:
+            self._rescan = True  # so that the next step comes at once and looks for them
         return self._pause(result)
 
     def _wants_turn(self, rung: bool) -> bool:
@@ -386,8 +391,7 @@ class Engine:
                 self.schedules.put_off(self.options.poll)
             elif made:
                 self._rescan = True
-        if self._at("waits", WAITS_EVERY) and self._try("waking", lambda: wake_overlooked(self.desk, connection)):
-            self._rescan = True
+        self._wake_overlooked(connection)
         if self._at("policies", POLICIES_EVERY) and self._try(
             "applying policies", lambda: apply_policies(self.desk, connection)
         ):
@@ -424,6 +428,12 @@ class Engine:
     def _learn(self) -> None:
         with self.database.read() as c:
             self.turner.limits.learn(c)
+
+    def _wake_overlooked(self, connection: sa.Connection) -> None:
+        every = bool(connection.info.pop(waits.OVERLOOKED, False)) or self._at("all waits", ALL_WAITS_EVERY)
+        due = every or self._at("waits", WAITS_EVERY)
+        if due and self._try("waking", lambda: wake_overlooked(self.desk, connection, every=every)):
+            self._rescan = True
 
     def _try(self, duty: str, work: Callable[[], T]) -> T | None:
         """A duty that meets something unforeseen keeps no turn from being taken: it is told once, and tried again when

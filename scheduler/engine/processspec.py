@@ -14,7 +14,7 @@ from scheduler.engine.logs import TASK_LOGGER
 from scheduler.engine.nursery import import_path
 from scheduler.engine.options import ProcessOptions
 from scheduler.errors import ConfigError, SchedulerError
-from scheduler.model.checkpoint import Recorded, failure_of
+from scheduler.model.checkpoint import failure_of
 from scheduler.model.reference import main_source, reference_of
 from scheduler.ports import Spawner
 from scheduler.store.claim import Claimed
@@ -100,17 +100,25 @@ class Spec:
                 answer(True, {"held": False})  # it has ended
                 return
             desk.request(attempt, *args).add_done_callback(lambda done: _pass_on(done.result, answer))
-        elif method == "recorded":
+        elif method == "load":
             if attempt is None:
                 answer(True, None)
                 return
-            self._read(lambda: _plain(desk.recorded(attempt)), answer)
+            self._read(lambda: desk.load(attempt, *args), answer)
+        elif method == "spec":
+            self._read(lambda: self._stored(*args), answer)
         elif method == "parent_results":
             self._read(lambda: list(desk.parent_results(args[0]).items()), answer)
         elif method == "dependency_failures":
             self._read(lambda: list(desk.dependency_failures(args[0]).items()), answer)
         else:
             answer(False, failure_of(SchedulerError(f"a child process asked for {method!r}, which there is not")))
+
+    def _stored(self, kind: str, payload: str) -> dict[str, Any]:
+        drafts = self._desk.drafts
+        assert drafts is not None, "an engine that runs handlers is given a drafter"
+        spec: dict[str, Any] = msgspec.to_builtins(drafts.stored(kind, payload).finish())
+        return spec
 
     def _read(self, question: Callable[[], Any], answer: Answer) -> None:
         """Ask the database in a thread of its own: the one that looks after the children must not wait for it."""
@@ -123,10 +131,6 @@ class Spec:
     def _answer_readers(self) -> None:
         while True:
             _pass_on(*self._questions.get())
-
-
-def _plain(recorded: dict[str, Recorded] | None) -> list[list[Any]] | None:
-    return None if recorded is None else [[name, *one] for name, one in recorded.items()]
 
 
 def _pass_on(question: Callable[[], Any], answer: Answer) -> None:

@@ -9,13 +9,15 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
+import msgspec
+
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.imports import resolve
 from scheduler.engine.link import Link
 from scheduler.errors import ConfigError
-from scheduler.model.checkpoint import Recorded, Sort
-from scheduler.model.registry import make_kind
-from scheduler.model.task import Task
+from scheduler.model.registry import Kind, bind, make_kind, parts_of
+from scheduler.model.spec import Draft, TaskSpec
+from scheduler.model.task import Task, TaskFunction
 
 
 class _Unknown(Task):
@@ -39,11 +41,45 @@ class RemoteAttempt(Attempt):
         self.say(text)
 
 
+class Drafts:
+    """Drafts what handlers in a child process spawn: the payload is made here, all else by the engine.
+
+    It knows a kind by the name that its type gives itself.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def draft(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        drafted = getattr(task, "_drafted", None)  # a builder of a Scheduler of this process
+        if drafted is not None:
+            return drafted()
+        kind = self._kind(task if isinstance(task, TaskFunction) else type(task))
+        value = bind(kind, args, kwargs) if isinstance(task, TaskFunction) else task
+        text = kind.encode(value)
+        kind_of = getattr(value, "kind_of", None)
+        name = kind.name if kind_of is None else str(kind_of())
+        return Draft(name, lambda: msgspec.convert(self._link.ask(0, "spec", name, text).result(), TaskSpec))
+
+    def of_item(self, kind: Any, item: Any) -> Any:
+        if isinstance(kind, str):
+            raise ConfigError("map in a child process takes a Task class or a @task function, not a kind's name")
+        return self.draft(*parts_of(kind, item))
+
+    def name_of(self, kind: Any) -> str:
+        return self._kind(kind).name
+
+    @staticmethod
+    def _kind(source: Any) -> Kind:
+        return make_kind(source, None, None)
+
+
 class Remote:
     """The Runtime of attempts in a child process: asks the engine over the link."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
+        self.drafts = Drafts(link)
         self.settings: dict[str, Any] = {}
         self.around_run: Callable[[Any], AbstractContextManager[Any]] | None = None
         self.lapses_at = float("inf")  # the engine ends what runs here when its lease has run out
@@ -79,9 +115,8 @@ class Remote:
     def request(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Future[dict[str, Any]]:
         return self._ask(attempt, "request", what, dict(args))
 
-    def recorded(self, attempt: Attempt) -> dict[str, Recorded] | None:
-        told = self._ask(attempt, "recorded").result()
-        return None if told is None else {name: Recorded(Sort(sort), *values) for name, sort, *values in told}
+    def load(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Any:
+        return self._ask(attempt, "load", what, dict(args)).result()
 
     def parent_results(self, task_id: int) -> dict[int, Any]:
         return {int(id): value for id, value in self.link.ask(0, "parent_results", task_id).result()}

@@ -213,15 +213,18 @@ def pass_on_cancels(desk: Desk, worker: int) -> None:
                 attempt.slot.interrupt(attempt)
 
 
-def wake_overlooked(desk: Desk, connection: sa.Connection) -> bool:
-    """Wake suspended tasks that fell between somebody's transactions, see ``store/waits.py``. True: there were some."""
+def wake_overlooked(desk: Desk, connection: sa.Connection, *, every: bool) -> bool:
+    """Wake suspended tasks that fell between somebody's transactions, see ``store/waits.py``. True: there were some.
+
+    ``every``: also those that wait for tasks; of these there may be many, and each is looked at.
+    """
     if desk.database.dialect.name == "sqlite":
         return False  # one writer at a time: nothing falls between
     with desk.database.read() as c:
-        if not waits.any_met(c, desk.now()):
+        if not waits.any_overlooked(c, desk.now(), every=every):
             return False
     with desk.database.write(connection) as c:
-        return waits.wake_met(c, desk.database.dialect, desk.now()) > 0
+        return waits.wake_overlooked(c, desk.database.dialect, desk.now()) > 0
 
 
 def keep_logs(desk: Desk, connection: sa.Connection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -275,3 +275,19 @@ def bind(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise PayloadError(f"payload of {kind.name} does not fit: {error}") from None
     values = dict(list(bound.arguments.items())[1:])
     return kind.struct(**values)
+
+
+def parts_of(source: Any, item: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A task for an item, as (task, args, kwargs): an instance as it is, a mapping as fields, else as the first field.
+
+    ``source``: a Task class or @task function. Raises PayloadError.
+    """
+    if isinstance(item, Task):
+        return item, (), {}
+    args, kwargs = ((), dict(item)) if isinstance(item, Mapping) else ((item,), {})
+    if isinstance(source, TaskFunction):
+        return source, args, kwargs
+    try:
+        return source(*args, **kwargs), (), {}
+    except TypeError as error:
+        raise PayloadError(f"payload of {getattr(source, '__name__', source)} does not fit: {error}") from None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import msgspec
 
 from scheduler.model.state import Otherwise, When
@@ -52,6 +55,13 @@ class TaskSpec(msgspec.Struct):
     max_duration: int | None = None
     max_delay: int | None = None
     edges: list[EdgeSpec] = []
+
+
+class Draft(NamedTuple):
+    """A task that a handler wants to spawn: its kind, and what makes its specification, complete."""
+
+    kind: str
+    finish: Callable[[], TaskSpec]
 
 
 class TaskId(int):

@@ -67,7 +67,7 @@ def await_event(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
             entries.append(entry._replace(failure=failure))
             answers.append({"failure": failure})
         else:
-            pending.append(Wait(*a.label, 0, name, until, a.claim))
+            pending.append(Wait(*a.label, name, until, a.claim))
             answers.append({"until": until})
     checkpoints.write(connection, dialect, entries, now)
     waits.end(connection, dialect, [(e.task_id, e.name) for e in entries if (e.task_id, e.name) in ends])

@@ -15,7 +15,7 @@ from scheduler.model.state import Otherwise
 from scheduler.model.texts import counted, listed, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
-from scheduler.store import migrate
+from scheduler.store import migrate, waits
 from scheduler.store.control import recount
 from scheduler.store.database import Database
 from scheduler.store.dialect import Dialect, prepared
@@ -54,6 +54,12 @@ def check(connection: sa.Connection, now: int) -> list[Finding]:
         ),
         _finding("edges", "none waits on a decided edge", "waiting on an edge that is decided", decided(connection)),
         _finding("parents", "every edge has its parent", "waiting on a parent that never was", _orphans(connection)),
+        _finding(
+            "waits",
+            "none sleeps past what it awaits",
+            "still waiting for what has happened",
+            _overslept(connection, now),
+        ),
         _claims(connection, now),
         _stalls(connection, now),
         _keys(connection),
@@ -99,6 +105,10 @@ def decided(connection: sa.Connection) -> list[int]:
         )
     )
     return [row[0] for row in rows]
+
+
+def _overslept(connection: sa.Connection, now: int) -> list[int]:
+    return waits.overslept(connection, now - _LATE, now, _MOST)
 
 
 def _orphans(connection: sa.Connection) -> list[int]:
@@ -214,8 +224,11 @@ def _clock(offset: int) -> Finding:
 
 
 def repair(connection: sa.Connection, dialect: Dialect, now: int) -> int:
-    """Make wrong unmet counts anew and judge decided edges again. Returns for how many tasks."""
+    """Make wrong unmet counts anew, judge decided edges again, wake who overslept. Returns for how many tasks."""
     wrong = sorted({*wrong_counts(connection), *decided(connection), *_orphans(connection)})
     if wrong:
         recount(connection, dialect, wrong, now)
-    return len(wrong)
+    late = _overslept(connection, now)
+    if late:
+        waits.rouse(connection, dialect, late, now)
+    return len(wrong) + len(late)

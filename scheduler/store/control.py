@@ -11,7 +11,7 @@ from scheduler.errors import InvalidTransitionError, UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import TaskState
-from scheduler.store import keys
+from scheduler.store import children, keys
 from scheduler.store.cascade import below
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, fence, prepared
 from scheduler.store.new_task import edge_row, insert_edges, read_parents
@@ -22,8 +22,8 @@ from scheduler.store.replacing import cancel_rerun
 
 class CancelResult(NamedTuple):
     """``cancelled``: ended now; ``requested``: running, will end; ``finished``: had ended; ``affected``: dependants
-    that ended because of it, cancelled (cascade) or by *otherwise*; ``later``: dependants that a cascade cancels once
-    what is running has ended."""
+    and tasks that they spawned, that ended because of it, cancelled (cascade, spawned) or by *otherwise*; ``later``:
+    dependants that a cascade cancels once what is running has ended."""
 
     cancelled: tuple[int, ...]
     requested: tuple[int, ...]
@@ -101,7 +101,7 @@ def cancel(connection: sa.Connection, ids: Sequence[int], now: int, *, cascade: 
         bound,
     ).fetchall()
     cancelled = [row[0] for row in ended]
-    before = set(_dependants(connection, cancelled))
+    before = set(_dependants(connection, cancelled)) | children.below(connection, dialect, cancelled)
     down = below(connection, cancelled) if cascade else {}
     running = sorted({row[0] for row in requested} | {i for i, state in down.items() if state >= st.CLAIMED})
     release(connection, dialect, [(i, TaskState.CANCELLED) for i in cancelled], now)

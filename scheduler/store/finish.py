@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store import waits
+from scheduler.store import children, waits
 from scheduler.store.cascade import lock_below
 from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
 from scheduler.store.new_task import INLINE
@@ -154,8 +154,11 @@ def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
         outcomes, deferred = _lockable(connection, dialect, worker, outcomes)
     wrote = _write(connection, dialect, worker, outcomes, now)
     _record(connection, dialect, worker, wrote.kept)
-    parents = [(i, wrote.ended[i]) for i in wrote.parents if i in wrote.ended]
-    ready = release(connection, dialect, parents, now) if parents else 0
+    released = {i: wrote.ended[i] for i in wrote.parents if i in wrote.ended}
+    if wrote.overruled:  # what a cancelled task spawned ends with it
+        released |= {i: wrote.ended[i] for i in wrote.overruled if wrote.ended.get(i) is TaskState.CANCELLED}
+    ready = release(connection, dialect, released.items(), now) if released else 0
+    ready += waits.tasks_ended(connection, dialect, [i for i in wrote.ended if i not in released], now)
     paused = [(o.task_id, o.claim) for o in wrote.kept if o.state == st.SUSPENDED]
     if paused:
         ready += waits.suspended(connection, dialect, paused, now)
@@ -320,7 +323,8 @@ def _lockable(
     blocked: set[int] = set()
     if len(got) < len(outcomes):
         blocked = {row[0] for row in run_over(connection, _LOOK_HELD, _PAIR, pairs, bound)} - got.keys()
-    ends = {o.task_id: st.CANCELLED if got[o.task_id] else o.state for o in outcomes if o.task_id in parents}
+    ends = {o.task_id: st.CANCELLED if got[o.task_id] else o.state for o in outcomes if o.task_id in got}
+    ends = {i: state for i, state in ends.items() if i in parents or state == st.CANCELLED}
     bits = {i: END_BIT[TaskState.from_code(state)] for i, state in ends.items() if state >= st.FIRST_TERMINAL}
     if replaced:
         blocked |= unsettleable(connection, dialect, replaced)
@@ -352,20 +356,29 @@ def blocked_below(connection: sa.Connection, dialect: Dialect, level: dict[int, 
         roots |= taken
         level = level | dict.fromkeys(taken, END_BIT[TaskState.CANCELLED])
     while level:
+        below: dict[int, int] = {}
+        reached: dict[int, set[int]] = {}
+        cancelled = [i for i, bits in level.items() if bits & END_BIT[TaskState.CANCELLED]]
+        if cancelled:
+            busy, spawned = children.blocked(connection, dialect, cancelled)
+            blocked |= {root for i in busy for root in roots[i]}
+            for child, parent in spawned.items():
+                reached.setdefault(child, set()).update(roots[parent])
+                below[child] = END_BIT[TaskState.CANCELLED]
         bound = {"ids": bind_rows(sorted(level))}
         edges = connection.execute(prepared(waiting), bound).fetchall()
-        children = sorted({edge.child for edge in edges})
-        if not children:
-            break
-        locked = {row[0] for row in connection.execute(prepared(lock), {"ids": bind_rows(children)})}
-        if len(locked) < len(children):
+        waiters = sorted({edge.child for edge in edges})
+        locked: set[int] = set()
+        if waiters:
+            locked = {row[0] for row in connection.execute(prepared(lock), {"ids": bind_rows(waiters)})}
+        if len(locked) < len(waiters):
             # Not locked: held by somebody, or no longer waiting (then there is nothing to release).
             for edge in connection.execute(prepared(waiting), bound).fetchall():
                 if edge.child not in locked:
                     blocked |= roots[edge.parent]
-        reached: dict[int, set[int]] = {}
         for edge in edges:
             if edge.child in locked and level[edge.parent] & ~edge.ok:
                 reached.setdefault(edge.child, set()).update(roots[edge.parent])
-        roots, level = reached, dict.fromkeys(reached, BROKEN_BITS)
+                below[edge.child] = below.get(edge.child, 0) | BROKEN_BITS
+        roots, level = reached, below
     return blocked

@@ -95,6 +95,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     rerun: bool
     original_id: int | None
     replay_count: int
+    spawned_by: int | None
     max_duration: int | None
     max_delay: int | None
     expires_at: int | None

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.state import END_BIT, Otherwise, TaskState, Verdict, When, judge
+from scheduler.store import children, waits
 from scheduler.store.cascade import cancel_below
 from scheduler.store.dialect import Dialect, bind_rows, prepared
 from scheduler.store.new_task import broken_text, removed_text
@@ -40,9 +41,9 @@ RETURNING schedd_tasks.id, schedd_tasks.state
 def release(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[int, TaskState]], now: int) -> int:
     """Meet or break the edges of tasks that have just ended, and so on down. Returns how many became ready.
 
-    What a cascading cancel takes along ends here, too.
-
-    Children that can no longer run are ended here, and then they are parents that have ended in their turn.
+    Children that can no longer run are ended here, and then they are parents that have ended in their turn; so are the
+    tasks that the handlers of cancelled ones spawned, and what a cascading cancel takes along. Whoever awaits any of
+    them is woken.
     """
     ready = 0
     frontier = dict(ends)
@@ -52,6 +53,10 @@ def release(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[in
     while frontier:
         # Broken edges first: a child that another edge makes ready in the same moment must not start.
         ended = _break(connection, dialect, frontier, now)
+        cancelled = [task_id for task_id, state in frontier.items() if state is TaskState.CANCELLED]
+        if cancelled:
+            ended |= dict.fromkeys(children.cancel(connection, dialect, cancelled, now), TaskState.CANCELLED)
+        ready += waits.tasks_ended(connection, dialect, list(frontier), now)
         for bit in sorted({END_BIT[state] for state in frontier.values()}):
             ids = [task_id for task_id, state in frontier.items() if END_BIT[state] == bit]
             met = run(connection, _MEET.format(ids=dialect.ids()), {"ids": bind_rows(ids), "bit": bit})

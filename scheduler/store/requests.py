@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import sqlalchemy as sa
 
 from scheduler.model.checkpoint import Sort, failure_of
-from scheduler.store import asked_events, checkpoints, control
+from scheduler.store import asked_children, asked_events, checkpoints, control
 from scheduler.store.asked import Answer, Asked, Work
 from scheduler.store.checkpoints import Entry
 from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
@@ -130,6 +130,8 @@ _WRITES: dict[str, _Handler] = {
     "sleep": _sleep,
     "emit": asked_events.emit,
     "await_event": asked_events.await_event,
+    "spawn": asked_children.spawn,
+    "await_tasks": asked_children.await_tasks,
 }
 _EVEN_IF_CANCELLED = frozenset({"record"})  # it has been done
 _FREE: dict[str, _Handler] = {"note": _note}  # need no fence

@@ -41,12 +41,13 @@ class Removed(NamedTuple):
 
 
 # A row lives until the latest of its retention, result lifetime and key retention, and while a child that has not
-# ended, or somebody who awaits it, refers to it; its result until that lifetime is over, and likewise.
+# ended, or the task that spawned or awaits it, refers to it; its result until that lifetime is over, and likewise.
 _UNNEEDED = (
     "NOT EXISTS (SELECT 1 FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
     f"WHERE e.parent = t.id AND c.state < {st.FIRST_TERMINAL}) AND "
     "NOT EXISTS (SELECT 1 FROM schedd_waits w JOIN schedd_tasks c ON c.id = w.task_id "
-    f"WHERE w.item = t.id AND w.item > 0 AND c.state < {st.FIRST_TERMINAL})"
+    f"WHERE w.item = t.id AND w.item > 0 AND c.state < {st.FIRST_TERMINAL}) AND "
+    f"NOT EXISTS (SELECT 1 FROM schedd_tasks p WHERE p.id = t.spawned_by AND p.state < {st.FIRST_TERMINAL})"
 )
 _OVER = (
     f"t.state = {st.SUCCESS} AND t.finished_at < :before AND coalesce(t.result_until, 0) <= :now "

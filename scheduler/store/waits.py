@@ -1,9 +1,9 @@
 """What suspended tasks wait for, and waking them once it has happened.
 
-A wait is a row under the name of the checkpoint to come; several rows of one name, for several tasks, are over when all
-of them are. Whoever makes it happen marks the rows (``met``) and lets the tasks be due, in the same transaction.
-Whoever suspends a task looks for marks. Neither waits for the other: a task that falls between them, since somebody
-held its row, is found by :func:`wake_met` a moment later.
+A wait has the name of the checkpoint to come. Its head (``item`` 0) says for which event, or that it is for tasks, each
+of which has a row of its own; it is over when none of its rows is open. Whoever makes it happen closes the rows and
+lets the task be due, in the same transaction. Whoever suspends a task looks whether it has happened meanwhile. Neither
+waits for the other: a task that falls between them, since somebody held its row, is found by :func:`wake_overlooked`.
 """
 
 from __future__ import annotations
@@ -18,30 +18,28 @@ from scheduler.store.dialect import Dialect, bind_rows, prepared
 from scheduler.store.statement import run
 
 BATCH = 1000
-_COMPLETE = "NOT EXISTS (SELECT 1 FROM schedd_waits u WHERE u.task_id = w.task_id AND u.name = w.name AND u.met = 0)"
-
-_OVERLOOKED = (
-    f"SELECT w.task_id FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id WHERE w.met = 1 "
-    f"AND t.state = {st.SUSPENDED} AND t.run_at > :now AND {_COMPLETE}"
-)
+OPEN, MET, TASKS = 0, 1, 2  # of ``met``; TASKS: a head whose rows tell
+OVERLOOKED = "schedd_overlooked"  # in a connection's info: look for overlooked tasks soon, two ended one wait at once
+_OVER = "NOT EXISTS (SELECT 1 FROM schedd_waits u WHERE u.task_id = w.task_id AND u.name = w.name AND u.met = 0)"
 
 
 class Wait(NamedTuple):
-    """A wait to be registered: ``item`` is the awaited task, 0 for an event; times are microseconds."""
+    """The head of a wait; ``event`` None: for tasks. Times are microseconds."""
 
     task_id: int
     name: str
-    item: int
     event: str | None
     until: int
     claim: int
 
 
-_COLUMNS: dict[str, type] = {"task_id": int, "name": str, "item": int, "event": str, "until": int, "claim": int}
+_HEAD: dict[str, type] = {"task_id": int, "name": str, "event": str, "until": int, "claim": int}
+_ITEM: dict[str, type] = {"task_id": int, "name": str, "item": int}
+_LABEL: dict[str, type] = {"task_id": int, "name": str}
 
 
 class WaitRecord(NamedTuple):
-    """A stored wait for people: for an event, or for ``items`` tasks of which ``open`` have not ended."""
+    """A stored wait for people: for an event, for ``task``, or for ``items`` tasks of which ``open`` have not ended."""
 
     name: str
     event: str | None
@@ -53,42 +51,73 @@ class WaitRecord(NamedTuple):
 
 
 def deadlines(
-    connection: sa.Connection, dialect: Dialect, names: Sequence[tuple[int, str]]
+    connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int, str]]
 ) -> dict[tuple[int, str], int]:
     """Until when these (task id, name) wait, of those that have begun to."""
     rows = connection.execute(
         prepared(
-            f"SELECT DISTINCT w.task_id, w.name, w.until FROM {dialect.rows({'task_id': int, 'name': str})} j "
-            "JOIN schedd_waits w ON w.task_id = j.task_id AND w.name = j.name"
+            f"SELECT w.task_id, w.name, w.until FROM {dialect.rows(_LABEL)} j "
+            "JOIN schedd_waits w ON w.task_id = j.task_id AND w.name = j.name AND w.item = 0"
         ),
-        {"rows": bind_rows(names)},
+        {"rows": bind_rows(labels)},
     )
     return {(row[0], row[1]): row[2] for row in rows}
 
 
-def register(connection: sa.Connection, dialect: Dialect, waits: Sequence[Wait], now: int) -> None:
-    """Store waits for what has not happened; until when they last is decided once.
+def progress(
+    connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int, str]]
+) -> dict[tuple[int, str], tuple[int, int]]:
+    """Of these (task id, name) that wait for tasks: for how many, and how many of those have not ended."""
+    rows = connection.execute(
+        prepared(
+            "SELECT w.task_id, w.name, CAST(count(*) AS integer), "
+            f"CAST(sum(CASE WHEN w.met = {OPEN} THEN 1 ELSE 0 END) AS integer) FROM {dialect.rows(_LABEL)} j "
+            "JOIN schedd_waits w ON w.task_id = j.task_id AND w.name = j.name AND w.item > 0 GROUP BY w.task_id, w.name"
+        ),
+        {"rows": bind_rows(labels)},
+    )
+    return {(row[0], row[1]): (row[2], row[3]) for row in rows}
+
+
+def register(connection: sa.Connection, dialect: Dialect, heads: Sequence[Wait], now: int) -> None:
+    """Store that tasks wait for what has not happened; until when they do is decided once.
 
     The caller holds what they wait for such that it cannot happen unseen before the commit.
     """
-    if waits:
-        names = ", ".join(_COLUMNS)
+    if heads:
+        names = ", ".join(_HEAD)
         connection.execute(
             prepared(
-                f"INSERT INTO schedd_waits ({names}, at, met) SELECT {names}, :now, 0 FROM {dialect.rows(_COLUMNS)} j "
-                "WHERE true ON CONFLICT (task_id, name, item) DO UPDATE SET claim = excluded.claim, met = 0"
+                f"INSERT INTO schedd_waits ({names}, item, at, met) "
+                f"SELECT {names}, 0, :now, CASE WHEN event IS NULL THEN {TASKS} ELSE {OPEN} END "
+                f"FROM {dialect.rows(_HEAD)} j WHERE true "
+                "ON CONFLICT (task_id, item, name) DO UPDATE SET claim = excluded.claim, met = excluded.met"
             ),
-            {"rows": bind_rows(waits), "now": now},
+            {"rows": bind_rows(heads), "now": now},
         )
 
 
-def end(connection: sa.Connection, dialect: Dialect, names: Sequence[tuple[int, str]]) -> None:
-    """These (task id, name) wait no longer."""
-    if names:
-        rows = dialect.rows({"task_id": int, "name": str})
+def register_items(
+    connection: sa.Connection, dialect: Dialect, items: Sequence[tuple[int, str, int]], now: int
+) -> None:
+    """Rows (task id, name, awaited task) of tasks that have not ended; under the same condition."""
+    if items:
         connection.execute(
-            prepared(f"DELETE FROM schedd_waits WHERE (task_id, name) IN (SELECT task_id, name FROM {rows} j)"),
-            {"rows": bind_rows(names)},
+            prepared(
+                "INSERT INTO schedd_waits (task_id, name, item, until, claim, at, met) "
+                f"SELECT task_id, name, item, 0, 0, :now, {OPEN} FROM {dialect.rows(_ITEM)} j WHERE true "
+                f"ON CONFLICT (task_id, item, name) DO UPDATE SET met = {OPEN}"
+            ),
+            {"rows": bind_rows(items), "now": now},
+        )
+
+
+def end(connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int, str]]) -> None:
+    """These (task id, name) wait no longer."""
+    if labels:
+        source = f"SELECT task_id, name FROM {dialect.rows(_LABEL)} j"
+        connection.execute(
+            prepared(f"DELETE FROM schedd_waits WHERE (task_id, name) IN ({source})"), {"rows": bind_rows(labels)}
         )
 
 
@@ -114,40 +143,51 @@ def _happened(connection: sa.Connection, dialect: Dialect, where: str, bound: di
     # A row that is locked is being ended by its task, which has seen what happened.
     found = connection.execute(
         prepared(
-            f"SELECT t.task_id, t.name, t.item FROM schedd_waits t WHERE t.met = 0 AND {where} "
+            f"SELECT t.task_id, t.name, t.item FROM schedd_waits t WHERE t.met = {OPEN} AND {where} "
             f"ORDER BY t.task_id, t.name, t.item {dialect.skip_locked}"
         ),
         bound,
     ).fetchall()
     if not found:
         return 0
-    rows = dialect.rows({"task_id": int, "name": str, "item": int})
     connection.execute(
         prepared(
-            f"UPDATE schedd_waits SET met = 1 FROM {rows} j WHERE schedd_waits.task_id = j.task_id "
+            f"UPDATE schedd_waits SET met = {MET} FROM {dialect.rows(_ITEM)} j WHERE schedd_waits.task_id = j.task_id "
             "AND schedd_waits.name = j.name AND schedd_waits.item = j.item"
         ),
         {"rows": bind_rows([tuple(row) for row in found])},
     )
+    if dialect.skip_locked:
+        _hold_heads(connection, dialect, sorted({(row[0], row[1]) for row in found if row[2]}))
     return _wake(connection, dialect, sorted({row[0] for row in found}), now)
 
 
-def _wake(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> int:
-    """Let those of these tasks be due that are suspended and have one of their waits met."""
-    if dialect.skip_locked:
-        # Running ones, too: one that is about to be suspended then sees the mark, since it is recorded later.
-        locked = connection.execute(
+def _hold_heads(connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int, str]]) -> None:
+    """Two that end the last tasks of one wait at once do not see each other: one of them is to look again."""
+    if labels:
+        held = connection.execute(
             prepared(
-                f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.skip_locked}"
+                f"SELECT t.task_id FROM {dialect.rows(_LABEL)} j JOIN schedd_waits t ON t.task_id = j.task_id "
+                f"AND t.name = j.name AND t.item = 0 ORDER BY t.task_id, t.name {dialect.skip_locked}"
             ),
-            {"ids": bind_rows(ids)},
-        )
+            {"rows": bind_rows(labels)},
+        ).fetchall()
+        if len(held) < len(labels):
+            connection.info[OVERLOOKED] = True
+
+
+def _wake(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> int:
+    """Let those of these tasks be due that are suspended and have one of their waits over."""
+    if dialect.skip_locked:
+        # Running ones, too: one that is about to be suspended then sees what happened, since it is recorded later.
+        sql = f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.skip_locked}"
+        locked = connection.execute(prepared(sql), {"ids": bind_rows(ids)})
         ids = [row[0] for row in locked]
     woken = connection.execute(
         prepared(
             f"UPDATE schedd_tasks SET run_at = :now WHERE id IN {dialect.ids()} AND state = {st.SUSPENDED} "
             "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
-            f"AND w.met = 1 AND {_COMPLETE})"
+            f"AND w.item = 0 AND {_OVER})"
         ),
         {"ids": bind_rows(ids), "now": now},
     )
@@ -162,44 +202,89 @@ def suspended(connection: sa.Connection, dialect: Dialect, claims: Sequence[tupl
     rows = dialect.rows({"id": int, "claim": int})
     bound = {"rows": bind_rows(claims)}
     stale = (
-        f"SELECT t.task_id, t.name, t.item FROM schedd_waits t JOIN {rows} j ON j.id = t.task_id "
-        f"WHERE t.claim < j.claim {dialect.skip_locked}"
+        f"SELECT t.task_id, t.name, t.item FROM {rows} j JOIN schedd_waits h ON h.task_id = j.id AND h.item = 0 "
+        f"AND h.claim < j.claim JOIN schedd_waits t ON t.task_id = h.task_id AND t.name = h.name {dialect.skip_locked}"
     )
     connection.execute(prepared(f"DELETE FROM schedd_waits WHERE (task_id, name, item) IN ({stale})"), bound)
     woken = connection.execute(
         prepared(
             f"UPDATE schedd_tasks SET run_at = :now FROM {rows} j WHERE schedd_tasks.id = j.id "
             f"AND schedd_tasks.state = {st.SUSPENDED} AND schedd_tasks.run_at > :now AND EXISTS "
-            "(SELECT 1 FROM schedd_waits w WHERE w.task_id = j.id AND w.claim = j.claim AND w.met = 1 "
-            f"AND {_COMPLETE})"
+            f"(SELECT 1 FROM schedd_waits w WHERE w.task_id = j.id AND w.item = 0 AND w.claim = j.claim AND {_OVER})"
         ),
         {**bound, "now": now},
     )
     return int(woken.rowcount)
 
 
-def any_met(connection: sa.Connection, now: int) -> bool:
-    """Whether a task is suspended although what it waits for has happened."""
-    return connection.execute(prepared(f"{_OVERLOOKED} LIMIT 1"), {"now": now}).first() is not None
+_OVERLOOKED = (
+    "SELECT w.task_id FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id WHERE w.item = 0 AND w.met > 0 "
+    f"AND w.met <= :most AND t.state = {st.SUSPENDED} AND t.run_at > :now AND {_OVER} LIMIT :limit"
+)
 
 
-def wake_met(connection: sa.Connection, dialect: Dialect, now: int) -> int:
-    """Wake those. Returns how many."""
-    found = connection.execute(prepared(f"{_OVERLOOKED} LIMIT {BATCH}"), {"now": now}).fetchall()
+def any_overlooked(connection: sa.Connection, now: int, *, every: bool = True) -> bool:
+    """Whether a task is suspended although what it waits for has happened; not ``every``: events only."""
+    bound = {"now": now, "most": TASKS if every else MET, "limit": 1}
+    return connection.execute(prepared(_OVERLOOKED), bound).first() is not None
+
+
+def wake_overlooked(connection: sa.Connection, dialect: Dialect, now: int) -> int:
+    """Wake such tasks. Returns how many."""
+    bound = {"now": now, "most": TASKS, "limit": BATCH}
+    found = connection.execute(prepared(_OVERLOOKED), bound).fetchall()
     return _wake(connection, dialect, sorted({row[0] for row in found}), now) if found else 0
+
+
+_ENDED = (
+    f"NOT EXISTS (SELECT 1 FROM schedd_tasks c WHERE c.id = {{item}} AND (c.state < {st.FIRST_TERMINAL} "
+    "OR c.finished_at >= :before))"
+)
+
+
+def overslept(connection: sa.Connection, before: int, now: int, limit: int) -> list[int]:
+    """Suspended tasks that are not due although what they wait for has happened before then: there should be none."""
+    open_item = _ENDED.format(item="i.item").removeprefix("NOT ")
+    rows = connection.execute(
+        prepared(
+            "SELECT DISTINCT t.id FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id WHERE w.item = 0 "
+            f"AND t.state = {st.SUSPENDED} AND t.run_at > :now AND CASE WHEN w.event IS NOT NULL "
+            "THEN EXISTS (SELECT 1 FROM schedd_events e WHERE e.name = w.event AND e.emitted_at < :before) "
+            "ELSE NOT EXISTS (SELECT 1 FROM schedd_waits i WHERE i.task_id = w.task_id AND i.name = w.name "
+            f"AND i.item > 0 AND {open_item}) END ORDER BY t.id LIMIT :limit"
+        ),
+        {"now": now, "before": before, "limit": limit},
+    )
+    return [row[0] for row in rows]
+
+
+def rouse(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> None:
+    """Let such tasks be due, and close what they wait for and has happened."""
+    bound = {"ids": bind_rows(ids), "now": now, "before": now}
+    connection.execute(
+        prepared(
+            f"UPDATE schedd_waits SET met = {MET} WHERE task_id IN {dialect.ids()} AND item > 0 AND met = {OPEN} "
+            f"AND {_ENDED.format(item='item')}"
+        ),
+        bound,
+    )
+    connection.execute(
+        prepared(f"UPDATE schedd_tasks SET run_at = :now WHERE id IN {dialect.ids()} AND state = {st.SUSPENDED}"), bound
+    )
 
 
 def records(connection: sa.Connection, task_id: int) -> list[WaitRecord]:
     """What a task waits for, or waited when it last ran."""
     rows = connection.execute(
         prepared(
-            "SELECT name, max(event) AS event, max(item) AS task, CAST(count(*) AS integer) AS items, "
-            "CAST(sum(1 - met) AS integer) AS open, min(until) AS until, min(at) AS at "
-            "FROM schedd_waits WHERE task_id = :id GROUP BY name ORDER BY min(at), name"
+            "SELECT h.name, h.event, h.until, h.at, "
+            "(SELECT max(i.item) FROM schedd_waits i WHERE i.task_id = h.task_id AND i.name = h.name) AS task, "
+            "(SELECT CAST(count(*) AS integer) - 1 FROM schedd_waits i "
+            " WHERE i.task_id = h.task_id AND i.name = h.name) AS items, "
+            "(SELECT CAST(count(*) AS integer) FROM schedd_waits i "
+            f" WHERE i.task_id = h.task_id AND i.name = h.name AND i.met = {OPEN}) AS open "
+            "FROM schedd_waits h WHERE h.task_id = :id AND h.item = 0 ORDER BY h.at, h.name"
         ),
         {"id": task_id},
     )
-    return [
-        WaitRecord(r.name, r.event, r.task if r.task and r.items == 1 else None, r.items, r.open, r.until, r.at)
-        for r in rows
-    ]
+    return [WaitRecord(r.name, r.event, r.task if r.items == 1 else None, r.items, r.open, r.until, r.at) for r in rows]

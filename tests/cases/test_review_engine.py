@@ -304,6 +304,7 @@ def test_some_of_the_retention_times_may_be_given(database: Database) -> None:
             "success": 3600.0,
             "failed": 30 * 86400.0,
             "outcomes": 90 * 86400.0,
+            "events": 30 * 86400.0,
         }
 
 

@@ -56,6 +56,38 @@ def test_what_cannot_be_emitted(ctl: Ctl, empty_ctl: Ctl) -> None:
     assert ctl.json("event", "list") == []
 
 
+def test_doctor_finds_and_wakes_who_overslept(ctl: Ctl, live: Bench) -> None:
+    live.script.bodies["flow"] = durable
+    task_id = int(live.step("flow").schedule())
+    live.drain()
+    (checked,) = [row for row in ctl.json("doctor") if row["check"] == "waits"]
+    assert checked["level"] == "ok"
+    old = "INSERT INTO schedd_events (name, emitted_at) VALUES ('approved', 1)"  # by other hands: it wakes nobody
+    live.execute(old)
+    (checked,) = [row for row in ctl.json("doctor", status=1) if row["check"] == "waits"]
+    assert (checked["level"], checked["tasks"]) == ("problem", [task_id])
+    result = ctl("doctor", "--repair")
+    assert (result.exit_code, "1 task repaired" in result.stderr) == (0, True)
+    live.drain()
+    assert live.state(task_id) == "success"
+
+
+def test_show_lists_children(ctl: Ctl, live: Bench) -> None:
+    def body(ctx: Any) -> Any:
+        made = [ctx.spawn(live.step("child").after(3600)) for _ in range(25)]
+        return ctx.await_task(made[0])
+
+    live.script.bodies["flow"] = body
+    task_id = int(live.step("flow").schedule())
+    live.drain()
+    shown = ctl.json("show", task_id)
+    assert (shown["children"]["count"], len(shown["children"]["tasks"])) == (25, 20)
+    first = shown["children"]["tasks"][0]["id"]
+    assert shown["why"] == f"suspended, awaits task {first}"
+    assert ctl.json("show", first)["spawned_by"] == task_id
+    assert "spawned (20 of 25):" in ctl("show", task_id).stdout
+
+
 def test_show_lists_what_is_recorded_and_awaited(ctl: Ctl, live: Bench) -> None:
     live.script.bodies["flow"] = durable
     task_id = int(live.step("flow").schedule())

@@ -59,7 +59,7 @@ class Waiter:
 
     def wake_overlooked(self) -> int:
         with self.bare.store.write() as c:
-            return waits.wake_met(c, self.bare.dialect, self.bare.clock.now())
+            return waits.wake_overlooked(c, self.bare.dialect, self.bare.clock.now())
 
     @property
     def due(self) -> bool:

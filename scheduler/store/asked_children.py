@@ -1,0 +1,185 @@
+"""Spawning tasks and awaiting their ends from inside a handler; see ``requests.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.errors import ResultExpiredError, SchedulerError, TaskCancelledError, TaskFailedError, UnknownTaskError
+from scheduler.model import state as st
+from scheduler.model.checkpoint import Sort, failure_of
+from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.model.state import TaskState
+from scheduler.ports import FOREVER
+from scheduler.store import checkpoints, children, waits
+from scheduler.store.asked import Answer, Asked, Work
+from scheduler.store.checkpoints import Entry
+from scheduler.store.children import End
+from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.enqueue import enqueue
+from scheduler.store.waits import Wait
+
+_PATIENCE = "20ms"  # that a turn waits on PostgreSQL for a row or a key that a child needs
+
+
+def spawn(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
+    """``specs``: tasks; ``group``: the name under which all of them will be awaited, if they will.
+
+    Answers the tasks' ids, and whether each is new; or an error.
+    """
+    specs = [[msgspec.convert(spec, TaskSpec) for spec in a.args["specs"]] for a in asked]
+    plain = [i for i, mine in enumerate(specs) if not any(spec.key is not None or spec.edges for spec in mine)]
+    made: dict[int, list[TaskId]] = {}
+    answers: list[Answer | None] = [None] * len(asked)
+    ids = enqueue(work.connection, [spec for i in plain for spec in specs[i]], work.now, ours=True) if plain else []
+    for i in plain:
+        made[i], ids = ids[: len(specs[i])], ids[len(specs[i]) :]
+    for i, mine in enumerate(specs):
+        if i not in made:
+            try:
+                found = _carefully(work, mine)
+            except SchedulerError as error:
+                answers[i] = {"error": failure_of(error)}
+                continue
+            if found is not None:
+                made[i] = found
+    _store(work, {i: (asked[i], mine) for i, mine in sorted(made.items())}, answers)
+    return answers
+
+
+def _carefully(work: Work, specs: Sequence[TaskSpec]) -> list[TaskId] | None:
+    """Store tasks that may be refused, or need what somebody's open transaction holds: None then."""
+    connection = work.connection
+    postgres = work.dialect.name == "postgresql"
+    try:
+        with connection.begin_nested():
+            if postgres:
+                connection.execute(prepared(f"SET LOCAL lock_timeout = '{_PATIENCE}'"))
+            made = enqueue(connection, specs, work.now, ours=True)
+            if postgres:
+                connection.execute(prepared("SET LOCAL lock_timeout = 0"))
+        return made
+    except sa.exc.OperationalError as error:
+        if getattr(error.orig, "sqlstate", None) != "55P03":  # lock_not_available
+            raise
+        return None
+
+
+def _store(work: Work, made: dict[int, tuple[Asked, list[TaskId]]], answers: list[Answer | None]) -> None:
+    adopted: list[tuple[int, int]] = []
+    entries: list[Entry] = []
+    heads: list[Wait] = []
+    items: list[tuple[int, str, int]] = []
+    for i, (a, ids) in made.items():
+        adopted += [(task_id, a.task_id) for task_id in ids if task_id.created]
+        value = msgspec.json.encode([[int(task_id), task_id.created] for task_id in ids]).decode()
+        entries.append(
+            Entry(a.task_id, a.claim, a.args["name"], Sort.SPAWN, a.args["seq"], value, note=a.args.get("note"))
+        )
+        answers[i] = {"value": value}
+        group = a.args.get("group")
+        if group is not None:
+            heads.append(Wait(a.task_id, group, None, FOREVER, a.claim))
+            items += [(a.task_id, group, int(task_id)) for task_id in ids if task_id.created]
+    if adopted:
+        children.adopt(work.connection, work.dialect, adopted)
+    checkpoints.write(work.connection, work.dialect, entries, work.now)
+    waits.register(work.connection, work.dialect, list({(h.task_id, h.name): h for h in heads}.values()), work.now)
+    waits.register_items(work.connection, work.dialect, items, work.now)
+    work.woken += len(adopted)
+
+
+def await_tasks(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
+    """``items``: ids; ``timeout`` (microseconds, None: for ever). Answers a value or failure, or ``until``.
+
+    One task's result or failure is the value; of several (``many``) it is that they have ended.
+    """
+    ends = waits.deadlines(work.connection, work.dialect, [a.label for a in asked])
+    progress = waits.progress(work.connection, work.dialect, [a.label for a in asked])
+    answers: list[Answer | None] = []
+    entries: list[Entry] = []
+    for a in asked:
+        timeout = a.args["timeout"]
+        until = ends.get(a.label, FOREVER if timeout is None else work.now + timeout)
+        given = _await(work, a, until, progress.get(a.label, (0, 0)))
+        answers.append(given)
+        if given is not None and ("value" in given or "failure" in given):
+            entry = Entry(a.task_id, a.claim, a.args["name"], Sort.TASK, a.args["seq"], note=a.args.get("note"))
+            entries.append(entry._replace(value=given.get("value"), failure=given.get("failure")))
+    checkpoints.write(work.connection, work.dialect, entries, work.now)
+    waits.end(work.connection, work.dialect, [(e.task_id, e.name) for e in entries])
+    return answers
+
+
+def _await(work: Work, a: Asked, until: int, progress: tuple[int, int]) -> Answer | None:
+    items: list[int] = a.args["items"]
+    rows, still_open = progress
+    live: set[int] | None = set()
+    if rows < len(set(items)) or not still_open:
+        live = _living(work, items)  # not all of them are being waited for, or all have ended, it seems
+    if live is None:
+        return None  # somebody is ending one of them right now
+    if not live and not still_open:
+        return _ended(work, a, until)
+    if until <= work.now:
+        told = f"task {items[0]} has" if len(items) == 1 else f"{len(live) or still_open} of {len(items)} tasks have"
+        return _failed(TimeoutError(f"{told} not ended in time"))
+    waits.register(work.connection, work.dialect, [Wait(*a.label, None, until, a.claim)], work.now)
+    waits.register_items(work.connection, work.dialect, [(*a.label, i) for i in sorted(live)], work.now)
+    return {"until": until}
+
+
+def _living(work: Work, ids: Iterable[int]) -> set[int] | None:
+    """Those that have not ended, held so until the commit; None if somebody is about to change one."""
+    wanted = {"ids": bind_rows(sorted(set(ids)))}
+    sql = (
+        f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {work.dialect.ids()} AND t.state < {st.FIRST_TERMINAL} "
+        "ORDER BY t.id"
+    )
+    held = {row[0] for row in work.connection.execute(prepared(f"{sql} {work.dialect.share_free}"), wanted)}
+    if work.dialect.share_free:
+        seen = {row[0] for row in work.connection.execute(prepared(sql), wanted)}
+        if seen - held:
+            return None
+    return held
+
+
+def _ended(work: Work, a: Asked, until: int) -> Answer:
+    items: list[int] = a.args["items"]
+    if a.args.get("many"):
+        return {"value": "true"}
+    (task_id,) = items
+    end = children.ends(work.connection, work.dialect, [task_id]).get(task_id)
+    if end is None:
+        return {"error": failure_of(UnknownTaskError(task_id))}
+    if end.finished_at is not None and end.finished_at > until:
+        return _failed(TimeoutError(f"task {task_id} has not ended in time"))
+    error = error_of(end)
+    return {"value": end.result} if error is None else _failed(error)
+
+
+def error_of(end: End) -> Exception | None:
+    """What awaiting a task that has ended raises."""
+    if end.state is TaskState.CANCELLED:
+        return TaskCancelledError(end.id)
+    if end.state is not TaskState.SUCCESS:
+        return TaskFailedError(end.id, end.error)
+    return ResultExpiredError(end.id) if end.removed else None
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    return {"failure": msgspec.json.encode(failure_of(error)).decode()}
+
+
+def results(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> list[tuple[str | None, Any]]:
+    """What tasks that have ended returned, in this order: rows (JSON text, failure)."""
+    found = children.ends(connection, dialect, ids)
+    rows: list[tuple[str | None, Any]] = []
+    for task_id in ids:
+        end = found.get(task_id)
+        error = UnknownTaskError(task_id) if end is None else error_of(end)
+        rows.append((end.result if end else None, None) if error is None else (None, failure_of(error)))
+    return rows
