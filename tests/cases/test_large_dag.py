@@ -82,6 +82,7 @@ def test_every_edge_is_respected(database: Database, tell: Callable[[str], None]
         while len(ids) < count // 2:
             edges += store(caller, ids, size, choice)
         until_ended(caller, count // 4, 600)
+        edges += store(caller, ids, size, choice)
         assert first.stop(drain=30) == []
         between = rows(caller, "SELECT count(*) FROM schedd_tasks WHERE state < 6")[0][0]
         assert between > 0

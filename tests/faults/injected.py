@@ -48,7 +48,9 @@ def way(proxies: list[Proxy], what: str, seconds: float) -> Fault:
     """Something happens for a while to the way of one worker to the server."""
 
     def fault(campaign: Campaign) -> None:
-        proxy = proxies[campaign.seats.index(campaign.busy())]
+        seat = campaign.busy()
+        proxy = proxies[campaign.seats.index(seat)]
+        since = time.monotonic_ns()
         if what == "delay":
             hit = proxy.delay(0.05)
         else:
@@ -56,6 +58,8 @@ def way(proxies: list[Proxy], what: str, seconds: float) -> Fault:
         assert hit, f"no connection was hit by {what}"
         time.sleep(seconds)
         proxy.heal()
+        # Cut off for longer than its lease it loses what it holds, and a thread's body cannot be stopped from outside.
+        campaign.stops.append(Stop(seat.process.pid, since, time.monotonic_ns() + 1e9, False))
 
     return fault
 

@@ -142,6 +142,7 @@ class Seat:
     alone: Body | None = None
     known_dead: set[int] = field(default_factory=set)
     patient_until: float = 0.0
+    next_lapse: int = 0  # of the other workers' leases, as it saw them last
     seen: tuple[int, float] | None = None
     renewed: float = 0.0
     due: dict[str, float] = field(default_factory=dict)
@@ -229,6 +230,7 @@ class Seat:
                 row.until = now + round(LEASE * SECOND)
         if self._at("reap", REAP_EVERY):
             self._reap()
+            self.due["reap"] = min(self.due["reap"], self.clock.monotonic() + self._next_reap())
 
     def _at(self, what: str, every: float) -> bool:
         mono = self.clock.monotonic()
@@ -255,6 +257,14 @@ class Seat:
         self.alone = None
         self._join()
 
+    def _next_reap(self) -> float:
+        """Seconds after which another one's lease may have run out, as far as it knows."""
+        mono = self.clock.monotonic()
+        if mono < self.patient_until:
+            return self.patient_until - mono
+        left = (self.next_lapse - self.clock.now()) / SECOND
+        return left + 0.005 if left > 0 else float("inf")
+
     def _reap(self) -> None:
         now = self.clock.now()
         patient = self.clock.monotonic() < self.patient_until
@@ -267,6 +277,7 @@ class Seat:
         for wid, row in sorted(self.rows.items()):
             if row.dead:
                 self.model.take_back(wid, now)
+        self.next_lapse = min((r.until for wid, r in self.rows.items() if wid != self.wid and not r.dead), default=0)
 
     def _upkeep(self) -> None:
         now = self.clock.now()
