@@ -12,11 +12,11 @@ import faulthandler
 import logging
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
 import threading
-import time
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -38,7 +38,6 @@ from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Kind, Registry
 
 MAX_ORDER = 256 * 1024
-WEIGH_EVERY = 0.25  # seconds between looks at how much memory this process has
 _KILLED: dict[str, type[Exception]] = {"ProcessDied": ProcessDied, "TaskTimeout": TaskTimeout}
 
 
@@ -63,7 +62,6 @@ class Child:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outputs: list[Output] = []
         self._own = frozenset[int]()  # processes that were there before the first attempt
-        self._weighed = 0.0
 
     # getting ready
 
@@ -317,10 +315,10 @@ class Child:
         else:
             if _children() - self._own:
                 return "processes"
-        if self.spec["recycle_memory"] and (now := time.monotonic()) > self._weighed + WEIGH_EVERY:
-            self._weighed = now
-            if memory()[1] > self.spec["recycle_memory"]:
-                return "memory"
+        most = self.spec["recycle_memory"]
+        # The peak costs next to nothing to read, and only who has been over it can be over it now.
+        if most and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > most and memory()[1] > most:
+            return "memory"
         return None
 
     # being stopped: in the thread that listens

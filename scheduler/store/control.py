@@ -16,7 +16,7 @@ from scheduler.store.cascade import below
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, fence, prepared
 from scheduler.store.new_task import edge_row, insert_edges, read_parents
 from scheduler.store.paths import one_at_a_time, refuse_cycle
-from scheduler.store.release import break_only, parents_removed, release
+from scheduler.store.release import break_only, release
 from scheduler.store.replacing import cancel_rerun
 
 
@@ -244,8 +244,7 @@ def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int],
     ).fetchall()
     ends = {row[0]: TaskState.from_code(row[1]) for row in parents}
     # Satisfied edges are counted already; a broken one ends its child again, and that child's children after it.
-    break_only(connection, dialect, ends.items(), now)
-    parents_removed(connection, dialect, {row[0]: ends[row[0]] for row in parents if row[2] is None}, now)
+    break_only(connection, dialect, ends, {row[0] for row in parents if row[2] is None}, now)
 
 
 def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -65,9 +65,12 @@ def release(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[in
     return ready
 
 
-def break_only(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[int, TaskState]], now: int) -> None:
-    """End what edges on these ended parents break; satisfied edges are counted already."""
-    ended = _break(connection, dialect, dict(ends), now)
+def break_only(
+    connection: sa.Connection, dialect: Dialect, ends: Mapping[int, TaskState], removed: Collection[int], now: int
+) -> None:
+    """End what edges on these ended parents break; satisfied edges are counted already. ``removed``: those of them
+    that are no longer there, so that nobody can wait for their retry."""
+    ended = _break(connection, dialect, ends, now, removed)
     release(connection, dialect, ended.items(), now)
 
 
@@ -96,7 +99,13 @@ def parents_removed(connection: sa.Connection, dialect: Dialect, ends: Mapping[i
         release(connection, dialect, _end(connection, dialect, texts, now).items(), now)
 
 
-def _break(connection: sa.Connection, dialect: Dialect, ends: dict[int, TaskState], now: int) -> dict[int, TaskState]:
+def _break(
+    connection: sa.Connection,
+    dialect: Dialect,
+    ends: Mapping[int, TaskState],
+    now: int,
+    removed: Collection[int] = (),
+) -> dict[int, TaskState]:
     successes = [i for i, state in ends.items() if state is TaskState.SUCCESS]
     others = [i for i, state in ends.items() if state is not TaskState.SUCCESS]
     verdicts: dict[int, list[tuple[Verdict, int]]] = {}
@@ -107,16 +116,23 @@ def _break(connection: sa.Connection, dialect: Dialect, ends: dict[int, TaskStat
             prepared(_BROKEN.format(ids=dialect.ids(), broken=broken)), {"ids": bind_rows(ids)}
         ).fetchall():
             verdict = judge(ends[row.parent], _WHENS[row.on_end], _OTHERWISES[row.otherwise])
-            if verdict in (Verdict.FAIL, Verdict.SKIP):
+            waits_in_vain = verdict is Verdict.WAIT and row.parent in removed
+            if verdict in (Verdict.FAIL, Verdict.SKIP) or waits_in_vain:
                 verdicts.setdefault(row.child, []).append((verdict, row.parent))
     if not verdicts:
         return {}
     return _end(connection, dialect, [_ended(child, found, ends) for child, found in verdicts.items()], now)
 
 
-def _ended(child: int, found: Sequence[tuple[Verdict, int]], ends: dict[int, TaskState]) -> tuple[int, int, str, int]:
-    verdict = min(v for v, _ in found)  # failing weighs more than skipping
+def _ended(
+    child: int, found: Sequence[tuple[Verdict, int]], ends: Mapping[int, TaskState]
+) -> tuple[int, int, str, int]:
+    # Failing weighs more than skipping, and a parent that is gone fails what waits for its retry.
+    said = {v for v, _ in found}
+    verdict = next(v for v in (Verdict.FAIL, Verdict.WAIT, Verdict.SKIP) if v in said)
     parents = [parent for v, parent in found if v is verdict]
+    if verdict is Verdict.WAIT:
+        return child, TaskState.FAILED.code, removed_text(parents[0]), parents[0]
     state = TaskState.FAILED if verdict is Verdict.FAIL else TaskState.SKIPPED
     return child, state.code, broken_text([(p, ends[p]) for p in parents[:10]], state), parents[0]
 

@@ -73,6 +73,30 @@ def test_a_retry_of_the_child_judges_it_again(bench: Bench) -> None:
     assert problems(bench) == []
 
 
+@pytest.mark.case(31, 36)
+@pytest.mark.parametrize("way", ["retry", "enqueue"])
+def test_waiting_in_vain_weighs_more_than_skipping(bench: Bench, way: str) -> None:
+    """As failing does: one parent is gone and would have to be retried, the other one asks for a skip."""
+    if way == "retry":
+        removed = bench.step("first").schedule()
+        other = bench.step("second").after(1.5 * DAY).schedule()
+        builder = bench.step("child", other, when="failure", otherwise="skip")
+        child = builder.depend_on(removed, when="failure", otherwise="wait").schedule()
+        bench.drain()
+        bench.clock.advance(1.6 * DAY)
+        bench.drain()
+        sweep(bench)
+        assert bench.states(other, child) == ["success", "skipped"]
+        bench.jobs.retry_task(child)
+    else:
+        removed, other = gone(bench, "success"), bench.ended("success")
+        builder = bench.step("child", removed, when="failure", otherwise="wait")
+        child = builder.depend_on(other, when="failure", otherwise="skip").schedule()
+    found = bench.jobs.get_task(child)
+    assert (found.state, found.error) == ("failed", f"not run: task {removed} was removed")
+    assert problems(bench) == []
+
+
 @pytest.mark.case(36, 51)
 @pytest.mark.parametrize("otherwise", ["fail", "run", "wait"])
 def test_an_outcome_lives_as_long_as_what_is_judged_by_it(bench: Bench, otherwise: str) -> None:

@@ -19,6 +19,7 @@ from support.fleet import rows
 
 LEASE = 30.0
 REAP_EVERY = 2.0
+TOLD_EVERY = 0.25
 SWEEP_EVERY = 60.0
 GIVE_BACK = 1.0
 MARK_AFTER = 0.005
@@ -228,6 +229,8 @@ class Seat:
                 self._lost()
             else:
                 row.until = now + round(LEASE * SECOND)
+        if self._at("told", TOLD_EVERY) and self.rows[self.wid].dead:
+            self._lost()  # it reads its own row whenever the bell rings, and each step rings
         if self._at("reap", REAP_EVERY):
             self._reap()
             self.due["reap"] = min(self.due["reap"], self.clock.monotonic() + self._next_reap())
@@ -245,7 +248,8 @@ class Seat:
             raise Wrong(f"worker {self.engine.worker} goes on, but it was reclaimed")
         self.wid = self.engine.worker
         self.rows[self.wid] = Row(now + round(LEASE * SECOND), self.engine.incarnation)
-        self.due = {"renew": mono + LEASE / 3, "reap": mono + REAP_EVERY, "sweep": mono + SWEEP_EVERY}
+        self.renewed = mono
+        self.due = {"renew": mono + LEASE / 3, "reap": mono + REAP_EVERY, "sweep": mono + SWEEP_EVERY, "told": 0.0}
         self.patient_until = max(self.patient_until, mono + 0.4 * LEASE)  # it has seen nothing yet
         self._reap()
 

@@ -1,7 +1,7 @@
 """Random histories against the model. ``make test`` runs a few, always the same; ``make soak`` thousands.
 
-A failure prints the shortest history that shows it, and the seed. ``SCHEDD_SOAK_SEED`` repeats a soak,
-``SCHEDD_SOAK_RUNS`` makes it longer.
+A failure prints the history that shows it (the soak: the shortest), and the seed. ``SCHEDD_SOAK_SEED`` repeats a
+soak, ``SCHEDD_SOAK_RUNS`` makes it longer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stateful.machine import FleetMachine
 from stateful.model import TABLE
 from support.databases import PostgresDatabases
 
-EVERY_TIME = {"sqlite": (8, 30), "postgresql": (4, 30)}  # runs, steps
+EVERY_TIME = {"sqlite": (20, 30), "postgresql": (4, 30)}  # runs, steps
 SOAK = {"sqlite": (2000, 50), "postgresql": (250, 50)}
 CHUNK = 250  # runs with one seed
 ENOUGH = 100  # of each transition in the soak: it goes on until they are there
@@ -60,6 +60,8 @@ class Soak:
         self.totals: Counter[str] = Counter()
 
     def run(self, runs: int, steps: int, seed: int | None) -> None:
+        """``seed`` None: always the same histories, and what fails is shown as it is, for shrinking takes minutes."""
+
         def machine() -> FleetMachine:
             return FleetMachine(self.databases, self.hits, self.totals)
 
@@ -72,7 +74,7 @@ class Soak:
             deadline=None,
             print_blob=True,
             suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.generate,) if seed is None else (Phase.generate, Phase.shrink),
         )
         try:
             run_state_machine_as_test(machine, settings=chosen)
@@ -85,7 +87,6 @@ class Soak:
         return told + "\n".join(f"{old:>10} -> {new:10} {self.hits[old, new]:8}" for old, new in TABLE)
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.case(4, 6, 31, 32, 33, 35)
 def test_random_histories(databases: Databases, dialect: str) -> None:
     Soak(databases).run(*EVERY_TIME[dialect], seed=None)
