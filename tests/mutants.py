@@ -62,7 +62,7 @@ MUTANTS = (
     ),
     Mutant(
         "the lease test in reap",
-        (Change("scheduler/store/workers.py", "(lease_until < :before OR", "(:before > 0 OR"),),
+        (Change("scheduler/store/workers.py", "(t.lease_until < :before OR", "(:before > 0 OR"),),
         ("tests/cases/test_claim_lease.py",),
     ),
     Mutant(

@@ -13,20 +13,21 @@ _COLUMNS = ("level", "check", "text")
 
 
 @click.command(name="doctor")
-@click.option("--repair", is_flag=True, help="Make wrong counts of open edges anew.")
+@click.option("--repair", is_flag=True, help="Mend what can be mended first, and say what was done.")
 @common
 @with_session
 @click.pass_context
 def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> None:
     """Check what must always hold, by reading everything. Exit status 1 if there is a problem."""
     from scheduler import __version__
-    from scheduler.model.texts import counted
     from scheduler.store import checks
+    from scheduler.store.repair import repair as repairs
 
     database = session.existing()
     if repair:
-        repaired = session.write(lambda c: checks.repair(c, database.dialect, database.now()))
-        note(f"{counted(repaired, 'task')} repaired")
+        done = session.write(lambda c: repairs(c, database.dialect, database.now()))
+        for line in done or ["nothing that this could repair"]:
+            note(line)
     with database.read() as connection:
         found = checks.check_surroundings(database, connection, __version__)
         found += checks.check(connection, database.now())

@@ -407,13 +407,13 @@ class Engine:
             self._rescan = True
             self._bell.ring()
         if self.desk.held and (self._at("cancels", CANCEL_EVERY) or rung):
-            self._try("looking for cancels", lambda: pass_on_cancels(self.desk, self.worker))
+            self._try("looking for cancels", lambda: pass_on_cancels(self.desk, connection, self.worker))
         if self.desk.held and self._at("logs", LOGS_EVERY):
             self._try("keeping logs", lambda: keep_logs(self.desk, connection))
 
     def _obey(self, connection: sa.Connection) -> None:
         """Do what the worker's own row says."""
-        with self.database.read() as c:
+        with self.database.read(connection) as c:
             told = workers.told(c, self.worker)
         if told.dead:
             self._lost(connection)

@@ -162,6 +162,11 @@ class Schedules:
         if desk.monotonic() >= self._aside_until:
             self._aside.clear()
             self._aside_until = desk.monotonic() + ASIDE
+        if not self._aside:
+            with desk.database.read(connection) as c:  # no write lock for a look that mostly finds nothing
+                self.next_at = schedules.next_look(c)
+            if not self.due():
+                return 0
         with desk.database.write(connection) as c:
             fired = schedules.tick(c, dialect, desk.now(), grace, self._aside)
             troubles = {f.name: f.trouble for f in fired if f.trouble is not None}
@@ -188,7 +193,7 @@ class Schedules:
 
 def apply_policies(desk: Desk, connection: sa.Connection) -> bool:
     """Cancel what has lived or waited too long by its own policies. True: some dependants may run now."""
-    with desk.database.read() as c:  # no write lock for a look that mostly finds nothing
+    with desk.database.read(connection) as c:  # no write lock for a look that mostly finds nothing
         more = policies.due(c, desk.now())
     ready = 0
     while more:
@@ -201,9 +206,9 @@ def apply_policies(desk: Desk, connection: sa.Connection) -> bool:
     return ready > 0
 
 
-def pass_on_cancels(desk: Desk, worker: int) -> None:
+def pass_on_cancels(desk: Desk, connection: sa.Connection, worker: int) -> None:
     """Let running bodies know that they were asked to end."""
-    with desk.database.read() as c:  # no write lock for a look that mostly finds nothing
+    with desk.database.read(connection) as c:  # no write lock for a look that mostly finds nothing
         asked = control.cancel_requests(c, worker)
     for key in asked:
         attempt = desk.held.get(key)
@@ -220,7 +225,7 @@ def wake_overlooked(desk: Desk, connection: sa.Connection, *, every: bool) -> bo
     """
     if desk.database.dialect.name == "sqlite":
         return False  # one writer at a time: nothing falls between
-    with desk.database.read() as c:
+    with desk.database.read(connection) as c:
         if not waits.any_overlooked(c, desk.now(), every=every):
             return False
     with desk.database.write(connection) as c:

@@ -16,9 +16,8 @@ from scheduler.model.texts import counted, listed, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
 from scheduler.store import migrate, waits
-from scheduler.store.control import recount
 from scheduler.store.database import Database
-from scheduler.store.dialect import Dialect, prepared
+from scheduler.store.dialect import prepared
 from scheduler.store.read_workers import LOST, workers
 from scheduler.store.stalls import stalled
 
@@ -53,17 +52,17 @@ def check(connection: sa.Connection, now: int) -> list[Finding]:
             wrong_counts(connection),
         ),
         _finding("edges", "none waits on a decided edge", "waiting on an edge that is decided", decided(connection)),
-        _finding("parents", "every edge has its parent", "waiting on a parent that never was", _orphans(connection)),
+        _finding("parents", "every edge has its parent", "waiting on a parent that never was", orphans(connection)),
         _finding(
             "waits",
             "none sleeps past what it awaits",
             "still waiting for what has happened",
-            _overslept(connection, now),
+            overslept(connection, now),
         ),
         _claims(connection, now),
         _stalls(connection, now),
         _keys(connection),
-        _finding("replaced", "nothing waits to be put in place", "replaced, and still what it was", _stale(connection)),
+        _finding("replaced", "nothing waits to be put in place", "replaced, and still what it was", stale(connection)),
         _schedules(connection, now),
     ]
 
@@ -107,11 +106,13 @@ def decided(connection: sa.Connection) -> list[int]:
     return [row[0] for row in rows]
 
 
-def _overslept(connection: sa.Connection, now: int) -> list[int]:
+def overslept(connection: sa.Connection, now: int) -> list[int]:
+    """Suspended tasks that should have been woken a while ago."""
     return waits.overslept(connection, now - _LATE, now, _MOST)
 
 
-def _orphans(connection: sa.Connection) -> list[int]:
+def orphans(connection: sa.Connection) -> list[int]:
+    """Waiting tasks with an edge from a parent that nobody remembers."""
     rows = connection.execute(
         prepared(
             f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
@@ -121,7 +122,7 @@ def _orphans(connection: sa.Connection) -> list[int]:
     return [row[0] for row in rows]
 
 
-def _stale(connection: sa.Connection) -> list[int]:
+def stale(connection: sa.Connection) -> list[int]:
     """What replaces a task is put in its place when its attempt ends: nothing is left over of that."""
     rows = connection.execute(
         prepared(
@@ -129,6 +130,17 @@ def _stale(connection: sa.Connection) -> list[int]:
             "ON v.task_id = t.id AND v.name = 'replacement' "
             "WHERE (t.rerun > 0 AND NOT (t.state >= 4 AND t.state <= 5)) OR (t.rerun > 0) <> (v.task_id IS NOT NULL) "
             f"ORDER BY t.id LIMIT {_MOST}"
+        )
+    )
+    return [row[0] for row in rows]
+
+
+def unclaimed(connection: sa.Connection) -> list[int]:
+    """Held tasks whose worker has no row: nobody would ever take them back."""
+    rows = connection.execute(
+        prepared(
+            "SELECT t.id FROM schedd_tasks t WHERE t.state >= 4 AND t.state <= 5 AND NOT EXISTS "
+            f"(SELECT 1 FROM schedd_workers w WHERE w.id = t.worker) ORDER BY t.id LIMIT {_MOST}"
         )
     )
     return [row[0] for row in rows]
@@ -221,14 +233,3 @@ def _clock(offset: int) -> Finding:
     level = PROBLEM if abs(offset) > _OFFSET else NOTE if abs(offset) > _SKEW else OK
     side = "behind" if offset > 0 else "ahead of"
     return Finding("clock", level, f"this machine's clock is {span_text(abs(offset))} {side} the server's")
-
-
-def repair(connection: sa.Connection, dialect: Dialect, now: int) -> int:
-    """Make wrong unmet counts anew, judge decided edges again, wake who overslept. Returns for how many tasks."""
-    wrong = sorted({*wrong_counts(connection), *decided(connection), *_orphans(connection)})
-    if wrong:
-        recount(connection, dialect, wrong, now)
-    late = _overslept(connection, now)
-    if late:
-        waits.rouse(connection, dialect, late, now)
-    return len(wrong) + len(late)

@@ -205,12 +205,20 @@ class Database:
         raise AssertionError("unreachable")
 
     @contextmanager
-    def read(self) -> Iterator[sa.Connection]:
-        """A transaction that only reads: one snapshot, no lock. Raises StoreUnavailableError."""
+    def read(self, connection: sa.Connection | None = None) -> Iterator[sa.Connection]:
+        """A transaction that only reads: one snapshot, no lock. Raises StoreUnavailableError.
+
+        ``connection``: one that stays open between transactions. Taken where it may read as well as any other
+        (PostgreSQL), for it spares the pool's question whether the server is still there.
+        """
         engine = self.open()
         try:
-            with engine.connect() as connection:
-                yield connection.execution_options(schedd_reads=True)
+            if connection is not None and self.dialect.name != "sqlite":
+                with connection.begin():
+                    yield connection
+            else:
+                with engine.connect() as fresh:
+                    yield fresh.execution_options(schedd_reads=True)
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
 

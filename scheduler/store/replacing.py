@@ -154,6 +154,22 @@ def _set_aside(connection: sa.Connection, dialect: Dialect, task_id: int, error:
     release(connection, dialect, [(task_id, TaskState.DEAD)], now)
 
 
+def mend(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> None:
+    """Put in place what was left aside of these though no worker holds them; drop what nobody refers to."""
+    held = connection.execute(
+        prepared(f"SELECT id FROM schedd_tasks WHERE id IN {dialect.ids()} AND state >= 4 AND state <= 5"),
+        {"ids": bind_rows(ids)},
+    )
+    settle(connection, dialect, set(ids) - {row[0] for row in held}, now)
+    connection.execute(
+        prepared(
+            f"DELETE FROM schedd_task_values WHERE task_id IN {dialect.ids()} AND name = '{_ASIDE}' "
+            "AND task_id IN (SELECT id FROM schedd_tasks WHERE rerun = 0)"
+        ),
+        {"ids": bind_rows(ids)},
+    )
+
+
 def unsettleable(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> set[int]:
     """Those of these replaced tasks that :func:`settle` would have to wait for: somebody changes a parent of theirs.
 

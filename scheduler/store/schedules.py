@@ -111,6 +111,17 @@ def next_due(connection: sa.Connection, dialect: Dialect, aside: Collection[str]
     return FOREVER if found is None else int(found)
 
 
+def next_look(connection: sa.Connection) -> int:
+    """When there may be something to do for :func:`tick`: 0 while a fixed-delay run goes on, FOREVER for never."""
+    found = connection.execute(
+        prepared(
+            f"SELECT min(CASE WHEN next_at >= {FOREVER} THEN 0 ELSE next_at END) FROM schedd_schedules "
+            f"WHERE paused = 0 OR next_at >= {FOREVER}"
+        )
+    ).scalar()
+    return FOREVER if found is None else int(found)
+
+
 def _but(dialect: Dialect, aside: Collection[str]) -> str:
     return f"AND name NOT IN (SELECT name FROM {dialect.rows({'name': str})} j)" if aside else ""
 
@@ -125,7 +136,7 @@ def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, asid
 
     ``aside``: names that are left alone. A schedule that cannot be read or fired is told as trouble; it stops no other.
     """
-    done = _end_delays(connection, now, aside)
+    _, done = end_delays(connection, now, aside)
     rows = connection.execute(
         prepared(
             f"SELECT * FROM schedd_schedules t WHERE paused = 0 AND next_at <= :now {_but(dialect, aside)} "
@@ -152,10 +163,10 @@ def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, asid
     return done
 
 
-def _end_delays(connection: sa.Connection, now: int, aside: Collection[str]) -> list[Fired]:
+def end_delays(connection: sa.Connection, now: int, aside: Collection[str] = ()) -> tuple[list[str], list[Fired]]:
     """A fixed delay counts from the end of its run: give those whose run has ended their next slot.
 
-    Returns those for which that was not possible.
+    Returns the names of those that have one now, and those for which that was not possible.
     """
     rows = connection.execute(
         prepared(
@@ -164,7 +175,7 @@ def _end_delays(connection: sa.Connection, now: int, aside: Collection[str]) -> 
             f"AND (t.id IS NULL OR t.state >= {st.FIRST_TERMINAL})"
         )
     ).fetchall()
-    troubles = []
+    given, troubles = [], []
     for row in rows:
         if row.name in aside:
             continue
@@ -175,14 +186,15 @@ def _end_delays(connection: sa.Connection, now: int, aside: Collection[str]) -> 
             troubles.append(Fired(row.name, [], describe(error).text))
             continue
         # Another engine may have seen the same end, and have started the next run already.
-        connection.execute(
+        done = connection.execute(
             prepared(
                 f"UPDATE schedd_schedules SET next_at = :next WHERE name = :name AND next_at = {FOREVER} "
                 "AND coalesce(last_task, 0) = :last"
             ),
             {"next": following, "name": row.name, "last": row.last_task or 0},
         )
-    return troubles
+        given += [row.name] * done.rowcount
+    return given, troubles
 
 
 def _after_end(recurrence: Recurrence, end: int, now: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.store import checks, retention
+from scheduler.store.repair import repair
 from support.bench import Bench, Step
 
 DAY = 86400.0
@@ -134,7 +135,8 @@ def test_what_nobody_remembers_counts_as_failed(bench: Bench) -> None:
     bench.execute("UPDATE schedd_tasks SET state = 0, unmet = 1 WHERE id = :id", id=child)
     assert any("never was" in text for text in problems(bench))
     with bench.jobs.database.write() as connection:
-        assert checks.repair(connection, bench.jobs.database.dialect, bench.clock.now()) == 1
+        (told,) = repair(connection, bench.jobs.database.dialect, bench.clock.now())
+    assert told == f"counted the open edges anew of 1 task: {child}"
     assert bench.states(child, other) == ["failed", "scheduled"]
     assert problems(bench) == []
 

@@ -118,7 +118,7 @@ def test_two_engines_that_see_the_same_end_start_one_run(bench: Bench) -> None:
     other = bench.worker()
     dialect = bench.jobs.database.dialect
     with bench.jobs.database.write() as c:
-        schedules._end_delays(c, bench.clock.now(), ())
+        schedules.end_delays(c, bench.clock.now())
         bench.clock.advance(20)
         later = bench.clock.now() + 1
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from scheduler.ports import FOREVER
 from support.bench import Bench, ring_and_step
 
 from .conftest import Ctl
@@ -148,7 +149,7 @@ class TestDoctor:
         assert self.problems(ctl) == {"unmet counts": f"2 tasks with a wrong count of open edges: {high}, {low}"}
         result = ctl("doctor", "--repair")
         assert result.exit_code == 0
-        assert "2 tasks repaired" in result.stderr
+        assert f"counted the open edges anew of 2 tasks: {high}, {low}" in result.stderr
         assert [live.state(high), live.state(low)] == ["waiting", "waiting"]
         assert live.drain() == ["parent", "high", "low"]
 
@@ -165,6 +166,47 @@ class TestDoctor:
         ring_and_step(live.jobs)
         live.execute("UPDATE schedd_workers SET state = 3")
         assert self.problems(ctl) == {"claims": f"1 task held by no live worker: {held}"}
+        result = ctl("doctor", "--repair")
+        assert (result.exit_code, "took back 1 task of worker 1" in result.stderr) == (0, True)
+        assert live.state(held) == "scheduled"
+
+    def test_claims_of_a_worker_that_nobody_knows(self, ctl: Ctl, live: Bench) -> None:
+        held = int(live.step("held").schedule())
+        ring_and_step(live.jobs)
+        live.execute("DELETE FROM schedd_worker_kinds")
+        live.execute("DELETE FROM schedd_workers")
+        assert self.problems(ctl) == {"claims": f"1 task held by no live worker: {held}"}
+        result = ctl("doctor", "--repair")
+        assert (result.exit_code, "took back 1 task of worker" in result.stderr) == (0, True)
+        assert live.state(held) == "scheduled"
+
+    def test_leases_that_ran_out_are_left_to_the_daemons(self, ctl: Ctl, live: Bench) -> None:
+        held = int(live.step("held").schedule())
+        ring_and_step(live.jobs)
+        live.execute("UPDATE schedd_workers SET lease_until = 1")
+        result = ctl("doctor", "--repair")
+        assert (result.exit_code, "nothing that this could repair" in result.stderr) == (1, True)
+        assert live.state(held) == "claimed"
+
+    def test_a_replacement_that_was_forgotten(self, ctl: Ctl, live: Bench) -> None:
+        held = int(live.step("held").key("k").schedule())
+        ring_and_step(live.jobs)
+        assert int(live.step("new").key("k", conflict="replace").schedule()) == held
+        live.execute("UPDATE schedd_tasks SET state = 1, worker = NULL")
+        assert self.problems(ctl) == {"replaced": f"1 task replaced, and still what it was: {held}"}
+        result = ctl("doctor", "--repair")
+        assert (result.exit_code, f"looked after what was to replace 1 task: {held}" in result.stderr) == (0, True)
+        assert ctl.json("show", str(held))["payload"]["name"] == "new"
+
+    def test_a_fixed_delay_whose_end_was_missed(self, ctl: Ctl, live: Bench) -> None:
+        live.step("often").key("often").every(300, mode="fixed_delay").schedule()
+        live.execute("UPDATE schedd_schedules SET next_at = :now", now=live.clock.now() - 1)
+        assert live.drain() == ["often"]
+        live.execute("UPDATE schedd_schedules SET next_at = :never", never=FOREVER)
+        live.execute("UPDATE schedd_tasks SET finished_at = finished_at - 120000000")
+        assert "often (its run has ended" in self.problems(ctl)["schedules"]
+        result = ctl("doctor", "--repair")
+        assert (result.exit_code, "gave the next slot to 1 schedule: often" in result.stderr) == (0, True)
 
     def test_a_parent_that_never_was(self, ctl: Ctl, live: Bench) -> None:
         parent = int(live.step("parent").schedule())
