@@ -75,4 +75,4 @@ def main_source() -> tuple[str, str] | None:
     if spec is not None and spec.name:
         return "module", str(spec.name)
     file = getattr(main, "__file__", None)
-    return None if file is None else ("path", str(file))
+    return None if file is None or str(file).startswith("<") else ("path", str(file))
