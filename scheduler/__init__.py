@@ -48,6 +48,7 @@ _WHERE = {
     "UnknownTaskError": "errors",
     "UnregisteredKindError": "errors",
     "Weekday": "model.recurrence",
+    "backup_sqlite": "store.maintenance",
     "task": "model.task",
 }
 __all__ = [*_WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -105,3 +106,4 @@ if TYPE_CHECKING:
     from scheduler.records import AttemptInfo as AttemptInfo
     from scheduler.records import ScheduleInfo as ScheduleInfo
     from scheduler.records import TaskInfo as TaskInfo
+    from scheduler.store.maintenance import backup_sqlite as backup_sqlite

@@ -10,6 +10,7 @@ import re
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +20,7 @@ from scheduler.model.limits import parse_size
 from scheduler.settings import Duration, Reader, format_duration, is_duration, mask, shown
 
 PLACES = ("config.toml", "/etc/schedd/config.toml")
-_SECRET = frozenset({"store.url"})  # never echoed in an error, shown without its password elsewhere
+_SECRET = frozenset({"store.url", "mail.password"})  # never echoed in an error, shown without its password elsewhere
 
 Count = Annotated[int, Meta(ge=0)]
 LogFormat = Literal["auto", "console", "json"]
@@ -118,6 +119,52 @@ class Files(_Section, frozen=True):
     max_pixels: Annotated[int, Meta(ge=1)] = 80_000_000
 
 
+class Http(_Section, frozen=True):
+    """``[http]``: which addresses besides public ones requests may go to, and which secrets may go where."""
+
+    allow: tuple[str, ...] = ()
+    ca: str | None = None
+    secrets: tuple[str, ...] = ()
+    secrets_dir: str | None = None
+
+
+class Mail(_Section, frozen=True):
+    """``[mail]``: the server that takes outgoing mail. ``port`` 0: 587 for starttls, 465 for tls, 25 for none."""
+
+    host: str | None = None
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    tls: Literal["starttls", "tls", "none"] = "starttls"
+    user: str | None = None
+    password: str | None = None
+    sender: str | None = None
+    ca: str | None = None
+
+
+class Actions(_Section, frozen=True):
+    """``[actions]``: signed actions between servers."""
+
+    inbox: str = "https://cl-o.{recipient}/api/inbox"
+
+
+class Cleanup(_Section, frozen=True):
+    """``[cleanup]``: directories in which old files may be removed."""
+
+    roots: tuple[str, ...] = ()
+
+
+class Backup(_Section, frozen=True):
+    """``[backup]``: directories that may be backed up, and to which."""
+
+    sources: tuple[str, ...] = ()
+    destinations: tuple[str, ...] = ()
+
+
+class Functions(_Section, frozen=True):
+    """``[batch]``: functions that a BatchTask may call, as ``module:function``."""
+
+    functions: tuple[str, ...] = ()
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting. ``file`` is the file that was read, ``sources`` says where each setting comes from."""
 
@@ -130,6 +177,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     retention: Retention = Retention()
     command: Command = Command()
     files: Files = Files()
+    http: Http = Http()
+    mail: Mail = Mail()
+    actions: Actions = Actions()
+    cleanup: Cleanup = Cleanup()
+    backup: Backup = Backup()
+    batch: Functions = Functions()
     file: str | None = None
     sources: dict[str, str] = {}
 
@@ -250,7 +303,9 @@ def describe(config: Config) -> list[Setting]:
     found = []
     for name, kind in KINDS.items():
         value = config.get(name)
-        if isinstance(value, str):
+        if name == "mail.password" and value is not None:
+            value = "***"
+        elif isinstance(value, str):
             value = mask(value)
         text = format_duration(value) if is_duration(kind) else value
         found.append(
@@ -292,15 +347,43 @@ def scheduler_options(config: Config) -> dict[str, Any]:
     }
 
 
-def task_settings(config: Config) -> dict[str, dict[str, Any]]:
-    """What the built-in tasks see as ``ctx.settings``: ``[command]`` and ``[files]``, with absolute paths."""
+def task_settings(config: Config, environ: Mapping[str, str] = os.environ) -> dict[str, dict[str, Any]]:
+    """What the built-in tasks see as ``ctx.settings``: their sections, with absolute paths, and where the store is."""
+    made = {name: msgspec.structs.asdict(getattr(config, name)) for name in _FOR_TASKS}
+    for section, name in _PATHS:
+        value = made[section][name]
+        if isinstance(value, tuple):
+            made[section][name] = [_absolute(path) for path in value]
+        elif value is not None:
+            made[section][name] = _absolute(value)
+    for section, name in (("http", "allow"), ("http", "secrets"), ("batch", "functions")):
+        made[section][name] = list(made[section][name])
+    made["http"]["secrets_dir"] = made["http"]["secrets_dir"] or environ.get("CREDENTIALS_DIRECTORY")
+    made["store"] = {"sqlite": _sqlite_path(config.store.url)}
+    return made
 
-    def absolute(path: str) -> str:
-        return os.path.abspath(os.path.expanduser(path))
 
-    command, files = msgspec.structs.asdict(config.command), msgspec.structs.asdict(config.files)
-    for section in (command, files):
-        section["roots"] = [absolute(path) for path in section["roots"]]
-    if files["blobs"] is not None:
-        files["blobs"] = absolute(files["blobs"])
-    return {"command": command, "files": files}
+_FOR_TASKS = ("command", "files", "http", "mail", "actions", "cleanup", "backup", "batch")
+_PATHS = (
+    ("command", "roots"),
+    ("files", "roots"),
+    ("files", "blobs"),
+    ("http", "ca"),
+    ("http", "secrets_dir"),
+    ("mail", "ca"),
+    ("cleanup", "roots"),
+    ("backup", "sources"),
+    ("backup", "destinations"),
+)
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _sqlite_path(url: str) -> str | None:
+    """The file that a SQLite URL names; None for another database."""
+    scheme, _, rest = url.partition("://")
+    if scheme.partition("+")[0] != "sqlite" or not rest.startswith("/"):
+        return None
+    return os.path.abspath(unquote(rest[1:].partition("?")[0]))

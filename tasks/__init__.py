@@ -1,10 +1,38 @@
 """Built-in task types, installed as scheduler.tasks. ``BUILTIN`` has them by name."""
 
 from scheduler import Task
+from scheduler.tasks.backup import BackupTask
+from scheduler.tasks.batch import BatchTask
+from scheduler.tasks.cleanup import TempFileCleanupTask
 from scheduler.tasks.command import CommandTask
+from scheduler.tasks.delivery import ActionDeliveryTask
 from scheduler.tasks.files import FileIdGeneratorTask
 from scheduler.tasks.images import ImageResizerTask
+from scheduler.tasks.mail import EmailTask
+from scheduler.tasks.requests_to import HttpTask
 
-__all__ = ["BUILTIN", "CommandTask", "FileIdGeneratorTask", "ImageResizerTask"]
+_TYPES = (
+    ActionDeliveryTask,
+    BackupTask,
+    BatchTask,
+    CommandTask,
+    EmailTask,
+    FileIdGeneratorTask,
+    HttpTask,
+    ImageResizerTask,
+    TempFileCleanupTask,
+)
+__all__ = [
+    "BUILTIN",
+    "ActionDeliveryTask",
+    "BackupTask",
+    "BatchTask",
+    "CommandTask",
+    "EmailTask",
+    "FileIdGeneratorTask",
+    "HttpTask",
+    "ImageResizerTask",
+    "TempFileCleanupTask",
+]
 
-BUILTIN: dict[str, type[Task]] = {cls.__name__: cls for cls in (CommandTask, FileIdGeneratorTask, ImageResizerTask)}
+BUILTIN: dict[str, type[Task]] = {cls.__name__: cls for cls in _TYPES}

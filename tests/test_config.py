@@ -41,6 +41,28 @@ misfire_grace = 1.5
 format = "json"
 level = "debug"
 attempts = "all"
+[http]
+allow = ["10.0.0.0/8"]
+ca = "own.pem"
+secrets = ["token@api.example"]
+secrets_dir = "secrets"
+[mail]
+host = "smtp.example"
+port = 2525
+tls = "tls"
+user = "me"
+password = "hunter2"
+sender = "me@example"
+ca = "own.pem"
+[actions]
+inbox = "https://{recipient}/in"
+[cleanup]
+roots = ["tmp"]
+[backup]
+sources = ["data"]
+destinations = ["backups"]
+[batch]
+functions = ["myapp.jobs:one"]
 [retention]
 success = "36h"
 failed = "1w"

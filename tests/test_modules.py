@@ -14,6 +14,7 @@ from scheduler.config import Command, Config, Tasks
 from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.model.registry import Registry
 from scheduler.modules import Loader, load_modules, make_state
+from scheduler.tasks import BUILTIN
 
 
 class Jobs:
@@ -181,8 +182,7 @@ def test_builtin_types() -> None:
     jobs = Jobs()
     assert load_modules(config(builtin=("FileIdGeneratorTask",)), jobs) == ["FileIdGeneratorTask"]
     assert refused(builtin=("FileId",)) == (
-        "[tasks] builtin: there is no built-in task type 'FileId'; "
-        "there are CommandTask, FileIdGeneratorTask, ImageResizerTask"
+        f"[tasks] builtin: there is no built-in task type 'FileId'; there are {', '.join(BUILTIN)}"
     )
 
 

@@ -106,6 +106,14 @@ def backup(database: Database, target: Path) -> int:
     path = database.path
     if path is None:
         raise ConfigError("backup copies SQLite files; for PostgreSQL use pg_dump, or your server's own backups")
+    return backup_sqlite(path, target)
+
+
+def backup_sqlite(path: Path, target: Path) -> int:
+    """Copy a SQLite database file while others work on it, whole or not at all. Returns the copy's size.
+
+    Raises SchedulerError if the copy cannot be written, StoreUnavailableError if there is no such file.
+    """
     if not path.exists():
         raise StoreUnavailableError(f"there is no database {path}")
     draft = target.with_name(f".{target.name}.{os.getpid()}")

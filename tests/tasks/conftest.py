@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from .certificates import Certificates
 from .commands import carriers
 from .fake import file_settings
 from .uploads import DATA
@@ -36,3 +37,8 @@ def upload(tmp_path: Path, settings: dict[str, Any]) -> Path:
     path = tmp_path / "incoming" / "upload-1"
     path.write_bytes(DATA)
     return path
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ class FakeContext:
         self.state = None
         self.deadline = None
         self.settings = settings or {}
+        self.idempotency_key = "task-42"
+        self.created_at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+        self.slot: datetime | None = None
+        self.steps: dict[str, Any] = {}
         self.captured = ""
         self.progress: list[tuple[float, str | None]] = []
         self.checks = 0
@@ -52,8 +57,20 @@ class FakeContext:
     def results(self) -> dict[int, Any]:
         return self._results
 
+    def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        if name not in self.steps:
+            self.steps[name] = function(*args)
+        return self.steps[name]
+
     def has_captured(self, text: str) -> bool:
         return text in self.captured
+
+
+class AsyncFakeContext(FakeContext):
+    """The same, awaited."""
+
+    async def results(self) -> dict[int, Any]:  # type: ignore[override]
+        return self._results
 
 
 def file_settings(directory: Path, **more: Any) -> dict[str, Any]:

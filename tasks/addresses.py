@@ -1,0 +1,69 @@
+"""Which addresses a request that comes with a task may go to: those of the public network, and what is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from scheduler import PermanentError
+from scheduler.tasks.failures import Unreachable
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class Rules:
+    """``allowed``: networks (``10.0.0.0/8``), addresses, or names of hosts, besides what is public."""
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        self._names: set[str] = set()
+        for entry in allowed:
+            try:
+                self._networks.append(ipaddress.ip_network(entry, strict=False))
+            except ValueError:
+                self._names.add(entry.rstrip(".").lower())
+
+    def admit(self, host: str, address: Address) -> bool:
+        """Whether a connection to this address of the host may be made."""
+        if host.rstrip(".").lower() in self._names:
+            return True
+        inner = _inner(address)
+        if any(one in network for one in {address, inner} for network in self._networks):
+            return True
+        return inner.is_global and not inner.is_multicast and address.is_global
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        """The addresses of a host that may be connected to, in the order of the resolver.
+
+        The connection has to go to one of these, and not to the name again: it may lead elsewhere by then. Raises
+        Unreachable for a name without an address, PermanentError if none of its addresses is allowed.
+        """
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError) as error:
+            said = error.strerror if isinstance(error, socket.gaierror) else "not a name"
+            raise Unreachable(f"{host} has no address: {said}") from None
+        addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+        admitted = [str(address) for address in dict.fromkeys(addresses) if self.admit(host, address)]
+        if not admitted:
+            raise PermanentError(
+                f"{host} is at {', '.join(map(str, dict.fromkeys(addresses)))}, which is not public; "
+                "what is meant to be reached has to be in [http] allow"
+            )
+        return admitted
+
+
+def _inner(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address really stands for, if it does."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address.sixtofour is not None:
+            return address.sixtofour
+        if address in _NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address

@@ -1,0 +1,163 @@
+"""HTTP for the built-in types: where a request may go, how much of the answer is kept, how long it may take."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from scheduler import PermanentError
+from scheduler.tasks.addresses import Rules
+from scheduler.tasks.failures import Unreachable
+from scheduler.tasks.secrets_of import Secrets, needs_secret
+from scheduler.tasks.settings import section
+
+if TYPE_CHECKING:
+    import httpx2
+
+CONNECT = 10.0  # seconds
+SILENCE = 30.0  # seconds without a byte
+MOVED = frozenset({301, 302, 303, 307, 308})
+_FOR_THIS_HOST = frozenset({"authorization", "cookie", "proxy-authorization"})
+
+
+class Call(NamedTuple):
+    """What to send. ``most``: bytes of the answer's body that are kept; ``redirects``: how many are followed."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = {}
+    body: bytes | None = None
+    timeout: float = 30.0
+    most: int = 64 * 1024
+    redirects: int = 0
+
+
+class Reply(NamedTuple):
+    """What came back. ``url``: after redirects; ``truncated``: there was more than was kept."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    truncated: bool
+    url: str
+
+
+async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets) -> Reply:
+    """Send a request and read the answer. Raises Unreachable (also for its timeout) and PermanentError.
+
+    Each address that is connected to is looked at first, after every redirect again.
+    """
+    try:
+        httpx2 = await asyncio.to_thread(importlib.import_module, "httpx2")  # some 0.1 s, which others need not wait
+    except ImportError:
+        raise PermanentError("requests over HTTP need httpx2: pip install 'schedd[http]'") from None
+    http = section(settings, "http")
+    rules = Rules(http.get("allow") or ())
+    limits = httpx2.Timeout(connect=CONNECT, read=SILENCE, write=SILENCE, pool=None)
+    context = await asyncio.to_thread(_trust, http.get("ca"))
+    try:
+        async with (
+            asyncio.timeout(call.timeout),
+            httpx2.AsyncClient(verify=context, timeout=limits, trust_env=False) as client,
+        ):
+            return await _follow(client, call, rules, secrets)
+    except TimeoutError:
+        raise Unreachable(f"{shown(call.method, call.url)} took longer than {call.timeout:g} s") from None
+    except httpx2.TransportError as error:
+        said = secrets.hidden(str(error)) or type(error).__name__
+        raise Unreachable(f"{shown(call.method, call.url)}: {said}") from None
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise PermanentError(f"{shown(call.method, call.url)}: {secrets.hidden(str(error))}") from None
+
+
+async def _follow(client: httpx2.AsyncClient, call: Call, rules: Rules, secrets: Secrets) -> Reply:
+    import httpx2
+
+    url, method, headers, body = httpx2.URL(call.url), call.method, dict(call.headers), call.body
+    for left in range(call.redirects, -1, -1):
+        check(url)
+        reply = await _once(client, call._replace(method=method, headers=headers, body=body), url, rules, secrets)
+        target = reply.headers.get("location")
+        if reply.status not in MOVED or target is None:
+            return reply
+        if call.redirects == 0:
+            return reply
+        if left == 0:
+            raise PermanentError(f"{shown(call.method, call.url)} is redirected more than {call.redirects} times")
+        before, url = url, url.join(target)
+        if (before.scheme, url.scheme) == ("https", "http"):
+            raise PermanentError(f"{shown(call.method, call.url)} is redirected from https to http")
+        if (before.scheme, before.host, before.port) != (url.scheme, url.host, url.port):
+            headers = {
+                name: value
+                for name, value in headers.items()
+                if name.lower() not in _FOR_THIS_HOST and not needs_secret(value)
+            }
+        if reply.status == 303 or (reply.status in (301, 302) and method == "POST"):
+            method, body = ("HEAD" if method == "HEAD" else "GET"), None
+            headers = {name: value for name, value in headers.items() if not name.lower().startswith("content-")}
+    raise AssertionError("not reached")
+
+
+def check(url: httpx2.URL) -> None:
+    """Raises PermanentError for a URL that is not one of the web."""
+    if url.scheme not in ("http", "https") or not url.host:
+        raise PermanentError(f"not a URL of the web: {url.scheme}://{url.host}; it begins with https:// or http://")
+    if url.userinfo:
+        raise PermanentError("a password does not belong in a URL, which is shown: use a header with a ${secret}")
+
+
+async def _once(client: httpx2.AsyncClient, call: Call, url: httpx2.URL, rules: Rules, secrets: Secrets) -> Reply:
+    import httpx2
+
+    port = url.port or (443 if url.scheme == "https" else 80)
+    addresses = await rules.resolve(url.host, port)
+    headers = {name: secrets.filled(value, url.host) for name, value in call.headers.items()}
+    headers.setdefault("accept-encoding", "identity")  # what is decoded may be a thousand times as long
+    headers["host"] = url.netloc.decode("ascii")
+    for number, address in enumerate(addresses, 1):
+        # To the address that was looked at; name and certificate are those of the host all the same.
+        request = client.build_request(
+            call.method,
+            url.copy_with(host=address),
+            headers=headers,
+            content=call.body,
+            extensions={"sni_hostname": url.host},
+        )
+        try:
+            response = await client.send(request, stream=True)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+            if number == len(addresses):
+                raise
+            continue
+        try:
+            return await _read(response, call.most, url)
+        finally:
+            await response.aclose()
+    raise AssertionError("not reached")
+
+
+async def _read(response: httpx2.Response, most: int, url: httpx2.URL) -> Reply:
+    body, truncated = bytearray(), False
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > most:
+            truncated = True
+            break
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return Reply(response.status_code, headers, bytes(body[:most]), truncated, str(url))
+
+
+@functools.lru_cache(maxsize=4)
+def _trust(ca: str | None) -> ssl.SSLContext:
+    """Certificates of the system, or of this file. Some milliseconds to make, so it is kept."""
+    return ssl.create_default_context(cafile=ca)
+
+
+def shown(method: str, url: str) -> str:
+    """A request for an error's text: without what may be a secret in its URL."""
+    return f"{method} {url.partition('?')[0].partition('#')[0]}"

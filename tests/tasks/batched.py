@@ -1,0 +1,27 @@
+"""Functions for BatchTask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+calls: list[Any] = []
+broken: set[Any] = set()
+
+
+def double(ctx: Any, item: Any) -> Any:
+    return 2 * item
+
+
+def fragile(ctx: Any, item: Any) -> Any:
+    calls.append(item)
+    if item in broken:
+        raise ValueError(f"{item} is broken")
+    return item
+
+
+async def later(ctx: Any, item: Any) -> Any:
+    return item
+
+
+def secret(ctx: Any, item: Any) -> Any:
+    return item

@@ -1,0 +1,180 @@
+"""BackupTask: archives that hold together, copies of a store in use, and rotation."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tarfile
+import threading
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler import PermanentError
+from scheduler.errors import Cancelled
+from scheduler.tasks import BackupTask, backup
+
+from .fake import FakeContext
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    made = tmp_path / "data"
+    (made / "deep").mkdir(parents=True)
+    (tmp_path / "backups").mkdir()
+    (made / "a").write_text("A")
+    (made / "deep" / "b").write_bytes(os.urandom(100_000))
+    (made / "link").symlink_to("/etc/passwd")
+    (made / "run.sh").write_text("#!/bin/sh\n")
+    (made / "run.sh").chmod(0o750)
+    return made
+
+
+def settings(tmp_path: Path, **more: Any) -> dict[str, Any]:
+    made = {"backup": {"sources": [str(tmp_path)], "destinations": [str(tmp_path / "backups")]}}
+    return made | more
+
+
+def run(tmp_path: Path, task: BackupTask, ctx: FakeContext | None = None, **more: Any) -> Any:
+    ctx = ctx or FakeContext()
+    ctx.settings = settings(tmp_path, **more)
+    return task.run(ctx)  # type: ignore[arg-type]
+
+
+def test_a_directory(tmp_path: Path, source: Path) -> None:
+    told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    made = tmp_path / "backups" / "data-20260102T030405Z.tar.gz"
+    assert told == {"path": str(made), "size": made.stat().st_size, "files": 3, "removed": []}
+    with tarfile.open(made) as archive:
+        assert archive.getnames() == ["a", "deep", "deep/b", "link", "run.sh"]
+        assert archive.extractfile("deep/b").read() == (source / "deep" / "b").read_bytes()  # type: ignore[union-attr]
+        assert archive.getmember("link").linkname == "/etc/passwd"
+        assert archive.getmember("run.sh").mode == 0o750
+    again = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    assert again["path"] == str(made)
+    assert [path.name for path in (tmp_path / "backups").iterdir()] == [made.name]
+
+
+def test_the_newest_stay(tmp_path: Path, source: Path) -> None:
+    task = BackupTask(str(source), str(tmp_path / "backups"), keep=2, name="nightly")
+    (tmp_path / "backups" / "nightly-notes.txt").touch()
+    (tmp_path / "backups" / "nightly-20250101T000000Z.tar.gz.draft").touch()
+    for day in range(4):
+        ctx = FakeContext()
+        ctx.slot = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(days=day)
+        told = run(tmp_path, task, ctx)
+    assert told["removed"] == ["nightly-20260302T000000Z.tar.gz"]
+    left = sorted(path.name for path in (tmp_path / "backups").iterdir())
+    assert left == ["nightly-20260303T000000Z.tar.gz", "nightly-20260304T000000Z.tar.gz", "nightly-notes.txt"]
+
+
+def test_the_store_while_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "backups").mkdir()
+    store = tmp_path / "jobs.db"
+    with closing(sqlite3.connect(store)) as connection:
+        connection.executescript("PRAGMA journal_mode=WAL; CREATE TABLE pair (a INTEGER, b INTEGER)")
+    stop = threading.Event()
+
+    def write() -> None:
+        with closing(sqlite3.connect(store, timeout=10)) as connection:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                with connection:
+                    connection.execute("INSERT INTO pair VALUES (?, 0)", (number,))
+                    connection.execute("UPDATE pair SET b = a")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        told = run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), store={"sqlite": str(store)})
+    finally:
+        stop.set()
+        writer.join()
+    assert Path(told["path"]).name == "store-20260102T030405Z.sqlite"
+    with closing(sqlite3.connect(told["path"])) as copy:
+        assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert copy.execute("SELECT count(*) FROM pair WHERE a <> b").fetchone() == (0,)
+    with pytest.raises(PermanentError, match="not a SQLite file"):
+        run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), store={"sqlite": None})
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    add = backup.Pass._add
+
+    def meddle(self: backup.Pass, archive: Any, path: str, *rest: Any) -> bool:
+        done = add(self, archive, path, *rest)
+        if path == "deep/b" and len(passes) < changes:
+            passes.append(path)
+            (source / "a").write_text("changed" + "!" * len(passes))  # it is in the archive already
+        return done
+
+    monkeypatch.setattr(backup.Pass, "_add", meddle)
+    changes = 1
+    told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    with tarfile.open(told["path"]) as archive:
+        assert archive.extractfile("a").read() == b"changed!"  # type: ignore[union-attr]
+    passes.clear()
+    changes = 99
+    (tmp_path / "backups" / Path(told["path"]).name).unlink()
+    with pytest.raises(OSError, match="changes all the time, for example a"):
+        run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    assert list((tmp_path / "backups").iterdir()) == []
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shrunk: list[str] = []
+
+    class Meddling(backup.Watched):
+        def read(self, size: int = -1) -> bytes:
+            if not shrunk:
+                shrunk.append("once")
+                (source / "deep" / "b").write_bytes(b"short")
+            return super().read(size)
+
+    monkeypatch.setattr(backup, "Watched", Meddling)
+    os.unlink(source / "a")
+    told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    with tarfile.open(told["path"]) as archive:
+        assert archive.extractfile("deep/b").read() == b"short"  # type: ignore[union-attr]
+
+
+def test_where_it_may_read_and_write(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(PermanentError, match=r"\[backup\] destinations"):
+        run(tmp_path, BackupTask(str(source), str(tmp_path / "elsewhere")))
+    with pytest.raises(PermanentError, match=r"\[backup\] sources"):
+        run(tmp_path, BackupTask("/etc", str(tmp_path / "backups")))
+    with pytest.raises(PermanentError, match="would back up its backups"):
+        run(tmp_path, BackupTask(str(tmp_path), str(tmp_path / "backups")))
+    with pytest.raises(PermanentError, match="there is no directory"):
+        run(tmp_path, BackupTask(str(tmp_path / "missing"), str(tmp_path / "backups")))
+    with pytest.raises(PermanentError, match="needs the setting destinations"):
+        BackupTask(str(source), "/x").run(FakeContext())  # type: ignore[arg-type]
+
+
+def test_a_cancel_leaves_nothing_but_a_draft(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(Cancelled):
+        run(
+            tmp_path,
+            BackupTask(str(source), str(tmp_path / "backups")),
+            FakeContext(cancel_when=lambda ctx: ctx.checks > 3),
+        )
+    assert all(path.name.endswith(".draft") for path in (tmp_path / "backups").iterdir())
+    run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    assert not [path for path in (tmp_path / "backups").iterdir() if path.name.endswith(".draft")]
+
+
+@pytest.mark.parametrize("fields", [("data", "/b"), ("/a", "b"), ("/a", "@store"), ("/a", "/b", 1, "a/b")])
+def test_fields(fields: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError):
+        BackupTask(*fields)
+
+
+def test_a_name_is_made_of_the_source() -> None:
+    assert backup._plain("Fotos 2026 (neu)") == "Fotos_2026_neu"
+    assert backup._plain("…") == "backup"

@@ -1,0 +1,279 @@
+"""HttpTask and ActionDeliveryTask against real servers, most of which misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler import PermanentError, Retry
+from scheduler.tasks import ActionDeliveryTask, HttpTask
+from scheduler.tasks.addresses import Rules
+from scheduler.tasks.failures import Refused, Unreachable, seconds_of
+
+from .certificates import Certificates
+from .fake import AsyncFakeContext
+from .server import Server, answer, reset, serving
+
+LOCAL = {"http": {"allow": ["127.0.0.1"]}}
+
+
+def run(task: Any, settings: dict[str, Any] | None = None, **more: Any) -> Any:
+    return asyncio.run(task.run(AsyncFakeContext(LOCAL if settings is None else settings, **more)))
+
+
+# The usual way
+
+
+def test_a_request_and_its_answer() -> None:
+    with serving(answer(201, b'{"ok": 1}', Content_Type="application/json", Set_Cookie="session=1")) as server:
+        told = run(HttpTask(server.url + "/things?x=1", "POST", {"X-Own": "yes"}, json={"a": [1]}))
+    (asked,) = server.asked
+    assert (asked.method, asked.path, json.loads(asked.body)) == ("POST", "/things?x=1", {"a": [1]})
+    assert asked.headers["x-own"] == "yes"
+    assert asked.headers["host"] == f"127.0.0.1:{server.port}"
+    assert asked.headers["idempotency-key"] == "task-42"
+    assert told["status"] == 201
+    assert told["body"] == '{"ok": 1}'
+    assert told["headers"]["content-type"] == "application/json"
+    assert "set-cookie" not in told["headers"]
+    assert (told["truncated"], told["url"]) == (False, server.url + "/things?x=1")
+
+
+def test_long_and_binary_answers() -> None:
+    with serving(answer(200, b"y" * 100_000)) as server:
+        told = run(HttpTask(server.url, max_body=1000))
+    assert (told["body"], told["truncated"]) == ("y" * 1000, True)
+    with serving(answer(200, b"\x00\xff")) as server:
+        assert run(HttpTask(server.url))["body_base64"] == "AP8="
+
+
+def test_statuses_that_are_welcome() -> None:
+    with serving(answer(404)) as server:
+        assert run(HttpTask(server.url, ok=[404]))["status"] == 404
+
+
+# Failures
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 599])
+def test_transient_statuses(status: int) -> None:
+    with serving(answer(status, b"busy")) as server, pytest.raises(Refused, match=f"answered {status}: busy") as failed:
+        run(HttpTask(server.url))
+    assert failed.value.status == status
+
+
+@pytest.mark.parametrize("status", [300, 304, 400, 401, 403, 404, 409, 410, 418, 422])
+def test_permanent_statuses(status: int) -> None:
+    with serving(answer(status)) as server, pytest.raises(PermanentError, match=f"answered {status}") as failed:
+        run(HttpTask(server.url))
+    assert failed.value.status == status
+
+
+def test_retry_after_is_honoured() -> None:
+    with serving(answer(429, Retry_After="120")) as server, pytest.raises(Retry) as failed:
+        run(HttpTask(server.url))
+    assert (failed.value.after, failed.value.status) == (120.0, 429)
+    later = email.utils.formatdate(time.time() + 100, usegmt=True)
+    assert 95 <= (seconds_of(later) or 0) <= 100
+    assert seconds_of(email.utils.formatdate(time.time() - 100, usegmt=True)) == 0
+    assert seconds_of("99999999999999999999") == 86_400
+    assert [seconds_of(text) for text in (None, "soon", "", "-5", "Mon, 99 Foo")] == [None] * 5
+
+
+def closed_port() -> int:
+    server = Server(b"")
+    server.close()
+    return server.port
+
+
+@pytest.mark.parametrize("timeout", [0.3])
+@pytest.mark.parametrize("how", ["stall", "drip"])
+def test_a_server_that_never_ends(how: str, timeout: float) -> None:
+    server = Server(b"")
+    server._answers = [getattr(server, how)]
+    began = time.monotonic()
+    try:
+        with pytest.raises(Unreachable, match=r"took longer than 0\.3 s"):
+            run(HttpTask(server.url + "/x?secret=1", timeout=timeout))
+    finally:
+        server.close()
+    assert time.monotonic() - began < 5
+
+
+def test_servers_that_break_off_or_talk_nonsense() -> None:
+    short = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nConnection: close\r\n\r\nshort"
+    for odd in (reset, b"", b"nonsense\r\n\r\n", short):
+        with serving(odd) as server, pytest.raises(Unreachable, match=f"GET {server.url}/a: "):
+            run(HttpTask(server.url + "/a?key=hunter2"))
+    with pytest.raises(Unreachable):
+        run(HttpTask(f"http://127.0.0.1:{closed_port()}"))
+    with pytest.raises(Unreachable, match=r"nowhere\.invalid has no address"):
+        run(HttpTask("http://nowhere.invalid/"))
+
+
+def test_errors_do_not_show_the_query() -> None:
+    with serving(answer(404)) as server, pytest.raises(PermanentError) as failed:
+        run(HttpTask(server.url + "/a?key=hunter2"))
+    assert "hunter2" not in str(failed.value)
+
+
+# Where it may go
+
+
+PRIVATE = """127.0.0.1 localhost 10.0.0.1 192.168.1.1 169.254.169.254 0.0.0.0 [::1] [fe80::1] [fd00::1]
+[::ffff:127.0.0.1] [64:ff9b::7f00:1] [2002:7f00:1::] 224.0.0.1 100.64.0.1 2130706433"""
+
+
+@pytest.mark.parametrize("host", PRIVATE.split())
+def test_addresses_that_are_not_public_are_refused(host: str) -> None:
+    with pytest.raises(PermanentError, match="not public"):
+        run(HttpTask(f"http://{host}:1/"), {})
+
+
+def test_what_is_allowed() -> None:
+    import ipaddress
+
+    rules = Rules(["10.1.0.0/16", "::1", "crm.internal"])
+    assert rules.admit("x", ipaddress.ip_address("10.1.2.3"))
+    assert not rules.admit("x", ipaddress.ip_address("10.2.2.3"))
+    assert rules.admit("x", ipaddress.ip_address("::ffff:10.1.2.3"))
+    assert rules.admit("x", ipaddress.ip_address("::1"))
+    assert rules.admit("CRM.internal.", ipaddress.ip_address("192.168.0.9"))
+    assert rules.admit("x", ipaddress.ip_address("8.8.8.8"))
+    assert not rules.admit("x", ipaddress.ip_address("64:ff9b::a00:1"))
+
+
+def test_redirects_are_followed_and_looked_at_again() -> None:
+    with serving(answer(200, b"there")) as target:
+        with serving(answer(302, Location=f"{target.url}/end")) as server:
+            headers = {"Authorization": "Bearer x", "X-Own": "1"}
+            told = run(HttpTask(server.url, "POST", headers, body="data"))
+        assert (told["body"], told["url"]) == ("there", f"{target.url}/end")
+        assert server.asked[0].headers["authorization"] == "Bearer x"
+        (asked,) = target.asked
+        assert (asked.method, asked.body) == ("GET", b"")
+        assert "authorization" not in asked.headers, "another server was told"
+        assert asked.headers["x-own"] == "1"
+    with serving(answer(302, Location="http://10.9.9.9/")) as server, pytest.raises(PermanentError, match="not public"):
+        run(HttpTask(server.url))
+    with serving(answer(302, Location="file:///etc/x")) as server, pytest.raises(PermanentError, match="of the web"):
+        run(HttpTask(server.url))
+    with serving(answer(302, Location="/again")) as server, pytest.raises(PermanentError, match="more than 5 times"):
+        run(HttpTask(server.url))
+    assert len(server.asked) == 6
+    with serving(answer(307, Location="/again")) as server, pytest.raises(PermanentError, match="answered 307"):
+        run(HttpTask(server.url, redirects=0))
+
+
+def test_a_redirect_that_keeps_the_method() -> None:
+    with serving(answer(308, Location="/there"), answer(200)) as server:
+        run(HttpTask(server.url, "PUT", body="data"))
+    assert [(a.method, a.path, a.body) for a in server.asked] == [("PUT", "/", b"data"), ("PUT", "/there", b"data")]
+
+
+def test_tls_is_checked_against_the_name(certificates: Certificates) -> None:
+    settings = {"http": {"allow": ["127.0.0.1"], "ca": str(certificates.ca)}}
+    with serving(answer(200, b"secure"), tls=certificates.server("127.0.0.1")) as server:
+        assert run(HttpTask(server.url), settings)["body"] == "secure"
+        with pytest.raises(Unreachable, match="certificate"):
+            run(HttpTask(server.url))
+    other = certificates.server("other.example")
+    with serving(answer(200), tls=other) as server, pytest.raises(Unreachable, match="certificate"):
+        run(HttpTask(server.url), settings)
+    own, away = certificates.server("127.0.0.1"), answer(302, Location="http://127.0.0.1:1/")
+    with serving(away, tls=own) as server, pytest.raises(PermanentError, match="from https to http"):
+        run(HttpTask(server.url), settings)
+
+
+# Secrets
+
+
+def test_secrets_go_to_their_host_only(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hunter2\n")
+    http = {"allow": ["127.0.0.1"], "secrets": ["token@127.0.0.1"], "secrets_dir": str(tmp_path)}
+    headers = {"Authorization": "Bearer ${token}"}
+    with serving(answer(200, b"you said hunter2", X_Echo="hunter2")) as server:
+        told = run(HttpTask(server.url, headers=headers), {"http": http})
+    assert server.asked[0].headers["authorization"] == "Bearer hunter2"
+    assert "hunter2" not in json.dumps(told)
+    with serving(answer(400, b"bad token hunter2")) as server, pytest.raises(PermanentError) as failed:
+        run(HttpTask(server.url, headers=headers), {"http": http})
+    assert "hunter2" not in str(failed.value)
+    for wrong, says in (
+        ({"secrets": ["token@other.example"]}, "may not be told the secret 'token'"),
+        ({"secrets": []}, "may not be told"),
+        ({"secrets_dir": None}, "there are no secrets"),
+        ({"secrets_dir": "/nowhere"}, "cannot be read"),
+    ):
+        with serving(answer(200)) as server, pytest.raises(PermanentError, match=says):
+            run(HttpTask(server.url, headers=headers), {"http": http | wrong})
+        assert not server.asked
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"url": "ftp://x"},
+        {"url": "https://me:pw@x/"},
+        {"url": "https://x", "body": "a", "json": 1},
+        {"url": "https://x", "headers": {"X": "a\r\nb"}},
+        {"url": "https://x", "headers": {"": "a"}},
+    ],
+)
+def test_what_is_refused_when_built(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        HttpTask(**fields)
+
+
+# Deliveries
+
+INBOX = {"http": {"allow": ["127.0.0.1"]}}
+
+
+def deliver(server: Server, *, results: dict[int, Any] | None = None, **fields: Any) -> Any:
+    settings = INBOX | {"actions": {"inbox": f"{server.url}/to/{{recipient}}/api/inbox"}}
+    return run(ActionDeliveryTask("bob.example", **fields), settings, results=results or {})
+
+
+def test_a_delivery() -> None:
+    with serving(answer(202)) as server:
+        assert deliver(server, token="a.b.c", related=["d.e.f"]) == {"recipient": "bob.example", "status": 202}
+    (asked,) = server.asked
+    assert asked.path == "/to/bob.example/api/inbox"
+    assert json.loads(asked.body) == {"token": "a.b.c", "related": ["d.e.f"]}
+    assert asked.headers["idempotency-key"] == "task-42"
+    with serving(answer(202)) as server:
+        deliver(server, results={3: {"token": "from.the.parent"}, 4: {"file_id": "f1~x"}})
+    assert json.loads(server.asked[0].body)["token"] == "from.the.parent"
+    with pytest.raises(PermanentError, match="there are 0 tokens"):
+        deliver(server)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(503, Refused), (429, Refused), (403, PermanentError), (302, PermanentError)]
+)
+def test_deliveries_that_fail(status: int, error: type[Exception]) -> None:
+    with serving(answer(status, b"no", Location="/else")) as server, pytest.raises(error, match="the inbox of bob"):
+        deliver(server, token="x")
+
+
+@pytest.mark.parametrize(
+    "recipient", ["", "Bob.example", "bob example", "a/b", "x@y", "-a.example", "a" * 64 + ".example", "a..b"]
+)
+def test_recipients_that_are_none(recipient: str) -> None:
+    with pytest.raises(ValueError):
+        ActionDeliveryTask(recipient, "x")
+
+
+def test_the_usual_inbox() -> None:
+    from scheduler.tasks.delivery import inbox_of
+
+    assert inbox_of({}, "bob.example") == "https://cl-o.bob.example/api/inbox"
+    with pytest.raises(PermanentError, match="must contain"):
+        inbox_of({"actions": {"inbox": "https://x/"}}, "bob.example")
