@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import tarfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
 STORE = "@store"
 TRIES = 3  # passes over a directory that changes meanwhile
+DEEPEST = 100  # directories inside each other; each is open meanwhile
+ABANDONED = 24 * 3600.0  # seconds after which a draft belongs to nobody any more
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
-_DRAFT = ".draft"
+_DRAFT = re.compile(r"\.?.+-\d{8}T\d{6}Z\.(?:sqlite|tar\.gz)\.(\d+)\.draft(?:\.\d+)?(?:-journal)?\Z")
 
 
 class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolicy(60, 3600, 4)):
@@ -67,10 +70,8 @@ class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolic
         destinations = required(ctx.settings, "backup", "destinations", '["/srv/backups"]')
         target_dir = _directory(self.dest_dir, destinations, "[backup] destinations")
         try:
-            place = Path(
-                f"/proc/self/fd/{target_dir}"
-            )  # the directory that was looked at, whatever becomes of its name
-            _remove_drafts(place, name)
+            place = Path(f"/proc/self/fd/{target_dir}")  # the one that was looked at, whatever becomes of its name
+            _remove_drafts(place, ctx.id)
             if self.source_dir == STORE:
                 made, files = self._store(ctx, place, f"{name}-{stamp}.sqlite"), 1
             else:
@@ -90,7 +91,7 @@ class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolic
         path = section(ctx.settings, "store").get("sqlite")
         if not path:
             raise PermanentError("this daemon's store is not a SQLite file: back it up with pg_dump")
-        draft = place / (name + _DRAFT)
+        draft = place / _draft(name, ctx.id)
         backup_sqlite(Path(path), draft)
         os.replace(draft, place / name)
         return place / name
@@ -103,7 +104,7 @@ class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolic
                 raise PermanentError(
                     f"{self.dest_dir!r} lies inside {self.source_dir!r}, which would back up its backups"
                 )
-            draft = place / (name + _DRAFT)
+            draft = place / _draft(name, ctx.id)
             for _ in range(TRIES):
                 with draft.open("wb") as file:
                     pass_ = Pass(ctx, file, source)
@@ -210,6 +211,8 @@ def walk(fd: int, shown: str = "") -> Iterator[tuple[str, int, str, os.stat_resu
         path = f"{shown}{name}"
         yield path, fd, name, found
         if stat.S_ISDIR(found.st_mode):
+            if path.count("/") >= DEEPEST:
+                raise PermanentError(f"{path[:80]}… lies more than {DEEPEST} directories deep")
             try:
                 inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
             except (FileNotFoundError, NotADirectoryError):
@@ -259,9 +262,16 @@ def _rotate(place: Path, name: str, suffix: str, keep: int, newest: str) -> list
     return removed
 
 
-def _remove_drafts(place: Path, name: str) -> None:
-    """What an attempt that was killed left behind."""
+def _draft(name: str, task_id: int) -> str:
+    """What a backup is called until it is whole. Another task may be making one of the same name."""
+    return f"{name}.{task_id}.draft"
+
+
+def _remove_drafts(place: Path, task_id: int) -> None:
+    """What an attempt that was killed left behind: of this task at once, of others after a day."""
     for entry in os.listdir(place):
-        if entry.startswith(f"{name}-") and entry.endswith(_DRAFT):
-            with suppress(FileNotFoundError):
-                (place / entry).unlink()
+        found = _DRAFT.match(entry)
+        with suppress(FileNotFoundError):
+            path = place / entry
+            if found and (int(found[1]) == task_id or path.lstat().st_mtime < time.time() - ABANDONED):
+                path.unlink()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from scheduler import PermanentError, RetryPolicy, Task
+from scheduler import LeaseLost, PermanentError, RetryPolicy, StoreUnavailableError, Task, TaskTimeout
 from scheduler.tasks.settings import section
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class BatchTask(Task, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts
             ctx.check_cancelled()
             try:
                 value = call(ctx, item)
+            except (LeaseLost, StoreUnavailableError, TaskTimeout):
+                raise  # not the item's fault
             except Exception as error:
                 if self.on_error == "stop":
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 HOUR = 3600.0
 LOOK_EVERY = 200  # entries between looks for a cancel
 TROUBLES = 20  # told in the result
+DEEPEST = 100  # directories inside each other; each is open meanwhile
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -109,6 +111,8 @@ class Sweep:
             self.kept += 1
 
     def _below(self, fd: int, name: str, shown: str, old: bool) -> None:
+        if shown.count("/") >= DEEPEST:
+            raise OSError(errno.ENAMETOOLONG, f"more than {DEEPEST} directories deep")
         inner = os.open(name, _DIRECTORY, dir_fd=fd)
         try:
             self.directory(inner, f"{shown}/")

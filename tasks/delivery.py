@@ -32,7 +32,7 @@ class ActionDeliveryTask(Task, timeout=300, retry=RetryPolicy(min_wait=10, max_w
 
     The result is ``{"recipient", "status"}``.
 
-    Transient failures: as for HttpTask; attempts go on for weeks, from 10 s to 12 h apart. Permanent failures: every
+    Transient failures: as for HttpTask; attempts go on for 19 days, from 10 s to 12 h apart. Permanent failures: every
     4xx but 408, 425 and 429; a redirect; an inbox at an address that is not public and not in ``[http] allow``.
     """
 

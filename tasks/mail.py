@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.policy
 import email.utils
+import hashlib
 import re
 import smtplib
 import ssl
@@ -115,7 +116,8 @@ class EmailTask(Task, timeout=600, retry=RetryPolicy(min_wait=30, max_wait=7200,
 
 
 def _safe(text: str) -> str:
-    return "".join(c if (c.isascii() and c.isalnum()) or c in "-_." else f"={ord(c):x}" for c in text)[:100]
+    safe = "".join(c if (c.isascii() and c.isalnum()) or c in "-_." else f"={ord(c):x}" for c in text)
+    return safe if len(safe) <= 100 else f"{safe[:60]}={hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 class Post:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import logging
 import ssl
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler import PermanentError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 CONNECT = 10.0  # seconds
 SILENCE = 30.0  # seconds without a byte
 MOVED = frozenset({301, 302, 303, 307, 308})
+_LOGGERS = ("httpx2", *(f"httpcore2.{name}" for name in ("connection", "http11", "http2", "proxy", "socks")))
 _FOR_THIS_HOST = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
@@ -46,6 +49,18 @@ class Reply(NamedTuple):
     url: str
 
 
+class _Discretion(logging.Filter):
+    """Keeps the client's own lines, which have whole URLs and headers, out of the log; those of other users stay."""
+
+    ours: ContextVar[bool] = ContextVar("ours", default=False)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not self.ours.get()
+
+
+_DISCRETION = _Discretion()
+
+
 async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets) -> Reply:
     """Send a request and read the answer. Raises Unreachable (also for its timeout) and PermanentError.
 
@@ -59,6 +74,9 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets) -> Rep
     rules = Rules(http.get("allow") or ())
     limits = httpx2.Timeout(connect=CONNECT, read=SILENCE, write=SILENCE, pool=None)
     context = await asyncio.to_thread(_trust, http.get("ca"))
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_DISCRETION)  # once: the same again is none
+    discretion = _DISCRETION.ours.set(True)
     try:
         async with (
             asyncio.timeout(call.timeout),
@@ -72,6 +90,8 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets) -> Rep
         raise Unreachable(f"{shown(call.method, call.url)}: {said}") from None
     except (httpx2.InvalidURL, ValueError) as error:
         raise PermanentError(f"{shown(call.method, call.url)}: {secrets.hidden(str(error))}") from None
+    finally:
+        _DISCRETION.ours.reset(discretion)
 
 
 async def _follow(client: httpx2.AsyncClient, call: Call, rules: Rules, secrets: Secrets) -> Reply:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from scheduler import TaskTimeout
+
 calls: list[Any] = []
 broken: set[Any] = set()
 
@@ -14,6 +16,8 @@ def double(ctx: Any, item: Any) -> Any:
 
 def fragile(ctx: Any, item: Any) -> Any:
     calls.append(item)
+    if item is None:
+        raise TaskTimeout("the time is up")
     if item in broken:
         raise ValueError(f"{item} is broken")
     return item

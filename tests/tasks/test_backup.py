@@ -61,14 +61,22 @@ def test_a_directory(tmp_path: Path, source: Path) -> None:
 def test_the_newest_stay(tmp_path: Path, source: Path) -> None:
     task = BackupTask(str(source), str(tmp_path / "backups"), keep=2, name="nightly")
     (tmp_path / "backups" / "nightly-notes.txt").touch()
-    (tmp_path / "backups" / "nightly-20250101T000000Z.tar.gz.draft").touch()
+    drafts = [f"nightly-20250101T000000Z.tar.gz.{task_id}.draft" for task_id in (42, 43, 44)]
+    for draft in drafts:
+        (tmp_path / "backups" / draft).touch()
+    os.utime(tmp_path / "backups" / drafts[1], (0, 0))
     for day in range(4):
         ctx = FakeContext()
         ctx.slot = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(days=day)
         told = run(tmp_path, task, ctx)
     assert told["removed"] == ["nightly-20260302T000000Z.tar.gz"]
     left = sorted(path.name for path in (tmp_path / "backups").iterdir())
-    assert left == ["nightly-20260303T000000Z.tar.gz", "nightly-20260304T000000Z.tar.gz", "nightly-notes.txt"]
+    assert left == [
+        drafts[2],  # of another task, that may be making it now
+        "nightly-20260303T000000Z.tar.gz",
+        "nightly-20260304T000000Z.tar.gz",
+        "nightly-notes.txt",
+    ]
 
 
 def test_the_store_while_it_is_written(tmp_path: Path) -> None:
@@ -167,6 +175,13 @@ def test_a_cancel_leaves_nothing_but_a_draft(tmp_path: Path, source: Path) -> No
     assert all(path.name.endswith(".draft") for path in (tmp_path / "backups").iterdir())
     run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
     assert not [path for path in (tmp_path / "backups").iterdir() if path.name.endswith(".draft")]
+
+
+def test_directories_that_never_end(tmp_path: Path, source: Path) -> None:
+    deep = source.joinpath(*"d" * 150)
+    deep.mkdir(parents=True)
+    with pytest.raises(PermanentError, match="more than 100 directories deep"):
+        run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
 
 
 @pytest.mark.parametrize("fields", [("data", "/b"), ("/a", "b"), ("/a", "@store"), ("/a", "/b", 1, "a/b")])

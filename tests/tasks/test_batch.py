@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import PermanentError, RetryPolicy, Scheduler
+from scheduler import PermanentError, RetryPolicy, Scheduler, TaskTimeout
 from scheduler.tasks import BatchTask
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
@@ -42,6 +42,11 @@ def test_going_on_with_the_others() -> None:
     assert told["done"] == 3
     assert told["results"] == [0, None, 2, None, 4]
     assert told["failed"] == [{"item": n, "error": f"ValueError: {n} is broken"} for n in (1, 3)]
+
+
+def test_the_end_of_its_time_is_no_failure_of_an_item() -> None:
+    with pytest.raises(TaskTimeout):
+        run(function=f"{MODULE}:fragile", items=[1, None, 2], on_error="continue")
 
 
 @pytest.mark.parametrize(

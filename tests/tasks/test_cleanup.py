@@ -101,6 +101,15 @@ def test_what_cannot_be_removed_is_told_and_stops_no_other(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+def test_directories_that_never_end(tmp_path: Path) -> None:
+    tmp_path.joinpath(*"d" * 150).mkdir(parents=True)
+    age_file(tmp_path / "d" / "old")
+    age_file(tmp_path / "old")
+    with pytest.raises(OSError, match="more than 100 directories deep"):
+        clean(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["d"] * 150, "what can be removed is"
+
+
 def test_it_can_be_cancelled(tmp_path: Path) -> None:
     for number in range(500):
         age_file(tmp_path / str(number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,22 @@ def test_redirects_are_followed_and_looked_at_again() -> None:
     assert len(server.asked) == 6
     with serving(answer(307, Location="/again")) as server, pytest.raises(PermanentError, match="answered 307"):
         run(HttpTask(server.url, redirects=0))
+
+
+def test_a_name_that_leads_elsewhere_by_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was looked at is what is connected to; and after a redirect to the same name it is looked at again."""
+    looks = iter(["127.0.0.1", "10.9.9.9"])
+
+    def look(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        assert host == "rebind.example"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(looks), port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+    with serving(answer(302, Location="/again")) as server, pytest.raises(PermanentError, match=r"is at 10\.9\.9\.9"):
+        run(HttpTask(f"http://rebind.example:{server.port}/"))
+    (asked,) = server.asked
+    assert asked.headers["host"] == f"rebind.example:{server.port}"
+    assert next(looks, None) is None, "one look for each connection"
 
 
 def test_a_redirect_that_keeps_the_method() -> None:

@@ -96,7 +96,7 @@ def test_a_mail(place: Place) -> None:
     assert mail["Message-ID"] == "<task-42.ada=40example.org@sender.example>"
     assert mail["Date"].startswith("Fri, 02 Jan 2026 03:04:05")
     plain, html = mail.iter_parts()
-    assert plain.get_content() == "Hallo,\nAda\n.\n"  # type: ignore[attr-defined]
+    assert plain.get_content() == "Hallo,\r\nAda\r\n.\r\n"  # type: ignore[attr-defined]
     assert html.get_content().strip() == "<p>Hallo</p>"  # type: ignore[attr-defined]
 
 
