@@ -90,7 +90,7 @@ def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
     engine = engine_of(jobs)
     ran = 0
     quiet = 0
-    with engine.capturing():
+    with engine.capture:
         while quiet < 2:
             engine.ring()
             engine.step()

@@ -64,3 +64,30 @@ class CaptureHandler(logging.Handler):
             attempt.capture(self.format(record) + "\n")
         except Exception:
             self.handleError(record)
+
+
+class Capture:
+    """Keeps what handlers log with their attempts. ``everything``: also what they log elsewhere than with
+    ``scheduler.task`` loggers."""
+
+    def __init__(self, *, everything: bool) -> None:
+        self._everything = everything
+        self._handler = CaptureHandler()
+
+    def attach(self) -> None:
+        logger = logging.getLogger() if self._everything else logging.getLogger(TASK_LOGGER)
+        if self._handler not in logger.handlers:
+            logger.addHandler(self._handler)
+        task_logger = logging.getLogger(TASK_LOGGER)
+        if task_logger.level == logging.NOTSET:
+            task_logger.setLevel(logging.INFO)
+
+    def detach(self) -> None:
+        for logger in (logging.getLogger(), logging.getLogger(TASK_LOGGER)):
+            logger.removeHandler(self._handler)
+
+    def __enter__(self) -> None:
+        self.attach()
+
+    def __exit__(self, *exc: object) -> None:
+        self.detach()

@@ -7,28 +7,20 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any
 
 from scheduler.engine.alerts import Alerts, Hook
 from scheduler.engine.attempt import Attempt, StoredDrafts, hand_back
 from scheduler.engine.desk import Desk
+from scheduler.engine.duties import CANCEL_EVERY, REAP_EVERY, SWEEP_EVERY, Duties
 from scheduler.engine.guard import Guard
-from scheduler.engine.logs import TASK_LOGGER, CaptureHandler
+from scheduler.engine.logs import Capture
 from scheduler.engine.options import EngineOptions
 from scheduler.engine.pools import InlineSlots, all_waiting, make_slots, waiting_since
-from scheduler.engine.stalls import watch_stalls
 from scheduler.engine.turn import Turner, TurnResult
-from scheduler.engine.upkeep import (
-    Lease,
-    Schedules,
-    Sweeper,
-    apply_policies,
-    keep_logs,
-    pass_on_cancels,
-    wake_overlooked,
-)
+from scheduler.engine.upkeep import Lease
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
@@ -41,18 +33,9 @@ from scheduler.store.workers import WorkerInfo
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-T = TypeVar("T")
 log = logging.getLogger("scheduler.engine")
 
-REAP_EVERY = 2.0  # seconds
-SWEEP_EVERY = 60.0
-SWEEP_AGAIN = 0.2  # seconds to the next batch, so that retention never keeps work waiting
-POLICIES_EVERY = 1.0
-STALLS_EVERY = 1.0
-CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
-LOGS_EVERY = 1.0
-WAITS_EVERY = 1.0
-ALL_WAITS_EVERY = 10.0
+TOLD_EVERY = 0.25  # seconds between looks at what is asked of this worker
 URGENT_OVER = 50  # outcomes to be written from which on a high task that was rung for does not wait for them
 STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
 BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
@@ -93,8 +76,7 @@ class Engine:
         self.turner = Turner(self.desk, self.slots)
         self.lease = Lease(self.desk, lapses=not inline)
         self.guard = Guard(self.desk, lambda: self._went_round, lambda: self._thread.ident if self._thread else None)
-        self.schedules = Schedules(self.desk)
-        self.sweeper = Sweeper(self.desk)
+        self.duties = Duties(self.desk, self.turner, self.lease)
         self.draining = False  # it is about to stop
         self.told_to_drain = False  # by an operator
         self.pid = os.getpid()
@@ -109,16 +91,13 @@ class Engine:
         self._ended = threading.Event()
         self._ready = threading.Event()
         self._went_round = 0.0
-        self._due: dict[str, float] = {}
         self._next_due = 0
         self._rescan = True  # there may be work where there was none
         self._go_on = False  # the last turn did not get to the end of what it knew
         self._away = 0.0
         self._told = ""
         self._look = False  # somebody may have asked something of this worker
-        self._known_kinds = 0
-        self._troubles: dict[str, str] = {}
-        self._capture = CaptureHandler()
+        self.capture = Capture(everything=options.capture_root)
         if inline:
             self.desk.inline = self._inline_requests
 
@@ -142,7 +121,7 @@ class Engine:
         """Start the loop in a thread of its own. Raises StoreUnavailableError if the database cannot be opened."""
         self.database.open()
         self._went_round = self.desk.monotonic()
-        self._attach_logs()
+        self.capture.attach()
         self._thread = self._spawn(self._run, "schedd-engine")
         self.guard.start(self._spawn)
 
@@ -160,27 +139,6 @@ class Engine:
     def ring_others(self) -> None:
         """Wake the engines of other processes."""
         self._bell.ring()
-
-    def _attach_logs(self) -> None:
-        logger = logging.getLogger() if self.options.capture_root else logging.getLogger(TASK_LOGGER)
-        if self._capture not in logger.handlers:
-            logger.addHandler(self._capture)
-        task_logger = logging.getLogger(TASK_LOGGER)
-        if task_logger.level == logging.NOTSET:
-            task_logger.setLevel(logging.INFO)
-
-    def _detach_logs(self) -> None:
-        for logger in (logging.getLogger(), logging.getLogger(TASK_LOGGER)):
-            logger.removeHandler(self._capture)
-
-    @contextmanager
-    def capturing(self) -> Iterator[None]:
-        """Keep what handlers log with their attempts, while attempts run inline."""
-        self._attach_logs()
-        try:
-            yield
-        finally:
-            self._detach_logs()
 
     def _join(self, connection: sa.Connection) -> None:
         """Become a worker: a new incarnation with a lease, and take back at once what the dead left behind."""
@@ -212,15 +170,10 @@ class Engine:
             self.turner.limits.learn(c)
         # Not before the commit: what was rolled back may be another worker's id next.
         self.turner.worker = self.desk.worker = worker
-        self._known_kinds = len(kinds)
+        self.duties.known_kinds = len(kinds)
         self.lease.joined(begun)
         self.lease.reap(connection, self.worker, self._bell.known_dead)
-        mono = self.desk.monotonic()
-        self._due = {
-            "renew": mono + self.options.lease / 3,
-            "reap": mono + REAP_EVERY,
-            "sweep": mono + SWEEP_EVERY,
-        }
+        self.duties.timers.restart(renew=self.options.lease / 3, reap=REAP_EVERY, sweep=SWEEP_EVERY)
 
     def _conn(self) -> sa.Connection:
         if self._connection is None or self._connection.closed or self._connection.invalidated:
@@ -299,13 +252,13 @@ class Engine:
         fresh = rung or self._rescan or self.desk.now() >= self._next_due or self._poll_is_due()
         result = self.turner.turn(connection, claiming=self.claims, fresh=fresh)
         self.turns += 1
-        self._due["poll"] = self.desk.monotonic() + self._poll_every()
+        self.duties.timers.put("poll", self._poll_every())
         self._next_due = result.next_due
         self._rescan, self._go_on = False, result.busy
         if not self.claims:
             self._return_waiting()
         if result.schedule_ended:
-            self.schedules.look_again()
+            self.duties.schedules.look_again()
         if result.ready or result.opened:
             self._bell.ring()
         if result.ready or result.schedule_ended or (result.claimed and not result.finished):
@@ -323,20 +276,20 @@ class Engine:
         return self.turner.unmarked() or any(waiting_since(s) < horizon for s in self.slots.values())
 
     def _poll_is_due(self) -> bool:
-        return self.desk.monotonic() >= self._due.get("poll", 0.0)
+        return self.duties.timers.left("poll") <= 0
 
     def _pause(self, result: TurnResult | None) -> float:
         if self._rescan or self._go_on or self.turner.has_work():
             return 0.0
-        mono = self.desk.monotonic()
-        wait = min(self._poll_every(), self._due.get("poll", 0.0) - mono)
+        left = self.duties.timers.left
+        wait = min(self._poll_every(), left("poll"))
         if self._next_due < FOREVER:
             wait = min(wait, (self._next_due - self.desk.now()) / SECOND)
-        wait = min(wait, self._due["renew"] - mono, self._due["reap"] - mono)
+        wait = min(wait, left("renew"), left("reap"))
         if self.claims:
-            wait = min(wait, self.schedules.seconds_until_due())
+            wait = min(wait, self.duties.schedules.seconds_until_due())
         if self._look:
-            wait = min(wait, self._due.get("told", 0.0) - mono)
+            wait = min(wait, left("told"))
         if any(s.waiting for s in self.slots.values()):
             wait = min(wait, STUCK)
         elif self.desk.held:
@@ -348,68 +301,32 @@ class Engine:
     def _poll_every(self) -> float:
         return self.options.poll if self._bell.works else 0.1
 
-    def _at(self, name: str, every: float) -> bool:
-        mono = self.desk.monotonic()
-        if mono < self._due.get(name, 0.0):
-            return False
-        self._due[name] = mono + every
-        return True
-
     def _upkeep(self, connection: sa.Connection, rung: bool) -> None:
+        duties, timers = self.duties, self.duties.timers
         if self.lease.watch_clocks():
-            self._due["renew"] = 0.0
+            timers.bring_forward("renew")
         # An engine renews before it reaps.
-        if self._at("renew", self.options.lease / 3):
+        if timers.at("renew", self.options.lease / 3):
             if self.lease.renew(connection, self.worker, not self.claims):
                 self.guard.renewed()
             else:
                 self._lost(connection)
-            self._try("reading the kinds' limits", self._learn)
-        if len(self.desk.registry) != self._known_kinds:
-            kinds = list(self.desk.registry)
-            with self.database.write(connection) as c:
-                workers.publish_kinds(c, self.worker, kinds, self.desk.now())
-                self.turner.limits.learn(c)
-            self._known_kinds = len(kinds)
-        if rung or self._at("look", self.options.lease / 3):
+            duties.learn_limits(connection)
+        duties.publish(connection)
+        if rung or timers.at("look", self.options.lease / 3):
             self._look = True
-        if self._look and self._at("told", CANCEL_EVERY):
+        if self._look and timers.at("told", TOLD_EVERY):
             self._look = False
-            self._try("reading what is asked of this worker", lambda: self._obey(connection))
-        if self._at("reap", min(REAP_EVERY, self.options.lease / 3)):
-            known_dead = self._bell.known_dead
-            if self._try("reaping", lambda: self.lease.reap(connection, self.worker, known_dead)):
-                self._rescan = True
-            self._due["reap"] = min(self._due["reap"], self.desk.monotonic() + self.lease.next_reap())
-        if self._at("sweep", SWEEP_EVERY) and self._try("retention", lambda: self.sweeper.sweep(connection)):
-            self._due["sweep"] = self.desk.monotonic() + SWEEP_AGAIN
-        if rung or self._at("schedules", self.options.poll):  # the doorbell may have been missed
-            self.schedules.look_again()
-        if self.claims and self.schedules.due():
-            made = self._try("firing schedules", lambda: self.schedules.tick(connection))
-            if made is None:
-                self.schedules.put_off(self.options.poll)
-            elif made:
-                self._rescan = True
-        self._wake_overlooked(connection)
-        if self._at("policies", POLICIES_EVERY) and self._try(
-            "applying policies", lambda: apply_policies(self.desk, connection)
-        ):
-            self._rescan = True
+            duties.attempt("reading what is asked of this worker", lambda: self._obey(connection))
+        reclaimed = duties.reap(connection, self._bell)
+        duties.make_way(connection)
+        fired = duties.fire(connection, rung=rung, claims=self.claims)
+        woken = duties.wake_overlooked(connection)
+        freed = duties.apply_policies(connection)
+        freed |= duties.watch(connection, self._reported, rung=rung)
+        if freed:
             self._bell.ring()
-        if (
-            self.desk.held
-            and self._at("stalls", STALLS_EVERY)
-            and self._try(
-                "looking for stalls", lambda: watch_stalls(self.desk, connection, self.worker, self._reported)
-            )
-        ):
-            self._rescan = True
-            self._bell.ring()
-        if self.desk.held and (self._at("cancels", CANCEL_EVERY) or rung):
-            self._try("looking for cancels", lambda: pass_on_cancels(self.desk, connection, self.worker))
-        if self.desk.held and self._at("logs", LOGS_EVERY):
-            self._try("keeping logs", lambda: keep_logs(self.desk, connection))
+        self._rescan |= reclaimed or fired or woken or freed
 
     def _obey(self, connection: sa.Connection) -> None:
         """Do what the worker's own row says."""
@@ -420,35 +337,10 @@ class Engine:
         elif told.drain != self.told_to_drain:
             self.told_to_drain = told.drain
             log.info("told to drain: no new tasks" if told.drain else "told to claim tasks again")
-            self._due["renew"] = 0.0  # which writes the new state
+            self.duties.timers.bring_forward("renew")  # which writes the new state
             if told.drain:
                 self._return_waiting()
             self._rescan = True
-
-    def _learn(self) -> None:
-        with self.database.read() as c:
-            self.turner.limits.learn(c)
-
-    def _wake_overlooked(self, connection: sa.Connection) -> None:
-        every = bool(connection.info.pop(waits.OVERLOOKED, False)) or self._at("all waits", ALL_WAITS_EVERY)
-        due = every or self._at("waits", WAITS_EVERY)
-        if due and self._try("waking", lambda: wake_overlooked(self.desk, connection, every=every)):
-            self._rescan = True
-
-    def _try(self, duty: str, work: Callable[[], T]) -> T | None:
-        """A duty that meets something unforeseen keeps no turn from being taken: it is told once, and tried again when
-        it is due again. Raises StoreUnavailableError."""
-        try:
-            done = work()
-        except StoreUnavailableError:
-            raise
-        except Exception as error:
-            if self._troubles.get(duty) != repr(error):
-                log.exception("%s failed, trying again", duty)
-            self._troubles[duty] = repr(error)
-            return None
-        self._troubles.pop(duty, None)
-        return done
 
     def _lost(self, connection: sa.Connection) -> None:
         """The lease was reclaimed: everything held belongs to others now. Start over as a new worker."""
@@ -477,7 +369,7 @@ class Engine:
     def drain(self) -> None:
         """Claim nothing more; what no slot has started goes back at once."""
         self.draining = True
-        self._due["renew"] = 0.0
+        self.duties.timers.bring_forward("renew")
         self._return_waiting()
         self.desk.ring()
 
@@ -546,7 +438,7 @@ class Engine:
             slots.close()
         self.desk.alerts.close()
         self._bell.close()
-        self._detach_logs()
+        self.capture.detach()
         self._drop_connection()
         return trouble
 

@@ -142,8 +142,8 @@ def test_one_tick_makes_about_a_thousand_tasks_over_all_schedules(bench: Bench) 
         tick(bench, name).every(1).catchup("all").schedule()
     bench.clock.advance(900)
     engine = engine_of(bench.jobs)
-    assert engine.schedules.tick(engine._conn()) <= 2000
-    assert engine.schedules.due()
-    while engine.schedules.due():
-        engine.schedules.tick(engine._conn())
+    assert engine.duties.schedules.tick(engine._conn()) <= 2000
+    assert engine.duties.schedules.due()
+    while engine.duties.schedules.due():
+        engine.duties.schedules.tick(engine._conn())
     assert len(bench.jobs.list_tasks(limit=10_000)) == 2700

@@ -48,11 +48,11 @@ def test_after_a_jump_of_the_servers_clock_nobody_is_reaped(bench: Bench) -> Non
     (held,) = engine_of(other).desk.held
     bench.jobs.database._offset -= 3600 * SECOND  # as it was before the server's clock jumped by an hour
     bench.execute("UPDATE schedd_workers SET lease_until = lease_until - :jump", jump=3600 * SECOND)
-    engine._due["renew"] = 0.0
+    engine.duties.timers.bring_forward("renew")
     engine.lease.no_reaping_until = 0.0  # it has been there for long
     for _ in range(3):
         bench.clock.advance(3)
-        engine._due["reap"] = 0.0
+        engine.duties.timers.bring_forward("reap")
         ring_and_step(bench.jobs)
     with bench.jobs.database.read() as connection:
         states = connection.exec_driver_sql("SELECT state FROM schedd_workers ORDER BY id").fetchall()

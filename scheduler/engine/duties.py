@@ -1,0 +1,174 @@
+"""What an engine does between its turns, each duty when it is due, in a transaction of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from scheduler.engine.desk import Desk
+from scheduler.engine.stalls import watch_stalls
+from scheduler.engine.turn import Turner
+from scheduler.engine.upkeep import (
+    Lease,
+    Schedules,
+    Sweeper,
+    apply_policies,
+    keep_logs,
+    pass_on_cancels,
+    wake_overlooked,
+)
+from scheduler.errors import StoreUnavailableError
+from scheduler.store import waits, workers
+from scheduler.store.doorbell import Bell
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+T = TypeVar("T")
+log = logging.getLogger("scheduler.engine")
+
+REAP_EVERY = 2.0  # seconds
+SWEEP_EVERY = 60.0
+SWEEP_AGAIN = 0.2  # seconds to the next batch, so that retention never keeps work waiting
+POLICIES_EVERY = 1.0
+STALLS_EVERY = 1.0
+CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
+LOGS_EVERY = 1.0
+WAITS_EVERY = 1.0
+ALL_WAITS_EVERY = 10.0
+
+
+class Timers:
+    """When what is done again and again is due next, by monotonic time."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._due: dict[str, float] = {}
+
+    def restart(self, **seconds: float) -> None:
+        """Forget everything; these are due after so many seconds, what is not named is due now."""
+        mono = self._monotonic()
+        self._due = {name: mono + after for name, after in seconds.items()}
+
+    def at(self, name: str, every: float) -> bool:
+        """Whether it is due; then it is due again after ``every`` seconds."""
+        mono = self._monotonic()
+        if mono < self._due.get(name, 0.0):
+            return False
+        self._due[name] = mono + every
+        return True
+
+    def left(self, name: str) -> float:
+        """Seconds until it is due; not more than 0 if it is."""
+        return self._due.get(name, 0.0) - self._monotonic()
+
+    def put(self, name: str, seconds: float) -> None:
+        """Let it be due after so many seconds."""
+        self._due[name] = self._monotonic() + seconds
+
+    def bring_forward(self, name: str, seconds: float = 0.0) -> None:
+        """Let it be due after so many seconds at the latest."""
+        self._due[name] = min(self._due.get(name, 0.0), self._monotonic() + seconds)
+
+
+class Duties:
+    """All upkeep but for the worker's own lease, which is the engine's.
+
+    A duty that meets something unforeseen keeps no other one and no turn from being done: it is told once, and tried
+    again when it is due again. Each method that says so returns True if there may be work now where there was none.
+    """
+
+    def __init__(self, desk: Desk, turner: Turner, lease: Lease) -> None:
+        self.desk = desk
+        self.turner = turner
+        self.lease = lease
+        self.timers = Timers(desk.monotonic)
+        self.schedules = Schedules(desk)
+        self.sweeper = Sweeper(desk)
+        self.known_kinds = 0  # so many are published
+        self._troubles: dict[str, str] = {}
+
+    def attempt(self, duty: str, work: Callable[[], T]) -> T | None:
+        """Do one; None if that failed. Raises StoreUnavailableError."""
+        try:
+            done = work()
+        except StoreUnavailableError:
+            raise
+        except Exception as error:
+            if self._troubles.get(duty) != repr(error):
+                log.exception("%s failed, trying again", duty)
+            self._troubles[duty] = repr(error)
+            return None
+        self._troubles.pop(duty, None)
+        return done
+
+    def publish(self, connection: sa.Connection) -> None:
+        """Tell of kinds that were registered after the start."""
+        kinds = list(self.desk.registry)
+        if len(kinds) == self.known_kinds:
+            return
+        with self.desk.database.write(connection) as c:
+            workers.publish_kinds(c, self.turner.worker, kinds, self.desk.now())
+            self.turner.limits.learn(c)
+        self.known_kinds = len(kinds)
+
+    def learn_limits(self, connection: sa.Connection) -> None:
+        """Read what other programs say of their kinds."""
+
+        def learn() -> None:
+            with self.desk.database.read(connection) as c:
+                self.turner.limits.learn(c)
+
+        self.attempt("reading the kinds' limits", learn)
+
+    def reap(self, connection: sa.Connection, bell: Bell) -> bool:
+        """Take back what dead workers held. True: there was something."""
+        if not self.timers.at("reap", min(REAP_EVERY, self.desk.options.lease / 3)):
+            return False
+        found = self.attempt("reaping", lambda: self.lease.reap(connection, self.turner.worker, bell.known_dead))
+        self.timers.bring_forward("reap", self.lease.next_reap())
+        return bool(found)
+
+    def make_way(self, connection: sa.Connection) -> None:
+        """Remove what is over."""
+        if self.timers.at("sweep", SWEEP_EVERY) and self.attempt("retention", lambda: self.sweeper.sweep(connection)):
+            self.timers.put("sweep", SWEEP_AGAIN)
+
+    def fire(self, connection: sa.Connection, *, rung: bool, claims: bool) -> bool:
+        """Make the tasks of schedules that are due. True: there were some."""
+        if rung or self.timers.at("schedules", self.desk.options.poll):  # the doorbell may have been missed
+            self.schedules.look_again()
+        if not (claims and self.schedules.due()):
+            return False
+        made = self.attempt("firing schedules", lambda: self.schedules.tick(connection))
+        if made is None:
+            self.schedules.put_off(self.desk.options.poll)
+        return bool(made)
+
+    def wake_overlooked(self, connection: sa.Connection) -> bool:
+        """Wake who fell between two transactions. True: there were some."""
+        every = bool(connection.info.pop(waits.OVERLOOKED, False)) or self.timers.at("all waits", ALL_WAITS_EVERY)
+        due = every or self.timers.at("waits", WAITS_EVERY)
+        return due and bool(self.attempt("waking", lambda: wake_overlooked(self.desk, connection, every=every)))
+
+    def apply_policies(self, connection: sa.Connection) -> bool:
+        """Cancel what has lived too long. True: dependants of such may run now."""
+        return self.timers.at("policies", POLICIES_EVERY) and bool(
+            self.attempt("applying policies", lambda: apply_policies(self.desk, connection))
+        )
+
+    def watch(self, connection: sa.Connection, reported: Callable[[], set[tuple[int, int]]], *, rung: bool) -> bool:
+        """Look after the bodies that run here. True: some were taken back, and may run elsewhere."""
+        if not self.desk.held:
+            return False
+        taken = self.timers.at("stalls", STALLS_EVERY) and bool(
+            self.attempt(
+                "looking for stalls", lambda: watch_stalls(self.desk, connection, self.turner.worker, reported)
+            )
+        )
+        if self.timers.at("cancels", CANCEL_EVERY) or rung:
+            self.attempt("looking for cancels", lambda: pass_on_cancels(self.desk, connection, self.turner.worker))
+        if self.timers.at("logs", LOGS_EVERY):
+            self.attempt("keeping logs", lambda: keep_logs(self.desk, connection))
+        return taken
