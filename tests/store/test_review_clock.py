@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.model.times import SECOND
+from scheduler.store.database import Database as Store
 from scheduler.store.failures import StoreTrouble
 from scheduler.testing import FakeClock, engine_of
 from support.bench import Bench, ring_and_step
@@ -58,6 +59,39 @@ def test_after_a_jump_of_the_servers_clock_nobody_is_reaped(bench: Bench) -> Non
         states = connection.exec_driver_sql("SELECT state FROM schedd_workers ORDER BY id").fetchall()
     assert [row[0] for row in states] == [0, 0]
     assert bench.state(held[0]) == "claimed"
+
+
+class Answers:
+    """A connection on which the server's time comes after so many seconds, ``skew`` before or behind the machine's."""
+
+    def __init__(self, clock: Machine, there: float, back: float, skew: float) -> None:
+        self.clock, self.there, self.back, self.skew = clock, there, back, skew
+
+    def execute(self, _statement: object) -> Answers:
+        self.clock.advance(self.there)
+        self.stamp = self.clock.now() + round(self.skew * SECOND)
+        self.clock.advance(self.back)
+        return self
+
+    def scalar_one(self) -> int:
+        return self.stamp
+
+
+@pytest.mark.parametrize(("there", "back"), [(6.0, 0.0), (0.0, 6.0), (3.0, 3.0)])
+def test_a_slow_answer_does_not_spoil_what_is_known_of_the_servers_clock(there: float, back: float) -> None:
+    """A question that was held up for six seconds would make tasks start up to three seconds early."""
+    clock = Machine()
+    store = Store("postgresql+psycopg://nobody@/nowhere", clock)
+
+    def measured(*answer: float) -> float:
+        store.calibrate(Answers(clock, *answer))  # type: ignore[arg-type]
+        return store.offset / SECOND
+
+    assert measured(0.001, 0.001, 20.0) == pytest.approx(20.0, abs=0.01)
+    assert measured(there, back, 20.0) == pytest.approx(20.0, abs=0.01)
+    assert measured(there, back, 20.5) == pytest.approx(20.5, abs=3.01), "as near as it can be known"
+    assert measured(there, back, 90.0) == pytest.approx(90.0, abs=3.01)
+    assert measured(0.001, 0.001, 90.0) == pytest.approx(90.0, abs=0.01)
 
 
 @on_postgres

@@ -25,11 +25,38 @@ class _Way:
         self.passing.set()
 
 
-class Proxy:
-    """Listens on 127.0.0.1 in a thread of its own. ``cut``, ``hole`` and so on return how many connections they hit."""
+class Pooling:
+    """What a client of a pooler in transaction mode sees of the server: another process id, no notifications."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def __call__(self, data: bytes) -> bytes:
+        if data == b"N" and not self._rest:
+            return data  # no encryption: the answer to a question before the protocol proper
+        self._rest += data
+        passed = b""
+        while len(self._rest) >= 5:
+            end = 1 + int.from_bytes(self._rest[1:5], "big")
+            if len(self._rest) < end:
+                break
+            message, self._rest = self._rest[:end], self._rest[end:]
+            if message[:1] == b"K":  # the process id and secret with which to cancel
+                passed += message[:5] + (7_777_777).to_bytes(4, "big") + message[9:]
+            elif message[:1] != b"A":  # a notification
+                passed += message
+        return passed
+
+
+class Proxy:
+    """Listens on 127.0.0.1 in a thread of its own. ``cut``, ``hole`` and so on return how many connections they hit.
+
+    ``pooling``: as a pooler in transaction mode would look like.
+    """
+
+    def __init__(self, target: Path, *, pooling: bool = False) -> None:
         self._target = target
+        self._pooling = pooling
         self._ways: set[_Way] = set()
         self._delay = 0.0
         self._refusing = False
@@ -156,7 +183,8 @@ class Proxy:
         self._ways.add(way)
         try:
             await asyncio.gather(
-                self._pump(reader, to_server, way, lambda: False), self._pump(from_server, writer, way, self._kept(way))
+                self._pump(reader, to_server, way, lambda: False),
+                self._pump(from_server, writer, way, self._kept(way), Pooling() if self._pooling else None),
             )
         finally:
             self._ways.discard(way)
@@ -168,7 +196,12 @@ class Proxy:
         return lambda: way.halved
 
     async def _pump(
-        self, source: asyncio.StreamReader, to: asyncio.StreamWriter, way: _Way, swallowed: Callable[[], bool]
+        self,
+        source: asyncio.StreamReader,
+        to: asyncio.StreamWriter,
+        way: _Way,
+        swallowed: Callable[[], bool],
+        changed: Callable[[bytes], bytes] | None = None,
     ) -> None:
         try:
             while True:
@@ -184,7 +217,7 @@ class Proxy:
                     break
                 if way.halved:
                     continue  # nobody takes it any more
-                to.write(data)
+                to.write(data if changed is None else changed(data))
                 await to.drain()
         except (OSError, asyncio.IncompleteReadError):
             pass
