@@ -11,10 +11,13 @@ if connection is None:
         version_table=VERSION_TABLE,
         literal_binds=True,
         output_buffer=context.config.output_buffer,
+        transaction_per_migration=True,
     )
-    with context.begin_transaction():
-        context.run_migrations()
-else:
+elif connection.in_transaction():
     # The caller's transaction spans everything: a migration that fails leaves nothing behind, on SQLite too.
     context.configure(connection=connection, version_table=VERSION_TABLE, transactional_ddl=True)
+else:
+    # PostgreSQL: each migration in a transaction of its own, and some statements outside of any (online.py).
+    context.configure(connection=connection, version_table=VERSION_TABLE, transaction_per_migration=True)
+with context.begin_transaction():
     context.run_migrations()

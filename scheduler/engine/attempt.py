@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from scheduler.store.claim import Claimed
 
 MAX_RESULT = 1024 * 1024
+NEWER = 5.0  # seconds until a task is offered again that only a newer program can read
 log = logging.getLogger("scheduler.engine")
 
 
@@ -115,6 +116,11 @@ class Attempt:
     def pool(self) -> int:
         """The level of the slots it is for."""
         return self.sort[0]
+
+    @property
+    def too_new(self) -> bool:
+        """Whether a newer program has scheduled it, with a payload that this one cannot read: newer workers can."""
+        return self.claimed.schema_version > self.kind.options.schema_version
 
     def started_tasks(self) -> weakref.WeakSet[Any]:
         """The asyncio tasks that the handler started and that are still there."""
@@ -228,6 +234,8 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
     mono = runtime.monotonic()
     if mono >= runtime.lapses_at:
         return hand_back(attempt, now)  # we stood still, or were cut off: another worker may have it by now
+    if attempt.too_new:
+        return hand_back(attempt, now, now + round(NEWER * SECOND))
     attempt.started_at = now
     attempt.started_mono = mono
     if c.timeout is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
-from scheduler.engine.attempt import Attempt
+from scheduler.engine.attempt import NEWER, Attempt
 from scheduler.engine.desk import Desk
 from scheduler.engine.limits import Admission, Limits
 from scheduler.engine.plan import LEVELS, Plan, allocate
@@ -12,6 +13,8 @@ from scheduler.engine.pools import Slots, waiting_since
 from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.store import claim as claims
 from scheduler.store.claim import SUSPECT_LANE, LaneHead
+
+log = logging.getLogger("scheduler.engine")
 
 HIGH = 0
 ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what runs beside it must be
@@ -30,10 +33,28 @@ class Planner:
         self.alone: Attempt | None = None
         self.batch = BATCH[1]
         self._rotation = 0
+        self._left: dict[str, float] = {}  # kinds left to newer programs, and until when (monotonic)
+        self._told: set[str] = set()
 
     def serves(self, head: LaneHead) -> bool:
         queues = self.desk.options.queues
-        return ("*" in queues or head.queue in queues) and self.desk.registry.get(claims.kind_of(head.lane)) is not None
+        if "*" not in queues and head.queue not in queues:
+            return False
+        kind = claims.kind_of(head.lane)
+        if self.desk.registry.get(kind) is None:
+            return False
+        return not self._left or self._left.get(kind, 0.0) <= self.desk.monotonic()
+
+    def leave_to_newer(self, attempt: Attempt) -> None:
+        """A task of this kind went back since only newer programs can read it: leave its kind to them for a while."""
+        kind, options = attempt.kind.name, attempt.kind.options
+        self._left[kind] = self.desk.monotonic() + NEWER
+        if kind not in self._told:
+            self._told.add(kind)
+            log.warning(
+                "tasks of kind %s have schema_version %d, this program knows %d: they are left to newer workers",
+                *(kind, attempt.claimed.schema_version, options.schema_version),
+            )
 
     def plan(self, admission: Admission, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
         """The plan for those lanes that are not at their cap or rate: they take no room from the others."""

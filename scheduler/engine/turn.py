@@ -301,6 +301,8 @@ class Turner:
                     extra={"task": o.task_id, "attempt": o.number, "outcome": o.end.value},
                 )
                 continue
+            if o.end is AttemptEnd.HANDED_BACK and attempt.too_new:
+                self.planner.leave_to_newer(attempt)
             end = finished.told.get(o.task_id)
             self._tell(attempt, o if end is None else o._replace(end=end))
             # A cancel or a replaced payload may have won over the failure.

@@ -1,8 +1,14 @@
-"""Migrations: which revision a database has, and bringing it to ours. Alembic is imported only to migrate."""
+"""Migrations: which revision a database has, and bringing it to ours. Alembic is imported only to migrate.
+
+A program works on its own schema and on the next one, so that a fleet can be upgraded one worker after the other: each
+migration leaves the program before it working (docs/upgrades.md).
+"""
 
 from __future__ import annotations
 
 import io
+import logging
+import time
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -13,9 +19,12 @@ from scheduler.errors import StoreUnavailableError
 if TYPE_CHECKING:
     from alembic.config import Config
 
+log = logging.getLogger("scheduler.store")
 HEAD = "0001"
 VERSION_TABLE = "schedd_version"
 _PG_LOCK = 7237123446  # any fixed number: serialises daemons that start at once
+LOCK_TIMEOUT = 0.5  # seconds that a migration waits for a table, and keeps everybody else waiting behind it
+LOCK_TRIES, LOCK_PAUSE = 120, 1.0  # how often, and seconds in between
 
 
 def current(connection: sa.Connection) -> str | None:
@@ -30,7 +39,7 @@ def ensure(engine: sa.Engine, auto_migrate: bool) -> None:
     """Check the revision; migrate if it is older and ``auto_migrate``. Raises StoreUnavailableError."""
     with engine.connect().execution_options(schedd_reads=True) as connection:
         version = current(connection)
-    if version == HEAD:
+    if works_on(version):
         return
     refuse_newer(version)
     if not auto_migrate:
@@ -41,9 +50,14 @@ def ensure(engine: sa.Engine, auto_migrate: bool) -> None:
     upgrade_engine(engine)
 
 
+def works_on(version: str | None) -> bool:
+    """Whether this program works on a database of this revision: its own, and the one after it."""
+    return version is not None and version in (HEAD, f"{int(HEAD) + 1:04}")
+
+
 def refuse_newer(version: str | None) -> None:
-    """Raise StoreUnavailableError for a revision that this program does not know."""
-    if version is not None and version > HEAD:
+    """Raise StoreUnavailableError for a revision that this program does not know and cannot work on."""
+    if version is not None and version > HEAD and not works_on(version):
         raise StoreUnavailableError(
             f"the database has schema {version}, newer than this program's {HEAD}: upgrade schedd on this machine"
         )
@@ -60,15 +74,51 @@ def upgrade(url: str) -> None:
 
 
 def upgrade_engine(engine: sa.Engine) -> None:
-    """Bring the database to HEAD in one transaction, alone: others that try wait, and then find it done."""
-    with engine.begin() as connection:  # SQLite: BEGIN IMMEDIATE keeps others out
-        if connection.dialect.name == "postgresql":
-            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:n)"), {"n": _PG_LOCK})
+    """Bring the database to HEAD, alone: others that try wait, and then find it done. Raises StoreUnavailableError.
+
+    On SQLite in one transaction. On PostgreSQL others go on working meanwhile: see :func:`_upgrade_online`.
+    """
+    if engine.dialect.name == "postgresql":
+        _upgrade_online(engine)
+        return
+    with engine.begin() as connection:  # BEGIN IMMEDIATE keeps others out
         version = current(connection)
         refuse_newer(version)
-        if version == HEAD:
-            return
-        _run_alembic(connection)
+        if not works_on(version):
+            _run_alembic(connection)
+
+
+def _upgrade_online(engine: sa.Engine) -> None:
+    """Each migration in transactions of its own, and none waits for long for a table.
+
+    Who waits for a lock on a table keeps everybody waiting who comes after: so a migration gives up soon when
+    somebody's long transaction is in its way, and is tried again.
+    """
+    with engine.connect() as alone:
+        alone.execute(sa.text("SELECT pg_advisory_xact_lock(:n)"), {"n": _PG_LOCK})  # held until this one is closed
+        for attempt in range(LOCK_TRIES):
+            try:
+                with engine.connect() as connection:
+                    version = current(connection)
+                    refuse_newer(version)
+                    if works_on(version):
+                        return
+                    connection.exec_driver_sql(f"SET lock_timeout = {round(LOCK_TIMEOUT * 1000)}")
+                    connection.commit()
+                    try:
+                        _run_alembic(connection)
+                    finally:
+                        connection.invalidate()  # it has settings that the pool's others have not
+                return
+            except sa.exc.OperationalError as error:
+                if getattr(error.orig, "sqlstate", None) != "55P03":  # lock_not_available
+                    raise
+                if attempt == 0:
+                    log.warning("a migration waits for somebody's long transaction to end")
+                time.sleep(LOCK_PAUSE)
+        raise StoreUnavailableError(
+            "the database could not be upgraded: long transactions hold its tables; see pg_stat_activity, and try again"
+        )
 
 
 def upgrade_sql(engine: sa.Engine) -> str:
@@ -78,7 +128,7 @@ def upgrade_sql(engine: sa.Engine) -> str:
     with engine.connect().execution_options(schedd_reads=True) as connection:
         version = current(connection)
     refuse_newer(version)
-    if version == HEAD:
+    if works_on(version):
         return ""
     config = _alembic_config()
     buffer = config.output_buffer = io.StringIO()
@@ -87,11 +137,16 @@ def upgrade_sql(engine: sa.Engine) -> str:
     return buffer.getvalue()
 
 
+def scripts() -> str:
+    """The directory of the migrations."""
+    return str(resources.files("scheduler.migrations"))
+
+
 def _alembic_config() -> Config:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(resources.files("scheduler.migrations")).replace("%", "%%"))
+    config.set_main_option("script_location", scripts().replace("%", "%%"))
     return config
 
 

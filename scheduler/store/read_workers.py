@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -48,6 +49,7 @@ class WorkerRecord(NamedTuple):
     lease_until: int
     skew: int
     running: tuple[Running, ...]
+    versions: Mapping[str, int]  # the schema_version that it knows of each of its kinds
 
     @property
     def label(self) -> str:
@@ -91,14 +93,14 @@ def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list
         )
     ):
         running.setdefault(row.worker, []).append(Running(row.id, row.kind, row.started_at))
-    kinds: dict[int, list[str]] = {}
+    kinds: dict[int, dict[str, int]] = {}
     for row in connection.execute(
         prepared(
-            "SELECT k.worker, k.kind FROM schedd_worker_kinds k JOIN schedd_workers w ON w.id = k.worker "
-            f"WHERE w.state < {STOPPED} ORDER BY k.kind"
+            "SELECT k.worker, k.kind, k.schema_version FROM schedd_worker_kinds k "
+            f"JOIN schedd_workers w ON w.id = k.worker WHERE w.state < {STOPPED} ORDER BY k.kind"
         )
     ):
-        kinds.setdefault(row.worker, []).append(row.kind)
+        kinds.setdefault(row.worker, {})[row.kind] = row.schema_version
     found = [
         WorkerRecord(
             r.id,
@@ -116,6 +118,7 @@ def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list
             r.lease_until,
             r.skew,
             tuple(running.get(r.id, ())),
+            kinds.get(r.id, {}),
         )
         for r in rows
     ]
@@ -157,10 +160,14 @@ class Fleet:
         """The workers that would claim a task of this queue and kind."""
         return [w for w in self.claiming if kind in self._kinds[w.id] and w.serves_queue(queue)]
 
-    def unserved(self, queue: str, kind: str) -> str | None:
-        """Why nobody would claim a task of this queue and kind; None if somebody would."""
-        if self.serving(queue, kind):
-            return None
+    def unserved(self, queue: str, kind: str, version: int = 0) -> str | None:
+        """Why nobody would run a task of this queue, kind and schema_version; None if somebody would."""
+        serving = self.serving(queue, kind)
+        if serving:
+            newest = max(w.versions[kind] for w in serving)
+            if newest >= version:
+                return None
+            return f"no live worker knows schema_version {version} of kind {kind!r}, the newest knows {newest}"
         if not self.claiming:
             return "no worker is live"
         if not any(kind in kinds for kinds in self._kinds.values()):

@@ -20,9 +20,9 @@ from scheduler.store.read_graph import dependencies
 from scheduler.store.read_workers import LOST, POOLS, Fleet, WorkerRecord, workers
 
 _ROW = (
-    "SELECT t.id, t.kind, t.state, t.queue, t.pool, t.lane, t.unmet, t.run_at, t.attempt, t.attempt_base, "
-    "t.max_attempts, t.claimed_at, t.started_at, t.finished_at, t.result_until, t.timeout, t.cancel_requested, "
-    "t.rerun, t.worker, t.error, t.error_class, t.ended_by, w.host, w.pid "
+    "SELECT t.id, t.kind, t.schema_version, t.state, t.queue, t.pool, t.lane, t.unmet, t.run_at, t.attempt, "
+    "t.attempt_base, t.max_attempts, t.claimed_at, t.started_at, t.finished_at, t.result_until, t.timeout, "
+    "t.cancel_requested, t.rerun, t.worker, t.error, t.error_class, t.ended_by, w.host, w.pid "
     "FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker WHERE t.id = :id"
 )
 
@@ -125,7 +125,7 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: 
     if row.run_at >= FOREVER:
         return f"suspended, awaits {awaited or 'what nobody has told'}"
     at = f"{rfc3339(row.run_at, exact=False)} (in {span_text(row.run_at - now)})"
-    unserved = fleet.unserved(row.queue, row.kind)
+    unserved = fleet.unserved(row.queue, row.kind, row.schema_version)
     tail = f"; at present {unserved}" if unserved is not None else ""
     if state is TaskState.RETRY:
         most = "" if row.max_attempts is None else f" of {row.max_attempts}"
@@ -138,7 +138,7 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: 
 
 def _due(connection: sa.Connection, row: sa.Row[Any], now: int, fleet: Fleet) -> str:
     since = f"due since {rfc3339(ready_since(connection, row.id, row.run_at), exact=False)}"
-    unserved = fleet.unserved(row.queue, row.kind)
+    unserved = fleet.unserved(row.queue, row.kind, row.schema_version)
     if unserved is not None:
         return f"{since}, but {unserved}"
     if row.lane.startswith(SUSPECT_LANE):

@@ -20,8 +20,9 @@ from scheduler import (
     Task,
     TaskId,
 )
+from scheduler.store.why import why
 from scheduler.testing import FakeClock, drain
-from support.fleet import Fleet, rows, run_claimed, step, write
+from support.fleet import Fleet, ends, rows, run_claimed, step, write
 
 AGAIN = RetryPolicy(min_wait=1, max_attempts=2, strategy="fixed", jitter=0)
 NAMES = (
@@ -342,10 +343,46 @@ def test_an_older_schema_version_goes_through_upgrade(fleet: Fleet) -> None:
     drain(new)
     assert [new.result(i, timeout=0) for i in made] == [[["a@b.c"], 1], [["d@e.f", "g@h.i"], 3]]
     assert [new.get_attempts(i)[0].envelope.schema_version for i in made] == [1, 3]
-    later = new.task(Third(["x"])).schedule()
-    drain(old)
-    assert old.get_task_status(later) == "dead"
-    assert "has schema_version 3, this program knows 1" in (old.get_last_error(later) or "")
+
+
+@pytest.mark.case(62)
+def test_a_newer_schema_version_is_left_to_newer_workers(fleet: Fleet, clock: FakeClock) -> None:
+    """An old program beside it keeps no older task waiting for it, either."""
+
+    class Old(Task, kind="mail"):
+        to: str
+
+        def run(self, ctx: Context) -> str:
+            return f"old {self.to}"
+
+    class New(Task, kind="mail", schema_version=2):
+        to: str
+
+        def run(self, ctx: Context) -> str:
+            return f"new {self.to}"
+
+        @staticmethod
+        def upgrade(payload: dict[str, Any], version: int) -> dict[str, Any]:
+            return payload
+
+    old, new = fleet.worker(Old), fleet.worker(New)
+    newer = [new.task(New(f"n{n}")).schedule() for n in range(3)]
+    older = old.task(Old("o")).schedule()
+    for _ in range(8):
+        step(old)
+        run_claimed(old)
+        clock.advance(1.0)
+    assert old.result(older, timeout=0) == "old o"
+    for one in newer:
+        record = old.get_task(one)
+        assert (record.state, record.attempts_used, record.error) == ("scheduled", 0, None)
+        assert ends(old, one) == []
+    sentence = "no live worker knows schema_version 2 of kind 'mail', the newest knows 1"
+    with old.database.read() as connection:
+        assert sentence in (why(connection, newer[0], old.database.now()) or "")
+    clock.advance(10.0)
+    drain(new)
+    assert [new.result(one, timeout=0) for one in newer] == ["new n0", "new n1", "new n2"]
 
 
 @pytest.mark.case(62)
