@@ -9,8 +9,10 @@ from __future__ import annotations
 import io
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -24,6 +26,7 @@ HEAD = "0001"
 VERSION_TABLE = "schedd_version"
 _PG_LOCK = 7237123446  # any fixed number: serialises daemons that start at once
 LOCK_TIMEOUT = 0.5  # seconds that a migration waits for a table, and keeps everybody else waiting behind it
+ALONE_PAUSE = 0.1  # seconds between looks whether another upgrade has ended
 LOCK_TRIES, LOCK_PAUSE = 120, 1.0  # how often, and seconds in between
 
 
@@ -94,21 +97,10 @@ def _upgrade_online(engine: sa.Engine) -> None:
     Who waits for a lock on a table keeps everybody waiting who comes after: so a migration gives up soon when
     somebody's long transaction is in its way, and is tried again.
     """
-    with engine.connect() as alone:
-        alone.execute(sa.text("SELECT pg_advisory_xact_lock(:n)"), {"n": _PG_LOCK})  # held until this one is closed
+    with _alone(engine):
         for attempt in range(LOCK_TRIES):
             try:
-                with engine.connect() as connection:
-                    version = current(connection)
-                    refuse_newer(version)
-                    if works_on(version):
-                        return
-                    connection.exec_driver_sql(f"SET lock_timeout = {round(LOCK_TIMEOUT * 1000)}")
-                    connection.commit()
-                    try:
-                        _run_alembic(connection)
-                    finally:
-                        connection.invalidate()  # it has settings that the pool's others have not
+                _upgrade_once(engine)
                 return
             except sa.exc.OperationalError as error:
                 if getattr(error.orig, "sqlstate", None) != "55P03":  # lock_not_available
@@ -119,6 +111,41 @@ def _upgrade_online(engine: sa.Engine) -> None:
         raise StoreUnavailableError(
             "the database could not be upgraded: long transactions hold its tables; see pg_stat_activity, and try again"
         )
+
+
+def _upgrade_once(engine: sa.Engine) -> None:
+    with engine.connect() as connection:
+        version = current(connection)
+        refuse_newer(version)
+        if works_on(version):
+            return
+        connection.exec_driver_sql(f"SET lock_timeout = {round(LOCK_TIMEOUT * 1000)}")
+        connection.commit()
+        try:
+            _run_alembic(connection)
+            connection.exec_driver_sql("RESET lock_timeout")
+            connection.commit()
+        except BaseException:
+            with suppress(Exception):
+                connection.rollback()
+                connection.invalidate()  # it has settings that the pool's others have not
+            raise
+
+
+@contextmanager
+def _alone(engine: sa.Engine) -> Iterator[None]:
+    """Hold the lock of upgrades, by a transaction in which nothing else happens.
+
+    CREATE INDEX CONCURRENTLY waits for whoever has a snapshot. So nobody waits for the lock within a statement, and it
+    is taken by the simple protocol: a statement with parameters keeps its snapshot until the next one.
+    """
+    while True:
+        with engine.connect() as connection:
+            raw: Any = connection.connection.driver_connection
+            if raw.execute(f"SELECT pg_try_advisory_xact_lock({_PG_LOCK})").fetchone()[0]:
+                yield
+                return
+        time.sleep(ALONE_PAUSE)
 
 
 def upgrade_sql(engine: sa.Engine) -> str:

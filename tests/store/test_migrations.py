@@ -211,6 +211,7 @@ def test_a_dry_run_prints_sql_that_works_and_changes_nothing(empty_database: Dat
     store.dispose()
 
 
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_a_migration_that_fails_leaves_nothing_behind(
     empty_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

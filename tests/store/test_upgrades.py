@@ -1,0 +1,195 @@
+"""From one schema to the next: under load, beside long transactions, interrupted, and with the old program going on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler import Context, Scheduler, StoreUnavailableError, task
+from scheduler.ports import SystemClock
+from scheduler.store import migrate
+from scheduler.store.database import Database as Store
+from scheduler.testing import drain
+from support.databases import Database
+from support.next_program import NEXT, become, write_scripts
+
+on_postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+INDEX = "ix_schedd_tasks_colour"
+
+
+@task
+def ping(ctx: Context) -> str:
+    return "pong"
+
+
+@pytest.fixture
+def old(empty_database: Database) -> Database:
+    """A database of this program's schema, that a test may upgrade."""
+    migrate.upgrade(empty_database.url)
+    return empty_database
+
+
+@pytest.fixture
+def next_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Call it to be the next program from there on; monkeypatch makes this one of it again."""
+
+    def be(fail: str = "pass") -> None:
+        monkeypatch.setattr(migrate, "HEAD", migrate.HEAD)
+        monkeypatch.setattr(migrate, "scripts", migrate.scripts)
+        become(write_scripts(tmp_path, fail))
+
+    return be
+
+
+def revision(database: Database) -> str | None:
+    engine = sa.create_engine(database.url)
+    with engine.connect() as connection:
+        found = migrate.current(connection)
+    engine.dispose()
+    return found
+
+
+def tables(database: Database) -> set[str]:
+    engine = sa.create_engine(database.url)
+    found = set(sa.inspect(engine).get_table_names())
+    engine.dispose()
+    return found
+
+
+@pytest.mark.case(9)
+def test_the_old_program_works_on_the_next_schema(
+    old: Database, next_program: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_program()
+    migrate.upgrade(old.url)
+    assert revision(old) == NEXT
+    monkeypatch.undo()
+    jobs = Scheduler.for_testing(url=old.url)
+    jobs.register(ping)
+    first = jobs.task(ping).schedule()
+    second = jobs.task(ping).depend_on([first]).schedule()
+    drain(jobs)
+    assert jobs.result(second, timeout=0) == "pong"
+    jobs.close()
+    migrate.upgrade(old.url)  # nothing to do for this one
+    assert revision(old) == NEXT
+
+
+def test_the_schema_after_the_next_is_refused(old: Database) -> None:
+    engine = sa.create_engine(old.url)
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text(f"UPDATE {migrate.VERSION_TABLE} SET version_num = :v"), {"v": f"{int(NEXT) + 1:04}"}
+        )
+    engine.dispose()
+    with pytest.raises(StoreUnavailableError, match="newer than this program's"):
+        Store(old.url, SystemClock()).open()
+
+
+def test_a_migration_that_fails_half_way_leaves_nothing_behind(
+    old: Database, next_program: Callable[..., None]
+) -> None:
+    next_program(fail='raise ZeroDivisionError("half way")')
+    with pytest.raises(ZeroDivisionError):
+        migrate.upgrade(old.url)
+    assert revision(old) != NEXT
+    assert "schedd_colours" not in tables(old)
+
+
+@on_postgres
+def test_what_an_interrupted_upgrade_left_is_made_anew(old: Database, next_program: Callable[..., None]) -> None:
+    """An index that was being made when the program died is there, invalid, and used by nobody."""
+    next_program()
+    engine = sa.create_engine(old.url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE INDEX {INDEX} ON schedd_tasks (id)")
+        connection.exec_driver_sql(f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{INDEX}'::regclass")
+    migrate.upgrade(old.url)
+    with engine.connect() as connection:
+        (row,) = connection.exec_driver_sql(
+            f"SELECT indisvalid, pg_get_indexdef(indexrelid) FROM pg_index WHERE indexrelid = '{INDEX}'::regclass"
+        ).fetchall()
+    engine.dispose()
+    assert row[0] is True
+    assert "(colour)" in row[1]
+
+
+@on_postgres
+def test_a_dry_run_shows_what_is_done_beside_the_others(old: Database, next_program: Callable[..., None]) -> None:
+    next_program()
+    engine = sa.create_engine(old.url)
+    printed = migrate.upgrade_sql(engine)
+    engine.dispose()
+    assert "ADD COLUMN colour" in printed
+    assert f"CREATE INDEX CONCURRENTLY {INDEX}" in printed
+    assert revision(old) != NEXT
+
+
+@on_postgres
+def test_a_long_transaction_keeps_the_upgrade_waiting_and_nobody_else(
+    old: Database, next_program: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "LOCK_PAUSE", 0.2)
+    jobs = Scheduler(old.url)
+    jobs.register(ping)
+    jobs.task(ping).schedule()
+    next_program()
+    holder = sa.create_engine(old.url)
+    with holder.connect() as reader:
+        reader.exec_driver_sql("SELECT count(*) FROM schedd_tasks")  # and does not end
+        upgrade = threading.Thread(target=migrate.upgrade, args=(old.url,))
+        upgrade.start()
+        longest, end = 0.0, time.monotonic() + 3.0
+        while time.monotonic() < end:
+            before = time.monotonic()
+            jobs.task(ping).schedule()
+            longest = max(longest, time.monotonic() - before)
+        assert upgrade.is_alive(), "it did not wait for the reader"
+        reader.rollback()
+    upgrade.join(20)
+    assert not upgrade.is_alive()
+    assert revision(old) == NEXT
+    assert longest < migrate.LOCK_TIMEOUT + 1.0, "somebody waited for longer than the upgrade did"
+    jobs.close()
+    holder.dispose()
+
+
+@on_postgres
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "many", [20_000, pytest.param(1_000_000, marks=[pytest.mark.soak, pytest.mark.faults])], ids=["short", "long"]
+)
+def test_an_upgrade_of_a_full_table_holds_up_nobody(
+    old: Database, next_program: Callable[..., None], many: int, tell: Callable[[str], None]
+) -> None:
+    """The old program schedules and runs meanwhile."""
+    engine = sa.create_engine(old.url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO schedd_tasks (state, queue, lane, pool, run_at, kind, created_at, finished_at) "
+            f"SELECT 6, 'default', 'old', 1, 0, 'old', n, n FROM generate_series(1, {many}) n"
+        )
+    engine.dispose()
+    jobs = Scheduler(old.url, lease=5.0)
+    jobs.register(ping)
+    jobs.start()
+    next_program()
+    upgrade = threading.Thread(target=migrate.upgrade, args=(old.url,))
+    waits: list[float] = []
+    jobs.result(jobs.task(ping).schedule(), timeout=20)
+    upgrade.start()
+    began = time.monotonic()
+    while upgrade.is_alive():
+        before = time.monotonic()
+        jobs.result(jobs.task(ping).schedule(), timeout=20)
+        waits.append(time.monotonic() - before)
+    took = time.monotonic() - began
+    jobs.close()
+    tell(f"{many} rows: upgraded in {took:.2f} s; {len(waits)} tasks meanwhile, the longest took {max(waits):.3f} s")
+    assert revision(old) == NEXT
+    assert max(waits) < migrate.LOCK_TIMEOUT + 1.5
