@@ -22,9 +22,10 @@ import sqlalchemy as sa
 
 import scheduler.store.database as database
 from faults import kinds
-from scheduler import Scheduler
+from scheduler import Scheduler, app
 from scheduler.engine import loop
 from scheduler.ports import SECOND
+from support.next_program import become
 
 
 class _Lines(logging.Formatter):
@@ -65,9 +66,12 @@ def work(config: dict[str, Any], reports: int, commands: int) -> None:
     link.armed = config.get("arm", "")
     database._SQLITE_BUSY_MS = config.get("busy_ms", database._SQLITE_BUSY_MS)
     pages = Pages()
+    if "next" in config:  # the next version of this program, with one migration more
+        become(config["next"])
+        app.__version__ += "+next"
     kinds.clock.offset = round(config.get("clock", 0.0) * SECOND)
     jobs = Scheduler(config["url"], clock=kinds.clock, **config.get("options", {}))
-    for kind in kinds.ALL:
+    for kind in (*kinds.ALL, *(getattr(kinds, name) for name in config.get("extra", ()))):
         jobs.register(kind)
     jobs.start()
     jobs.engine.wait_ready()
