@@ -173,7 +173,8 @@ class Fleet:
         """An embedded Scheduler in a process of its own.
 
         ``options``: its own; ``arm``: a failpoint; ``url``: another way to the database; ``clock``: seconds that its
-        wall clock is ahead; ``extra``: names of more kinds; ``next``: the migrations of the next program, which it is.
+        wall clock is ahead; ``extra``: names of kinds in versions.py; ``next``: the migrations of the next program,
+        which it is.
         """
         request = {"url": self.url, "notes": str(self.notes), **config}
         process = self._start(lambda fds: self._forked(request, fds))

@@ -202,36 +202,6 @@ class Dozing(Task):
             _link().note("end", ctx)
 
 
-class Letter(Task, kind="Letter"):
-    """As an old program knows it."""
-
-    to: str
-
-    def run(self, ctx: Context) -> str:
-        _link().note("start", ctx)
-        _link().note("end", ctx)
-        return self.to
-
-
-class NewLetter(Task, kind="Letter", schema_version=2):
-    """As a new program knows it."""
-
-    recipients: list[str]
-
-    def run(self, ctx: Context) -> list[str]:
-        _link().note("start", ctx)
-        _link().note("end", ctx)
-        return self.recipients
-
-    @staticmethod
-    def upgrade(payload: dict[str, Any], version: int) -> dict[str, Any]:
-        return {"recipients": ["upgraded", payload["to"]]}
-
-
-class Fresh(Work):
-    """A kind that only new programs know."""
-
-
 class Hold(Task, retry=AT_ONCE):
     """Reports, then waits until the test opens its gate, deaf to everything else."""
 

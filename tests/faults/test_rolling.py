@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from faults.harness import Fleet, all_ended, connect, history, result, rows, state, until
-from faults.kinds import Fresh, Letter, NewLetter, Work
+from faults.kinds import Work
+from faults.versions import Fresh, Letter, NewLetter
 from scheduler import Scheduler
 from support.databases import Database
 from support.next_program import NEXT, write_scripts
