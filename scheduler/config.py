@@ -143,7 +143,17 @@ class Mail(_Section, frozen=True):
 class Actions(_Section, frozen=True):
     """``[actions]``: signed actions between servers."""
 
+    name: str | None = None
+    key_file: str | None = None
+    directory: str | None = None
     inbox: str = "https://cl-o.{recipient}/api/inbox"
+    keys: str = "https://cl-o.{issuer}/api/me/keys"
+    files: str = "https://cl-o.{issuer}/api/files/{file_id}"
+    keep_keys: Duration = 3600.0
+    max_file: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
+    following: tuple[str, ...] = ()
+    connected: tuple[str, ...] = ()
+    relation: str | None = None
 
 
 class Cleanup(_Section, frozen=True):
@@ -356,14 +366,23 @@ def task_settings(config: Config, environ: Mapping[str, str] = os.environ) -> di
             made[section][name] = [_absolute(path) for path in value]
         elif value is not None:
             made[section][name] = _absolute(value)
-    for section, name in (("http", "allow"), ("http", "secrets"), ("batch", "functions")):
+    for section, name in _LISTS:
         made[section][name] = list(made[section][name])
     made["http"]["secrets_dir"] = made["http"]["secrets_dir"] or environ.get("CREDENTIALS_DIRECTORY")
+    if made["actions"]["key_file"] is None and environ.get("CREDENTIALS_DIRECTORY"):
+        made["actions"]["key_file"] = os.path.join(environ["CREDENTIALS_DIRECTORY"], "signing-key.pem")
     made["store"] = {"sqlite": _sqlite_path(config.store.url)}
     return made
 
 
 _FOR_TASKS = ("command", "files", "http", "mail", "actions", "cleanup", "backup", "batch")
+_LISTS = (
+    ("http", "allow"),
+    ("http", "secrets"),
+    ("actions", "following"),
+    ("actions", "connected"),
+    ("batch", "functions"),
+)
 _PATHS = (
     ("command", "roots"),
     ("files", "roots"),
@@ -371,6 +390,8 @@ _PATHS = (
     ("http", "ca"),
     ("http", "secrets_dir"),
     ("mail", "ca"),
+    ("actions", "key_file"),
+    ("actions", "directory"),
     ("cleanup", "roots"),
     ("backup", "sources"),
     ("backup", "destinations"),

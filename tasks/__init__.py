@@ -1,6 +1,8 @@
 """Built-in task types, installed as scheduler.tasks. ``BUILTIN`` has them by name."""
 
 from scheduler import Task
+from scheduler.tasks.action_creator import ActionCreatorTask
+from scheduler.tasks.action_verifier import ActionVerifierTask
 from scheduler.tasks.backup import BackupTask
 from scheduler.tasks.batch import BatchTask
 from scheduler.tasks.cleanup import TempFileCleanupTask
@@ -12,7 +14,9 @@ from scheduler.tasks.mail import EmailTask
 from scheduler.tasks.requests_to import HttpTask
 
 _TYPES = (
+    ActionCreatorTask,
     ActionDeliveryTask,
+    ActionVerifierTask,
     BackupTask,
     BatchTask,
     CommandTask,
@@ -24,7 +28,9 @@ _TYPES = (
 )
 __all__ = [
     "BUILTIN",
+    "ActionCreatorTask",
     "ActionDeliveryTask",
+    "ActionVerifierTask",
     "BackupTask",
     "BatchTask",
     "CommandTask",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from scheduler import LeaseLost, PermanentError, RetryPolicy, StoreUnavailableError, Task, TaskTimeout
+from scheduler.tasks.functions import NAME, imported
 from scheduler.tasks.settings import section
 
 if TYPE_CHECKING:
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 
 REPORT_EVERY = 1.0  # seconds
 TOLD = 100  # failures in the result
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
 
 
 class BatchTask(Task, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts=5)):
@@ -44,7 +41,7 @@ class BatchTask(Task, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts
     collect: bool = False
 
     def __post_init__(self) -> None:
-        if not _FUNCTION.match(self.function):
+        if not NAME.match(self.function):
             raise ValueError(f'function must be "module:function", not {self.function!r}')
 
     def run(self, ctx: Context) -> dict[str, Any]:
@@ -89,12 +86,5 @@ class BatchTask(Task, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts
             raise PermanentError(
                 f'{self.function} may not be called: add it to [batch] functions = ["{self.function}"]'
             )
-        module, _, name = self.function.partition(":")
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise PermanentError(f"{self.function} cannot be imported: {error}") from None
-        if not callable(found) or inspect.iscoroutinefunction(found):
-            raise PermanentError(f"{self.function} is not a plain function of ctx and item")
-        function: Callable[[Any, Any], Any] = found
+        function: Callable[[Any, Any], Any] = imported(self.function)
         return function

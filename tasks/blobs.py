@@ -18,8 +18,6 @@ import base64
 import hashlib
 import os
 import re
-import secrets
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -29,11 +27,10 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from scheduler import PermanentError
-from scheduler.tasks.durable import link_open_file, make_directory, sync_directory, write_all
+from scheduler.tasks.durable import Staging, link_open_file, make_directory, read_json, sync_directory, write_all
 from scheduler.tasks.settings import required
 
 CHUNK = 1024 * 1024
-ABANDONED = 24 * 3600.0  # seconds after which something in tmp belongs to nobody any more
 FILE_ID = re.compile(r"f1~[A-Za-z0-9_-]{43}\Z")
 _WRITE_BITS = 0o222
 
@@ -64,6 +61,7 @@ class BlobStore:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        self._staging = Staging(self.root / "tmp")
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> BlobStore:
@@ -92,8 +90,12 @@ class BlobStore:
         """Store bytes."""
         blob = Blob(file_id_of(hashlib.sha256(data).digest()), len(data))
         if not self._has(blob):
-            self._write(self.path(blob.file_id), data, mode=0o444)
+            self._staging.write(self.path(blob.file_id), data, mode=0o444)
         return blob
+
+    def put_if(self, file_id: str, data: bytes) -> Blob | None:
+        """Store bytes if this is their id; None if it is not."""
+        return self.put(data) if file_id_of(hashlib.sha256(data).digest()) == file_id else None
 
     def put_file(self, fd: int, progress: Progress = lambda done: None) -> Blob:
         """Store the regular file that ``fd`` has open for reading; it keeps its own name as well.
@@ -139,7 +141,7 @@ class BlobStore:
         return True
 
     def _copy(self, fd: int, before: os.stat_result, progress: Progress) -> Blob:
-        staged = self._stage()
+        staged = self._staging.name()
         try:
             out = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
             try:
@@ -148,7 +150,7 @@ class BlobStore:
             finally:
                 os.close(out)
             if not self._has(blob):
-                self._publish(staged, self.path(blob.file_id))
+                self._staging.publish(staged, self.path(blob.file_id))
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(staged)
@@ -159,10 +161,10 @@ class BlobStore:
     def metadata(self, tn_id: int, file_id: str) -> dict[str, Any] | None:
         """What is known of a tenant's file, with its variants as ``variants``; None if there is none."""
         path = self._meta(tn_id, file_id)
-        found = _read_json(path)
+        found = read_json(path)
         if found is None:
             return None
-        records = (_read_json(entry) for entry in sorted(path.parent.glob(f"{file_id}.*.*.json")))
+        records = (read_json(entry) for entry in sorted(path.parent.glob(f"{file_id}.*.*.json")))
         return {**found, "variants": [record for record in records if record is not None]}
 
     def add_metadata(self, tn_id: int, file_id: str, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,29 +173,31 @@ class BlobStore:
         The same content uploaded twice is one file, and a repeated attempt must not change when it came.
         """
         path = self._meta(tn_id, file_id)
-        known = _read_json(path)
+        known: dict[str, Any] | None = read_json(path)
         if known is None:
             known = {"tn_id": tn_id, "file_id": file_id, **record}
-            self._write(path, msgspec.json.encode(known))
+            self._staging.write(path, msgspec.json.encode(known))
         else:
             sync_directory(path.parent)  # as in _has
         return known
 
     def variant(self, tn_id: int, file_id: str, variant: str, format: str) -> dict[str, Any] | None:
-        return _read_json(self._meta(tn_id, file_id, variant, format))
+        found: dict[str, Any] | None = read_json(self._meta(tn_id, file_id, variant, format))
+        return found
 
     def put_variant(self, tn_id: int, file_id: str, variant: str, format: str, record: Mapping[str, Any]) -> None:
         """List a variant with its source; one of the same name and format is replaced."""
-        self._write(self._meta(tn_id, file_id, variant, format), msgspec.json.encode(record))
+        self._staging.write(self._meta(tn_id, file_id, variant, format), msgspec.json.encode(record))
 
     # Receipts
 
     def add_receipt(self, tn_id: int, source: str, record: Mapping[str, Any]) -> None:
         """Note what became of a temporary file, before it is removed."""
-        self._write(self._receipt(tn_id, source), msgspec.json.encode(record))
+        self._staging.write(self._receipt(tn_id, source), msgspec.json.encode(record))
 
     def receipt(self, tn_id: int, source: str) -> dict[str, Any] | None:
-        return _read_json(self._receipt(tn_id, source))
+        found: dict[str, Any] | None = read_json(self._receipt(tn_id, source))
+        return found
 
     def _meta(self, tn_id: int, file_id: str, *variant: str) -> Path:
         name = ".".join((self.path(file_id).name, *variant, "json"))
@@ -202,37 +206,6 @@ class BlobStore:
     def _receipt(self, tn_id: int, source: str) -> Path:
         name = hashlib.sha256(f"{tn_id}\0{source}".encode()).hexdigest()
         return self.root / "receipts" / name[:2] / f"{name}.json"
-
-    # Writing
-
-    def _stage(self) -> Path:
-        """A name in tmp. Removes what crashed writers left there long ago."""
-        directory = self.root / "tmp"
-        make_directory(directory)
-        for entry in os.scandir(directory):
-            with suppress(FileNotFoundError):
-                if entry.stat(follow_symlinks=False).st_mtime < time.time() - ABANDONED:
-                    os.unlink(entry.path)
-        return directory / secrets.token_hex(16)
-
-    def _write(self, target: Path, data: bytes, mode: int = 0o644) -> None:
-        staged = self._stage()
-        try:
-            fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-            try:
-                write_all(fd, data)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            self._publish(staged, target)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(staged)
-
-    def _publish(self, staged: Path, target: Path) -> None:
-        make_directory(target.parent)
-        os.replace(staged, target)
-        sync_directory(target.parent)
 
 
 def _read_through(fd: int, before: os.stat_result, progress: Progress, take: Callable[[bytes], object]) -> Blob:
@@ -248,10 +221,3 @@ def _read_through(fd: int, before: os.stat_result, progress: Progress, take: Cal
     if (size, after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
         raise OSError("the file changed while it was read; schedule the task when the upload is complete")
     return Blob(file_id_of(digest.digest()), size)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return None

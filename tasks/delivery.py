@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -11,14 +10,14 @@ from scheduler import PermanentError, RetryPolicy, Task
 from scheduler.tasks.failures import refuse
 from scheduler.tasks.requests_to import SAID, text_of
 from scheduler.tasks.secrets_of import Secrets
-from scheduler.tasks.settings import section
+from scheduler.tasks.settings import filled
+from scheduler.tasks.tokens import DOMAIN
 from scheduler.tasks.web import Call, send
 
 if TYPE_CHECKING:
     from scheduler import AsyncContext
 
 INBOX = "https://cl-o.{recipient}/api/inbox"
-_NAME = re.compile(r"(?=.{1,253}\Z)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 
 class ActionDeliveryTask(Task, timeout=300, retry=RetryPolicy(min_wait=10, max_wait=43200, max_attempts=50)):
@@ -42,7 +41,7 @@ class ActionDeliveryTask(Task, timeout=300, retry=RetryPolicy(min_wait=10, max_w
     timeout: Annotated[float, msgspec.Meta(gt=0, le=300)] = 30.0
 
     def __post_init__(self) -> None:
-        if not _NAME.match(self.recipient):
+        if not DOMAIN.match(self.recipient):
             raise ValueError(f"recipient must be a domain in lower case, such as bob.example, not {self.recipient!r}")
 
     async def run(self, ctx: AsyncContext) -> dict[str, Any]:
@@ -71,7 +70,5 @@ def token_of(results: dict[int, Any]) -> str:
 
 def inbox_of(settings: Any, recipient: str) -> str:
     """Where a recipient takes actions. Raises PermanentError."""
-    pattern = section(settings, "actions").get("inbox") or INBOX
-    if "{recipient}" not in pattern:
-        raise PermanentError(f"[actions] inbox must contain {{recipient}}, as in {INBOX}")
-    return str(pattern).replace("{recipient}", recipient)
+    url: str = filled(settings, "actions", "inbox", INBOX, recipient=recipient)
+    return url

@@ -3,7 +3,60 @@
 from __future__ import annotations
 
 import os
+import secrets
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ABANDONED = 24 * 3600.0  # seconds after which something that is being written belongs to nobody any more
+
+
+class Staging:
+    """A directory in which files are written before they get their names, on the same filesystem."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def name(self) -> Path:
+        """A free name. Removes what crashed writers left there long ago."""
+        make_directory(self.directory)
+        for entry in os.scandir(self.directory):
+            with suppress(FileNotFoundError):
+                if entry.stat(follow_symlinks=False).st_mtime < time.time() - ABANDONED:
+                    os.unlink(entry.path)
+        return self.directory / secrets.token_hex(16)
+
+    def write(self, target: Path, data: bytes, mode: int = 0o644) -> None:
+        """Write a file, whole or not at all; one that is there is replaced."""
+        staged = self.name()
+        try:
+            fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            try:
+                write_all(fd, data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            self.publish(staged, target)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(staged)
+
+    def publish(self, staged: Path, target: Path) -> None:
+        """Give a file that is synced its name."""
+        make_directory(target.parent)
+        os.replace(staged, target)
+        sync_directory(target.parent)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None if there is no file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return None
 
 
 def sync_directory(path: str | Path) -> None:

@@ -28,3 +28,13 @@ def positive(settings: Mapping[str, Any], name: str, key: str, default: int) -> 
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise PermanentError(f"the setting {key} of [{name}] must be a whole number from 1, not {value!r}")
     return value
+
+
+def filled(settings: Mapping[str, Any], name: str, key: str, default: str, **values: str) -> str:
+    """A URL that has these names in braces, with the values in their places. Raises PermanentError if it has not."""
+    pattern = str(section(settings, name).get(key) or default)
+    for word, value in values.items():
+        if f"{{{word}}}" not in pattern:
+            raise PermanentError(f"[{name}] {key} must contain {{{word}}}, as in {default}")
+        pattern = pattern.replace(f"{{{word}}}", value)
+    return pattern

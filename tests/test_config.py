@@ -55,7 +55,17 @@ password = "hunter2"
 sender = "me@example"
 ca = "own.pem"
 [actions]
+name = "alice.example"
+key_file = "key.pem"
+directory = "actions"
 inbox = "https://{recipient}/in"
+keys = "https://{issuer}/keys"
+files = "https://{issuer}/{file_id}"
+keep_keys = 60
+max_file = 1000
+following = ["bob.example"]
+connected = ["carol.example"]
+relation = "myapp.social:relation"
 [cleanup]
 roots = ["tmp"]
 [backup]

@@ -72,6 +72,9 @@ class AsyncFakeContext(FakeContext):
     async def results(self) -> dict[int, Any]:  # type: ignore[override]
         return self._results
 
+    async def report_progress(self, percent: float, message: str | None = None) -> None:  # type: ignore[override]
+        super().report_progress(percent, message)
+
 
 def file_settings(directory: Path, **more: Any) -> dict[str, Any]:
     """A blob store and a directory for uploads below ``directory``."""

@@ -1,0 +1,115 @@
+"""ActionVerifierTask: takes in an action that somebody else has signed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from scheduler import PermanentError, RetryPolicy, Task
+from scheduler.tasks.action_store import ActionStore
+from scheduler.tasks.blobs import BlobStore, now_text
+from scheduler.tasks.failures import refuse
+from scheduler.tasks.functions import imported
+from scheduler.tasks.issuer_keys import RING
+from scheduler.tasks.secrets_of import Secrets
+from scheduler.tasks.settings import filled, positive, section
+from scheduler.tasks.tokens import LONGEST, Unverified, read
+from scheduler.tasks.web import Call, send
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from scheduler import AsyncContext
+
+FILES = "https://cl-o.{issuer}/api/files/{file_id}"
+LARGEST_FILE = 32 * 1024 * 1024  # bytes
+SKEW = 300.0  # seconds that the issuer's clock may be ahead, or ours behind
+RELATIONS = ("following", "connected")
+NO_TYPE = "application/octet-stream"
+
+
+class ActionVerifierTask(Task, timeout=900, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts=12)):
+    """Checks an action and stores it, with the files that it names.
+
+    tn_id: the tenant that takes it. token: as it came. timeout: seconds for each request.
+
+    In this order: whether it is well-formed and not expired; whether its issuer is one whom the tenant follows or is
+    connected to; its signature, by the keys at the issuer's ``/api/me/keys``, which are kept for a while; then the
+    files that are not there yet are fetched, and each must have the id that the action says. So a stranger causes no
+    request.
+
+    The result is ``{"action_id", "iss", "t", "fetched": […]}``. It may run again at any time.
+
+    Permanent failures: not an action, expired, from the future, not permitted (``status`` 403), a signature by another
+    key; a file that has another id or is larger than ``[actions] max_file``; statuses as for HttpTask. Transient
+    failures: as for HttpTask; I/O errors, a full disk.
+
+    Settings: ``[actions] directory``, ``following``, ``connected``, ``relation``, ``keys``, ``files``, ``keep_keys``,
+    ``max_file``; ``[files] blobs``; ``[http] allow``, ``ca``.
+    """
+
+    tn_id: Annotated[int, msgspec.Meta(ge=0)]
+    token: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST)]
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=900)] = 60.0
+
+    async def run(self, ctx: AsyncContext) -> dict[str, Any]:
+        store = ActionStore.from_settings(ctx.settings)
+        action = read(self.token)
+        claims = action.claims
+        _timely(action)
+        await asyncio.to_thread(_permitted, ctx.settings, self.tn_id, claims.iss)
+        await RING.check(action, ctx.settings, self.timeout)
+        fetched = []
+        for number, file_id in enumerate(claims.a):
+            await ctx.report_progress(100 * number / len(claims.a), f"file {number + 1} of {len(claims.a)}")
+            if await self._fetch(ctx.settings, claims.iss, file_id):
+                fetched.append(file_id)
+        await asyncio.to_thread(store.put, self.tn_id, action, "received")
+        return {"action_id": action.action_id, "iss": claims.iss, "t": claims.t, "fetched": fetched}
+
+    async def _fetch(self, settings: Mapping[str, Any], issuer: str, file_id: str) -> bool:
+        """Get a file that is missing. Whether it was."""
+        blobs = BlobStore.from_settings(settings)
+        if await asyncio.to_thread(blobs.metadata, self.tn_id, file_id) is not None:
+            return False
+        most = positive(settings, "actions", "max_file", LARGEST_FILE)
+        url = filled(settings, "actions", "files", FILES, issuer=issuer, file_id=file_id)
+        reply = await send(Call("GET", url, timeout=self.timeout, most=most), settings, Secrets(settings))
+        if reply.status != 200:
+            what = f"{file_id} of {issuer}: {reply.status}"
+            refuse(what, reply.status, reply.headers.get("retry-after"))
+        if reply.truncated:
+            raise PermanentError(f"{file_id} of {issuer} is larger than {most} bytes ([actions] max_file)")
+        await asyncio.to_thread(
+            _keep, blobs, self.tn_id, issuer, file_id, reply.body, reply.headers.get("content-type")
+        )
+        return True
+
+
+def _keep(blobs: BlobStore, tn_id: int, issuer: str, file_id: str, body: bytes, content_type: str | None) -> None:
+    blob = blobs.put_if(file_id, body)
+    if blob is None:
+        raise PermanentError(f"what {issuer} sent for {file_id} is another file")
+    kind = (content_type or NO_TYPE).partition(";")[0].strip().lower()[:100]
+    record = {"size": blob.size, "content_type": kind, "created": now_text(), "origin": issuer}
+    blobs.add_metadata(tn_id, file_id, {"original_filename": None, **record})
+
+
+def _timely(action: Unverified) -> None:
+    now = time.time()
+    if action.claims.exp is not None and action.claims.exp <= now:
+        raise PermanentError(f"{action.action_id} has expired")
+    if action.claims.iat > now + SKEW:
+        raise PermanentError(f"{action.action_id} is from the future: iat is {action.claims.iat - now:.0f} s ahead")
+
+
+def _permitted(settings: Mapping[str, Any], tn_id: int, issuer: str) -> None:
+    actions = section(settings, "actions")
+    relation = next((one for one in RELATIONS if issuer in (actions.get(one) or ())), None)
+    if relation is None and actions.get("relation"):
+        relation = imported(actions["relation"])(tn_id, issuer)
+    if relation not in RELATIONS:
+        raise PermanentError(f"{issuer} is neither followed by tenant {tn_id} nor connected to it", status=403)

@@ -1,0 +1,193 @@
+"""Signed actions: JSON web tokens, ES384 by keys on the curve P-384."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from scheduler import PermanentError
+from scheduler.tasks.blobs import FILE_ID
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+
+ALGORITHM = "ES384"
+ACTION_ID = re.compile(r"a1~[A-Za-z0-9_-]{43}\Z")
+DOMAIN = re.compile(r"(?=.{1,253}\Z)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+MOST_ATTACHMENTS = 100
+LONGEST = 100 * 1024  # characters of a token; it has to fit into a payload
+_MISSING = "signed actions need PyJWT and cryptography: pip install 'schedd[actions]'"
+
+
+class Claims(NamedTuple):
+    """What a token says. ``iat``, ``exp``: seconds since 1970; ``a``: ids of files; ``p``: id of an action."""
+
+    iss: str
+    iat: float
+    t: str
+    c: Any = None
+    p: str | None = None
+    a: tuple[str, ...] = ()
+    exp: float | None = None
+
+
+class Unverified(NamedTuple):
+    """A token as it came: well-formed, but perhaps not the issuer's. ``key_id``: which key it says to be signed by."""
+
+    token: str
+    action_id: str
+    claims: Claims
+    key_id: str | None
+
+
+def action_id_of(token: str) -> str:
+    """``a1~`` and the SHA-256 of the token in base64url without padding."""
+    return "a1~" + _base64url(hashlib.sha256(token.encode()).digest())
+
+
+def sign(claims: Claims, key: EllipticCurvePrivateKey) -> str:
+    """A token of these claims; what is None or empty is left out, apart from ``c``."""
+    jwt = _jwt()
+    told = {name: value for name, value in claims._asdict().items() if value is not None and value != ()}
+    headers = {"kid": key_id_of(key.public_key())}
+    token: str = jwt.encode(told | {"c": claims.c}, key, algorithm=ALGORITHM, headers=headers)
+    return token
+
+
+def read(token: str) -> Unverified:
+    """Raises PermanentError for what is no such token. Its signature is not looked at."""
+    head, claims = _parts(token)
+    if head.get("alg") != ALGORITHM:
+        raise _bad(f"it is signed by {str(head.get('alg'))[:20]!r} and not by {ALGORITHM}")
+    iss, t, p, a = (claims.get(name) for name in ("iss", "t", "p", "a"))
+    if not isinstance(iss, str) or not DOMAIN.match(iss):
+        raise _bad("iss is not a domain")
+    if not isinstance(t, str) or not 1 <= len(t) <= 100:
+        raise _bad("t is not a type")
+    if p is not None and not (isinstance(p, str) and ACTION_ID.match(p)):
+        raise _bad("p is not the id of an action")
+    files = [] if a is None else a
+    if not isinstance(files, list) or not all(isinstance(one, str) and FILE_ID.match(one) for one in files):
+        raise _bad("a is not a list of file ids")
+    if len(files) > MOST_ATTACHMENTS:
+        raise _bad(f"it has more than {MOST_ATTACHMENTS} attachments")
+    iat, exp = _instant(claims, "iat"), _instant(claims, "exp")
+    if iat is None:
+        raise _bad("iat is missing")
+    key_id = head.get("kid")
+    made = Claims(iss, iat, t, claims.get("c"), p, tuple(dict.fromkeys(files)), exp)
+    return Unverified(token, action_id_of(token), made, key_id if isinstance(key_id, str) else None)
+
+
+def is_signed_by(token: str, key: EllipticCurvePublicKey) -> bool:
+    """Whether the signature is right. Nothing else is looked at."""
+    jwt = _jwt()
+    nothing = {f"verify_{what}": False for what in ("exp", "iat", "nbf", "aud", "iss", "sub", "jti")}
+    try:
+        jwt.decode(token, key, algorithms=[ALGORITHM], options=nothing)
+    except jwt.InvalidTokenError:
+        return False
+    return True
+
+
+# Keys
+
+
+def load_private_key(pem: bytes) -> EllipticCurvePrivateKey:
+    """Raises PermanentError for what is no private key on P-384."""
+    _jwt()
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(pem, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise PermanentError("the signing key is not a private key in PEM without a password") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise PermanentError("the signing key is not on the curve P-384")
+    return key
+
+
+def public_keys(pem: bytes) -> list[dict[str, Any]]:
+    """What ``keys`` of ``/api/me/keys`` has to say for this private key. Raises PermanentError."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = load_private_key(pem).public_key()
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return [{"keyId": key_id_of(key), "publicKey": base64.b64encode(der).decode()}]
+
+
+def load_public_key(text: str) -> EllipticCurvePublicKey | None:
+    """From base64 of DER, or PEM. None for what is no key on P-384."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
+
+    try:
+        if text.lstrip().startswith("-----BEGIN"):
+            key = load_pem_public_key(text.encode())
+        else:
+            key = load_der_public_key(base64.b64decode(text, validate=True))
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+    return key if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1) else None
+
+
+def key_id_of(key: EllipticCurvePublicKey) -> str:
+    """A name for a key, made of itself."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return _base64url(hashlib.sha256(der).digest())[:16]
+
+
+# Parts of a token
+
+
+def _parts(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    if len(token) > LONGEST or token.count(".") != 2 or not token.isascii():
+        raise _bad("it is not three parts of base64url")
+    try:
+        head, claims = (
+            msgspec.json.decode(base64.b64decode(part + "=" * (-len(part) % 4), b"-_", validate=True))
+            for part in token.split(".")[:2]
+        )
+    except (ValueError, binascii.Error, RecursionError):  # msgspec's own error is a ValueError
+        raise _bad("it is not three parts of base64url with JSON in the first two") from None
+    if not isinstance(head, dict) or not isinstance(claims, dict):
+        raise _bad("it has no claims")
+    return head, claims
+
+
+def _instant(claims: Mapping[str, Any], name: str) -> float | None:
+    value = claims.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _bad(f"{name} is not a time")
+    return value
+
+
+def _bad(why: str) -> PermanentError:
+    return PermanentError(f"not a signed action: {why}")
+
+
+def _base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _jwt() -> Any:
+    try:
+        import cryptography  # noqa: F401
+        import jwt
+    except ImportError:
+        raise PermanentError(_MISSING) from None
+    return jwt

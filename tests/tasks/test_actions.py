@@ -1,0 +1,382 @@
+"""ActionCreatorTask and ActionVerifierTask: signatures, permissions, keys and files, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from scheduler import PermanentError
+from scheduler.tasks import ActionCreatorTask, ActionVerifierTask
+from scheduler.tasks.action_store import ActionStore
+from scheduler.tasks.blobs import BlobStore
+from scheduler.tasks.failures import Refused, Unreachable
+from scheduler.tasks.issuer_keys import FRESH, RING
+from scheduler.tasks.tokens import action_id_of, load_public_key, public_keys, read
+
+from .fake import AsyncFakeContext, FakeContext
+from .server import Asked, Server, answer, serving
+
+PHOTO = b"a photo"
+NOBODY = "http://127.0.0.1:1"
+
+
+def new_key(curve: ec.EllipticCurve | None = None) -> bytes:
+    key = ec.generate_private_key(curve or ec.SECP384R1())
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+KEY = new_key()
+
+
+class Side:
+    """One of the two servers' stores, and its settings. Requests go to ``server``."""
+
+    def __init__(self, place: Path, server: str = NOBODY, **actions: Any) -> None:
+        place.mkdir(exist_ok=True)
+        (place / "key.pem").write_bytes(KEY)
+        self.blobs, self.actions = BlobStore(place / "blobs"), ActionStore(place / "actions")
+        self.settings: dict[str, Any] = {
+            "actions": {
+                "name": "alice.example",
+                "key_file": str(place / "key.pem"),
+                "directory": str(place / "actions"),
+                "keys": f"{server}/{{issuer}}/api/me/keys",
+                "files": f"{server}/{{issuer}}/api/files/{{file_id}}",
+                "following": ["alice.example"],
+                **actions,
+            },
+            "files": {"blobs": str(place / "blobs")},
+            "http": {"allow": ["127.0.0.1"]},
+        }
+
+    def file(self, data: bytes = PHOTO) -> str:
+        file_id = self.blobs.put(data).file_id
+        self.blobs.add_metadata(7, file_id, {"size": len(data)})
+        return str(file_id)
+
+    def make(self, type: str = "POST", content: Any = None, **fields: Any) -> Any:
+        results = fields.pop("results", None)
+        ctx = fields.pop("ctx", None) or FakeContext(results=results)
+        ctx.settings = self.settings
+        return ActionCreatorTask(7, type, content, **fields).run(ctx)
+
+    def take(self, token: str) -> Any:
+        return asyncio.run(ActionVerifierTask(7, token).run(AsyncFakeContext(self.settings)))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def no_keys_are_known() -> None:
+    RING.clear()
+
+
+@pytest.fixture
+def alice(tmp_path: Path) -> Side:
+    return Side(tmp_path / "alice")
+
+
+class Published:
+    """What alice's server says: ``keys`` and ``files``; ``asked``: how often for what."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.keys: list[dict[str, Any]] = public_keys(KEY)
+        self.status = 200
+        self.files: dict[str, bytes] = {}
+
+    def __call__(self, connection: Any, asked: Asked) -> None:
+        name = asked.path.rpartition("/")[2]
+        if name == "keys":
+            connection.sendall(answer(self.status, json.dumps({"name": "alice", "keys": self.keys}).encode()))
+        elif name in self.files:
+            connection.sendall(answer(200, self.files[name], Content_Type="image/jpeg; charset=x"))
+        else:
+            connection.sendall(answer(404))
+
+    def count(self, what: str) -> int:
+        return sum(what in asked.path for asked in self.server.asked)
+
+
+@pytest.fixture
+def published() -> Iterator[Published]:
+    with serving(b"") as server:
+        made = Published(server)
+        server._answers = [made]
+        yield made
+
+
+@pytest.fixture
+def bob(tmp_path: Path, published: Published) -> Side:
+    return Side(tmp_path / "bob", published.server.url)
+
+
+def forge(key: bytes = KEY, headers: dict[str, Any] | None = None, **claims: Any) -> str:
+    claims = {"iss": "alice.example", "iat": int(time.time()), "t": "POST", "c": 1} | claims
+    return jwt.encode({k: v for k, v in claims.items() if v is not ...}, key, "ES384", headers)
+
+
+# Making
+
+
+def test_an_action(alice: Side) -> None:
+    first, second = alice.file(), alice.file(b"another")
+    parent = action_id_of("x")
+    results = {3: {"file_id": second}, 2: {"file_id": first}, 4: {"other": 1}, 5: None}
+    made = alice.make("IMG", {"text": "Grüße"}, parent=parent, attachments=[second], expires_in=3600, results=results)
+    token = made["token"]
+    public = load_public_key(public_keys(KEY)[0]["publicKey"])
+    assert public is not None
+    claims = jwt.decode(token, public, algorithms=["ES384"], options={"verify_exp": False})
+    iat = 1767323045  # when the task was scheduled
+    assert claims == {
+        "iss": "alice.example",
+        "iat": iat,
+        "t": "IMG",
+        "c": {"text": "Grüße"},
+        "p": parent,
+        "a": [second, first],
+        "exp": iat + 3600,
+    }
+    assert jwt.get_unverified_header(token)["alg"] == "ES384"
+    digest = hashlib.sha256(token.encode()).digest()
+    assert made["action_id"] == "a1~" + base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    assert made["attachments"] == [second, first]
+    assert alice.actions.get(7, made["action_id"]) == {
+        "action_id": made["action_id"],
+        "token": token,
+        "origin": "own",
+        **claims,
+    }
+    assert alice.actions.get(8, made["action_id"]) is None
+
+
+def test_another_attempt_makes_the_same_action(alice: Side) -> None:
+    ctx = FakeContext()
+    first = alice.make(ctx=ctx)
+    alice.actions.path(7, first["action_id"]).unlink()
+    assert alice.make(ctx=ctx) == first
+    assert alice.actions.get(7, first["action_id"]) is not None
+    assert alice.make() != first, "a signature is never the same twice"
+
+
+def test_actions_that_cannot_be_made(alice: Side, tmp_path: Path) -> None:
+    with pytest.raises(PermanentError, match="tenant 7 has no file f1~"):
+        alice.make(attachments=["f1~" + "x" * 43])
+    with pytest.raises(PermanentError, match="tenant 7 has no file nonsense"):
+        alice.make(results={1: {"file_id": "nonsense"}})
+    for key, says in (
+        (new_key(ec.SECP256R1()), "not on the curve P-384"),
+        (b"hunter2", "not a private key in PEM"),
+    ):
+        (tmp_path / "alice" / "key.pem").write_bytes(key)
+        with pytest.raises(PermanentError, match=says) as failed:
+            alice.make()
+        assert "hunter2" not in str(failed.value)
+    (tmp_path / "alice" / "key.pem").unlink()
+    with pytest.raises(PermanentError, match="cannot be read: No such file"):
+        alice.make()
+    for missing in ("name", "key_file", "directory"):
+        broken = Side(tmp_path / "alice", **{missing: None})
+        with pytest.raises(PermanentError, match=rf"needs the setting {missing} of \[actions\]"):
+            broken.make()
+
+
+@pytest.mark.parametrize("fields", [{"parent": "a1~x"}, {"attachments": ["f1~x"]}])
+def test_what_is_refused_when_built(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        ActionCreatorTask(7, "POST", **fields)
+
+
+# Taking
+
+
+def test_an_action_that_is_right(alice: Side, bob: Side, published: Published) -> None:
+    file_id = alice.file()
+    published.files[file_id] = PHOTO
+    made = alice.make(content="hello", attachments=[file_id])
+    assert bob.take(made["token"]) == {
+        "action_id": made["action_id"],
+        "iss": "alice.example",
+        "t": "POST",
+        "fetched": [file_id],
+    }
+    stored = bob.actions.get(7, made["action_id"])
+    assert stored is not None
+    assert (stored["token"], stored["origin"], stored["c"]) == (made["token"], "received", "hello")
+    assert bob.blobs.path(file_id).read_bytes() == PHOTO
+    known = bob.blobs.metadata(7, file_id)
+    assert known is not None
+    assert (known["size"], known["content_type"], known["origin"]) == (len(PHOTO), "image/jpeg", "alice.example")
+    assert bob.take(made["token"])["fetched"] == [], "what is there is not fetched again"
+    assert published.count("files") == 1
+
+
+def test_keys_are_fetched_once(alice: Side, bob: Side, published: Published) -> None:
+    for number in range(5):
+        bob.take(alice.make(content=number)["token"])
+    assert published.count("keys") == 1
+
+
+def test_several_at_once_fetch_them_once(alice: Side, bob: Side, published: Published) -> None:
+    tokens = [alice.make(content=number)["token"] for number in range(5)]
+
+    async def all_at_once() -> None:
+        tasks = [ActionVerifierTask(7, token).run(AsyncFakeContext(bob.settings)) for token in tokens]  # type: ignore[arg-type]
+        await asyncio.gather(*tasks)
+
+    asyncio.run(all_at_once())
+    assert published.count("keys") == 1
+
+
+def test_a_new_key_is_asked_for(bob: Side, published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    bob.take(forge())
+    other = new_key()
+    published.keys = public_keys(other)
+    with pytest.raises(PermanentError, match="not by a key of alice"):
+        bob.take(forge(other))
+    assert published.count("keys") == 1, "not at once: a stranger with a wrong key would cause a request each time"
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + FRESH + 1)
+    bob.take(forge(other))
+    with pytest.raises(PermanentError, match="not by a key of alice"):
+        bob.take(forge())
+    assert published.count("keys") == 2
+
+
+def test_signatures_that_are_wrong(bob: Side, published: Published) -> None:
+    good = forge()
+    head, body, signature = good.split(".")
+    other_claims = forge(c=2).split(".")[1]
+    swapped = base64.urlsafe_b64encode(b"\1" * 96).decode()
+    wrong = [forge(new_key()), f"{head}.{other_claims}.{signature}", f"{head}.{body}.{swapped}", f"{head}.{body}."]
+    wrong.append(forge(headers={"kid": "another"}))
+    for token in wrong:
+        with pytest.raises(PermanentError, match=r"signature of a1~.* is not by a key of alice"):
+            bob.take(token)
+    published.keys = [{"keyId": "old", "expiresAt": int(time.time()) - 10, **public_keys(KEY)[0]}]
+    RING.clear()
+    with pytest.raises(PermanentError, match="not by a key"):
+        bob.take(good)
+    assert bob.take(forge(iat=int(time.time()) - 20))["t"] == "POST", "signed while the key was good"
+    assert bob.actions.get(7, action_id_of(good)) is None
+
+
+def test_times(bob: Side) -> None:
+    now = int(time.time())
+    bob.take(forge(exp=now + 100, iat=now + 60))
+    with pytest.raises(PermanentError, match="has expired"):
+        bob.take(forge(exp=now - 1))
+    with pytest.raises(PermanentError, match="from the future"):
+        bob.take(forge(iat=now + 3600))
+
+
+def test_who_is_permitted(tmp_path: Path, published: Published) -> None:
+    url = published.server.url
+    token = forge()
+    for setting in ({"following": []}, {"following": ["bob.example"], "relation": f"{__name__}:stranger"}):
+        with pytest.raises(PermanentError, match=r"alice\.example is neither followed by tenant 7") as failed:
+            Side(tmp_path / "a", url, **setting).take(token)
+        assert failed.value.status == 403
+    assert published.server.asked == [], "a stranger causes no request"
+    Side(tmp_path / "b", url, following=[], connected=["alice.example"]).take(token)
+    Side(tmp_path / "c", url, following=[], relation=f"{__name__}:friend").take(token)
+
+
+def stranger(tn_id: int, issuer: str) -> str | None:
+    return "blocked"
+
+
+def friend(tn_id: int, issuer: str) -> str | None:
+    return "connected" if (tn_id, issuer) == (7, "alice.example") else None
+
+
+def test_files_that_are_wrong(alice: Side, bob: Side, published: Published) -> None:
+    file_id = alice.file()
+    token = alice.make(attachments=[file_id])["token"]
+    with pytest.raises(PermanentError, match="404"):
+        bob.take(token)
+    published.files[file_id] = b"another photo"
+    with pytest.raises(PermanentError, match=rf"what alice\.example sent for {file_id} is another file"):
+        bob.take(token)
+    bob.settings["actions"]["max_file"] = 3
+    with pytest.raises(PermanentError, match="larger than 3 bytes"):
+        bob.take(token)
+    assert bob.actions.get(7, action_id_of(token)) is None
+    assert not bob.blobs.exists(file_id)
+
+
+def test_a_server_that_is_away(alice: Side, bob: Side, published: Published) -> None:
+    token = alice.make()["token"]
+    published.status = 503
+    with pytest.raises(Refused, match=r"the keys of alice\.example: 503"):
+        bob.take(token)
+    published.status = 404
+    with pytest.raises(PermanentError, match="404"):
+        bob.take(token)
+    bob.settings["actions"]["keys"] = f"{NOBODY}/{{issuer}}"
+    with pytest.raises(Unreachable):
+        bob.take(token)
+    bob.settings["http"] = {}
+    with pytest.raises(PermanentError, match="not public"):
+        bob.take(token)
+
+
+def encoded(*parts: Any) -> str:
+    return ".".join(
+        base64.urlsafe_b64encode(part if isinstance(part, bytes) else json.dumps(part).encode()).decode().rstrip("=")
+        for part in parts
+    )
+
+
+HEAD = {"alg": "ES384", "typ": "JWT"}
+CLAIMS: dict[str, Any] = {"iss": "alice.example", "iat": 1, "t": "POST"}
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        "a.b",
+        "a.b.c.d",
+        "ä.b.c",
+        "%.%.%",
+        encoded(b"[" * 100_000, {}, b""),
+        encoded([], CLAIMS, b""),
+        encoded(HEAD, [], b""),
+        encoded({"alg": "none"}, CLAIMS, b""),
+        encoded({"alg": "HS256"}, CLAIMS, b""),
+        encoded({"alg": ["ES384"]}, CLAIMS, b""),
+        *(
+            encoded(HEAD, CLAIMS | wrong, b"")
+            for wrong in (
+                {"iss": "alice.example/../.."},
+                {"iss": "alice.example:80"},
+                {"iss": 5},
+                {"t": ""},
+                {"iat": "1"},
+                {"iat": True},
+                {"iat": None},
+                {"exp": "never"},
+                {"p": "a1~../../x"},
+                {"a": "f1~"},
+                {"a": ["../../etc/passwd"]},
+                {"a": [f"f1~{n:043}" for n in range(101)]},
+            )
+        ),
+    ],
+)
+def test_what_is_no_action(token: str) -> None:
+    with pytest.raises(PermanentError, match="not a signed action"):
+        read(token)
