@@ -22,7 +22,11 @@ Side = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 
 
 class ImageResizerTask(
-    Task, priority=Priority.LOW, timeout=600, retry=RetryPolicy(min_wait=5, max_wait=600, max_attempts=4)
+    Task,
+    priority=Priority.LOW,
+    timeout=600,
+    isolation="process",  # decoders are C code that reads what strangers send
+    retry=RetryPolicy(min_wait=5, max_wait=600, max_attempts=4),
 ):
     """Makes a variant of an image, stores it by its own id, and lists it with its source.
 
@@ -41,7 +45,7 @@ class ImageResizerTask(
 
     Permanent failures: no such file of this tenant; not an image, or a damaged one; more pixels than
     ``[files] max_pixels``; Pillow missing; a missing setting.
-    Transient failures: I/O errors, a full disk, no memory.
+    Transient failures: I/O errors, a full disk, no memory, a crash of its process.
 
     Settings: ``[files] blobs``; ``[files] max_pixels`` (80 million, about 240 MB when decoded).
     """

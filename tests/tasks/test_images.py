@@ -12,6 +12,8 @@ from PIL import Image, ImageCms, ImageOps
 
 from scheduler import PermanentError
 from scheduler.errors import Cancelled
+from scheduler.model.registry import Registry
+from scheduler.tasks import ImageResizerTask
 from scheduler.tasks.blobs import BlobStore
 from scheduler.tasks.pictures import fit
 
@@ -222,3 +224,9 @@ def test_cancelling(settings: dict[str, Any]) -> None:
     known = BlobStore.from_settings(settings).metadata(7, source)
     assert known is not None
     assert known["variants"] == []
+
+
+def test_it_runs_in_a_process_of_its_own() -> None:
+    registry = Registry()
+    registry.add(ImageResizerTask)
+    assert [kind.options.isolation for kind in registry] == ["process"]
