@@ -177,5 +177,9 @@ class Cancelled(Interrupted):
     """The task was cancelled; the handler should clean up and end."""
 
 
+class Collided(Interrupted):
+    """A ``ctx.transaction()`` and another transaction were in each other's way: it is tried again, as no attempt."""
+
+
 class Suspended(Interrupted):
     """The task waits for a time, an event or another task; its handler starts again then and skips what is recorded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.engine.durable import Ask, Block, Call, Durable, Load, Plan, suspend
@@ -58,6 +59,11 @@ async def _call(effect: Call) -> Any:
 
 async def in_thread(function: Any, *args: Any, **kwargs: Any) -> Any:
     """``asyncio.to_thread``, but cancelled only once the thread has ended: nothing of an attempt may outlive it."""
+    return await in_thread_of(None, function, *args, **kwargs)
+
+
+async def in_thread_of(threads: Executor | None, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same in one of these threads; None: the event loop's own."""
     context = contextvars.copy_context()
 
     def work() -> Any:
@@ -66,7 +72,7 @@ async def in_thread(function: Any, *args: Any, **kwargs: Any) -> Any:
         except StopIteration as error:  # which no future can carry
             raise RuntimeError("the function raised StopIteration") from error
 
-    running = asyncio.get_running_loop().run_in_executor(None, work)
+    running = asyncio.get_running_loop().run_in_executor(threads, work)
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:

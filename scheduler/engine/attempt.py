@@ -14,6 +14,7 @@ from scheduler.engine.context import AsyncContext, Context
 from scheduler.engine.logs import Tail, current_attempt
 from scheduler.errors import (
     Cancelled,
+    Collided,
     ConfigError,
     LeaseLost,
     PayloadError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 MAX_RESULT = 1024 * 1024
 NEWER = 5.0  # seconds until a task is offered again that only a newer program can read
+COLLIDED = (0.02, 0.2)  # seconds until a transaction that collided is tried again: least, and how much more at random
 log = logging.getLogger("scheduler.engine")
 
 
@@ -74,6 +76,8 @@ class Runtime(Protocol):
     def monotonic(self) -> float: ...
     def random(self) -> float: ...
     def request(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Future[dict[str, Any]]: ...
+    def store(self, attempt: Attempt) -> tuple[Any, int, float]: ...
+    def settled(self, attempt: Attempt, outcome: Outcome, ready: int) -> None: ...
     def load(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Any: ...
     def parent_results(self, task_id: int) -> dict[int, Any]: ...
     def dependency_failures(self, task_id: int) -> dict[int, str]: ...
@@ -101,6 +105,7 @@ class Attempt:
     tail: Tail | None = None
     tail_written = 0
     durable: Durable | None = None  # once it does something durable
+    settled: Outcome | None = None  # what its own transaction has committed
     suspended: int | None = None  # it is to be unwound, and to go on then (microseconds) at the latest
     over = False  # the handler has ended, only hooks are left
     ended = False  # and so have they
@@ -252,6 +257,13 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
 
 
 def _succeed(attempt: Attempt, runtime: Runtime, result: Any) -> Outcome:
+    if attempt.settled is not None:
+        if result is not None:
+            log.warning(
+                "what run() returned is not stored: its transaction had set the result",
+                extra={"task": attempt.claimed.id},
+            )
+        return attempt.settled
     if attempt.cancelled:
         return with_log(attempt, _outcome(attempt, runtime, AttemptEnd.CANCELLED, st.CANCELLED))
     if attempt.suspended is not None:
@@ -260,15 +272,25 @@ def _succeed(attempt: Attempt, runtime: Runtime, result: Any) -> Outcome:
     if attempt.deadline is not None and (attempt.timed_out or runtime.monotonic() >= attempt.deadline):
         raise attempt.timeout_error()
     if attempt.durable is not None:
-        attempt.durable.finish()
-    text = None
-    if result is not None:
-        try:
-            text = encode_json(result, "the result")
-        except PayloadError as error:
-            raise PermanentError(str(error)) from None
-        if len(text) > MAX_RESULT:
-            raise PermanentError(f"the result is {len(text)} bytes of JSON, over the limit of {MAX_RESULT}")
+        attempt.durable.note(attempt.durable.finish())
+    return success(attempt, runtime, None if result is None else result_text(result))
+
+
+def result_text(result: Any) -> str | None:
+    """A task's result as JSON text, None for none. Raises PermanentError if it is not JSON, or too long."""
+    if result is None:
+        return None
+    try:
+        text = encode_json(result, "the result")
+    except PayloadError as error:
+        raise PermanentError(str(error)) from None
+    if len(text) > MAX_RESULT:
+        raise PermanentError(f"the result is {len(text)} bytes of JSON, over the limit of {MAX_RESULT}")
+    return text
+
+
+def success(attempt: Attempt, runtime: Runtime, text: str | None) -> Outcome:
+    """The outcome of an attempt that has succeeded, with this result."""
     c = attempt.claimed
     log_text = None if attempt.tail is None else attempt.tail.text()
     ended = (
@@ -288,6 +310,9 @@ def _fail(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Out
     """The outcome of a body that raised, and the hook to call."""
     c = attempt.claimed
     attempt.over = True
+    if attempt.settled is not None:
+        log.warning("raised after its transaction had committed its success: %r", error, extra={"task": c.id})
+        return attempt.settled, None
     if attempt.cancelled or isinstance(error, Cancelled):
         return _outcome(attempt, runtime, AttemptEnd.CANCELLED, st.CANCELLED), None
     if attempt.lost:
@@ -299,6 +324,9 @@ def _fail(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Out
         attempt.suspended = None  # something else went wrong on the way out
     if attempt.timed_out and not isinstance(error, TaskTimeout):
         error = attempt.timeout_error()
+    if isinstance(error, Collided):
+        again = runtime.now() + round((COLLIDED[0] + COLLIDED[1] * runtime.random()) * SECOND)
+        return _outcome(attempt, runtime, AttemptEnd.SNOOZED, st.SCHEDULED, run_at=again, refund=1), None
     if isinstance(error, Snooze):
         try:
             wait = span_us(error.seconds, "Snooze")

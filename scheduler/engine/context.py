@@ -20,6 +20,7 @@ from scheduler.model.times import to_datetime
 
 if TYPE_CHECKING:
     from scheduler.engine.attempt import Attempt, Runtime
+    from scheduler.engine.transaction import AsyncTransactionBlock, TransactionBlock
 
 LOOK_EVERY = 0.05  # seconds between looks for a cancel while a function runs in another process
 MAX_MESSAGE = 2000  # characters kept of a progress message
@@ -183,7 +184,7 @@ class _ContextBase:
 
     def _beat(self, percent: float | None = None, message: object | None = None) -> Any:
         """Ask for a heartbeat, with progress perhaps."""
-        self._look()
+        self._durable.where()
         said = {"percent": None if percent is None else self._clamp(percent), "message": self._said(message)}
         return self._runtime.request(self._attempt, "beat", said)
 
@@ -243,6 +244,19 @@ class Context(_ContextBase):
         The first emit of a name wins, over all tasks and callers; False if this was not the first.
         """
         return drive(self._durable, self._durable.emit_event(name, payload))
+
+    def transaction(self) -> TransactionBlock:
+        """``with ctx.transaction() as tx:`` the handler's own rows, and its success, in one commit: its last act.
+
+        ``tx`` is a SQLAlchemy Connection to schedd's database; set ``tx.result`` to what is to be the task's result
+        (what ``run`` returns afterwards is not stored). Leaving the block commits the rows, the attempt, the success
+        and the release of what waits for it, if this attempt still holds the task; raising rolls back. Inside a step
+        it commits that step's checkpoint instead, with ``tx.result`` as its value. Raises LeaseLost,
+        TransactionTooLong.
+        """
+        from scheduler.engine.transaction import TransactionBlock
+
+        return TransactionBlock(self._durable)
 
     def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
         """Run ``function(*args)`` in a child process and return what it returns, or raise what it raises.
@@ -348,6 +362,13 @@ class AsyncContext(_ContextBase):
     async def emit_event(self, name: str, payload: Any = None) -> bool:
         """Emit an event, once, however often this task runs; False if it was not the first. See :class:`Context`."""
         return await drive_async(self._durable, self._durable.emit_event(name, payload))
+
+    def transaction(self) -> AsyncTransactionBlock:
+        """``async with ctx.transaction() as tx:`` as in :class:`Context`; ``await tx.execute(statement)``,
+        ``await tx.run(function)`` with the Connection, ``tx.result``."""
+        from scheduler.engine.transaction import AsyncTransactionBlock
+
+        return AsyncTransactionBlock(self._durable)
 
     async def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
         """Run ``function(*args)`` in a child process; see :meth:`Context.cpu`."""

@@ -69,6 +69,7 @@ class Desk:
         self.outcomes: deque[tuple[Attempt, Outcome]] = deque()
         self.requests: deque[Request] = deque()
         self.put_off: list[Request] = []  # somebody's transaction kept them from being answered: the next turn's
+        self.freed: deque[int] = deque()  # tasks that may run as attempts' own transactions have committed
         self.worker = 0  # the id that this engine's claims are held under
         self.lapses_at = float("inf")  # when the lease runs out unless it is renewed (monotonic)
         self.held: dict[tuple[int, int], Attempt] = {}
@@ -119,6 +120,17 @@ class Desk:
                 return None if found is None else [(name, *recorded) for name, recorded in found.items()]
             assert what == "ends", what
             return asked_children.results(connection, self.database.dialect, args["ids"])
+
+    def store(self, attempt: Attempt) -> tuple[Database, int, float]:
+        """Where an attempt's own transaction takes place: the database, the worker that holds it, and its lease in
+        seconds."""
+        return self.database, self.worker, self.options.lease
+
+    def settled(self, attempt: Attempt, outcome: Outcome | None, ready: int) -> None:
+        """An attempt's own transaction has committed its success, and ``ready`` tasks may run because of it."""
+        attempt.settled = outcome
+        self.freed.append(ready)
+        self.ring()
 
     def parent_results(self, task_id: int) -> dict[int, Any]:
         with self.database.read() as connection:

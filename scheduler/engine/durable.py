@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -21,6 +22,7 @@ import msgspec
 from scheduler.errors import DeterminismError, LeaseLost, PermanentError, Suspended
 from scheduler.model.checkpoint import OWN, Recorded, Replay, Sort, check_event, check_name, encoded, revived
 from scheduler.model.spec import TaskId
+from scheduler.model.texts import listed
 from scheduler.model.times import instant_us, span_us
 
 if TYPE_CHECKING:
@@ -31,7 +33,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CHUNK = 100  # children that are stored in one turn
 log = logging.getLogger("scheduler.engine")
-_inside: ContextVar[Attempt | None] = ContextVar("schedd_step", default=None)
+
+
+@dataclass
+class Frame:
+    """Where in a handler the present code is: in a step, or (``transaction``) in a ``ctx.transaction()``.
+
+    ``recorded``: the step's own transaction has committed its checkpoint, with this ``value`` (JSON).
+    """
+
+    attempt: Attempt
+    name: str = ""
+    label: str = ""
+    seq: int = 0
+    started: int | None = None
+    note: str | None = None
+    transaction: bool = False
+    recorded: bool = False
+    value: str | None = None
+
+
+inside: ContextVar[Frame | None] = ContextVar("schedd_frame", default=None)
 
 
 class Ask(NamedTuple):
@@ -89,10 +111,15 @@ class Durable:
         if found is not None:
             return found.result()
         started = self.runtime.now()
-        with self._inside_step():
+        frame = Frame(self.attempt, name, label, seq, started, self._note(label))
+        with self._in(frame):
             value = yield Call(function, args, kwargs)
+        if frame.recorded:
+            if value is not None:
+                self._say(f"step {name!r}: what it returns is not stored, only its transaction's result")
+            return Recorded(Sort.STEP, frame.value).result()
         text = encoded(value, f"the result of step {name!r}")
-        yield from self._ask("record", name=label, seq=seq, value=text, started_at=started, note=self._note(label))
+        yield from self._ask("record", name=label, seq=seq, value=text, started_at=started, note=frame.note)
         return Recorded(Sort.STEP, text).result()  # as a later attempt gets it
 
     def sleep_for(self, seconds: float | timedelta, name: str | None) -> Plan[None]:
@@ -230,11 +257,31 @@ class Durable:
     # what they share
 
     def _enter(self) -> None:
-        self.attempt.check(self.runtime.monotonic())
-        if _inside.get() is self.attempt:
+        frame = self.where()
+        if frame is not None and not frame.transaction:
             raise PermanentError("steps cannot be nested: do this before or after the step, not inside of it")
         if self.attempt.over:
             raise PermanentError("the handler has ended: a hook cannot do anything durable with its context")
+
+    def where(self) -> Frame | None:
+        """The step that the present code is in. Raises what should end it, and PermanentError in a transaction: what
+        is asked for would be written by another one."""
+        self.attempt.check(self.runtime.monotonic())
+        frame = inside.get()
+        if frame is None or frame.attempt is not self.attempt:
+            return None
+        if frame.transaction:
+            raise PermanentError("not inside of ctx.transaction(): use its connection there, and the context before it")
+        return frame
+
+    def before_transaction(self) -> Frame | None:
+        """The step in which a transaction is to begin; None: it is the handler's last act. Raises PermanentError."""
+        frame = self.where()
+        if frame is not None and frame.recorded:
+            raise PermanentError(f"step {frame.name!r} has had its transaction: one for each step")
+        if self.attempt.over:
+            raise PermanentError("the handler has ended: a hook has no transaction")
+        return frame
 
     def _meet(self, name: str, sort: Sort) -> tuple[str, int]:
         with self._lock:
@@ -281,30 +328,42 @@ class Durable:
         raise LeaseLost(f"task {self.attempt.claimed.id} is no longer held by this worker; nothing it does is recorded")
 
     @contextmanager
-    def _inside_step(self) -> Iterator[None]:
-        token = _inside.set(self.attempt)
+    def _in(self, frame: Frame) -> Iterator[None]:
+        token = inside.set(frame)
         try:
             yield
         finally:
-            _inside.reset(token)
+            inside.reset(token)
 
     # at the end
 
-    def finish(self) -> None:
-        """The handler has come to its end: was everything met that is recorded? Raises DeterminismError if strict."""
+    def finish(self) -> list[str]:
+        """The handler has come to its end. Returns what is recorded and was never met, for :meth:`note`.
+
+        Raises DeterminismError if there is any and the kind is strict.
+        """
         unmet = self.replay.unmet()
-        if not unmet:
-            return
-        self._differs(f"recorded, but never met by the handler: {', '.join(unmet[:20])}")
-        self.runtime.request(self.attempt, "note", {"names": unmet, "note": "not met by the attempt that succeeded"})
+        if unmet:
+            self._differs(f"recorded, but never met by the handler: {listed(unmet, 20)}")
+        return unmet
+
+    def note(self, unmet: list[str]) -> None:
+        """Say so of what was not met, beside what is recorded."""
+        if unmet:
+            said = {"names": unmet, "note": "not met by the attempt that succeeded"}
+            self.runtime.request(self.attempt, "note", said)
 
     def _differs(self, said: str) -> None:
         """What the handler does does not fit what is recorded. Raises DeterminismError if strict."""
         if self.attempt.kind.options.determinism == "strict":
             raise DeterminismError(f"{said}; {self.replay.sequences()}")
+        self._say(f"the handler does not fit what is recorded: {said}")
+
+    def _say(self, said: str) -> None:
+        """Log a warning, and keep it with the attempt."""
         c = self.attempt.claimed
-        self.attempt.capture(f"determinism: {said}\n")
-        log.warning("the handler does not fit what is recorded: %s", said, extra={"task": c.id, "kind": c.kind})
+        self.attempt.capture(f"{said}\n")
+        log.warning(said, extra={"task": c.id, "kind": c.kind})
 
 
 def result_of(end: Any) -> Any:

@@ -14,7 +14,9 @@ from scheduler.engine.logs import TASK_LOGGER
 from scheduler.engine.nursery import import_path
 from scheduler.engine.options import ProcessOptions
 from scheduler.errors import ConfigError, SchedulerError
+from scheduler.model import state as st
 from scheduler.model.checkpoint import failure_of
+from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.reference import main_source, reference_of
 from scheduler.ports import Spawner
 from scheduler.store.claim import Claimed
@@ -105,6 +107,12 @@ class Spec:
                 answer(True, None)
                 return
             self._read(lambda: desk.load(attempt, *args), answer)
+        elif method == "store":
+            answer(True, {"url": desk.database.absolute_url(), "worker": desk.worker, "lease": desk.options.lease})
+        elif method == "settled":
+            if attempt is not None:
+                self._settled(attempt, *args)
+            answer(True, None)
         elif method == "spec":
             self._read(lambda: self._stored(*args), answer)
         elif method == "parent_results":
@@ -113,6 +121,14 @@ class Spec:
             self._read(lambda: list(desk.dependency_failures(args[0]).items()), answer)
         else:
             answer(False, failure_of(SchedulerError(f"a child process asked for {method!r}, which there is not")))
+
+    def _settled(self, attempt: Attempt, ready: int) -> None:
+        """Its success is in the database; how it ended comes when its body has."""
+        c, now = attempt.claimed, self._desk.now()
+        outcome = Outcome(
+            c.id, c.claim, c.attempt, AttemptEnd.SUCCEEDED, st.SUCCESS, c.claimed_at, attempt.started_at, now
+        )
+        self._desk.settled(attempt, outcome, ready)
 
     def _stored(self, kind: str, payload: str) -> dict[str, Any]:
         drafts = self._desk.drafts

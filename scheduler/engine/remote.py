@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,9 +15,14 @@ from scheduler.engine.attempt import Attempt
 from scheduler.engine.imports import resolve
 from scheduler.engine.link import Link
 from scheduler.errors import ConfigError
+from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Kind, bind, make_kind, parts_of
 from scheduler.model.spec import Draft, TaskSpec
 from scheduler.model.task import Task, TaskFunction
+from scheduler.ports import SystemClock
+
+if TYPE_CHECKING:
+    from scheduler.store.database import Database
 
 
 class _Unknown(Task):
@@ -85,6 +90,7 @@ class Remote:
         self.lapses_at = float("inf")  # the engine ends what runs here when its lease has run out
         self.offset = 0  # microseconds to the server's clock
         self._state: Any = None
+        self._database: Database | None = None
         self._missing = False
         self._random = random.Random()
 
@@ -117,6 +123,19 @@ class Remote:
 
     def load(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Any:
         return self._ask(attempt, "load", what, dict(args)).result()
+
+    def store(self, attempt: Attempt) -> tuple[Database, int, float]:
+        """The database, opened by this process for itself when it is first needed."""
+        told = self._ask(attempt, "store").result()
+        if self._database is None:
+            from scheduler.store.database import Database  # most children never need one
+
+            self._database = Database(told["url"], SystemClock(), auto_migrate=False)
+        return self._database, told["worker"], told["lease"]
+
+    def settled(self, attempt: Attempt, outcome: Outcome, ready: int) -> None:
+        attempt.settled = outcome
+        self._ask(attempt, "settled", ready).result()
 
     def parent_results(self, task_id: int) -> dict[int, Any]:
         return {int(id): value for id, value in self.link.ask(0, "parent_results", task_id).result()}

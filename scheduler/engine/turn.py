@@ -119,7 +119,7 @@ class Turner:
                 if outcomes:
                     outcomes = deaths.judge(c, outcomes)
                     write = finish_one_by_one if self._careful else finish
-                    finished = write(c, dialect, self.worker, [o for _, o in outcomes], now)
+                    finished = _own(outcomes, write(c, dialect, self.worker, [o for _, o in outcomes], now))
                     if self.limits.known:
                         self.limits.recorded(c, outcomes, finished)
                     deaths.count(c, outcomes, finished)
@@ -177,7 +177,7 @@ class Turner:
         return TurnResult(
             len(outcomes),
             len(claimed),
-            woken + (finished.ready if finished else 0),
+            woken + self._freed() + (finished.ready if finished else 0),
             min(self.lanes.next_due, admission.again) if claiming else FOREVER,
             busy or (claiming and self.lanes.unfinished) or (bool(picked) and len(claimed) >= sum(picked.values())),
             ended,
@@ -192,6 +192,13 @@ class Turner:
         if any(one is None or one["held"] for one in given):
             workers.renew(connection, self.worker, now, round(desk.options.lease * SECOND))
         return given, woken
+
+    def _freed(self) -> int:
+        """How many tasks may run because of transactions that attempts have committed themselves."""
+        freed = 0
+        while self.desk.freed:
+            freed += self.desk.freed.popleft()
+        return freed
 
     def _tell_answers(self, requests: list[Request], answers: list[Answer | None]) -> bool:
         """Tell those who asked. Returns whether some that could not be answered are to be asked again at once."""
@@ -385,3 +392,11 @@ class Turner:
         interpreter; the loop wakes more should that one get stuck."""
         mean = max(self.desk.means.get(a.kind.name, 1.0) for a in attempts[:8])
         return 1 if mean < 0.0005 and len(attempts) > 1 else slots.size
+
+
+def _own(outcomes: list[tuple[Attempt, Outcome]], finished: Finished) -> Finished:
+    """What attempts' own transactions have committed was not to be written again, and is not lost."""
+    if not finished.lost:
+        return finished
+    own = {(o.task_id, o.claim) for a, o in outcomes if a.settled is not None and o.end is AttemptEnd.SUCCEEDED}
+    return finished._replace(lost=[o for o in finished.lost if (o.task_id, o.claim) not in own])

@@ -17,6 +17,7 @@ from scheduler.store import migrate
 from scheduler.store.dialect import Dialect, dialect_named, sqlite_too_old
 from scheduler.store.failures import StoreTrouble, explain
 from scheduler.store.gate import Gate
+from scheduler.store.transaction import LIMIT, Places, Transaction
 from scheduler.store.wires import KEEPALIVES, Wires
 
 _SQLITE_BUSY_MS = 10_000
@@ -45,6 +46,7 @@ class Database:
         self._engine: sa.Engine | None = None
         self._gate = Gate(None)
         self._opening = threading.Lock()
+        self._places = Places()
         self._pid = os.getpid()
 
     def _leave_to_parent(self) -> None:
@@ -60,6 +62,12 @@ class Database:
     def path(self) -> Path | None:
         """The database file, for SQLite."""
         return Path(self.url.database or "") if self.dialect.name == "sqlite" else None
+
+    def absolute_url(self) -> str:
+        """The URL, password and all, as it is for a process elsewhere on this machine."""
+        path = self.path
+        url = self.url if path is None else self.url.set(database=str(path.absolute()))
+        return url.render_as_string(hide_password=False)
 
     @property
     def bell_directory(self) -> Path | None:
@@ -136,6 +144,7 @@ class Database:
                     engine.dispose()
                     raise
                 self._gate = self._make_gate()
+                sa.event.listen(engine, "handle_error", _tell_transaction)
                 self._engine = engine
             return self._engine
 
@@ -239,6 +248,13 @@ class Database:
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
 
+    def transaction(self) -> Transaction:
+        """A connection for a handler's own rows. Raises StoreUnavailableError."""
+        try:
+            return Transaction(self.open(), self._gate, self._places, LIMIT if self.dialect.name == "sqlite" else None)
+        except sa.exc.SQLAlchemyError as error:
+            raise explain(error, self.url) from error
+
     def dispose(self) -> None:
         """Close the pool; the next use opens it anew."""
         with self._opening:
@@ -246,6 +262,11 @@ class Database:
                 self._engine.dispose()
                 self._engine = None
                 self._gate = Gate(None)  # its locks' files are closed once nobody passes through any more
+
+
+def _tell_transaction(context: sa.engine.ExceptionContext) -> None:
+    if isinstance(context.connection, Transaction):
+        context.connection.failed(context.original_exception)
 
 
 def parse_url(url: str) -> sa.URL:
@@ -314,6 +335,10 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     @sa.event.listens_for(engine, "begin")
     def on_begin(connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("schedd_reads", False)
+        if isinstance(connection, Transaction):
+            connection.about_to_begin()
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+        if isinstance(connection, Transaction):
+            connection.begun()
 
     return engine

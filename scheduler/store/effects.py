@@ -1,0 +1,75 @@
+"""A handler's own rows and what they stand for, the attempt's success or a step, in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from scheduler.model.outcome import Outcome
+from scheduler.model.state import TaskState
+from scheduler.ports import FAILPOINTS
+from scheduler.store import checkpoints, control, workers
+from scheduler.store.checkpoints import Entry
+from scheduler.store.dialect import dialect_of, fence, prepared
+from scheduler.store.finish import finish
+from scheduler.store.transaction import Transaction
+
+HELD, LOST, CANCELLED = "held", "lost", "cancelled"
+
+
+class Committed(NamedTuple):
+    """``said``: HELD, or why nothing was committed; ``ready``: dependents that may run now."""
+
+    said: str
+    ready: int
+
+
+def succeed(
+    transaction: Transaction, worker: int, outcome: Outcome, now: Callable[[], int], wait: Callable[[], None]
+) -> Committed:
+    """Commit the handler's rows with its success, if ``worker`` still holds the claim and nobody has cancelled it.
+
+    ``wait`` is called while somebody's open transaction holds what has to be changed; it may raise.
+    """
+    dialect = dialect_of(transaction)
+    with transaction.ending():
+        while True:
+            done = finish(transaction, dialect, worker, [outcome], now())
+            if not done.deferred:
+                break
+            wait()
+        if done.lost:
+            return Committed(LOST, 0)
+        # One that was replaced meanwhile has not ended: it runs once more, and what it did counts all the same.
+        if done.ended.get(outcome.task_id, TaskState.SUCCESS) is not TaskState.SUCCESS:
+            return Committed(CANCELLED, 0)
+        _commit(transaction)
+    return Committed(HELD, done.ready)
+
+
+def _commit(transaction: Transaction) -> None:
+    FAILPOINTS.hit("before transaction commit")
+    transaction.commit_now()
+    FAILPOINTS.hit("after transaction commit")
+
+
+def record_step(transaction: Transaction, worker: int, entry: Entry, now: int, lease: int) -> str:
+    """Commit the handler's rows with the checkpoint of a step. Returns HELD, or why nothing was committed."""
+    dialect = dialect_of(transaction)
+    with transaction.ending():
+        row = transaction.execute(
+            prepared(
+                "SELECT t.cancel_requested FROM schedd_tasks t, (SELECT CAST(:claim AS bigint) AS claim) j "
+                f"WHERE t.id = :id AND {fence('BETWEEN 4 AND 5')} {dialect.lock}"
+            ),
+            {"id": entry.task_id, "claim": entry.claim, "worker": worker},
+        ).first()
+        if row is None:
+            return LOST
+        if row[0] is not None:
+            return CANCELLED
+        checkpoints.write(transaction, dialect, [entry], now)
+        control.stamp(transaction, dialect, worker, [(entry.task_id, entry.claim, None, None)], now)
+        workers.renew(transaction, worker, now, lease)
+        _commit(transaction)
+    return HELD
