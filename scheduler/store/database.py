@@ -319,9 +319,11 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     def on_connect(raw: Any, _record: Any) -> None:
         raw.isolation_level = None  # we begin ourselves: the driver would begin late, and never IMMEDIATE
         cursor = raw.cursor()
-        # auto_vacuum has an effect only before the first table; WAL and FULL: a commit survives a loss of power.
+        # It has an effect only before the first table, and waits for whoever writes.
+        if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:
+            cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        # WAL and FULL: a commit survives a loss of power.
         for pragma in (
-            "auto_vacuum=INCREMENTAL",
             "journal_mode=WAL",
             "synchronous=FULL",
             "temp_store=MEMORY",

@@ -57,6 +57,7 @@ class Transaction(sa.Connection):
             places.release()
             raise
         self._places = places
+        self._beginning = False
         self.expired = False
         self.collided = False  # a statement failed as two transactions were in each other's way
         self._gate = gate
@@ -79,6 +80,12 @@ class Transaction(sa.Connection):
     def begin(self) -> Any:
         """A savepoint: the transaction itself ends with the block."""
         return self.begin_nested()
+
+    def _autobegin(self) -> None:
+        """What SQLAlchemy calls in front of the first statement, and while its own BEGIN is on the way."""
+        if not self._beginning:
+            self._beginning = True
+            super().begin()
 
     # SQLite: while it is open nobody else writes, so it is ended after a while
 

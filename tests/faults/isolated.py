@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scheduler import AsyncContext, Context, RetryPolicy, Task
+import sqlalchemy as sa
+
+from scheduler import AsyncContext, Context, RetryPolicy, Task, ports
 
 AT_ONCE = RetryPolicy(min_wait=0, max_wait=0, max_attempts=2, jitter=0.0, strategy="fixed")
 made = 0
@@ -376,6 +378,34 @@ def envelope(ctx: Context | AsyncContext) -> dict[str, Any]:
         "settings": ctx.settings,
         "pid": os.getpid(),
     }
+
+
+class Pays(Task, isolation="process", retry=AT_ONCE):
+    """Writes into the test's own table, and dies at a point of its first attempt."""
+
+    dies: str = ""
+    in_step: bool = False
+
+    def run(self, ctx: Context) -> Any:
+        if self.dies and ctx.attempt == 1:
+            ports.FAILPOINTS.hit = self._hit  # type: ignore[method-assign]
+        return ctx.step("pay", self._pay, ctx) if self.in_step else self._pay(ctx)
+
+    def _pay(self, ctx: Context) -> None:
+        with ctx.transaction() as tx:
+            tx.execute(sa.text("INSERT INTO ledger (entry) VALUES (:entry)"), {"entry": f"attempt {ctx.attempt}"})
+            tx.result = {"pid": os.getpid(), "attempt": ctx.attempt}
+
+    def _hit(self, name: str) -> None:
+        if name == self.dies:
+            die()
+
+
+class APays(Task, isolation="process", retry=AT_ONCE):
+    async def run(self, ctx: AsyncContext) -> Any:
+        async with ctx.transaction() as tx:
+            await tx.execute(sa.text("INSERT INTO ledger (entry) VALUES ('async')"))
+            tx.result = {"pid": os.getpid(), "attempt": ctx.attempt}
 
 
 class ThreadSegfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None, strategy="fixed")):
