@@ -16,8 +16,9 @@ from scheduler.engine.async_durable import track_tasks
 from scheduler.engine.attempt import Attempt, Runtime, execute, execute_async, gave_up
 from scheduler.engine.desk import Desk
 from scheduler.engine.options import POOL_NAMES
+from scheduler.engine.processslots import ProcessSlots
 from scheduler.engine.processspec import Spec
-from scheduler.engine.procpool import ProcessPool, ProcessSlots
+from scheduler.engine.procpool import ProcessPool
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import ASYNC, PROCESS, THREAD, SlotKey
 from scheduler.ports import Spawner

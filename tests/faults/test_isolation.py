@@ -99,7 +99,7 @@ def test_nothing_is_started_before_it_is_needed(jobs: Scheduler) -> None:
     assert run(jobs, kinds.Bystander(0))
     assert pool._thread is None
     serves_on(jobs)
-    assert pool._nursery is not None
+    assert pool.brood.nursery is not None
 
 
 def test_state_is_made_once_in_each_child(database: Database, mark: str) -> None:
@@ -190,8 +190,8 @@ def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path)
     noted(tmp_path / "notes", "start")
     pool = jobs.engine.desk.processes
     assert pool is not None
-    assert pool._nursery is not None
-    os.kill(pool._nursery.pid, signal.SIGKILL)
+    assert pool.brood.nursery is not None
+    os.kill(pool.brood.nursery.pid, signal.SIGKILL)
     with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
         jobs.result(task_id, timeout=PATIENCE)
     serves_on(jobs)
@@ -335,7 +335,7 @@ def test_fifty_processes_are_gone_when_the_attempt_is_over(jobs: Scheduler, mark
     assert history(jobs, task_id) == [(1, ends)]
     pool = jobs.engine.desk.processes
     assert pool is not None
-    assert len(pool._children) <= 2
+    assert len(pool.brood.children) <= 2
     serves_on(jobs)
     end(jobs)
     none_left(mark, 1.0)
@@ -452,7 +452,7 @@ def test_a_function_ends_with_what_waits_for_it(jobs: Scheduler, mark: str, kind
         assert attempt.error_class == "TaskTimeout"
     pool = jobs.engine.desk.processes
     assert pool is not None
-    until(lambda: not any(child.jobs for child in list(pool._children.values())), "its process has ended")
+    until(lambda: not any(child.jobs for child in list(pool.brood.children.values())), "its process has ended")
     serves_on(jobs)
 
 

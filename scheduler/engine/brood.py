@@ -1,0 +1,181 @@
+"""The children there are: started through a fork server, listened to, killed and forgotten. Used by the pool's thread.
+
+What they say and what becomes of their work is the pool's: it is called when a child talks, writes or ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from scheduler.engine.children import Child, told_end
+from scheduler.engine.nursery import Nursery
+
+log = logging.getLogger("scheduler.engine")
+
+BACK_OFF = (1.0, 30.0)  # seconds until children are tried again when none got ready: first, most
+
+
+class Brood:
+    """``talks``, ``writes``: called when there is something to read; ``ends``: with the status, None if unknown."""
+
+    def __init__(
+        self,
+        talks: Callable[[Child], None],
+        writes: Callable[[Child], None],
+        ends: Callable[[Child, int | None], None],
+    ) -> None:
+        self.children: dict[int, Child] = {}  # by tag
+        self.nursery: Nursery | None = None
+        self.empty_since = 0.0  # monotonic
+        self.again_at = 0.0  # monotonic: no child is tried before
+        self._talks, self._writes, self._ends = talks, writes, ends
+        self._by_pid: dict[int, Child] = {}
+        self._selector: selectors.BaseSelector | None = None
+        self._tags = 0
+        self._pause = 0.0
+        self._told = ""
+
+    # waiting
+
+    def open(self, bell: int, rung: Callable[[], None]) -> None:
+        """``rung`` is called when something can be read from ``bell``."""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(bell, selectors.EVENT_READ, rung)
+
+    @property
+    def selector(self) -> selectors.BaseSelector:
+        assert self._selector is not None, "the pool's thread opens it first"
+        return self._selector
+
+    def wait(self, seconds: float | None) -> None:
+        """Until something happens; and deal with it."""
+        for key, _ in self.selector.select(seconds):
+            key.data()
+
+    def close(self) -> None:
+        self.selector.close()
+
+    def close_in_fork(self) -> None:
+        """In a process that the application forked: let go of what must end with the engine's own process."""
+        if self.nursery is not None:
+            self.nursery.close_in_fork()
+        for child in self.children.values():
+            child.close_in_fork()
+
+    # talking
+
+    def say(self, child: Child, *message: Any) -> None:
+        child.say(*message)
+        self.watch(child)
+
+    def watch(self, child: Child) -> None:
+        """Listen to a child, and wait until it can be told more if there is something left to say."""
+        if child.talk_over:
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.has_to_say else 0)
+        if self.selector.get_key(child.talk).events != events:
+            self.selector.modify(child.talk, events, partial(self._talks, child))
+
+    def unwatch(self, one: Any) -> None:
+        """Listen to a child's ``talk`` or ``output`` no more."""
+        try:
+            self.selector.unregister(one)
+        except KeyError:
+            pass
+
+    # coming
+
+    @property
+    def out_of_order(self) -> bool:
+        """Whether the last children could not get ready and none is tried for a while."""
+        return time.monotonic() < self.again_at
+
+    def start(self, only: int | None, spec: dict[str, Any]) -> None:
+        """Have a child started. ``only``: the one level that it serves; ``spec``: what it is told first."""
+        if self.nursery is None:
+            self.nursery = Nursery()
+            self.selector.register(self.nursery.control, selectors.EVENT_READ, self._hear_nursery)
+        self._tags += 1
+        child = Child(self._tags, only)
+        child.began = time.monotonic()
+        self.children[child.tag] = child
+        try:
+            self.nursery.start(child.tag, child.given)
+        except OSError:
+            self._hear_nursery()  # it has died
+            return
+        finally:
+            child.given_away()
+        self.selector.register(child.talk, selectors.EVENT_READ, partial(self._talks, child))
+        self.selector.register(child.output, selectors.EVENT_READ, partial(self._writes, child))
+        self.say(child, "spec", spec)
+
+    def is_ready(self, child: Child) -> None:
+        """It has imported what it needs."""
+        child.ready = True
+        child.idle_since = time.monotonic()
+        self._pause, self._told = 0.0, ""
+
+    # going
+
+    def kill(self, child: Child) -> None:
+        child.killed = True
+        if self.nursery is not None and child.pid:
+            self.nursery.kill(child.pid)
+
+    def forget(self, child: Child, status: int | None) -> None:
+        """A child has ended and all that it said has been heard."""
+        child.close()
+        if not child.ready:
+            self._no_child(child.unfit or told_end(status, None, out_of_memory=False))
+        if not self.children:
+            self.empty_since = time.monotonic()
+
+    def remove(self, child: Child) -> None:
+        """A child has ended: it counts no more."""
+        del self.children[child.tag]
+        self._by_pid.pop(child.pid, None)
+        for one in (child.talk, child.output):
+            self.unwatch(one)
+
+    def drop_nursery(self) -> None:
+        """End the fork server, and every child with it."""
+        nursery, self.nursery = self.nursery, None
+        if nursery is not None:
+            self.selector.unregister(nursery.control)
+            nursery.close()
+
+    def _hear_nursery(self) -> None:
+        if self.nursery is None:
+            return
+        try:
+            for what, *values in self.nursery.events():
+                if what == "started":
+                    child = self.children[values[0]]
+                    child.pid = values[1]
+                    self._by_pid[child.pid] = child
+                    if child.killed:
+                        self.nursery.kill(child.pid)
+                elif what == "ended":
+                    self._ends(self._by_pid[values[0]], values[1])
+                else:
+                    child = self.children[values[0]]
+                    child.unfit = values[1]
+                    self._ends(child, None)
+        except EOFError:
+            log.error("the process that forks child processes has died, and they with it")
+            self.drop_nursery()
+            for child in list(self.children.values()):
+                self._ends(child, None)
+
+    def _no_child(self, why: str) -> None:
+        self._pause = min(BACK_OFF[1], max(BACK_OFF[0], self._pause * 2))
+        self.again_at = time.monotonic() + self._pause
+        if self._told != why:
+            log.error("no child process could be started, trying again every %g s at most: %s", BACK_OFF[1], why)
+        self._told = why
