@@ -28,8 +28,8 @@ class Health(NamedTuple):
 
     @property
     def current(self) -> bool:
-        """Whether nothing is to be done."""
-        return self.revision == self.wanted and not self.damage
+        """Whether nothing is to be done before this program works on it."""
+        return migrate.works_on(self.revision) and not self.damage
 
 
 def health(database: Database) -> Health:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scheduler.store")
 HEAD = "0001"
+_REVISION = re.compile(r"\d{4}")
 VERSION_TABLE = "schedd_version"
 _PG_LOCK = 7237123446  # any fixed number: serialises daemons that start at once
 LOCK_TIMEOUT = 0.5  # seconds that a migration waits for a table, and keeps everybody else waiting behind it
@@ -31,11 +33,34 @@ LOCK_TRIES, LOCK_PAUSE = 120, 1.0  # how often, and seconds in between
 
 
 def current(connection: sa.Connection) -> str | None:
-    """The database's revision, None if it was never migrated."""
-    if not sa.inspect(connection).has_table(VERSION_TABLE):
+    """The database's revision, None if it was never migrated.
+
+    Raises StoreUnavailableError if tables with our names are there that no schedd has made.
+    """
+    version = _version(connection)
+    if version is None and sa.inspect(connection).has_table("schedd_tasks"):
+        version = _version(connection)  # somebody may have migrated it just now
+        if version is None:
+            raise _foreign("a table schedd_tasks, and no revision")
+    if version is not None and not _REVISION.fullmatch(version):
+        raise _foreign(f"the unknown revision {version[:40]!r}")
+    return version
+
+
+def _version(connection: sa.Connection) -> str | None:
+    inspector = sa.inspect(connection)
+    if not inspector.has_table(VERSION_TABLE):
         return None
+    if "version_num" not in {column["name"] for column in inspector.get_columns(VERSION_TABLE)}:
+        raise _foreign(f"a table {VERSION_TABLE} of another form")
     version = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
     return None if version is None else str(version)
+
+
+def _foreign(what: str) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"the database has {what}: no schedd made that; is it another program's, or a restore that is not complete?"
+    )
 
 
 def ensure(engine: sa.Engine, auto_migrate: bool) -> None:

@@ -38,6 +38,13 @@ class TestUpgrade:
         assert result.exit_code == 1
         assert "newer than this program" in result.stderr
 
+    def test_the_next_schema_is_fine_and_told(self, ctl: Ctl, live: Bench) -> None:
+        live.execute("UPDATE schedd_version SET version_num = '0002'")
+        result = ctl("db", "check")
+        assert result.exit_code == 0
+        assert "the database is newer than this program (0001): upgrade schedd" in result.stderr
+        assert ctl("list").exit_code == 0
+
     def test_a_database_that_is_not_migrated(self, empty_ctl: Ctl, empty_database: Database) -> None:
         message = empty_ctl.fails(5, "list")
         assert "`schedctl db upgrade`" in message

@@ -1,0 +1,255 @@
+"""Servers and databases that cannot be used: one clear line each; waited for where that helps, status 5 where not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+
+from scheduler import Scheduler, StoreUnavailableError, task
+from scheduler.ports import SystemClock
+from scheduler.store import migrate
+from scheduler.store.database import Database as Store
+from scheduler.store.failures import StoreTrouble
+from support.databases import Database
+from support.own_server import OwnServer
+from support.processes import Child, Nursery, Systemd
+
+MOST = 12  # connections
+JOBS = """
+from scheduler import task
+
+@task
+def quick(ctx):
+    return "done"
+"""
+
+
+@task
+def quick(ctx: Any) -> None: ...
+
+
+class Guarded:
+    """A server with few connections, and a user ``guest`` who needs a password."""
+
+    def __init__(self, server: OwnServer) -> None:
+        self.server = server
+        server.migrated()
+        self.sql("CREATE ROLE guest LOGIN PASSWORD 'right'")
+        self.sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO guest")
+        self.sql("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO guest")
+        rules = server.data / "pg_hba.conf"
+        rules.write_text("local all guest scram-sha-256\n" + rules.read_text())
+        self.sql("SELECT pg_reload_conf()")
+
+    def sql(self, statement: str) -> list[Any]:
+        return self.server.sql(statement, "jobs")
+
+    def url(self, user: str = "guest", password: str = ":right", database: str = "jobs") -> str:
+        return f"postgresql+psycopg://{user}{password}@/{database}?host={self.server.data}"
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(host=str(self.server.data), user="guest", password="right", dbname="jobs")
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """Somebody else has every connection."""
+        with ExitStack() as stack:
+            with suppress(psycopg.OperationalError):
+                while True:
+                    stack.enter_context(self.connect())
+            with pytest.raises(psycopg.OperationalError, match="connection slots"):
+                self.connect()
+            yield
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    with OwnServer(max_connections=str(MOST)) as server:
+        yield Guarded(server)
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    with Nursery(tmp_path) as made:
+        made.write("jobs.py", JOBS)
+        made.write("config.toml", '[tasks]\nmodules = ["jobs"]\npath = ["."]\n')
+        yield made
+
+
+@pytest.fixture
+def systemd(nursery: Nursery) -> Systemd:
+    return nursery.systemd
+
+
+def schedd(nursery: Nursery, url: str) -> Child:
+    return nursery.start("-m", "scheduler.daemon", SCHEDD_STORE__URL=url, SCHEDD_WORKER__PROCESSES="1")
+
+
+def refusal(child: Child) -> str:
+    """The one line with which a program ends that could not use its database."""
+    assert child.end() == 5
+    (line,) = [line for line in child.rest(child.err) if not line.startswith("{")]
+    assert child.rest(child.out) == []
+    return line
+
+
+def schedctl(place: Path, url: str, *arguments: str) -> str:
+    """What it says, on a database that it cannot use."""
+    from scheduler.cli.root import root
+
+    (place / "none.toml").touch()
+    environment = {"SCHEDD_STORE__URL": url, "SCHEDD_CONFIG": str(place / "none.toml"), "SCHEDD_DEBUG": ""}
+    result = CliRunner(env=environment).invoke(root, arguments or ("list",))
+    assert (result.exit_code, result.stdout) == (5, "")
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "database", "said"),
+    [
+        ("guest", ":wrong", "jobs", "the server refused the user or password"),
+        ("guest", "", "jobs", "the server refused the user or password"),
+        ("stranger", ":x", "jobs", "the server has no such user"),
+        ("postgres", "", "nowhere", "the server has no such database: create it"),
+    ],
+    ids=["wrong password", "no password", "unknown user", "unknown database"],
+)
+def test_what_waiting_does_not_heal_ends_with_status_5(
+    guarded: Guarded, tmp_path: Path, user: str, password: str, database: str, said: str
+) -> None:
+    url = guarded.url(user, password, database)
+    line = schedctl(tmp_path, url)
+    assert said in line
+    assert ":wrong" not in line
+    assert len(line) < 500
+    with pytest.raises(StoreTrouble) as raised:
+        Store(url, SystemClock()).open()
+    assert not raised.value.heals, "schedd would wait for it"
+
+
+def test_a_daemon_with_a_wrong_password_ends(guarded: Guarded, nursery: Nursery) -> None:
+    line = refusal(schedd(nursery, guarded.url(password=":wrong")))
+    assert "the server refused the user or password" in line
+    assert ":wrong" not in line
+
+
+def test_an_unknown_host_is_waited_for(nursery: Nursery, systemd: Systemd) -> None:
+    """The network may not be up yet when a machine starts."""
+    url = "postgresql+psycopg://guest:geheim@no-such-host.invalid/jobs"
+    child = schedd(nursery, url)
+    assert "the host name cannot be resolved" in schedctl(nursery.place, url)
+    line = child.expect("the host name cannot be resolved")
+    assert "trying again until it is there" in line
+    assert "geheim" not in line
+    systemd.expect("STATUS=waiting for the store")
+    assert child.process.poll() is None
+
+
+def test_a_server_without_a_connection_to_spare_is_waited_for(
+    guarded: Guarded, nursery: Nursery, systemd: Systemd
+) -> None:
+    with guarded.full():
+        child = schedd(nursery, guarded.url())
+        assert "the server takes no more connections" in schedctl(nursery.place, guarded.url())
+        child.expect("the server takes no more connections.*trying again")
+    child.expect("the store is there now")
+    systemd.expect("READY=1")
+    assert not [line for line in child.seen if "Traceback" in line]
+
+
+@pytest.mark.case(9)
+def test_a_worker_that_gets_no_connection_any_more_goes_on_when_it_does(
+    guarded: Guarded, nursery: Nursery, systemd: Systemd
+) -> None:
+    """Its connections break, and somebody else has taken them all before it is back."""
+    child = schedd(nursery, guarded.url())
+    systemd.expect("READY=1")
+    with guarded.full():
+        guarded.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'schedd%' "
+            "AND usename = 'guest'"
+        )
+        with guarded.full():
+            child.expect("the server takes no more connections")
+    child.expect("the database is back")
+    with Scheduler(guarded.url("postgres", "")) as jobs:
+        jobs.stop()
+        jobs.register(quick)
+        assert jobs.result(jobs.task(quick).schedule(), timeout=60) == "done"
+    assert not [line for line in child.seen if "Traceback" in line]
+
+
+@pytest.mark.case(9)
+def test_a_low_statement_timeout_is_told_and_tried_again(guarded: Guarded, nursery: Nursery, systemd: Systemd) -> None:
+    """Statements that take too long: here since somebody has locked the table."""
+    guarded.sql("ALTER ROLE guest SET statement_timeout = '200ms'")
+    try:
+        child = schedd(nursery, guarded.url())
+        systemd.expect("READY=1")
+        with psycopg.connect(host=str(guarded.server.data), user="postgres", dbname="jobs") as holder:
+            holder.execute("LOCK schedd_tasks IN ACCESS EXCLUSIVE MODE")
+            assert "the server's statement_timeout ended the statement" in schedctl(nursery.place, guarded.url())
+            child.expect("the database is away, trying again.*the server's statement_timeout ended the statement")
+        child.expect("the database is back")
+        with Scheduler(guarded.url("postgres", "")) as jobs:
+            jobs.stop()
+            jobs.register(quick)
+            assert jobs.result(jobs.task(quick).schedule(), timeout=60) == "done"
+        assert not [line for line in child.seen if "Traceback" in line]
+    finally:
+        guarded.sql("ALTER ROLE guest RESET statement_timeout")
+
+
+# Databases of others, of older and of newer programs
+
+
+def execute(url: str, *statements: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        (["CREATE TABLE schedd_tasks (id int)"], "a table schedd_tasks, and no revision"),
+        (["CREATE TABLE schedd_version (name text)"], "a table schedd_version of another form"),
+        (
+            ["CREATE TABLE schedd_version (version_num text)", "INSERT INTO schedd_version VALUES ('ae1027a6acf')"],
+            "the unknown revision 'ae1027a6acf'",
+        ),
+    ],
+    ids=["our table", "our version table", "another revision"],
+)
+def test_a_database_with_tables_that_only_look_like_ours(
+    empty_database: Database, tables: list[str], said: str
+) -> None:
+    execute(empty_database.url, *tables)
+    for auto_migrate in (False, True):
+        with pytest.raises(StoreUnavailableError, match=said):
+            Store(empty_database.url, SystemClock(), auto_migrate=auto_migrate).open()
+    with pytest.raises(StoreUnavailableError, match="another program's"):
+        migrate.upgrade(empty_database.url)
+
+
+def test_a_database_of_another_program_is_left_as_it_is(guarded: Guarded, tmp_path: Path) -> None:
+    """It gets our tables when somebody asks for that, beside its own, and not before."""
+    guarded.sql("CREATE DATABASE shop")
+    guarded.server.sql("CREATE TABLE orders (id int)", "shop")
+    url = guarded.url("postgres", "", "shop")
+    assert "the database is not migrated: run `schedctl db upgrade`" in schedctl(tmp_path, url)
+    found = guarded.server.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public'", "shop")
+    assert found == [("orders",)]
+    guarded.server.sql("CREATE TABLE schedd_tasks (id int)", "shop")
+    for arguments in (("list",), ("db", "upgrade"), ("db", "check")):
+        assert "is it another program's" in schedctl(tmp_path, url, *arguments)
