@@ -95,6 +95,7 @@ class Lease:
         offset, begun = database.offset, self.desk.monotonic()
         with database.write(connection) as c:
             database.calibrate(c)
+            database.dialect.forget_plans(c)
             held = workers.renew(c, worker, self.desk.now(), round(lease * SECOND), state, database.offset)
         moved = abs(database.offset - offset) > lease / 3 * SECOND
         if begun - self._renewed > lease * 2 / 3 or moved:

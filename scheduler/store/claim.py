@@ -128,6 +128,8 @@ _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET.format(t='')} WHERE id IN (SELEC
 
 # A worker that was declared dead while it stood still must not claim: its claims would be taken back at once.
 _LIVE = "SELECT 1 FROM schedd_workers WHERE id = :worker AND state < 2"
+# An array is expected to hold ten ids. ``picked`` itself is expected to be a tenth of the backlog, as its LIMIT is not
+# known beforehand, and in a join with it PostgreSQL would read the whole table for each claim.
 _PG_CLAIM = f"""
 WITH {{rows}}, picked AS MATERIALIZED (
   SELECT c.id FROM j p CROSS JOIN LATERAL (
@@ -137,7 +139,7 @@ WITH {{rows}}, picked AS MATERIALIZED (
     ORDER BY t.run_at, t.id LIMIT p.n FOR UPDATE OF t SKIP LOCKED) c
   WHERE EXISTS ({_LIVE})
 )
-UPDATE schedd_tasks t SET {_SET.format(t="t.")} FROM picked WHERE t.id = picked.id RETURNING {_NAMES}
+UPDATE schedd_tasks t SET {_SET.format(t="t.")} WHERE t.id = ANY(ARRAY(SELECT id FROM picked)) RETURNING {_NAMES}
 """
 _PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int), ("n", int))
 
@@ -226,7 +228,7 @@ _MARK_SQLITE = (
 )
 _MARK_PG = (
     "WITH {rows}, held AS MATERIALIZED (SELECT t.id, j.started FROM j JOIN schedd_tasks t ON t.id = j.id "
-    f"WHERE {fence(f'= {st.CLAIMED}')} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
+    f"WHERE {{among t}} {fence(f'= {st.CLAIMED}')} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
     f"UPDATE schedd_tasks t SET state = {st.RUNNING}, started_at = held.started FROM held WHERE t.id = held.id "
     "RETURNING t.id, t.claim"
 )

@@ -54,6 +54,9 @@ class Dialect:
     def await_name(self, connection: sa.Connection, name: str) -> None:
         """Lock a name like that, waiting for whoever has it."""
 
+    def forget_plans(self, connection: sa.Connection) -> None:
+        """Let this connection's statements be planned anew: their plans are of when the tables were smaller."""
+
 
 class SQLite(Dialect):
     name = "sqlite"
@@ -105,6 +108,9 @@ class PostgreSQL(Dialect):
 
     def await_name(self, connection: sa.Connection, name: str) -> None:
         connection.execute(prepared("SELECT pg_advisory_xact_lock(:number)"), {"number": _number(name)})
+
+    def forget_plans(self, connection: sa.Connection) -> None:
+        connection.execute(prepared("DISCARD PLANS"))
 
 
 def _number(name: str) -> int:

@@ -49,7 +49,7 @@ _SUCCEED_PLAINLY = f"""
 WITH {{rows}}
 UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
   result = j.result, result_until = :now + {_LIVES}
-FROM j WHERE {T}.id = j.id AND {_HELD_BY_US} AND {_PLAIN}
+FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} AND {_PLAIN}
 """
 _SUCCEED_PLAINLY_GIVING = f"{_SUCCEED_PLAINLY} RETURNING {_GIVEN}"
 _SUCCEED = f"""
@@ -59,7 +59,7 @@ UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
   result_until = :now + CASE WHEN {T}.held_key IS NOT NULL AND {_KEPT} > {_LIVES} THEN {_KEPT} ELSE {_LIVES} END,
   key_until = CASE WHEN {T}.held_key IS NOT NULL THEN :now + {_KEPT} END,
   held_key = CASE WHEN {T}.cancel_requested IS NOT NULL AND {T}.rerun <> 1 THEN NULL ELSE {T}.held_key END
-FROM j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {_GIVEN}
+FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} RETURNING {_GIVEN}
 """
 # Why it was cancelled says more than what its body raised on the way.
 _OWN = f"CASE WHEN {T}.cancel_requested IS NULL THEN j.{{}} END"
@@ -77,7 +77,7 @@ UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
       AND ({T}.cancel_requested IS NOT NULL OR j.state IN ({st.FAILED}, {st.DEAD}, {st.CANCELLED}))
     THEN NULL ELSE {T}.held_key END,
   suspect = j.suspect * {T}.suspect, lane = CASE WHEN j.suspect = 0 THEN ltrim({T}.lane, '!') ELSE {T}.lane END
-FROM j WHERE {T}.id = j.id AND {_HELD_BY_US} RETURNING {_GIVEN}
+FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} RETURNING {_GIVEN}
 """
 _OTHER_COLUMNS: Columns = (
     ("id", int),
@@ -301,7 +301,8 @@ _PAIR: Columns = (("id", int), ("claim", int))
 _LOOK_HELD = (
     "WITH {rows} SELECT t.id, t.cancel_requested, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = t.id), t.rerun "
     "FROM j JOIN schedd_tasks t ON t.id = j.id "
-    f"WHERE {fence('BETWEEN 4 AND 5')}"
+    "WHERE {among t} "
+    f"{fence('BETWEEN 4 AND 5')}"
 )
 _LOCK_HELD = f"{_LOOK_HELD} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
 

@@ -5,6 +5,7 @@ Transactions, connections and errors stay SQLAlchemy's: what the driver raises c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -15,6 +16,7 @@ import sqlalchemy as sa
 _SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
 _MOST = 256  # rows of one statement on SQLite, where each row is text of the statement
 _ROWS = "j"
+_AMONG = re.compile(r"\{among (\w+)\}")
 Columns = tuple[tuple[str, type], ...]
 
 
@@ -32,6 +34,10 @@ def run_over(
     params: Mapping[str, object],
 ) -> list[tuple[Any, ...]]:
     """Execute a statement that begins with ``WITH {rows}`` over rows, which it sees as the table ``j``.
+
+    ``{among t}`` in front of a condition says that ids of ``t`` are among those of the rows, their first column: a
+    condition of the table's own, for PostgreSQL, which may else read all of it for a join with ``j``. A plan that was
+    made while there were few tasks is kept for as long as nobody analyses the table.
 
     In one statement on PostgreSQL, where the rows are arrays; on SQLite in powers of two, so that few texts serve all
     lengths (VALUES takes a third of the time that rows as one JSON text do). Raises sqlalchemy.exc.DBAPIError.
@@ -94,12 +100,13 @@ def _compiled(sql: str, dialect: sa.Dialect) -> tuple[str, tuple[str, ...] | Non
 def _over_arrays(sql: str, columns: Columns) -> str:
     names = ", ".join(name for name, _ in columns)
     arrays = ", ".join(f"CAST(:{_ROWS}{i} AS {_SQL_TYPES[kind]}[])" for i, (_, kind) in enumerate(columns))
-    return sql.replace("{rows}", f"{_ROWS}({names}) AS (SELECT * FROM unnest({arrays}))")
+    among = rf"\1.id = ANY(CAST(:{_ROWS}0 AS bigint[])) AND"
+    return _AMONG.sub(among, sql).replace("{rows}", f"{_ROWS}({names}) AS (SELECT * FROM unnest({arrays}))")
 
 
 @lru_cache(maxsize=256)
 def _over_values(sql: str, names: tuple[str, ...], count: int, dialect: sa.Dialect) -> tuple[str, tuple[str, ...]]:
-    text, order = _compiled(sql, dialect)
+    text, order = _compiled(_AMONG.sub("", sql), dialect)
     assert text.lstrip().startswith("WITH {rows}"), "the rows' parameters come first"
     row = f"({', '.join('?' * len(names))})"
     values = ", ".join([row] * count)

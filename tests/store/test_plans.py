@@ -1,0 +1,157 @@
+"""The plans of a turn on a full table: by the ready index, without reading or sorting the backlog."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler import Context, Scheduler, task
+from scheduler.store import statement
+from scheduler.testing import engine_of
+from support.fleet import Fleet, rows, run_claimed, step, write
+
+READY = "ix_schedd_tasks_ready"
+YEAR = 365 * 86_400_000_000
+SCANNED = "SELECT seq_scan AS scans, seq_tup_read AS n FROM pg_stat_user_tables WHERE relname = 'schedd_tasks'"
+READ = f"SELECT idx_tup_read AS n FROM pg_stat_user_indexes WHERE indexrelname = '{READY}'"
+TURNS = 12  # more than the five after which a prepared statement may get one plan for all its parameters
+
+
+@task
+def plain(ctx: Context) -> None: ...
+
+
+class Seen:
+    """The statements that turns give to the driver, one of each text, with their parameters."""
+
+    def __init__(self) -> None:
+        self.statements: dict[str, Any] = {}
+
+    def note(self, text: str, bound: Any) -> None:
+        if "schedd_tasks" in text and text.lstrip().startswith(("SELECT", "UPDATE", "WITH")):
+            self.statements.setdefault(text, dict(bound) if isinstance(bound, dict) else list(bound))
+
+    @contextmanager
+    def watch(self, jobs: Scheduler) -> Iterator[None]:
+        raw = statement._raw
+
+        def noting(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:
+            self.note(text, bound)
+            return raw(connection, text, bound)
+
+        def executed(_conn: Any, _cursor: Any, text: str, bound: Any, *_: Any) -> None:
+            self.note(text, bound)
+
+        engine = jobs.database.open()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(statement, "_raw", noting)
+            sa.event.listen(engine, "before_cursor_execute", executed)
+            yield
+            sa.event.remove(engine, "before_cursor_execute", executed)
+
+
+def fill(jobs: Scheduler, many: int) -> None:
+    """So many tasks each that are due, that have succeeded, and that are due in a year; all of one kind."""
+    numbers = (
+        "WITH RECURSIVE g(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM g WHERE i < :many)"
+        if jobs.database.dialect.name == "sqlite"
+        else "WITH g AS (SELECT generate_series(1, :many) AS i)"
+    )
+    now = jobs.database.now()
+    for state, run_at, ended in ((1, now - many, None), (6, now - many, now), (1, now + YEAR, None)):
+        write(
+            jobs,
+            f"{numbers} INSERT INTO schedd_tasks "
+            "(state, queue, lane, pool, run_at, kind, created_at, payload, claim, finished_at) "
+            "SELECT :state, 'default', 'plain', 1, :run_at + i, 'plain', :now, '{}', 0, CAST(:ended AS bigint) FROM g",
+            many=many, state=state, run_at=run_at, now=now, ended=ended,
+        )  # fmt: skip
+
+
+def turns(jobs: Scheduler) -> int:
+    """Some turns; how many tasks ran."""
+    ran = 0
+    for _ in range(TURNS):
+        step(jobs)
+        ran += run_claimed(jobs)
+    return ran
+
+
+def figures(jobs: Scheduler, sql: str) -> Any:
+    with jobs.database.write(engine_of(jobs)._conn()) as connection:
+        connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+    return rows(jobs, sql)[0]
+
+
+def plan(jobs: Scheduler, text: str, bound: Any) -> list[str]:
+    """What a statement does, a line for each step: the sort of step and what it reads."""
+    with jobs.database.open().connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        if jobs.database.dialect.name == "sqlite":
+            return [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", bound).fetchall()]
+        (found,) = driver.execute(f"EXPLAIN (FORMAT JSON) {text}", bound).fetchone()
+        return list(_steps((json.loads(found) if isinstance(found, str) else found)[0]["Plan"]))
+
+
+def _steps(node: dict[str, Any]) -> Iterator[str]:
+    yield f"{node['Node Type']} {node.get('Relation Name', '')} {node.get('Index Name', '')}"
+    for below in node.get("Plans", ()):
+        yield from _steps(below)
+
+
+def check_plans(jobs: Scheduler, seen: Seen) -> int:
+    """No statement reads the whole table, and those that look for ready tasks do it by their index, in its order."""
+    claims = 0
+    for text, bound in seen.statements.items():
+        steps = plan(jobs, text, bound)
+        told = f"{text}\n" + "\n".join(steps)
+        for one in steps:
+            assert not one.startswith(("Seq Scan schedd_tasks", "Bitmap Heap Scan schedd_tasks")), told
+            assert not (one.startswith("SCAN") and "USING" not in one and "schedd_tasks" in one), told
+        if "state <= 3" in text and "run_at" in text:
+            assert any(READY in one for one in steps), told
+            if "run_at <=" in text:
+                claims += 1
+                sorts = [one for one in steps if one.startswith(("Sort", "Incremental Sort", "USE TEMP B-TREE"))]
+                assert not sorts, told
+    return claims
+
+
+@pytest.mark.parametrize("many", [20_000, pytest.param(1_000_000, marks=pytest.mark.soak)], ids=["short", "long"])
+def test_a_full_table_is_neither_read_nor_sorted(fleet: Fleet, many: int, tell: Callable[[str], None]) -> None:
+    """Also with the statistics of an empty table, as a server has them after a quiet night."""
+    jobs = fleet.worker(plain, lease=30.0)
+    step(jobs)
+    postgres = jobs.database.dialect.name == "postgresql"
+    if postgres:
+        write(jobs, "ALTER TABLE schedd_tasks SET (autovacuum_enabled = off)")
+        write(jobs, "ANALYZE schedd_tasks")
+    with jobs.batch() as batch:
+        for _ in range(500):
+            batch.task(plain)
+    turns(jobs)  # its statements are planned for a small table now
+    fill(jobs, many)
+    fleet.clock.advance(11)  # a third of the lease: time to renew, and to plan anew
+    step(jobs)
+    told = []
+    for when in ("with the statistics of an empty table", "analysed"):
+        seen = Seen()
+        before = [figures(jobs, SCANNED), figures(jobs, READ)] if postgres else []
+        with seen.watch(jobs):
+            now = turns(jobs)
+        assert now >= 100
+        if before:
+            scanned, read = figures(jobs, SCANNED), figures(jobs, READ)
+            assert scanned.n == before[0].n, f"{when}: {scanned.scans - before[0].scans} scans of the whole table"
+            each = (read.n - before[1].n) / now
+            assert each <= 10, when
+            told.append(f"{each:.2f} rows of the ready index for each task {when}")
+        if not postgres or when == "analysed":
+            assert check_plans(jobs, seen), "no claim was seen"
+        write(jobs, "ANALYZE schedd_tasks")
+    tell(f"3 x {many:,} rows: {'; '.join(told) or 'every statement by an index'}")
