@@ -16,12 +16,19 @@ from support.session import locked, shared_directory
 
 
 class OwnServer:
-    """See the module. Listens on a Unix socket in ``directory`` only; ``settings`` come on top of the usual ones."""
+    """See the module. Listens on a Unix socket in ``directory`` only; ``settings`` come on top of the usual ones.
 
-    def __init__(self, **settings: str) -> None:
-        with locked("postgres.lock"):
-            self._binaries = postgres_server._binaries(shared_directory())
-        self.directory = Path(tempfile.mkdtemp(prefix="s", dir=shared_directory()))
+    ``place``: where to keep it, outside of a test run.
+    """
+
+    def __init__(self, place: Path | None = None, **settings: str) -> None:
+        if place is None:
+            place = shared_directory()
+            with locked("postgres.lock"):
+                self._binaries = postgres_server._binaries(place)
+        else:
+            self._binaries = postgres_server._binaries(place)
+        self.directory = Path(tempfile.mkdtemp(prefix="s", dir=place))
         self.directory.chmod(0o755)
         self.data = self.directory / "pg"
         self.data.mkdir(mode=0o700)
