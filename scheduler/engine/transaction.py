@@ -54,7 +54,7 @@ class _Scope:
     def open(self) -> Transaction:
         database, self._worker, lease = self.runtime.store(self.attempt)
         self._lease = round(lease * SECOND)
-        self.transaction = database.transaction()
+        self.transaction = database.transaction(lease)
         return self.transaction
 
     def close(self, error: BaseException | None) -> None:

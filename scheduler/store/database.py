@@ -248,10 +248,14 @@ class Database:
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
 
-    def transaction(self) -> Transaction:
-        """A connection for a handler's own rows. Raises StoreUnavailableError."""
+    def transaction(self, idle: float) -> Transaction:
+        """A connection for a handler's own rows. Raises StoreUnavailableError.
+
+        ``idle``: seconds between two statements after which PostgreSQL ends it.
+        """
+        limit = LIMIT if self.dialect.name == "sqlite" else None
         try:
-            return Transaction(self.open(), self._gate, self._places, LIMIT if self.dialect.name == "sqlite" else None)
+            return Transaction(self.open(), self._gate, self._places, limit, idle)
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
 

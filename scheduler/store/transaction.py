@@ -49,7 +49,7 @@ class Transaction(sa.Connection):
 
     result: Any = None
 
-    def __init__(self, engine: sa.Engine, gate: Gate, places: Places, limit: float | None) -> None:
+    def __init__(self, engine: sa.Engine, gate: Gate, places: Places, limit: float | None, idle: float) -> None:
         places.take()
         try:
             super().__init__(engine)
@@ -58,6 +58,7 @@ class Transaction(sa.Connection):
             raise
         self._places = places
         self._beginning = False
+        self._idle = max(1, round(idle * 1000))
         self.expired = False
         self.collided = False  # a statement failed as two transactions were in each other's way
         self._gate = gate
@@ -86,6 +87,9 @@ class Transaction(sa.Connection):
         if not self._beginning:
             self._beginning = True
             super().begin()
+            if self.dialect.name == "postgresql":
+                idle = f"SET LOCAL idle_in_transaction_session_timeout = {self._idle}"
+                self.exec_driver_sql(idle)  # a process that stands still must not keep its locks
 
     # SQLite: while it is open nobody else writes, so it is ended after a while
 

@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from faults import kinds
+from faults import durable_kinds, kinds
 from scheduler import Scheduler
 from scheduler.model import state as st
 from scheduler.store import read_history
@@ -289,7 +289,7 @@ def _in_transaction(jobs: Scheduler) -> bool:
 def connect(url: str, **options: Any) -> Scheduler:
     """The test's own Scheduler, which only schedules and looks."""
     jobs = Scheduler(url, **options)
-    for kind in kinds.ALL:
+    for kind in (*kinds.ALL, *durable_kinds.ALL):
         jobs.register(kind)
     return jobs
 
