@@ -289,6 +289,15 @@ class Durable:
 
     def _find(self, label: str, sort: Sort) -> Plan[Recorded | None]:
         """What is recorded under a name."""
+        found = (yield from self._read_recorded()).get(label)
+        if found is None or found.sort is sort:
+            return found
+        said = f"{label!r} is recorded as {found.sort.label}, and is now {sort.label}"
+        self._differs(f"{said}: done anew")
+        self._notes[label] = f"was {found.sort.label}"
+        return None
+
+    def _read_recorded(self) -> Plan[Mapping[str, Recorded]]:
         if self.replay.recorded is None:
             if self.attempt.claimed.claim == 1:
                 self.replay.recorded = {}  # nobody was here before
@@ -297,13 +306,7 @@ class Durable:
                 if loaded is None:
                     self._lost()
                 self.replay.recorded = {name: Recorded(Sort(sort), *rest) for name, sort, *rest in loaded}
-        found = self.replay.recorded.get(label)
-        if found is None or found.sort is sort:
-            return found
-        said = f"{label!r} is recorded as {found.sort.label}, and is now {sort.label}"
-        self._differs(f"{said}: done anew")
-        self._notes[label] = f"was {found.sort.label}"
-        return None
+        return self.replay.recorded
 
     def _note(self, label: str) -> str | None:
         return self._notes.get(label)
@@ -336,6 +339,10 @@ class Durable:
             inside.reset(token)
 
     # at the end
+
+    def read_recorded(self) -> None:
+        """Read what earlier attempts recorded, if nothing has asked for it yet. Not in a coroutine: it waits."""
+        drive(self, self._read_recorded())
 
     def finish(self) -> list[str]:
         """The handler has come to its end. Returns what is recorded and was never met, for :meth:`note`.

@@ -94,6 +94,7 @@ class _Scope:
             self._record(transaction, self._step)
 
     def _succeed(self, transaction: Transaction) -> None:
+        self.durable.read_recorded()
         unmet = self.durable.finish()
         outcome = success(self.attempt, self.runtime, result_text(transaction.result))
         done = effects.succeed(transaction, self._worker, outcome, self.runtime.now, self._wait)

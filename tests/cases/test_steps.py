@@ -315,6 +315,11 @@ def test_a_context_is_of_no_use_after_its_attempt(stage: Stage, kind: Any) -> No
         for call in (
             lambda: ctx.step("late", int),
             lambda: ctx.sleep_for(5),
+            lambda: ctx.await_event("late"),
+            lambda: ctx.emit_event("late", 1),
+            lambda: ctx.spawn(Flow("late")),
+            lambda: ctx.await_task(99),
+            lambda: ctx.map(Flow, ["late"]),
             lambda: ctx.heartbeat(),
             lambda: ctx.report_progress(5),
             lambda: ctx.check_cancelled(),

@@ -64,7 +64,7 @@ class Crew:
             pids = {row.pid for row in rows(self.jobs, held)}
             return [i for i, process in enumerate(self.workers) if process.pid in pids]
 
-        return self.rng.choice(until(found, "some worker is at work", every=0.001))
+        return self.rng.choice(until(found, "some worker is at work", self.form.timeout, every=0.005))
 
     def kill(self) -> None:
         index = self.pick()
