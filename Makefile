@@ -19,7 +19,7 @@ help:
 	@echo "make faults              all faults at full length; needs root, pgbouncer and 200 MB of memory for a tmpfs"
 	@echo "make mutants             take away what the guarantees stand on, and show which test notices"
 	@echo "make lint | format       ruff and mypy | let ruff rewrite"
-	@echo "make bench               the benchmarks"
+	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
 
 setup: $(STAMP)
@@ -67,7 +67,8 @@ format: setup
 	$(PY) -m ruff format .
 
 bench: setup
-	$(PY) benchmarks/drain.py
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(PY) benchmarks/bench.py $(BENCH_ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -270,7 +270,7 @@ def bind(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The payload instance for a call ``function(ctx, *args, **kwargs)``. Raises PayloadError."""
     assert isinstance(kind.source, TaskFunction)
     try:
-        bound = inspect.signature(kind.source.function).bind(None, *args, **kwargs)
+        bound = kind.source.signature.bind(None, *args, **kwargs)
     except TypeError as error:
         raise PayloadError(f"payload of {kind.name} does not fit: {error}") from None
     values = dict(list(bound.arguments.items())[1:])

@@ -6,6 +6,7 @@ This is the one table; ``docs/states.md`` draws it and ``tests/model/test_state.
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 
 
 class TaskState(StrEnum):
@@ -150,6 +151,7 @@ def judge(parent: TaskState, when: When, otherwise: Otherwise) -> Verdict:
 END_BIT = {S.SUCCESS: 1, S.FAILED: 2, S.DEAD: 2, S.CANCELLED: 4, S.SKIPPED: 8}
 
 
+@lru_cache
 def satisfied_mask(when: When, otherwise: Otherwise) -> int:
     """Bits of the parent's ends (see ``END_BIT``) that satisfy an edge, by :func:`judge`."""
     mask = 0

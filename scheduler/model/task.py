@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -216,6 +217,11 @@ class TaskFunction(Generic[P, R]):
         functools.update_wrapper(self, function)
         self.function = function
         self.task_options = make_options(getattr(function, "__name__", "task"), args)
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """The function's own."""
+        return inspect.signature(self.function)
 
     def __call__(self, ctx: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(ctx, *args, **kwargs)

@@ -17,6 +17,7 @@ from scheduler.store import migrate
 from scheduler.store.dialect import Dialect, dialect_named, sqlite_too_old
 from scheduler.store.failures import StoreTrouble, explain
 from scheduler.store.gate import Gate
+from scheduler.store.statement import run
 from scheduler.store.transaction import LIMIT, Places, Transaction
 from scheduler.store.wires import KEEPALIVES, Wires
 
@@ -341,10 +342,12 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     @sa.event.listens_for(engine, "begin")
     def on_begin(connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("schedd_reads", False)
+        begin = "BEGIN" if reads else "BEGIN IMMEDIATE"
         if isinstance(connection, Transaction):
             connection.about_to_begin()
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-        if isinstance(connection, Transaction):
+            connection.exec_driver_sql(begin)
             connection.begun()
+        else:
+            run(connection, begin, {})
 
     return engine

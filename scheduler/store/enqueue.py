@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -19,20 +20,25 @@ from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.keys import Holder
 from scheduler.store.new_task import (
     COLUMNS,
+    EDGE_COLUMNS,
     Parents,
     Placed,
     edge_row,
-    insert_edges,
     insert_values,
     read_parents,
     row_of,
 )
 from scheduler.store.paths import one_at_a_time, refuse_cycle
 from scheduler.store.replacing import put_aside, replace_now
+from scheduler.store.statement import insert, run
 
 _NAMES = ", ".join(COLUMNS)
+_COLUMNS = tuple(COLUMNS.items())
+_values_of = itemgetter(*(name for name in COLUMNS if name != "id"))
 _ONE_NAMES = ", ".join(n for n in COLUMNS if n != "id")
-_ONE = f"INSERT INTO schedd_tasks ({_ONE_NAMES}) VALUES ({', '.join(f':{n}' for n in COLUMNS if n != 'id')})"
+_ONE = (
+    f"INSERT INTO schedd_tasks ({_ONE_NAMES}) VALUES ({', '.join(f':{n}' for n in COLUMNS if n != 'id')}) RETURNING id"
+)
 _KEYED = (
     f"INSERT INTO schedd_tasks ({_NAMES}) VALUES ({', '.join(f':{n}' for n in COLUMNS)}) "
     "ON CONFLICT (kind, held_key) WHERE held_key IS NOT NULL DO NOTHING RETURNING id"
@@ -56,11 +62,11 @@ def enqueue(connection: sa.Connection, specs: Sequence[TaskSpec], now: int, *, o
     if not ours:
         hold_writes(connection)
     if len(specs) == 1 and not specs[0].edges and specs[0].key is None:
-        return [_insert_one(connection, specs[0], now)]
+        return [_insert_one(connection, specs[0], now, ours)]
     # A replaced task's cycle is found once its edges are there; callers may catch that and commit the rest.
     undone = not ours and any(spec.conflict == "replace" for spec in specs)
     with connection.begin_nested() if undone else nullcontext():
-        return _Batch(connection, dialect, specs, now).store()
+        return _Batch(connection, dialect, specs, now, ours).store()
 
 
 def hold_writes(connection: sa.Connection) -> None:
@@ -81,9 +87,9 @@ def callers_connection(given: Any) -> sa.Connection:
     return given
 
 
-def _insert_one(connection: sa.Connection, spec: TaskSpec, now: int) -> TaskId:
+def _insert_one(connection: sa.Connection, spec: TaskSpec, now: int, ours: bool) -> TaskId:
     values = row_of(spec, now, Placed())
-    task_id = connection.execute(prepared(_ONE + " RETURNING id"), values).scalar_one()
+    ((task_id,),) = run(connection, _ONE, values) if ours else connection.execute(prepared(_ONE), values)
     if values["payload"] is None:
         insert_values(connection, [(task_id, "payload", spec.payload)])
     return TaskId(task_id)
@@ -96,17 +102,20 @@ class _Batch:
     too, take their keys before it is known whether they wait for them.
     """
 
-    def __init__(self, connection: sa.Connection, dialect: Dialect, specs: Sequence[TaskSpec], now: int) -> None:
+    def __init__(
+        self, connection: sa.Connection, dialect: Dialect, specs: Sequence[TaskSpec], now: int, ours: bool
+    ) -> None:
         self.connection = connection
         self.dialect = dialect
         self.specs = specs
         self.now = now
+        self.ours = ours
         self.ids: list[TaskId] = [TaskId(0)] * len(specs)
         self.parents = Parents()
         self.holders: dict[int, Holder] = {}  # position -> who holds its key already
         self.keyed: set[int] = set()  # positions that were stored as they took their key
         self.reserved: dict[int, int] = {}
-        self.rows: list[list[Any]] = []
+        self.rows: list[tuple[Any, ...]] = []
         self.decided: list[list[Any]] = []
         self.values: list[tuple[int, str, str]] = []
         self.edges: list[tuple[int, int, int, int, int]] = []
@@ -214,7 +223,7 @@ class _Batch:
         if position not in self.keyed:
             new_id = self._new_id(position)
             self.ids[position] = TaskId(new_id)
-            self.rows.append([new_id, *(row[name] for name in COLUMNS if name != "id")])
+            self.rows.append((new_id, *_values_of(row)))
         else:
             new_id = int(self.ids[position])
             if any(edge.local for edge in spec.edges):
@@ -236,18 +245,14 @@ class _Batch:
 
     def _flush(self) -> None:
         if self.rows:
-            source = self.dialect.rows(COLUMNS)
-            self.connection.execute(
-                prepared(f"INSERT INTO schedd_tasks ({_NAMES}) SELECT {_NAMES} FROM {source} j"),
-                {"rows": bind_rows(self.rows)},
-            )
+            insert(self.connection, "schedd_tasks", _COLUMNS, self.rows, ours=self.ours)
         if self.decided:
             source = self.dialect.rows(_DECIDED_COLUMNS)
             self.connection.execute(prepared(_DECIDE.format(rows=source)), {"rows": bind_rows(self.decided)})
         if self.values:
             insert_values(self.connection, self.values)
         if self.edges:
-            insert_edges(self.connection, self.edges)
+            insert(self.connection, "schedd_edges", tuple(EDGE_COLUMNS.items()), self.edges, ours=self.ours)
 
     def _replace(self, holder: Holder, spec: TaskSpec, placed: Placed) -> None:
         if holder.state in HELD:

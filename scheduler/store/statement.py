@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import sqlalchemy as sa
 
@@ -21,7 +21,10 @@ Columns = tuple[tuple[str, type], ...]
 
 
 def run(connection: sa.Connection, sql: str, params: Mapping[str, object]) -> list[tuple[Any, ...]]:
-    """Execute one statement with ``:name`` parameters; all its rows. Raises sqlalchemy.exc.DBAPIError."""
+    """Execute one statement with ``:name`` parameters; all its rows. Raises sqlalchemy.exc.DBAPIError.
+
+    Begins no transaction by itself, as SQLAlchemy would: there has to be one.
+    """
     text, order = _compiled(sql, connection.dialect)
     return _raw(connection, text, params if order is None else [params[name] for name in order])
 
@@ -77,16 +80,49 @@ def change_over(
     return changed
 
 
+def insert(
+    connection: sa.Connection, table: str, columns: Columns, rows: Sequence[Sequence[object]], *, ours: bool
+) -> None:
+    """Insert many new rows, the fastest way there is: COPY on PostgreSQL. Raises sqlalchemy.exc.DBAPIError.
+
+    ``ours``: the connection is the store's; another one may have any driver, and watches what goes through SQLAlchemy.
+    """
+    names = ", ".join(name for name, _ in columns)
+    if not ours:
+        text = f"INSERT INTO {table} ({names}) VALUES ({', '.join(f':{name}' for name, _ in columns)})"
+        connection.execute(sa.text(text), [dict(zip((c for c, _ in columns), row, strict=True)) for row in rows])
+        return
+    driver: Any = connection.connection.dbapi_connection
+    if connection.dialect.name == "postgresql":
+        text = f"COPY {table} ({names}) FROM STDIN"
+        try:
+            with driver.cursor() as cursor, cursor.copy(text) as copy:
+                for row in rows:
+                    copy.write_row(row)
+        except Exception as error:
+            _raise_as_sqlalchemy(connection, text, error)
+    else:
+        text = f"INSERT INTO {table} ({names}) VALUES ({', '.join('?' * len(columns))})"
+        try:
+            driver.executemany(text, rows)
+        except Exception as error:
+            _raise_as_sqlalchemy(connection, text, error)
+
+
+def _raise_as_sqlalchemy(connection: sa.Connection, text: str, error: Exception) -> NoReturn:
+    errors: Any = connection.dialect.loaded_dbapi
+    if not isinstance(error, errors.Error):
+        raise error
+    raise sa.exc.DBAPIError.instance(text, None, error, errors.Error, dialect=connection.dialect) from error
+
+
 def _raw(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:
     driver: Any = connection.connection.dbapi_connection
     try:
         cursor = driver.execute(text, bound)
         return cursor.fetchall() if cursor.description is not None else []
-    except Exception as error:
-        errors: Any = connection.dialect.loaded_dbapi
-        if not isinstance(error, errors.Error):
-            raise
-        raise sa.exc.DBAPIError.instance(text, None, error, errors.Error, dialect=connection.dialect) from error
+    except Exception as error:  # no context manager here: it would cost as much as the rest
+        _raise_as_sqlalchemy(connection, text, error)
 
 
 @lru_cache(maxsize=256)

@@ -14,6 +14,7 @@ import shutil
 import stat
 import subprocess
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def url(directory: Path, database: str) -> str:
     return f"postgresql+psycopg://postgres@/{database}?host={directory / 'pg'}"
 
 
-def start(directory: Path) -> None:
+def start(directory: Path, settings: Mapping[str, str] = SETTINGS) -> None:
     """Start the server of this run unless it runs; the caller holds the lock."""
     data = directory / "pg"
     if (data / "postmaster.pid").exists():
@@ -46,7 +47,7 @@ def start(directory: Path) -> None:
         binaries / "initdb",
         *("-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"),
     )
-    options = " ".join(f"-c {name}='{value}'" for name, value in SETTINGS.items())
+    options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
     _run(
         binaries / "pg_ctl",
         *("-w", "-t", "60", "-D", data, "-l", data / "log", "-o", f"-k {data} {options}", "start"),

@@ -1,0 +1,1 @@
+"""Who takes part: each module has ``WORKS``, (work, dialect) -> function(url, size) -> rate or milliseconds."""

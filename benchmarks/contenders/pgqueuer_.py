@@ -1,0 +1,74 @@
+"""pgqueuer on asyncpg with uvloop, the batch size that was fastest here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import asyncpg
+import uvloop
+from pgqueuer import PgQueuer
+from pgqueuer.models import Job
+from pgqueuer.queries import Queries
+from pgqueuer.types import QueueExecutionMode
+
+BATCH = 100
+PAYLOAD = b'{"n":1,"text":"hello world"}'
+
+
+async def _connect(url: str) -> asyncpg.Connection:
+    connection = await asyncpg.connect(url)
+    await Queries.from_asyncpg_connection(connection).install()
+    return connection
+
+
+async def _enqueue_all(connection: asyncpg.Connection, size: int) -> None:
+    await Queries.from_asyncpg_connection(connection).enqueue(["noop"] * size, [PAYLOAD] * size, [0] * size)
+
+
+async def _drain(url: str, size: int) -> float:
+    connection = await _connect(url)
+    await _enqueue_all(connection, size)
+    queue = PgQueuer.from_asyncpg_connection(connection)
+    ran = 0
+
+    @queue.entrypoint("noop")
+    async def noop(job: Job) -> None:
+        nonlocal ran
+        ran += 1
+
+    begun = time.perf_counter()
+    await queue.run(batch_size=BATCH, mode=QueueExecutionMode.drain)
+    assert ran == size, (ran, size)
+    return size / (time.perf_counter() - begun)
+
+
+async def _enqueue(url: str, size: int) -> float:
+    queries = Queries.from_asyncpg_connection(await _connect(url))
+    begun = time.perf_counter()
+    for _ in range(size):
+        await queries.enqueue("noop", PAYLOAD, 0)
+    return size / (time.perf_counter() - begun)
+
+
+async def _batch(url: str, size: int) -> float:
+    connection = await _connect(url)
+    begun = time.perf_counter()
+    await _enqueue_all(connection, size)
+    return size / (time.perf_counter() - begun)
+
+
+def _run(work: Callable[[str, int], Awaitable[float]]) -> Callable[[str, int], float]:
+    def run(url: str, size: int) -> float:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(work(url, size))  # type: ignore[arg-type]
+
+    return run
+
+
+WORKS = {
+    ("drain", "postgresql"): _run(_drain),
+    ("enqueue", "postgresql"): _run(_enqueue),
+    ("batch", "postgresql"): _run(_batch),
+}
