@@ -324,6 +324,15 @@ class AEverything(Task, isolation="process"):
         return await aeverything(ctx)
 
 
+class Twice(Task):
+    """A child of these, in a thread."""
+
+    n: int
+
+    def run(self, ctx: Context) -> int:
+        return 2 * self.n
+
+
 def everything(ctx: Context) -> dict[str, Any]:
     ctx.check_cancelled()
     ctx.heartbeat()
@@ -335,7 +344,14 @@ def everything(ctx: Context) -> dict[str, Any]:
     emitted = ctx.emit_event(event, {"to": 1}), ctx.emit_event(event, {"to": 2}), ctx.await_event(event)
     results = {str(k): v for k, v in ctx.results().items()}
     failures = {str(k): v for k, v in ctx.dependency_failures().items()}
-    return {"results": results, "failures": failures, "steps": [one, two], "event": emitted, **envelope(ctx)}
+    ctx.sleep_until(ctx.created_at)
+    try:
+        ctx.await_event("never", timeout=0.05)
+    except TimeoutError as error:
+        missed = type(error).__name__
+    children = [ctx.await_task(ctx.spawn(Twice(21))), *ctx.map(Twice, [1, 2])]
+    durable = {"steps": [one, two], "event": emitted, "missed event": missed, "children": children}
+    return {"results": results, "failures": failures, "cpu": ctx.cpu(int, "7"), **durable, **envelope(ctx)}
 
 
 async def aeverything(ctx: AsyncContext) -> dict[str, Any]:
@@ -353,7 +369,14 @@ async def aeverything(ctx: AsyncContext) -> dict[str, Any]:
     )
     results = {str(k): v for k, v in (await ctx.results()).items()}
     failures = {str(k): v for k, v in (await ctx.dependency_failures()).items()}
-    return {"results": results, "failures": failures, "steps": [one, two], "event": emitted, **envelope(ctx)}
+    await ctx.sleep_until(ctx.created_at)
+    try:
+        await ctx.await_event("never", timeout=0.05)
+    except TimeoutError as error:
+        missed = type(error).__name__
+    children = [await ctx.await_task(await ctx.spawn(Twice(21))), *await ctx.map(Twice, [1, 2])]
+    durable = {"steps": [one, two], "event": emitted, "missed event": missed, "children": children}
+    return {"results": results, "failures": failures, "cpu": await ctx.cpu(int, "7"), **durable, **envelope(ctx)}
 
 
 def envelope(ctx: Context | AsyncContext) -> dict[str, Any]:

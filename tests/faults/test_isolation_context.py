@@ -38,7 +38,7 @@ class InLoop(Task):
 @pytest.fixture
 def jobs(database: Database) -> Iterator[Scheduler]:
     made = Scheduler(database.url, processes=1, settings={"mine": {"path": "/x", "count": 3}})
-    for kind in (Parent, InThread, InLoop, kinds.Everything, kinds.AEverything):
+    for kind in (Parent, InThread, InLoop, kinds.Twice, kinds.Everything, kinds.AEverything):
         made.register(kind)
     made.start()
     yield made
@@ -79,8 +79,13 @@ def test_every_call(jobs: Scheduler, kind: type[Task]) -> None:
         "settings": {"mine": {"path": "/x", "count": 3}},
         "steps": [1, "one"],
         "event": [True, False, {"to": 1}],
+        "missed event": "TimeoutError",
+        "children": [42, 2, 4],
+        "cpu": 7,
     }
-    assert history(jobs, task_id) == [(1, "suspended"), (1, "succeeded")]
+    *slept, last = history(jobs, task_id)
+    assert last == (1, "succeeded")
+    assert set(slept) == {(1, "suspended")}
     progress = jobs.progress(task_id)
     assert progress is not None
     (row,) = rows(jobs, "SELECT last_heartbeat_at FROM schedd_tasks WHERE id = :id", id=task_id)

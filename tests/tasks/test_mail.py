@@ -6,6 +6,7 @@ import email
 import email.policy
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
@@ -16,7 +17,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
 
 from scheduler import PermanentError
-from scheduler.tasks import EmailTask
+from scheduler.tasks import EmailTask, mail
 from scheduler.tasks.failures import Refused, Unreachable
 
 from .certificates import Certificates
@@ -152,6 +153,44 @@ def test_no_server(certificates: Certificates) -> None:
         MAIL.run(FakeContext(settings))  # type: ignore[arg-type]
     with pytest.raises(PermanentError, match=r"needs the setting host of \[mail\]"):
         MAIL.run(FakeContext({}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("greeting", "stays", "error"),
+    [
+        (b"", True, Unreachable),
+        (b"", False, Unreachable),
+        (b"220 hello\r\n", False, Unreachable),
+        (b"220 hello\r\n", True, Unreachable),
+        (b"nonsense\r\n", True, Refused),
+        (b"421 busy\r\n", True, Refused),
+        (b"554 not you\r\n", True, PermanentError),
+    ],
+)
+def test_servers_that_misbehave(
+    greeting: bytes, stays: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail, "SILENCE", 0.3)
+    over = threading.Event()
+
+    def talk() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(greeting)
+            if stays:
+                over.wait(30)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=talk)
+        thread.start()
+        port = server.getsockname()[1]
+        settings = {"mail": {"host": "127.0.0.1", "port": port, "tls": "none", "sender": "me@example.org"}}
+        try:
+            with pytest.raises(error):
+                MAIL.run(FakeContext(settings))  # type: ignore[arg-type]
+        finally:
+            over.set()
+            thread.join()
 
 
 @pytest.mark.parametrize(
