@@ -291,7 +291,7 @@ def test_an_idle_daemon_costs_next_to_nothing(database: Database, nursery: Nurse
 
     spent()  # starting up is not idling
     before, start = spent()
-    for _ in range(8):
+    for _ in range(5):
         after, end = spent()
     status = Path(f"/proc/{child.process.pid}/status").read_text()
     resident = int(status.partition("VmRSS:")[2].split()[0]) / 1024
