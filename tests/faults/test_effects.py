@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from faults.durable_kinds import Transfer, Workflow
-from faults.harness import Fleet, Process, all_ended, freeze, rows, until
+from faults.harness import Fleet, Process, all_ended, freeze, rows, unfinished, until
 from scheduler import Scheduler
 from scheduler.model.outcome import AttemptEnd
 from support.databases import Database
@@ -51,28 +51,37 @@ class Crew:
         self.rng = random.Random(seed := random.randrange(10**6))
         tell(f"seed {seed}")
         self.workers: list[Process] = []
+        self.kills = self.freezes = 0
 
     def start(self, arm: str = "") -> Process:
         options = {"lease": self.form.lease, "pools": dict.fromkeys(("high", "medium", "low"), (4, 0))}
         return self.fleet.worker(ready=False, arm=arm, options=options)
 
-    def pick(self) -> int:
-        """A worker that holds tasks, so that something is interrupted."""
+    def pick(self) -> int | None:
+        """A worker that holds tasks, so that something is interrupted; None once all is done."""
         held = "SELECT DISTINCT w.pid FROM schedd_tasks t JOIN schedd_workers w ON w.id = t.worker"
 
-        def found() -> list[int]:
+        def found() -> list[int | None]:
             pids = {row.pid for row in rows(self.jobs, held)}
-            return [i for i, process in enumerate(self.workers) if process.pid in pids]
+            holding = [i for i, process in enumerate(self.workers) if process.pid in pids]
+            return holding or ([] if unfinished(self.jobs) else [None])  # type: ignore[return-value]
 
         return self.rng.choice(until(found, "some worker is at work", self.form.timeout, every=0.005))
 
     def kill(self) -> None:
         index = self.pick()
+        if index is None:
+            return
         self.workers[index].kill()
         self.workers[index] = self.start()
+        self.kills += 1
 
     def lose_a_lease(self) -> None:
-        process = self.workers[self.pick()]
+        index = self.pick()
+        if index is None:
+            return
+        process = self.workers[index]
+        self.freezes += 1
         if self.jobs.database.path is None:
             process.kill(signal.SIGSTOP)  # inside a transaction, too: the server ends what stands still
         else:
@@ -143,7 +152,7 @@ def test_each_transfer_is_applied_once(
     balances = dict(map(tuple, rows(jobs, "SELECT id, balance FROM accounts")))
     lost = crew.lost()
     tell(
-        f"{form.tasks} transfers, {form.kills + 2} kills, {form.freezes} leases lost, {lost} attempts interrupted, "
+        f"{form.tasks} transfers, {crew.kills + 2} kills, {crew.freezes} leases lost, {lost} attempts interrupted, "
         f"{sum(row.attempt > 1 for row in applied)} transfers applied by a later attempt, {seconds:.0f} s"
     )
     assert crew.succeeded() == form.tasks
@@ -190,7 +199,7 @@ def test_a_steps_effect_is_repeated_only_if_its_worker_died_in_front_of_the_chec
                 assert last[claim] == number, f"task {task_id}: step {number} was recorded, and ran again: {effects}"
     lost = crew.lost()
     tell(
-        f"{form.tasks} workflows of {steps} steps, {form.kills} kills, {form.freezes} leases lost, {lost} attempts "
+        f"{form.tasks} workflows of {steps} steps, {crew.kills} kills, {crew.freezes} leases lost, {lost} attempts "
         f"interrupted, {form.tasks * steps} effects and {repeated} repeated in front of their checkpoint, "
         f"{seconds:.0f} s"
     )
