@@ -312,6 +312,24 @@ class ComputeInside(Task, isolation="process"):
         return [os.getpid(), *ctx.cpu(square, 3)]
 
 
+class Durable(Task, isolation="process", retry=AT_ONCE):
+    """Each durable call once; notes what it comes to in each of its processes."""
+
+    notes: str
+
+    def run(self, ctx: Context) -> Any:
+        note(self.notes, f"begun:{ctx.attempt}")
+        one = ctx.step("one", self._one)
+        ctx.sleep_for(0.05)
+        child = ctx.spawn(Twice(5))
+        first = ctx.emit_event(f"event {ctx.id}", 1)
+        return [one, ctx.await_task(child), first, ctx.await_event(f"event {ctx.id}")]
+
+    def _one(self) -> int:
+        note(self.notes, "effect")
+        return 1
+
+
 class Everything(Task, isolation="process"):
     """Every call of the context."""
 
@@ -342,6 +360,12 @@ def everything(ctx: Context) -> dict[str, Any]:
     two = ctx.step("two", str, "one")
     event = f"event {ctx.id}"
     emitted = ctx.emit_event(event, {"to": 1}), ctx.emit_event(event, {"to": 2}), ctx.await_event(event)
+
+    def own_rows() -> None:
+        with ctx.transaction() as tx:
+            tx.result = tx.execute(sa.text("SELECT 40 + 2")).scalar_one()
+
+    rows = ctx.step("rows", own_rows)
     results = {str(k): v for k, v in ctx.results().items()}
     failures = {str(k): v for k, v in ctx.dependency_failures().items()}
     ctx.sleep_until(ctx.created_at)
@@ -350,7 +374,7 @@ def everything(ctx: Context) -> dict[str, Any]:
     except TimeoutError as error:
         missed = type(error).__name__
     children = [ctx.await_task(ctx.spawn(Twice(21))), *ctx.map(Twice, [1, 2])]
-    durable = {"steps": [one, two], "event": emitted, "missed event": missed, "children": children}
+    durable = {"steps": [one, two, rows], "event": emitted, "missed event": missed, "children": children}
     return {"results": results, "failures": failures, "cpu": ctx.cpu(int, "7"), **durable, **envelope(ctx)}
 
 
@@ -367,6 +391,12 @@ async def aeverything(ctx: AsyncContext) -> dict[str, Any]:
         await ctx.emit_event(event, {"to": 2}),
         await ctx.await_event(event),
     )
+
+    async def own_rows() -> None:
+        async with ctx.transaction() as tx:
+            tx.result = (await tx.execute(sa.text("SELECT 40 + 2"))).scalar_one()
+
+    rows = await ctx.step("rows", own_rows)
     results = {str(k): v for k, v in (await ctx.results()).items()}
     failures = {str(k): v for k, v in (await ctx.dependency_failures()).items()}
     await ctx.sleep_until(ctx.created_at)
@@ -375,7 +405,7 @@ async def aeverything(ctx: AsyncContext) -> dict[str, Any]:
     except TimeoutError as error:
         missed = type(error).__name__
     children = [await ctx.await_task(await ctx.spawn(Twice(21))), *await ctx.map(Twice, [1, 2])]
-    durable = {"steps": [one, two], "event": emitted, "missed event": missed, "children": children}
+    durable = {"steps": [one, two, rows], "event": emitted, "missed event": missed, "children": children}
     return {"results": results, "failures": failures, "cpu": await ctx.cpu(int, "7"), **durable, **envelope(ctx)}
 
 

@@ -77,7 +77,7 @@ def test_every_call(jobs: Scheduler, kind: type[Task]) -> None:
         "slot": None,
         "missed": 0,
         "settings": {"mine": {"path": "/x", "count": 3}},
-        "steps": [1, "one"],
+        "steps": [1, "one", 42],
         "event": [True, False, {"to": 1}],
         "missed event": "TimeoutError",
         "children": [42, 2, 4],

@@ -21,7 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 
 import scheduler.store.database as database
-from faults import durable_kinds, kinds, versions
+from faults import durable_kinds, isolated, kinds, versions
 from scheduler import Scheduler, app
 from scheduler.engine import loop
 from scheduler.ports import SECOND
@@ -71,7 +71,13 @@ def work(config: dict[str, Any], reports: int, commands: int) -> None:
         app.__version__ += "+next"
     kinds.clock.offset = round(config.get("clock", 0.0) * SECOND)
     jobs = Scheduler(config["url"], clock=kinds.clock, **config.get("options", {}))
-    for kind in (*kinds.ALL, *durable_kinds.ALL, *(getattr(versions, name) for name in config.get("extra", ()))):
+    for kind in (
+        *kinds.ALL,
+        *durable_kinds.ALL,
+        isolated.Durable,
+        isolated.Twice,
+        *(getattr(versions, name) for name in config.get("extra", ())),
+    ):
         jobs.register(kind)
     jobs.start()
     jobs.engine.wait_ready()
