@@ -127,6 +127,7 @@ def public_keys(pem: bytes) -> list[dict[str, Any]]:
 
 def load_public_key(text: str) -> EllipticCurvePublicKey | None:
     """From base64 of DER, or PEM. None for what is no key on P-384."""
+    _jwt()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -191,6 +192,15 @@ def test_actions_that_cannot_be_made(alice: Side, tmp_path: Path) -> None:
         broken = Side(tmp_path / "alice", **{missing: None})
         with pytest.raises(PermanentError, match=rf"needs the setting {missing} of \[actions\]"):
             broken.make()
+
+
+@pytest.mark.parametrize("missing", ["jwt", "cryptography"])
+def test_without_what_it_needs(alice: Side, bob: Side, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = alice.make()["token"]
+    monkeypatch.setitem(sys.modules, missing, None)
+    for what in (alice.make, lambda: bob.take(token)):
+        with pytest.raises(PermanentError, match=r"pip install 'schedd\[actions\]'"):
+            what()
 
 
 @pytest.mark.parametrize("fields", [{"parent": "a1~x"}, {"attachments": ["f1~x"]}])

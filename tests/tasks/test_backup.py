@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from scheduler import PermanentError
+from scheduler import PermanentError, Scheduler
 from scheduler.errors import Cancelled
 from scheduler.tasks import BackupTask, backup
+from scheduler.testing import drain
 
 from .fake import FakeContext
 
@@ -108,6 +109,22 @@ def test_the_store_while_it_is_written(tmp_path: Path) -> None:
         assert copy.execute("SELECT count(*) FROM pair WHERE a <> b").fetchone() == (0,)
     with pytest.raises(PermanentError, match="not a SQLite file"):
         run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), store={"sqlite": None})
+
+
+def test_the_store_of_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, as a daemon does it: the file that the configuration names, also by a relative path."""
+    monkeypatch.chdir(tmp_path)
+    Path("backups").mkdir()
+    Path("config.toml").write_text(
+        '[store]\nurl = "sqlite:///jobs.db"\n[tasks]\nbuiltin = ["BackupTask"]\n[backup]\ndestinations = ["backups"]\n'
+    )
+    jobs = Scheduler.from_config()
+    task_id = jobs.task(BackupTask(backup.STORE, str(tmp_path / "backups"), name="nightly")).schedule()
+    drain(jobs)
+    told = jobs.result(task_id, timeout=0)
+    jobs.close()
+    with closing(sqlite3.connect(told["path"])) as copy:
+        assert copy.execute("SELECT kind FROM schedd_tasks").fetchall() == [("BackupTask",)]
 
 
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

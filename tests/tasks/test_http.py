@@ -6,6 +6,7 @@ import asyncio
 import email.utils
 import json
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,12 @@ def test_long_and_binary_answers() -> None:
 def test_statuses_that_are_welcome() -> None:
     with serving(answer(404)) as server:
         assert run(HttpTask(server.url, ok=[404]))["status"] == 404
+
+
+def test_without_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    with pytest.raises(PermanentError, match=r"pip install 'schedd\[http\]'"):
+        run(HttpTask("http://127.0.0.1:1"))
 
 
 # Failures
