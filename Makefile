@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak faults cases mutants lint format bench clean
+.PHONY: help setup demo test soak faults cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -20,6 +20,7 @@ help:
 	@echo "make mutants             take away what the guarantees stand on, and show which test notices"
 	@echo "make lint | format       ruff and mypy | let ruff rewrite"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
+	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
 
 setup: $(STAMP)
@@ -69,6 +70,9 @@ format: setup
 bench: setup
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(PY) benchmarks/bench.py $(BENCH_ARGS)
+
+bench-check: setup
+	$(PY) -m pytest -q tests/store/test_costs.py
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
