@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -29,6 +30,8 @@ LARGEST_FILE = 32 * 1024 * 1024  # bytes
 SKEW = 300.0  # seconds that the issuer's clock may be ahead, or ours behind
 RELATIONS = ("following", "connected")
 NO_TYPE = "application/octet-stream"
+FETCHES = 4  # files that an event loop fetches at a time: each is in memory until it is stored
+_turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
 class ActionVerifierTask(Task, timeout=900, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts=12)):
@@ -65,8 +68,9 @@ class ActionVerifierTask(Task, timeout=900, retry=RetryPolicy(min_wait=10, max_w
         fetched = []
         for number, file_id in enumerate(claims.a):
             await ctx.report_progress(100 * number / len(claims.a), f"file {number + 1} of {len(claims.a)}")
-            if await self._fetch(ctx.settings, claims.iss, file_id):
-                fetched.append(file_id)
+            async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(FETCHES)):
+                if await self._fetch(ctx.settings, claims.iss, file_id):
+                    fetched.append(file_id)
         await asyncio.to_thread(store.put, self.tn_id, action, "received")
         return {"action_id": action.action_id, "iss": claims.iss, "t": claims.t, "fetched": fetched}
 

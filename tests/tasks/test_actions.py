@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from scheduler import PermanentError
-from scheduler.tasks import ActionCreatorTask, ActionVerifierTask
+from scheduler.tasks import ActionCreatorTask, ActionVerifierTask, action_verifier
 from scheduler.tasks.action_store import ActionStore
 from scheduler.tasks.blobs import BlobStore
 from scheduler.tasks.failures import Refused, Unreachable
@@ -325,6 +325,24 @@ def test_files_that_are_wrong(alice: Side, bob: Side, published: Published) -> N
         bob.take(token)
     assert bob.actions.get(7, action_id_of(token)) is None
     assert not bob.blobs.exists(file_id)
+
+
+def test_files_are_fetched_a_few_at_a_time(alice: Side, bob: Side, published: Published) -> None:
+    file_id = alice.file()
+    published.files[file_id] = PHOTO
+    token = alice.make(attachments=[file_id])["token"]
+
+    async def while_others_fetch() -> None:
+        turns = asyncio.Semaphore(0)
+        action_verifier._turns[asyncio.get_running_loop()] = turns
+        task = asyncio.ensure_future(ActionVerifierTask(7, token).run(AsyncFakeContext(bob.settings)))  # type: ignore[arg-type]
+        await asyncio.wait([task], timeout=0.3)
+        assert not task.done()
+        assert published.count("files") == 0
+        turns.release()
+        assert (await task)["fetched"] == [file_id]
+
+    asyncio.run(while_others_fetch())
 
 
 def test_a_server_that_is_away(alice: Side, bob: Side, published: Published) -> None:
