@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stateful.seat import ENDINGS
+from stateful.seat import DURABLE, ENDINGS, NAP
 from stateful.world import OTHERWISES, WHENS, Database, World
 
 MOST = 24  # tasks that a run makes by itself
@@ -96,7 +96,7 @@ class FleetMachine(RuleBasedStateMachine):
         number=NUMBER,
         spec=SPEC,
         parents=PARENTS,
-        state=some.sampled_from((None, "retry", "retry", "waiting", "claimed", "running")),
+        state=some.sampled_from((None, "retry", "retry", "suspended", "waiting", "claimed", "running")),
     )
     def replace(self, number: int, spec: dict[str, Any], parents: list[Any], state: str | None) -> None:
         """One that holds a key gets another set: any of them, or one in this state if there is one."""
@@ -108,7 +108,9 @@ class FleetMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tasks)
     @rule(
-        number=NUMBER, cascade=some.booleans(), state=some.sampled_from((None, "retry", "retry", "waiting", "claimed"))
+        number=NUMBER,
+        cascade=some.booleans(),
+        state=some.sampled_from((None, "retry", "retry", "suspended", "waiting", "claimed")),
     )
     def cancel(self, number: int, cascade: bool, state: str | None) -> None:
         """Any task, or one in this state if there is one."""
@@ -166,6 +168,29 @@ class FleetMachine(RuleBasedStateMachine):
             self._see_through(place, task_id, "error")
             self.world.cancel(task_id, cascade=False)
 
+    @precondition(lambda self: self.tasks < MOST)
+    @rule(
+        spec=SPEC,
+        place=PLACE,
+        how=some.sampled_from(DURABLE),
+        then=some.sampled_from(("cancel", "replace", "emit", "go on", "nothing")),
+    )
+    def suspend(self, spec: dict[str, Any], place: int, how: str, then: str) -> None:
+        """A task that sleeps or awaits an event, and what befalls it then."""
+        before = set(self.world.ids)
+        plain = spec | {"key": "s", "conflict": "keep", "after": 0.0, "level": 0, "edges": {}}
+        self.world.schedule([plain])
+        for task_id in set(self.world.ids) - before:
+            self._see_through(place, task_id, how)
+            if then == "cancel":
+                self.world.cancel(task_id, cascade=False)
+            elif then == "replace":
+                self.world.schedule([plain | {"conflict": "replace"}])
+            elif then == "emit":
+                self.world.emit(task_id, earlier=0)
+            elif then == "go on":
+                self.world.pass_time(NAP + 1)
+
     def _see_through(self, place: int, task_id: int, how: str) -> None:
         """A worker goes round until this task has ended like this, if it can; what else it runs succeeds."""
         seat = self.world.seats[place]
@@ -177,6 +202,18 @@ class FleetMachine(RuleBasedStateMachine):
             for body in seat.running():
                 seat.end(body, how if body.task == task_id else "success")
             seat.step()
+
+    def claimed(self) -> list[int]:
+        return [i for i in self.world.ids if self.world.model.tasks[i].claim]
+
+    @precondition(lambda self: self.claimed())
+    @rule(number=NUMBER, earlier=some.sampled_from((0, 0, 0, 1)), awaited=some.booleans())
+    def emit(self, number: int, earlier: int, awaited: bool) -> None:
+        """An event, most often one that a task awaits, if there is one."""
+        ids = self.claimed()
+        waiting = [i for i in ids if self.world.model.tasks[i].awaits is not None]
+        chosen = waiting if awaited and waiting else ids
+        self.world.emit(chosen[number % len(chosen)], earlier)
 
     @precondition(lambda self: self.tasks > 1)
     @rule(child=NUMBER, parent=NUMBER, edge=EDGE)

@@ -19,8 +19,9 @@ STEPS = {
     "waiting": {"scheduled", "failed", "skipped", "cancelled"},
     "scheduled": {"claimed", "waiting", "cancelled"},
     "retry": {"claimed", "scheduled", "cancelled"},
-    "claimed": {"running", "scheduled", "success", "failed", "dead", "retry", "cancelled"},
-    "running": {"scheduled", "success", "failed", "dead", "retry", "cancelled"},
+    "suspended": {"claimed", "scheduled", "cancelled"},
+    "claimed": {"running", "scheduled", "success", "failed", "dead", "retry", "suspended", "cancelled"},
+    "running": {"scheduled", "success", "failed", "dead", "retry", "suspended", "cancelled"},
     "success": set(),
     "failed": {"scheduled", "waiting"},
     "dead": {"scheduled", "waiting"},
@@ -93,6 +94,7 @@ class Task:
     cancel_asked: bool = False
     cascade: bool = False
     ended_by: set[int] = field(default_factory=set)  # any of these may be named
+    awaits: str | None = None  # the event that wakes it, while it is suspended
     suspect: int = 0
     deaths: int = 0
     alone: bool = False
@@ -130,6 +132,7 @@ class Outcome:
     finished_at: int
     run_at: int | None = None
     refund: int = 0
+    awaits: str | None = None
 
 
 class Model:
@@ -137,6 +140,7 @@ class Model:
         self.tasks: dict[int, Task] = {}
         self.gone: dict[int, tuple[str, int]] = {}  # removed: its outcome, when
         self.schedules: dict[str, Recurring] = {}
+        self.events: set[str] = set()
         self.hits = hits
 
     # states and edges
@@ -253,7 +257,7 @@ class Model:
         if not task.live:
             return
         task.cancel_asked, task.cascade = False, False
-        if task.state == "retry":
+        if task.state in ("retry", "suspended"):
             self.move(task, "scheduled")
         end, wanted = self.broken(task), "waiting" if self.open_edges(task) else "scheduled"
         if end is not None and task.state == "scheduled":
@@ -341,6 +345,15 @@ class Model:
         self.tasks[child].edges[parent] = edge
         self.judge_again([child], {}, now)
 
+    def emit(self, event: str, now: int) -> None:
+        """Once and for all; who awaits it is due, if it is not already."""
+        if event in self.events:
+            return
+        self.events.add(event)
+        for t in self.tasks.values():
+            if t.state == "suspended" and t.awaits == event:
+                t.run_at = min(t.run_at, now)
+
     # what engines do
 
     def tick(self, now: int, grace: int) -> list[tuple[str, int]]:
@@ -373,7 +386,7 @@ class Model:
             recorded.append(t)
             state, end = ("cancelled", "cancelled") if t.cancel_asked else (o.state, o.end)
             if t.again:  # nothing that the attempt says decides what becomes of the task
-                state, end = "scheduled", "replaced" if o.end in ("retried", "failed", "dead") else o.end
+                state, end = "scheduled", "replaced" if o.end in ("retried", "failed", "dead", "suspended") else o.end
             if o.started:
                 t.history.append((o.claim, o.number, end))
             t.worker = None
@@ -386,6 +399,9 @@ class Model:
                 t.result_until = now + max(t.result_ttl, kept)
                 t.key_until = now + t.retention if t.holds_key else None
             self.move(t, state)
+            t.awaits = o.awaits if state == "suspended" else None
+            if t.awaits in self.events:  # it has happened since the handler asked
+                t.run_at = min(t.run_at, now)
             if not t.live:
                 t.finished_at = o.finished_at
                 ended.append(t.id)
@@ -420,7 +436,7 @@ class Model:
     def claimed(self, task_id: int, claim: int, worker: int, now: int) -> Task:
         """A worker has claimed this task: only what is due, ready and free, and with a new number."""
         t = self.tasks[task_id]
-        if t.state not in ("scheduled", "retry"):
+        if t.state not in ("scheduled", "retry", "suspended"):
             raise Wrong(f"task {task_id} was claimed while {t.state}")
         if t.run_at > now:
             raise Wrong(f"task {task_id} was claimed {(t.run_at - now) / SECOND} s before its time")
@@ -428,9 +444,9 @@ class Model:
             raise Wrong(f"task {task_id} was claimed with open edges {self.verdicts(t)}")
         if claim != t.claim + 1:
             raise Wrong(f"task {task_id}: claim {claim} follows {t.claim}")
+        t.attempt += t.state != "suspended"  # which goes on with the attempt that it was in
         self.move(t, "claimed")
-        t.claim, t.worker, t.begun = claim, worker, True
-        t.attempt += 1
+        t.claim, t.worker, t.begun, t.awaits = claim, worker, True, None
         return t
 
     def sweep(self, now: int, success: float, failed: float, outcomes: float) -> None:

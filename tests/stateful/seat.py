@@ -26,8 +26,9 @@ MARK_AFTER = 0.005
 GRACE = 10
 KEPT = {"success": 40.0, "failed": 90.0, "outcomes": 100_000.0}
 POOLS = {"high": (1, 0), "medium": (2, 0), "low": (1, 0)}
-ENDINGS = ("success", "error", "permanent", "retry", "snooze")
-RETRY_AFTER, SNOOZE = 5, 7  # seconds
+DURABLE = ("nap", "await")  # what is written on the way, in a turn of its own
+ENDINGS = ("success", "error", "permanent", "retry", "snooze", *DURABLE)
+RETRY_AFTER, SNOOZE, NAP, PATIENCE = 5, 7, 6, 15  # seconds
 LONGEST_WAIT = 60 * SECOND
 
 
@@ -54,7 +55,7 @@ class BodyThread(threading.Thread):
         self._slots.run_one()
         self._news.put("over")
 
-    def play(self) -> dict[str, int]:
+    def play(self, ctx: Any) -> dict[str, int]:
         self._news.put("running")
         how = self._orders.get()
         if how == "error":
@@ -65,7 +66,17 @@ class BodyThread(threading.Thread):
             raise Retry(after=RETRY_AFTER)
         if how == "snooze":
             raise Snooze(SNOOZE)
+        claim = ctx._attempt.claimed.claim  # each claim has names of its own, so that it does what it is told
+        if how == "nap":
+            ctx.sleep_for(NAP, name=f"nap of {claim}")
+        if how == "await":
+            ctx.await_event(event_of(ctx.id, claim), timeout=PATIENCE)
         return {"answer": 42}
+
+
+def event_of(task_id: int, claim: int) -> str:
+    """What this claim of a task awaits."""
+    return f"{task_id}-{claim}"
 
 
 class Hard(Task):
@@ -74,7 +85,7 @@ class Hard(Task):
     def run(self, ctx: Any) -> Any:
         thread = threading.current_thread()
         assert isinstance(thread, BodyThread)
-        return thread.play()
+        return thread.play(ctx)
 
 
 class Soft(Hard, dead_letter=False, result_ttl=20):
@@ -121,12 +132,15 @@ class Body:
             "permanent": (for_good, for_good, None, 0),
             "retry": ("retry", "retried", now + RETRY_AFTER * SECOND, 0),
             "snooze": ("scheduled", "snoozed", now + SNOOZE * SECOND, 1),
+            "nap": ("suspended", "suspended", now + NAP * SECOND, 0),
+            "await": ("suspended", "suspended", now + PATIENCE * SECOND, 0),
         }[how]
         if state == "retry" and not again:
             state, end, run_at = for_good, for_good, None
         if self.cancelled:
             state, end, run_at, refund = "cancelled", "cancelled", None, 0
-        return Outcome(self.task, self.claim, self.number, state, end, True, now, run_at, refund)
+        awaits = event_of(self.task, self.claim) if how == "await" else None
+        return Outcome(self.task, self.claim, self.number, state, end, True, now, run_at, refund, awaits)
 
 
 @dataclass
@@ -177,7 +191,20 @@ class Seat:
     def end(self, body: Body, how: str) -> None:
         assert body.thread is not None
         body.thread.end(how)
+        if how in DURABLE and not body.cancelled and not body.lost:
+            how = self._asked(body, how)
         self._over(body, how)
+
+    def _asked(self, body: Body, how: str) -> str:
+        """It asked for something durable, which a turn wrote that claimed nothing. Returns how it ended then."""
+        self._turn(claiming=False)
+        if not self._ours(body):
+            return "success"  # it was told that it is lost, and whatever it says is dropped
+        self.rows[self.wid].until = self.clock.now() + round(LEASE * SECOND)
+        body.cancelled = self.model.tasks[body.task].cancel_asked
+        if how == "await" and event_of(body.task, body.claim) in self.model.events:
+            return "success"  # it is there already
+        return how
 
     def _over(self, body: Body, how: str) -> None:
         body.over = True
@@ -353,7 +380,9 @@ class Seat:
 
     def _nothing_left(self, now: int) -> None:
         """Nothing was claimed: then no slot is free that could run what is due."""
-        ready = [t for t in self.model.tasks.values() if t.state in ("scheduled", "retry") and t.run_at <= now]
+        ready = [
+            t for t in self.model.tasks.values() if t.state in ("scheduled", "retry", "suspended") and t.run_at <= now
+        ]
         if any(t.alone for t in ready):
             return  # it may wait for a quiet moment
         for level, (slots, _) in enumerate(POOLS.values()):

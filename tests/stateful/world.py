@@ -15,7 +15,7 @@ from scheduler.store.dialect import prepared
 from scheduler.testing import FakeClock
 from stateful.model import HELD, SECOND, Model, Set, Task, Wrong
 from stateful.recurring import Recurring
-from stateful.seat import GRACE, KEPT, LEASE, LONGEST_WAIT, POOLS, Hard, Row, Seat, Soft
+from stateful.seat import GRACE, KEPT, LEASE, LONGEST_WAIT, POOLS, Hard, Row, Seat, Soft, event_of
 
 KINDS: dict[str, Any] = {"Hard": Hard, "Soft": Soft}
 LEVELS = ("high", "medium", "low")
@@ -194,6 +194,15 @@ class World:
             raise Wrong(f"task {task_id} was retried while {self.model.state_of(task_id)}")
         self.model.retry(task_id, downstream, self.now)
 
+    def emit(self, task_id: int, earlier: int) -> None:
+        """What the present claim of this task awaits, or will; or what an earlier one did."""
+        task = self.model.tasks[task_id]
+        event = event_of(task_id, max(1, task.claim - earlier))
+        first = self.caller.emit_event(event, {"to": task_id})
+        if first == (event in self.model.events):
+            raise Wrong(f"event {event}: first={first}, known are {self.model.events}")
+        self.model.emit(event, self.now)
+
     def add_dependency(self, child: int, parent: int, when: str, otherwise: str) -> None:
         cycle = self.model.reaches(child, parent)
         allowed = self.model.may_depend(child)
@@ -329,7 +338,7 @@ class World:
         }
         expired = state == "success" and row.key_until is not None and row.key_until <= self.now
         pairs["key"] = (None if expired else row.held_key, task.key_at(self.now))
-        if task.state in ("waiting", "scheduled", "retry"):
+        if task.state in ("waiting", "scheduled", "retry", "suspended"):
             pairs["due"] = (row.run_at, task.run_at)
         if task.state in ("waiting", "scheduled") and not task.begun:
             pairs["unmet"] = (row.unmet, self.model.open_edges(task))
