@@ -1,0 +1,34 @@
+"""Rings on PostgreSQL: a NOTIFY takes a lock that all commits share, so many rings become few."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+import pytest
+
+from scheduler.ports import SystemClock
+from scheduler.store import doorbell
+from scheduler.store.database import Database as Store
+from support.databases import Database
+
+APART = 0.2
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_many_rings_become_few_and_the_last_is_heard(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doorbell, "_DEBOUNCE", APART)
+    store = Store(database.url, SystemClock())
+    bell = doorbell.NotifyBell(store)
+    with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
+        ear.execute(f"LISTEN {doorbell.CHANNEL}")
+        begun = time.monotonic()
+        for _ in range(1000):
+            bell.ring()
+        took = time.monotonic() - begun
+        heard = sum(1 for _ in ear.notifies(timeout=20, stop_after=2))
+        assert heard == 2, "one at once, and one for those that followed"
+        heard += sum(1 for _ in ear.notifies(timeout=2 * APART))
+        assert heard <= 2 + took / APART
+    bell.close()
+    store.dispose()
