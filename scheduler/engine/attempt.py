@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import weakref
@@ -174,6 +175,8 @@ def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
             else:
                 with runtime.around_run(ctx):
                     result = attempt.kind.run(ready, ctx)
+            if _strict(attempt):
+                _look_back(attempt, runtime)
             return _succeed(attempt, runtime, result)
         except BaseException as error:
             outcome, hook = _fail(attempt, runtime, error)
@@ -196,6 +199,8 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
         try:
             with runtime.around_run(ctx) if runtime.around_run is not None else nullcontext():
                 result = await attempt.kind.run(ready, ctx)
+            if _strict(attempt):
+                await asyncio.to_thread(_look_back, attempt, runtime)
             outcome = _succeed(attempt, runtime, result)
             await _end_tasks(attempt)
             return outcome
@@ -213,6 +218,19 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
     finally:
         attempt.ended = True
         current_attempt.reset(token)
+
+
+def _strict(attempt: Attempt) -> bool:
+    """Whether what is recorded counts although the handler has not asked for it."""
+    return attempt.kind.options.determinism == "strict" and attempt.claimed.claim > 1 and attempt.settled is None
+
+
+def _look_back(attempt: Attempt, runtime: Runtime) -> None:
+    from scheduler.engine.durable import Durable
+
+    if attempt.durable is None:
+        attempt.durable = Durable(attempt, runtime)
+    attempt.durable.read_recorded()
 
 
 async def _end_tasks(attempt: Attempt) -> None:

@@ -157,6 +157,20 @@ def test_strict_fails_the_attempt_with_both_sequences(stage: Stage, strict: Any,
     assert stage.jobs.get_attempts(task_id)[-1].outcome.value != "succeeded"
 
 
+def test_strict_counts_what_is_recorded_even_if_nothing_durable_is_done(stage: Stage, strict: Any) -> None:
+    async def body(ctx: Any) -> Any:
+        if ctx.attempt == 1:
+            await ctx.step("went", ctx.state.do, 1)
+            raise ConnectionError("away")
+
+    task_id = stage.start(body, strict)
+    stage.drain()
+    stage.drain(1)
+    error = stage.jobs.get_last_error(task_id) or ""
+    assert "recorded: went (step); met now: nothing" in error
+    assert stage.jobs.get_attempts(task_id)[-1].outcome.value != "succeeded"
+
+
 def test_strict_is_kept_by_a_transaction(stage: Stage) -> None:
     """What is not met is known in front of the commit, so nothing of it is committed."""
 
