@@ -62,7 +62,7 @@ def test_no_other_program_is_shown() -> None:
     assert len(blocks("python")) == len(PROGRAMS)
     assert len(blocks("toml")) == 1
     others = {"demo", "durable"}  # the demo, and the programs of docs/durable.md
-    there = {str(path.relative_to(ROOT)) for path in EXAMPLES.rglob("*.py") if not others & set(path.parts)}
+    there = {str(path) for one in EXAMPLES.rglob("*.py") if not others & set((path := one.relative_to(ROOT)).parts)}
     assert there == {name for name in FILES if name.endswith(".py")}
 
 
