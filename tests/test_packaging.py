@@ -59,7 +59,10 @@ def test_metadata() -> None:
     metadata = importlib.metadata.metadata("schedd")
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
-    assert set(metadata.get_all("Provides-Extra") or ()) == {"postgres", "images", "test", "dev"}
+    assert set(metadata.get_all("Provides-Extra") or ()) == {
+        *("postgres", "images", "http", "actions"),
+        *("test", "dev", "bench"),
+    }
     assert (ROOT / "scheduler" / "py.typed").exists()
     for requirement in PROJECT["project"]["dependencies"]:
         assert ">=" in requirement, f"{requirement} has no lower bound"

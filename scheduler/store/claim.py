@@ -8,7 +8,7 @@ kind or a far future are never walked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -139,8 +139,10 @@ WITH {{rows}}, picked AS MATERIALIZED (
     ORDER BY t.run_at, t.id LIMIT p.n FOR UPDATE OF t SKIP LOCKED) c
   WHERE EXISTS ({_LIVE})
 )
-UPDATE schedd_tasks t SET {_SET.format(t="t.")} WHERE t.id = ANY(ARRAY(SELECT id FROM picked)) RETURNING {_NAMES}
+UPDATE schedd_tasks t SET {_SET.format(t="t.")} WHERE t.id = ANY(ARRAY(SELECT id FROM picked))
+RETURNING {_NAMES}, t.run_at
 """
+_BY_TIME = itemgetter(-1, 0)
 _PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int), ("n", int))
 
 
@@ -188,7 +190,8 @@ def claim(connection: sa.Connection, dialect: Dialect, worker: int, picks: Seque
     else:
         bound = {"worker": worker, "now": now}
         rows = run_over(connection, _PG_CLAIM, _PICK_COLUMNS, picks, bound)
-        claimed = [_new(Claimed, row + _NOTHING_RARE) for row in rows]
+        rows.sort(key=_BY_TIME)  # they come as they were found
+        claimed = [_new(Claimed, row[:-1] + _NOTHING_RARE) for row in rows]
     return _completed(connection, dialect, claimed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from scheduler.store.transaction import LIMIT, Places, Transaction
 from scheduler.store.wires import KEEPALIVES, Wires
 
 _SQLITE_BUSY_MS = 10_000
+_SQLITE_BUSY = 5  # the error code of "database is locked"
 _PG_CONNECT_TIMEOUT = 10
 _TRIES = 5
 _CALIBRATED = 60.0  # seconds for which a calibration is good
@@ -302,6 +304,40 @@ def _masked(url: str) -> str:
     return f"{head.partition('://')[0]}://***@{tail}" if at else url
 
 
+def _set_up(raw: Any) -> None:
+    """Set a new connection to a SQLite file up; does no harm when it is done again."""
+    raw.isolation_level = None  # we begin ourselves: the driver would begin late, and never IMMEDIATE
+    cursor = raw.cursor()
+    # It has an effect only before the first table, and waits for whoever writes.
+    if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:
+        cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    # WAL and FULL: a commit survives a loss of power.
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "temp_store=MEMORY",
+        "cache_size=-32000",
+        "wal_autocheckpoint=4000",
+        "journal_size_limit=67108864",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _patiently(work: Callable[[], None]) -> None:
+    """Of programs that open a new file at the same moment SQLite tells some at once, without waiting, that it is locked
+    (only one can turn WAL on): they try again for as long as it would wait."""
+    deadline = time.monotonic() + _SQLITE_BUSY_MS / 1000
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == _SQLITE_BUSY
+            if not busy or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+
+
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
     problem = sqlite_too_old()
     if problem is not None:
@@ -322,22 +358,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
     @sa.event.listens_for(engine, "connect")
     def on_connect(raw: Any, _record: Any) -> None:
-        raw.isolation_level = None  # we begin ourselves: the driver would begin late, and never IMMEDIATE
-        cursor = raw.cursor()
-        # It has an effect only before the first table, and waits for whoever writes.
-        if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:
-            cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
-        # WAL and FULL: a commit survives a loss of power.
-        for pragma in (
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            "temp_store=MEMORY",
-            "cache_size=-32000",
-            "wal_autocheckpoint=4000",
-            "journal_size_limit=67108864",
-        ):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
+        _patiently(lambda: _set_up(raw))
 
     @sa.event.listens_for(engine, "begin")
     def on_begin(connection: sa.Connection) -> None:

@@ -18,7 +18,7 @@ def state(ctl: Ctl) -> str:
 def steps(live: Bench, count: int = 1) -> None:
     """Steps of the worker, each of which looks at its row: it does so four times a second at most."""
     for _ in range(count):
-        engine_of(live.jobs)._due["told"] = 0.0
+        engine_of(live.jobs).duties.timers.bring_forward("told")
         ring_and_step(live.jobs)
 
 

@@ -63,6 +63,19 @@ class Pid(Task, isolation="process"):
         return {"pid": os.getpid(), "n": self.n, "parent": os.getppid()}
 
 
+class Meet(Task, isolation="process"):
+    """Ends once another one is under way in another process."""
+
+    place: str
+
+    def run(self, ctx: Context) -> int:
+        place = Path(self.place)
+        (place / str(os.getpid())).touch()
+        while len(list(place.iterdir())) < 2:
+            time.sleep(0.005)
+        return os.getpid()
+
+
 class APid(Task, isolation="process"):
     async def run(self, ctx: AsyncContext) -> int:
         await asyncio.sleep(0)

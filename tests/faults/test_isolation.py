@@ -117,14 +117,17 @@ def test_state_that_cannot_come_along_is_told(database: Database, mark: str) -> 
     end(jobs)
 
 
-def test_many_tasks_are_shared_out(jobs: Scheduler) -> None:
+def test_many_tasks_are_shared_out(jobs: Scheduler, tmp_path: Path) -> None:
+    meeting = [jobs.task(kinds.Meet(str(tmp_path))).schedule() for _ in range(2)]
+    jobs.wait(meeting, timeout=PATIENCE)
+    pids = {result(jobs, i) for i in meeting}  # both children are there
     with jobs.batch() as batch:
         for n in range(500):
             batch.task(kinds.Pid(n))
     jobs.wait(batch.ids, timeout=PATIENCE)
     told = [result(jobs, i) for i in batch.ids]
     assert [t["n"] for t in told] == list(range(500))
-    assert len({t["pid"] for t in told}) == 2
+    assert {t["pid"] for t in told} == pids
     for task_id in batch.ids:
         assert history(jobs, task_id) == [(1, "succeeded")]
 

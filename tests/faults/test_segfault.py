@@ -35,8 +35,11 @@ class Supervisor:
         return self.process
 
 
-@pytest.mark.parametrize("where", ["apart", "in threads"])
-@pytest.mark.parametrize("after", [0.0, 0.05], ids=["at once", "while others run"])
+@pytest.mark.parametrize(
+    ("after", "where"),
+    [(0.0, "apart"), (0.05, "apart"), (0.05, "in threads")],
+    ids=["at once-apart", "while others run-apart", "while others run-in threads"],
+)
 def test_the_bystanders_succeed_and_the_culprit_ends_dead(
     fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None], after: float, where: str
 ) -> None:

@@ -94,7 +94,8 @@ class Task:
     cancel_asked: bool = False
     cascade: bool = False
     ended_by: set[int] = field(default_factory=set)  # any of these may be named
-    awaits: str | None = None  # the event that wakes it, while it is suspended
+    awaits: str | int | None = None  # the event, or the task whose end, that wakes it while it is suspended
+    spawned_by: int | None = None
     suspect: int = 0
     deaths: int = 0
     alone: bool = False
@@ -132,7 +133,7 @@ class Outcome:
     finished_at: int
     run_at: int | None = None
     refund: int = 0
-    awaits: str | None = None
+    awaits: str | int | None = None
 
 
 class Model:
@@ -141,6 +142,7 @@ class Model:
         self.gone: dict[int, tuple[str, int]] = {}  # removed: its outcome, when
         self.schedules: dict[str, Recurring] = {}
         self.events: set[str] = set()
+        self.watched: dict[tuple[int, int], int] = {}  # (task, claim) -> the child that it awaits, until that ends
         self.hits = hits
 
     # states and edges
@@ -190,9 +192,32 @@ class Model:
                 if end is not None:
                     self.end_by_edge(task, end, now)
                     following.add(task.id)
-                elif self.open_edges(task) == 0:
+            following |= self.cancel_spawned(level, now)
+            self.wake(level, now)
+            for task in waiting:
+                if task.state == "waiting" and self.open_edges(task) == 0:
                     self.move(task, "scheduled")
             level = following
+
+    def cancel_spawned(self, ended: Iterable[int], now: int) -> set[int]:
+        """What the handlers of those that ended cancelled have spawned ends with them; returns what did so at once."""
+        cancelled = {i for i in ended if self.state_of(i) == "cancelled"}
+        found = set()
+        for task in [t for t in self.tasks.values() if t.live and t.spawned_by in cancelled]:
+            if task.state in HELD:
+                task.cancel_asked, task.again = True, False
+            else:
+                self.move(task, "cancelled")
+                task.finished_at = now
+                found.add(task.id)
+        return found
+
+    def wake(self, ended: set[int], now: int) -> None:
+        """Whoever awaits one of these is due, if it is not already."""
+        self.watched = {who: child for who, child in self.watched.items() if child not in ended}
+        for t in self.tasks.values():
+            if t.state == "suspended" and t.awaits in ended:
+                t.run_at = min(t.run_at, now)
 
     def cascade(self, ended: Iterable[int], now: int) -> set[int]:
         """What waits for the success of these is cancelled with them, where their cancel asked for that."""
@@ -400,7 +425,8 @@ class Model:
                 t.key_until = now + t.retention if t.holds_key else None
             self.move(t, state)
             t.awaits = o.awaits if state == "suspended" else None
-            if t.awaits in self.events:  # it has happened since the handler asked
+            child = isinstance(t.awaits, int) and (t.id, o.claim) not in self.watched
+            if t.awaits in self.events or child:  # it has happened since the handler asked
                 t.run_at = min(t.run_at, now)
             if not t.live:
                 t.finished_at = o.finished_at
@@ -452,6 +478,7 @@ class Model:
     def sweep(self, now: int, success: float, failed: float, outcomes: float) -> None:
         """Remove what has outlived its retention and that nothing live refers to; forget old outcomes."""
         needed = {p for t in self.tasks.values() if t.live for p in t.all_edges}
+        needed |= {t.id for t in self.tasks.values() if t.spawned_by in self.tasks and self.tasks[t.spawned_by].live}
         expired = []
         for t in self.tasks.values():
             kept = success if t.state == "success" else failed

@@ -15,6 +15,7 @@ from typing import Any
 from scheduler import PermanentError, Retry, Scheduler, Snooze, Task
 from scheduler.testing import FakeClock, engine_of
 from stateful.model import ALONE_FOR, HELD, SECOND, Model, Outcome, Wrong
+from stateful.model import Task as Child
 from support.fleet import rows
 
 LEASE = 30.0
@@ -26,10 +27,11 @@ MARK_AFTER = 0.005
 GRACE = 10
 KEPT = {"success": 40.0, "failed": 90.0, "outcomes": 100_000.0}
 POOLS = {"high": (1, 0), "medium": (2, 0), "low": (1, 0)}
-DURABLE = ("nap", "await")  # what is written on the way, in a turn of its own
+DURABLE = ("nap", "await", "child")  # what is written on the way, in a turn of its own
 ENDINGS = ("success", "error", "permanent", "retry", "snooze", *DURABLE)
 RETRY_AFTER, SNOOZE, NAP, PATIENCE = 5, 7, 6, 15  # seconds
 LONGEST_WAIT = 60 * SECOND
+MOST = 40  # tasks from which on none is spawned
 
 
 class BodyThread(threading.Thread):
@@ -71,6 +73,8 @@ class BodyThread(threading.Thread):
             ctx.sleep_for(NAP, name=f"nap of {claim}")
         if how == "await":
             ctx.await_event(event_of(ctx.id, claim), timeout=PATIENCE)
+        if how == "child":
+            ctx.await_task(ctx.spawn(Hard(), name=f"child of {claim}"), timeout=PATIENCE)
         return {"answer": 42}
 
 
@@ -120,6 +124,7 @@ class Body:
     marked: bool = False
     cancelled: bool = False
     lost: bool = False
+    child: int | None = None  # that it awaits
 
     def outcome(self, how: str, now: int) -> Outcome:
         """What is to be recorded when its body ends like this."""
@@ -134,12 +139,13 @@ class Body:
             "snooze": ("scheduled", "snoozed", now + SNOOZE * SECOND, 1),
             "nap": ("suspended", "suspended", now + NAP * SECOND, 0),
             "await": ("suspended", "suspended", now + PATIENCE * SECOND, 0),
+            "child": ("suspended", "suspended", now + PATIENCE * SECOND, 0),
         }[how]
         if state == "retry" and not again:
             state, end, run_at = for_good, for_good, None
         if self.cancelled:
             state, end, run_at, refund = "cancelled", "cancelled", None, 0
-        awaits = event_of(self.task, self.claim) if how == "await" else None
+        awaits = event_of(self.task, self.claim) if how == "await" else self.child
         return Outcome(self.task, self.claim, self.number, state, end, True, now, run_at, refund, awaits)
 
 
@@ -190,6 +196,8 @@ class Seat:
 
     def end(self, body: Body, how: str) -> None:
         assert body.thread is not None
+        if how == "child" and len(self.model.tasks) >= MOST:
+            how = "nap"
         body.thread.end(how)
         if how in DURABLE and not body.cancelled and not body.lost:
             how = self._asked(body, how)
@@ -202,9 +210,22 @@ class Seat:
             return "success"  # it was told that it is lost, and whatever it says is dropped
         self.rows[self.wid].until = self.clock.now() + round(LEASE * SECOND)
         body.cancelled = self.model.tasks[body.task].cancel_asked
+        if how == "child":
+            self._spawned(body)
         if how == "await" and event_of(body.task, body.claim) in self.model.events:
             return "success"  # it is there already
         return how
+
+    def _spawned(self, body: Body) -> None:
+        now = self.clock.now()
+        made = rows(self.jobs, "SELECT id FROM schedd_tasks WHERE spawned_by = :t ORDER BY id", t=body.task)
+        new = [row.id for row in made if row.id not in self.model.tasks]
+        if len(new) != 1 and not body.cancelled:
+            raise Wrong(f"task {body.task} spawned {new}, not one task")
+        for child in new:
+            self.model.store(Child(child, "Hard", 1, now, {}, spawned_by=body.task), now)
+            body.child = child
+            self.model.watched[body.task, body.claim] = child
 
     def _over(self, body: Body, how: str) -> None:
         body.over = True
