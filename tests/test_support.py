@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import sqlalchemy
 
 from scheduler.store import schema
+from support import postgres_server
 from support.casebook import PROPERTY, Case, Casebook, cells_of, read_cases
 from support.databases import Database, PostgresDatabases
 
@@ -124,3 +127,11 @@ def test_postgres_is_emptied_but_for_what_migrations_wrote(postgres_databases: P
             assert connection.execute("select id from kinds").fetchall() == [(7,)]
             assert connection.execute("select id from tasks").fetchall() == []
     server.drop(name)
+
+
+@pytest.mark.parametrize("pid", ["", "x", str(os.getpid()), "4194305"])
+def test_a_server_that_is_gone_or_whose_pid_is_somebody_elses_is_not_stopped(tmp_path: Path, pid: str) -> None:
+    data = tmp_path / "pg"
+    data.mkdir()
+    (data / "postmaster.pid").write_text(f"{pid}\n{data}\n")
+    postgres_server.stop(tmp_path)

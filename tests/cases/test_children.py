@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -468,3 +470,31 @@ def test_a_fan_out_on_real_engines(database: Database) -> None:
         for jobs in engines:
             jobs.stop(PATIENCE)
             jobs.close()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.case(56)
+def test_ten_thousand_children_wide(database: Database, tell: Callable[[str], None]) -> None:
+    """On a pool of one slot, which the parent does not keep while it waits."""
+    play = Play()
+
+    async def body(ctx: Any) -> int:
+        return sum(await ctx.map(Double, range(10_000)))
+
+    play.bodies["body"] = body
+    jobs = Scheduler(database.url, state=play, pools={"high": (1, 0), "medium": (1, 0), "low": (1, 0)})
+    for one in (Flow, Double):
+        jobs.register(one)
+    jobs.start()
+    try:
+        begun = time.monotonic()
+        parent = jobs.task(Flow("body")).schedule()
+        jobs.wait([parent], 500)
+        assert jobs.result(parent, 0) == sum(2 * n for n in range(10_000))
+        assert jobs.get_task(parent).attempt == 1
+        assert rows(jobs, "SELECT count(*) AS n FROM schedd_tasks WHERE state = 6")[0].n == 10_001
+        tell(f"10,000 children in {time.monotonic() - begun:.1f} s")
+    finally:
+        jobs.stop(PATIENCE)
+        jobs.close()

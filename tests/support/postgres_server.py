@@ -56,8 +56,18 @@ def start(directory: Path, settings: Mapping[str, str] = SETTINGS) -> None:
 
 def stop(directory: Path) -> None:
     data = directory / "pg"
-    if (data / "postmaster.pid").exists():
+    if _runs(data):
         _run(_binaries(directory) / "pg_ctl", "-w", "-D", data, "-m", "immediate", "stop")
+
+
+def _runs(data: Path) -> bool:
+    """Whether the server of ``data`` is there: the pid file outlives a machine that was switched off, and the
+    pid may be another program's by now. A server's working directory is its data directory."""
+    try:
+        pid = int((data / "postmaster.pid").read_text().split()[0])
+        return Path(f"/proc/{pid}/cwd").readlink() == data.resolve()
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _run(*command: Any) -> None:
