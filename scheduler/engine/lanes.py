@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from scheduler.engine.prefix import Prefix
 from scheduler.ports import FOREVER
 from scheduler.store.claim import LANE_OF, Claimed, LaneHead, Pick, heads_of, lane_heads
 
@@ -25,7 +26,8 @@ USED = 32  # lanes that work was claimed from last: looked at first when there m
 class Lanes:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self.prefix = Prefix(monotonic)
         self.whole = True  # whether the last stretch was all there is
         self._known: dict[tuple[str, str, int], LaneHead] = {}
         self._used: dict[tuple[str, str, int], None] = {}  # the oldest first
@@ -42,7 +44,7 @@ class Lanes:
     @property
     def next_due(self) -> int:
         """When the first of the tasks comes due that are not due yet (microseconds)."""
-        return min(self._first_later, self._last_later)
+        return min(self._first_later, self._last_later, self.prefix.again)
 
     def look(
         self, connection: sa.Connection, serves: Callable[[LaneHead], bool], now: int, *, fresh: bool
@@ -50,10 +52,12 @@ class Lanes:
         """Lanes with something due, as far as is known. ``fresh``: anything may have changed since the last turn."""
         if fresh:
             self._owed = 1 if self._cursor is None else 2  # what is left of this round, and then one from the start
-        stretch = lane_heads(connection, self._cursor, STRETCH)
         if self._cursor is None:
+            stretch = self.prefix.heads(connection, now, STRETCH)
             self._first_later = FOREVER
-        ended = len(stretch) < STRETCH
+        else:
+            stretch = lane_heads(connection, self._cursor, STRETCH)
+        ended = len(stretch) < STRETCH or bool(self.prefix.start)
         self.whole = ended and self._cursor is None
         self._cursor = None if ended else stretch[-1]
         found = [head for head in stretch if serves(head)]

@@ -70,7 +70,7 @@ class Turner:
         self._unsure = False  # the last commit may or may not have been made
         self._careful = False  # the last turn met something unforeseen
         self.planner = Planner(desk, slots, self.limits)
-        self.lanes = Lanes()
+        self.lanes = Lanes(desk.monotonic)
 
     def has_work(self) -> bool:
         """Whether outcomes or requests wait to be written."""
@@ -133,7 +133,7 @@ class Turner:
                 admission = Admission(self.limits, c, now)
                 if claiming and not self._careful:
                     if urgent:
-                        heads = claims.lane_heads(c, most=STRETCH)
+                        heads = self.lanes.prefix.heads(c, now, STRETCH, urgent=True)
                         due = [h for h in heads if h.pool == HIGH and h.run_at <= now and self.planner.serves(h)]
                     else:
                         due = self.lanes.look(c, self.planner.serves, now, fresh=fresh)
@@ -142,7 +142,7 @@ class Turner:
                         elif self.limits.known:
                             due = list({claims.LANE_OF(h): h for h in (*self.limits.freed(outcomes), *due)}.values())
                     plan = self.planner.plan(admission, due, gone)
-                    claimed = claims.claim(c, dialect, self.worker, plan.picks, now)
+                    claimed = claims.claim(c, dialect, self.worker, plan.picks, now, self.lanes.prefix.start)
                     admission.count(claimed)
                     if not (urgent or self.lanes.whole):
                         self.lanes.keep(admission.admitted(due), plan.picks, claimed)
@@ -153,6 +153,7 @@ class Turner:
                     FAILPOINTS.hit("before answer commit")
         except BaseException as error:
             self._careful = not isinstance(error, StoreUnavailableError)
+            self.lanes.prefix.forget()  # what it has passed over was not claimed
             self.deferred = outcomes + self.deferred
             self._unsure = True
             desk.requests.extendleft(reversed(requests))

@@ -22,12 +22,13 @@ SUSPECT_LANE = "!"  # prefix of the lane of a task that must run alone (see upke
 
 
 class LaneHead(NamedTuple):
-    """The earliest claimable task of one lane on one level: when it is due."""
+    """The earliest claimable task of one lane on one level: when it is due, and which (0 where nobody asks)."""
 
     queue: str
     lane: str
     pool: int
     run_at: int
+    id: int = 0
 
 
 class Pick(NamedTuple):
@@ -81,12 +82,13 @@ LANE_OF = attrgetter("queue", "lane", "pool")  # of a head, a pick, or what was 
 RARE = tuple(name for name in Claimed._fields if name in Claimed._field_defaults)
 _USUAL = tuple(name for name in Claimed._fields if name not in RARE)
 _NAMES = ", ".join(f"t.{name}" for name in _USUAL)
+_LANE_OF_ROW = itemgetter(*(_USUAL.index(name) for name in ("queue", "lane", "pool")))
 _KNOWN = ("queue", "lane", "pool", "kind", "claimed_at")  # on SQLite each pick is a statement of its own and knows them
 _GROWN = {"claim": "claim + 1", "attempt": f"attempt + CASE WHEN state = {st.SUSPENDED} THEN 0 ELSE 1 END"}
 _SQLITE_NAMES = ", ".join(_GROWN.get(name, name) for name in _USUAL if name not in _KNOWN)
 _NOTHING_RARE = (None,) * len(RARE)
 _new = tuple.__new__  # a named tuple's own constructor takes three times as long
-_CLAIMABLE = "state >= 1 AND state <= 3"
+CLAIMABLE = "state >= 1 AND state <= 3"
 # A suspended task goes on with the attempt it was in.
 _SET = (
     f"state = {st.CLAIMED}, worker = :worker, claim = {{t}}claim + 1, claimed_at = :now, started_at = NULL, "
@@ -109,10 +111,10 @@ WITH RECURSIVE head(id, n) AS (
   SELECT {_NEXT.format(queue="h.queue", pool="h.pool", lane="h.lane")}, head.n + 1
   FROM head JOIN schedd_tasks h ON h.id = head.id WHERE head.n < :most
 )
-SELECT t.queue, t.lane, t.pool, t.run_at FROM head JOIN schedd_tasks t ON t.id = head.id ORDER BY head.n
+SELECT t.queue, t.lane, t.pool, t.run_at, t.id FROM head JOIN schedd_tasks t ON t.id = head.id ORDER BY head.n
 """
 _HEADS_FROM_START = _HEADS.format(
-    first=f"(SELECT id FROM schedd_tasks WHERE {_CLAIMABLE} ORDER BY queue, pool, lane, run_at, id LIMIT 1)"
+    first=f"(SELECT id FROM schedd_tasks WHERE {CLAIMABLE} ORDER BY queue, pool, lane, run_at, id LIMIT 1)"
 )
 _HEADS_AFTER = _HEADS.format(
     first=_NEXT.format(queue="CAST(:queue AS text)", pool="CAST(:pool AS smallint)", lane="CAST(:lane AS text)")
@@ -120,7 +122,7 @@ _HEADS_AFTER = _HEADS.format(
 
 _SQLITE_FIRST = f"""
 FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
-WHERE {_CLAIMABLE} AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now
+WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now
 ORDER BY run_at, id LIMIT :limit"""
 # Read, then written: RETURNING takes SQLite longer. Nobody can come between, the write lock is held from the start.
 _SQLITE_READ = f"SELECT {_SQLITE_NAMES} {_SQLITE_FIRST}"
@@ -130,20 +132,24 @@ _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET.format(t='')} WHERE id IN (SELEC
 _LIVE = "SELECT 1 FROM schedd_workers WHERE id = :worker AND state < 2"
 # An array is expected to hold ten ids. ``picked`` itself is expected to be a tenth of the backlog, as its LIMIT is not
 # known beforehand, and in a join with it PostgreSQL would read the whole table for each claim.
-_PG_CLAIM = f"""
-WITH {{rows}}, picked AS MATERIALIZED (
+_PG_CLAIM_IN = f"""
+WITH {{{{rows}}}}, picked AS MATERIALIZED (
   SELECT c.id FROM j p CROSS JOIN LATERAL (
     SELECT t.id FROM schedd_tasks t
     WHERE t.state >= 1 AND t.state <= 3 AND t.queue = p.queue AND t.lane = p.lane AND t.pool = p.pool
-      AND t.run_at <= :now
+      AND t.run_at <= :now {{start}}
     ORDER BY t.run_at, t.id LIMIT p.n FOR UPDATE OF t SKIP LOCKED) c
   WHERE EXISTS ({_LIVE})
 )
 UPDATE schedd_tasks t SET {_SET.format(t="t.")} WHERE t.id = ANY(ARRAY(SELECT id FROM picked))
 RETURNING {_NAMES}, t.run_at
 """
+_PG_CLAIM = _PG_CLAIM_IN.format(start="")
+_PG_CLAIM_FROM = _PG_CLAIM_IN.format(start="AND (t.run_at, t.id) >= (p.from_at, p.from_id)")
 _BY_TIME = itemgetter(-1, 0)
 _PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int), ("n", int))
+_PICK_FROM_COLUMNS: Columns = (*_PICK_COLUMNS, ("from_at", int), ("from_id", int))
+_START = (-(2**62), 0)
 
 
 def kind_of(lane: str) -> str:
@@ -163,7 +169,7 @@ def lane_heads(connection: sa.Connection, after: LaneHead | None = None, most: i
 
 _LANE_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int))
 _HEADS_OF = f"""
-WITH {{rows}} SELECT j.queue, j.lane, j.pool, (SELECT t.run_at FROM schedd_tasks t WHERE {_CLAIMABLE}
+WITH {{rows}} SELECT j.queue, j.lane, j.pool, (SELECT t.run_at FROM schedd_tasks t WHERE {CLAIMABLE}
   AND t.queue = j.queue AND t.pool = j.pool AND t.lane = j.lane ORDER BY t.run_at, t.id LIMIT 1) FROM j
 """
 
@@ -171,11 +177,21 @@ WITH {{rows}} SELECT j.queue, j.lane, j.pool, (SELECT t.run_at FROM schedd_tasks
 def heads_of(connection: sa.Connection, lanes: Sequence[tuple[str, str, int]]) -> list[LaneHead]:
     """The heads of these lanes (queue, lane, pool), as far as there are any."""
     rows = run_over(connection, _HEADS_OF, _LANE_COLUMNS, lanes, {})
-    return [LaneHead._make(row) for row in rows if row[3] is not None]
+    return [LaneHead(*row) for row in rows if row[3] is not None]
 
 
-def claim(connection: sa.Connection, dialect: Dialect, worker: int, picks: Sequence[Pick], now: int) -> list[Claimed]:
-    """Claim due tasks for ``worker``, up to each pick's limit, earliest first within a lane."""
+def claim(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker: int,
+    picks: Sequence[Pick],
+    now: int,
+    start: dict[tuple[str, str, int], tuple[int, int]] | None = None,
+) -> list[Claimed]:
+    """Claim due tasks for ``worker``, up to each pick's limit, earliest first within a lane.
+
+    ``start`` (PostgreSQL): (run_at, id) to begin at by lane; it is set to the last one claimed of each.
+    """
     if not picks:
         return []
     claimed: list[Claimed] = []
@@ -189,8 +205,14 @@ def claim(connection: sa.Connection, dialect: Dialect, worker: int, picks: Seque
             run(connection, _SQLITE_CLAIM, bound)
     else:
         bound = {"worker": worker, "now": now}
-        rows = run_over(connection, _PG_CLAIM, _PICK_COLUMNS, picks, bound)
+        if start:
+            places = [(*pick, *start.get(LANE_OF(pick), _START)) for pick in picks]
+            rows = run_over(connection, _PG_CLAIM_FROM, _PICK_FROM_COLUMNS, places, bound)
+        else:
+            rows = run_over(connection, _PG_CLAIM, _PICK_COLUMNS, picks, bound)
         rows.sort(key=_BY_TIME)  # they come as they were found
+        if start:
+            start.update((_LANE_OF_ROW(row), (row[-1], row[0])) for row in rows)
         claimed = [_new(Claimed, row[:-1] + _NOTHING_RARE) for row in rows]
     return _completed(connection, dialect, claimed)
 
