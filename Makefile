@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak faults cases mutants lint format bench bench-check clean
+.PHONY: help setup demo test soak faults vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -17,6 +17,7 @@ help:
 	@echo "make cases               which case of the guarantees is shown on which database"
 	@echo "make soak                the tests that take minutes"
 	@echo "make faults              all faults at full length; needs root, pgbouncer and 200 MB of memory for a tmpfs"
+	@echo "make vm                  control groups on a real kernel, in an emulated machine; needs root, qemu-system-x86, debootstrap"
 	@echo "make mutants             take away what the guarantees stand on, and show which test notices"
 	@echo "make lint | format       ruff and mypy | let ruff rewrite"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
@@ -54,6 +55,9 @@ faults: setup
 
 cases: setup
 	$(PY) -m pytest -n $(JOBS) -m "case and not soak" --cases -q $(PYTEST_ARGS)
+
+vm: setup
+	PY="$(abspath $(PY))" sh tests/vm/run.sh
 
 mutants: setup
 	$(PY) tests/mutants.py

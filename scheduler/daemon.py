@@ -16,6 +16,7 @@ from typing import Any
 from scheduler import config as configuration
 from scheduler import log
 from scheduler.config import Config
+from scheduler.engine import cgroups
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.modules import Loader, find_state, make_scheduler
 from scheduler.notify import Notifier
@@ -46,6 +47,7 @@ def serve(config: Config, factory: Factory) -> Ended:
     """Run the daemon with this configuration until it is told to stop. Raises SchedulerError."""
     notifier = Notifier.take()
     log.configure(config.log)
+    cgroups.settle()
     service = factory(config)
     loader = Loader(service)
     kinds = loader.register(config)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from scheduler.engine import cgroups
 from scheduler.engine.children import Child, told_end
 from scheduler.engine.nursery import Nursery
 
@@ -31,6 +32,7 @@ class Brood:
     ) -> None:
         self.children: dict[int, Child] = {}  # by tag
         self.nursery: Nursery | None = None
+        self.groups = cgroups.home
         self.empty_since = 0.0  # monotonic
         self.again_at = 0.0  # monotonic: no child is tried before
         self._talks, self._writes, self._ends = talks, writes, ends
@@ -103,9 +105,10 @@ class Brood:
         self._tags += 1
         child = Child(self._tags, only)
         child.began = time.monotonic()
+        child.place = self.groups.make() if self.groups is not None else None
         self.children[child.tag] = child
         try:
-            self.nursery.start(child.tag, child.given)
+            self.nursery.start(child.tag, child.given, child.place)
         except OSError:
             self._hear_nursery()  # it has died
             return
@@ -131,6 +134,8 @@ class Brood:
     def forget(self, child: Child, status: int | None) -> None:
         """A child has ended and all that it said has been heard."""
         child.close()
+        if self.groups is not None and child.place is not None:
+            self.groups.remove(child.place)
         if not child.ready:
             self._no_child(child.unfit or told_end(status, None, out_of_memory=False))
         if not self.children:

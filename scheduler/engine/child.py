@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from scheduler import ports
 from scheduler.engine import attempt as running
+from scheduler.engine import cgroups
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.context import AsyncContext, Context
 from scheduler.engine.frames import message_of, number_of
@@ -44,8 +45,9 @@ _KILLED: dict[str, type[Exception]] = {"ProcessDied": ProcessDied, "TaskTimeout"
 class Child:
     """One child process. Everything here happens in its main thread, but for :meth:`stop`."""
 
-    def __init__(self, work: socket.socket, talk: socket.socket) -> None:
+    def __init__(self, work: socket.socket, talk: socket.socket, place: str | None = None) -> None:
         self.work = work
+        self.place = place  # its control group
         self.pid = os.getpid()
         self.guard = Guard()
         self.link = Link(talk, self.guard)
@@ -230,7 +232,7 @@ class Child:
         assert self.attempt is not None
         kind = self.attempt.kind
         users = self._users_around(ctx) if self._users_around is not None else contextlib.nullcontext()
-        with users, limited(kind.options.limits):
+        with users, cgroups.bounded(self.place, kind.options.limits), limited(kind.options.limits):
             if kind.is_async:
                 yield
                 return
@@ -371,10 +373,12 @@ def pickled_error(error: BaseException) -> bytes:
     return data
 
 
-def run(work: socket.socket, talk: socket.socket) -> NoReturn:
-    """The whole life of a child process."""
-    child = Child(work, talk)
+def run(work: socket.socket, talk: socket.socket, place: str | None = None) -> NoReturn:
+    """The whole life of a child process. ``place``: its control group, if it has one."""
+    child = Child(work, talk, place)
     try:
+        if place is not None:
+            cgroups.enter(place)
         child.prepare()
     except BaseException as error:
         child.link.put("unfit", describe(error).text)

@@ -12,6 +12,7 @@ from typing import Any
 
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.frames import Frames, frame, number_of, order
+from scheduler.model.limits import size_text
 
 CHUNK = 256 * 1024
 LONG = 32 * 1024  # bytes from which on a job takes the way of the stream: a socket keeps few of these apart
@@ -47,6 +48,7 @@ class Child:
         self.tag = tag
         self.only = only  # the one level it serves; None: all
         self.pid = 0
+        self.place: str | None = None  # its control group
         self.work, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.talk, talk = socket.socketpair()
         self.output, output = os.pipe2(os.O_CLOEXEC)
@@ -184,8 +186,11 @@ class Child:
             os.close(self.output)
 
 
-def told_end(status: int | None, limits: Any, *, out_of_memory: bool) -> str:
-    """How a process ended, in words. ``status``: below 0 minus the signal; None: nobody saw it."""
+def told_end(status: int | None, limits: Any, *, out_of_memory: bool, over_memory: bool = False) -> str:
+    """How a process ended, in words. ``status``: below 0 minus the signal; None: nobody saw it.
+
+    ``out_of_memory``: the system was; ``over_memory``: all that it had started was over the kind's limit.
+    """
     if status is None:
         return "its process died together with the one that forks them"
     if status >= 0:
@@ -199,6 +204,9 @@ def told_end(status: int | None, limits: Any, *, out_of_memory: bool) -> str:
     text = f"its process was killed by {name}" + (f" ({said})" if said else "")
     if number == signal.SIGXCPU and limits is not None and limits.cpu is not None:
         return f"{text}: over its limit of {limits.cpu} s of CPU time"
+    if number == signal.SIGKILL and over_memory:
+        most = "" if limits is None or limits.memory is None else f" of {size_text(limits.memory)}"
+        return f"{text}: with all that it had started it was over its limit{most} of memory"
     if number == signal.SIGKILL:
         text += ": the system ran out of memory" if out_of_memory else ", from outside"
     return f"{text}; its limits: {limits}" if limits is not None else text

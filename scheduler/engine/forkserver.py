@@ -7,7 +7,7 @@ Each child leads a session and process group of its own, and is the reaper of wh
 group is killed while the ended child still holds the group's number; what had left the group loses its parent then, and
 comes to this process, which ends it, too. A child is reported as ended when all of that has gone.
 
-Comes in, with descriptors: ``start`` TAG; ``kill`` PID SIGNAL (its whole group). Its end: kill everything.
+Comes in, with descriptors: ``start`` TAG GROUP; ``kill`` PID SIGNAL (its whole group). Its end: kill everything.
 Goes out: ``started`` TAG PID; ``failed`` TAG TEXT; ``ended`` PID STATUS (below 0: minus the signal).
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler.engine import child
+from scheduler.engine import cgroups, child
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STRAYS_GIVE_UP = 5.0  # seconds after SIGKILL; what is still there cannot be killed: another user's, or stuck in I/O
@@ -42,6 +42,7 @@ class ForkServer:
         self.preload = preload  # modules to import when there is nothing else to do
         self.began = False
         self.known: set[int] = set()
+        self.places: dict[int, str] = {}  # control groups by child, where there are any
         self.ended: dict[int, int] = {}  # children that have ended, but perhaps not all that they started
         self.since = 0.0
         self.libc: Any = ctypes.CDLL(None)
@@ -88,7 +89,7 @@ class ForkServer:
             return False
         what, *values = msgspec.msgpack.decode(data)
         if what == "start":
-            self.start(values[0], fds)
+            self.start(values[0], fds, values[1])
         elif what == "kill" and values[0] in self.known:
             self.signal_group(values[0], values[1])
         return True
@@ -99,7 +100,7 @@ class ForkServer:
         except OSError:
             pass  # nobody listens any more; reading says so, too
 
-    def start(self, tag: int, fds: list[int]) -> None:
+    def start(self, tag: int, fds: list[int], place: str | None) -> None:
         """Fork a child; its descriptors are those for its work, its talk and its output."""
         mine = os.getpid()
         try:
@@ -108,14 +109,16 @@ class ForkServer:
             self.tell("failed", tag, f"cannot fork: {error.strerror}")
         else:
             if pid == 0:
-                self.become_child(mine, fds)
+                self.become_child(mine, fds, place)
             self.known.add(pid)
+            if place is not None:
+                self.places[pid] = place
             self.tell("started", tag, pid)
         self.began = True
         for fd in fds:
             os.close(fd)
 
-    def become_child(self, parent: int, fds: list[int]) -> None:
+    def become_child(self, parent: int, fds: list[int], place: str | None) -> None:
         """Never returns."""
         try:
             os.setsid()
@@ -134,7 +137,7 @@ class ForkServer:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
-            child.run(socket.socket(fileno=work), socket.socket(fileno=talk))
+            child.run(socket.socket(fileno=work), socket.socket(fileno=talk), place)
         finally:
             os._exit(1)
 
@@ -146,6 +149,8 @@ class ForkServer:
                 os.kill(pid, number)  # it has not come to lead a group yet
             except OSError:
                 pass
+        if number == signal.SIGKILL and pid in self.places:
+            cgroups.kill_all(self.places[pid])
 
     def reap(self) -> None:
         """Collect what has ended, and report children of which nothing is left."""
@@ -166,6 +171,7 @@ class ForkServer:
             os.waitpid(end.si_pid, 0)
         if self.ended and (not self.strays() or time.monotonic() > self.since + STRAYS_GIVE_UP):
             for pid, status in self.ended.items():
+                self.places.pop(pid, None)  # the engine's now
                 self.tell("ended", pid, status)
             self.ended.clear()
 
@@ -181,14 +187,17 @@ class ForkServer:
 
     def end(self) -> None:
         """The engine has gone: leave nothing behind."""
+        places = list(self.places.values())
         for pid in self.known:
             self.signal_group(pid, signal.SIGKILL)
         until = time.monotonic() + STRAYS_GIVE_UP
         while time.monotonic() < until:
             self.reap()
             if not self.known and not self.ended:
-                return
+                break
             time.sleep(LOOK_AGAIN / 10)
+        for place in places:
+            cgroups.remove(place)
 
 
 def children() -> set[int]:

@@ -40,9 +40,10 @@ class Nursery:
     def pid(self) -> int:
         return self._process.pid
 
-    def start(self, tag: int, fds: tuple[int, int, int]) -> None:
-        """Ask for a child with these descriptors. Raises OSError when the fork server has died."""
-        socket.send_fds(self.control, [msgspec.msgpack.encode(("start", tag))], fds)
+    def start(self, tag: int, fds: tuple[int, int, int], place: str | None = None) -> None:
+        """Ask for a child with these descriptors, in the control group ``place``. Raises OSError when the fork server
+        has died."""
+        socket.send_fds(self.control, [msgspec.msgpack.encode(("start", tag, place))], fds)
 
     def kill(self, pid: int) -> None:
         """Kill a child's whole group. Nothing happens if it has ended already."""

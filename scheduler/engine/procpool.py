@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from scheduler.engine import cgroups
 from scheduler.engine.attempt import Attempt, Runtime, with_log
 from scheduler.engine.brood import Brood
 from scheduler.engine.children import Child, Job, out_of_memory_kills, told_end
@@ -429,9 +430,12 @@ class ProcessPool:
         self._take_back(child)
         self._put_back([job for job in child.jobs.values() if not job.started])
         kills, self._oom_kills = self._oom_kills, out_of_memory_kills()
+        memory = cgroups.killed_for_memory(child.place)
         for job in begun:
             limits = job.attempt.kind.options.limits if job.slots is not None else None
-            self._died(job, told_end(status, limits, out_of_memory=self._oom_kills > kills))
+            over = memory == "limit"
+            out = self._oom_kills > kills if child.place is None else memory == "system"
+            self._died(job, told_end(status, limits, out_of_memory=out, over_memory=over))
         for attempt, outcome in child.held:
             self._report(attempt, outcome)
         self.brood.forget(child, status)

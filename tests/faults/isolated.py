@@ -178,6 +178,20 @@ class Allocate(Task, isolation="process", limits={"memory": "256M"}):
         return len(bytearray(self.gigabytes << 30))
 
 
+class Grouped(Task, isolation="process", limits={"memory": "256M"}, retry=RetryPolicy.none()):
+    """What is written in the only group there is (of plain files); or dies as one that the kernel ends there."""
+
+    groups: str
+    dies: bool = False
+
+    def run(self, ctx: Context) -> dict[str, str]:
+        (group,) = Path(self.groups).iterdir()
+        if self.dies:
+            (group / "memory.events").write_text("oom 1\noom_kill 2\n")
+            die()
+        return {"procs": (group / "cgroup.procs").read_text(), "max": (group / "memory.max").read_text()}
+
+
 class Burn(Task, isolation="process", limits={"cpu": 1}):
     def run(self, ctx: Context) -> None:
         hang()
