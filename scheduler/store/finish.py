@@ -154,14 +154,15 @@ def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
         outcomes, deferred = _lockable(connection, dialect, worker, outcomes)
     wrote = _write(connection, dialect, worker, outcomes, now)
     _record(connection, dialect, worker, wrote.kept)
+    ready = 0
+    paused = [(o.task_id, o.claim) for o in wrote.kept if o.state == st.SUSPENDED]
+    if paused:  # first, so that what they no longer wait for and ends now does not wake them
+        ready += waits.suspended(connection, dialect, paused, now)
     released = {i: wrote.ended[i] for i in wrote.parents if i in wrote.ended}
     if wrote.overruled:  # what a cancelled task spawned ends with it
         released |= {i: wrote.ended[i] for i in wrote.overruled if wrote.ended.get(i) is TaskState.CANCELLED}
-    ready = release(connection, dialect, released.items(), now) if released else 0
+    ready += release(connection, dialect, released.items(), now) if released else 0
     ready += waits.tasks_ended(connection, dialect, [i for i in wrote.ended if i not in released], now)
-    paused = [(o.task_id, o.claim) for o in wrote.kept if o.state == st.SUSPENDED]
-    if paused:
-        ready += waits.suspended(connection, dialect, paused, now)
     told: dict[int, AttemptEnd] = {}
     if wrote.overruled:
         settle(connection, dialect, wrote.overruled, now)

@@ -115,6 +115,27 @@ def test_a_childs_failure_reaches_its_parent(stage: Stage, kind: Any, end: str) 
         assert told[0] == f"task {children(stage.jobs, task_id)[0].id} failed: ValueError: 1 is too much"
 
 
+@pytest.mark.case(55, 56)
+def test_what_it_no_longer_waits_for_does_not_wake_it(stage: Stage, kind: Any) -> None:
+    """Its child ends in the very turn that suspends it again, for something else: other code runs since then."""
+    runs: list[int] = []
+
+    async def body(ctx: Any) -> Any:
+        runs.append(1)
+        if len(runs) == 1:
+            await ctx.await_task(await ctx.spawn(stage.jobs.task(Double(1)).after(5)), timeout=5)
+        return await ctx.await_event("other", timeout=100)
+
+    task_id = stage.start(body, kind)
+    stage.drain()
+    stage.drain(6)
+    assert stage.play.done == [("double", 1)]
+    assert (len(runs), stage.state(task_id)) == (2, "suspended")
+    stage.jobs.emit_event("other", "now")
+    stage.drain()
+    assert (len(runs), stage.jobs.result(task_id, 0)) == (3, "now")
+
+
 @pytest.mark.case(56)
 def test_a_pool_of_one_does_not_deadlock(database: Database, stage: Stage, kind: Any) -> None:
     """Three generations in one slot."""
