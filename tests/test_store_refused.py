@@ -228,11 +228,19 @@ def execute(url: str, *statements: str) -> None:
             ["CREATE TABLE schedd_version (version_num text)", "INSERT INTO schedd_version VALUES ('ae1027a6acf')"],
             "the unknown revision 'ae1027a6acf'",
         ),
+        (
+            ["CREATE TABLE schedd_version (version_num text)", "INSERT INTO schedd_version VALUES ('0000')"],
+            "the unknown revision '0000'",
+        ),
+        (
+            ["CREATE TABLE schedd_version (version_num text)", "INSERT INTO schedd_version VALUES ('')"],
+            "the unknown revision ''",
+        ),
     ],
-    ids=["our table", "our version table", "another revision"],
+    ids=["our table", "our version table", "another revision", "revision 0000", "empty revision"],
 )
 def test_a_database_with_tables_that_only_look_like_ours(
-    empty_database: Database, tables: list[str], said: str
+    empty_database: Database, tmp_path: Path, tables: list[str], said: str
 ) -> None:
     execute(empty_database.url, *tables)
     for auto_migrate in (False, True):
@@ -240,6 +248,8 @@ def test_a_database_with_tables_that_only_look_like_ours(
             Store(empty_database.url, SystemClock(), auto_migrate=auto_migrate).open()
     with pytest.raises(StoreUnavailableError, match="another program's"):
         migrate.upgrade(empty_database.url)
+    for arguments in (("list",), ("db", "upgrade"), ("db", "upgrade", "--dry-run"), ("db", "check"), ("doctor",)):
+        assert said in schedctl(tmp_path, empty_database.url, *arguments)
 
 
 def test_a_database_of_another_program_is_left_as_it_is(guarded: Guarded, tmp_path: Path) -> None:

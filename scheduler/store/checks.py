@@ -15,7 +15,7 @@ from scheduler.model.state import Otherwise
 from scheduler.model.texts import counted, listed, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
-from scheduler.store import migrate, waits
+from scheduler.store import horizon, migrate, waits
 from scheduler.store.database import Database
 from scheduler.store.dialect import prepared
 from scheduler.store.read_workers import LOST, workers
@@ -224,7 +224,17 @@ def check_surroundings(database: Database, connection: sa.Connection, version: s
         free = shutil.disk_usage(path.absolute().parent).free
         level = PROBLEM if free < _LOW_SPACE else OK
         found.append(Finding("disk", level, f"{free // 2**20} MiB free beside the database"))
+    else:
+        found.append(_horizon(connection))
     return found
+
+
+def _horizon(connection: sa.Connection) -> Finding:
+    holders = horizon.holders(connection)
+    if not holders:
+        return Finding("old snapshots", OK, f"no transaction is open for {span_text(horizon.LONG)}")
+    text = "; ".join(f"{one.text} ({one.remedy})" for one in holders)
+    return Finding("old snapshots", NOTE, f"what has died meanwhile cannot be removed: {text}")
 
 
 def _clock(offset: int) -> Finding:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scheduler.store")
 HEAD = "0001"
+_FIRST = "0001"  # revisions are counted from here, and none is left out
 _REVISION = re.compile(r"\d{4}")
 VERSION_TABLE = "schedd_version"
 _PG_LOCK = 7237123446  # any fixed number: serialises daemons that start at once
@@ -42,7 +43,7 @@ def current(connection: sa.Connection) -> str | None:
         version = _version(connection)  # somebody may have migrated it just now
         if version is None:
             raise _foreign("a table schedd_tasks, and no revision")
-    if version is not None and not _REVISION.fullmatch(version):
+    if version is not None and (not _REVISION.fullmatch(version) or version < _FIRST):
         raise _foreign(f"the unknown revision {version[:40]!r}")
     return version
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 
+import psycopg
 import pytest
+import sqlalchemy as sa
 
 from scheduler.ports import FOREVER
+from scheduler.store import horizon
 from support.bench import Bench, ring_and_step
+from support.databases import Database
 
 from .conftest import Ctl
 
@@ -124,6 +128,31 @@ def test_workers(ctl: Ctl, live: Bench) -> None:
     live.execute("UPDATE schedd_workers SET state = 2")
     assert ctl.json("workers") == []
     assert [w["state"] for w in ctl.json("workers", "--all")] == ["stopped"]
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_doctor_names_who_holds_an_old_snapshot(
+    ctl: Ctl, live: Bench, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said() -> tuple[str, str]:
+        (found,) = [f for f in ctl.json("doctor") if f["check"] == "old snapshots"]
+        return found["level"], found["text"]
+
+    url = sa.make_url(database.url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, application_name="report") as holder:
+        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        holder.execute("SELECT 1")
+        assert said() == ("ok", "no transaction is open for 5 min")
+        monkeypatch.setattr(horizon, "LONG", 0)
+        level, text = said()
+        pid = holder.info.backend_pid
+        assert level == "note"
+        assert f"session {pid} (report, user postgres, idle in transaction) has a transaction open for" in text
+        assert f"pg_terminate_backend({pid})" in text
+    with psycopg.connect(url) as writer:
+        writer.execute("CREATE TABLE mine (i int)")
+        assert f"session {writer.info.backend_pid} (no name" in said()[1], "it has no snapshot, but an id"
+    assert said() == ("ok", "no transaction is open for 0 ms")
 
 
 class TestDoctor:

@@ -15,7 +15,18 @@ from support.own_server import OwnServer
 
 pytestmark = [pytest.mark.faults, pytest.mark.alone]
 LEASE = 3.0
-TURN = 0.7  # seconds for a turn on a busy machine
+TURN = 0.7  # seconds for a turn; five times as long as this machine takes to begin a body, if that is more
+
+
+def latency_of(jobs: Scheduler, fleet: Fleet) -> float:
+    """The longest of some tasks' ways from here to their bodies, in seconds: what this machine takes at present."""
+    longest = 0
+    for _ in range(3):
+        begun = time.monotonic_ns()
+        made = jobs.task(Work()).schedule()
+        jobs.wait(made, timeout=30)
+        longest = max(longest, fleet.runs(made)[0].start - begun)
+    return longest / 1e9
 
 
 @pytest.mark.case(6, 10)
@@ -25,6 +36,7 @@ def test_after_a_kill_its_tasks_run_again_within_the_lease(
     """SQLite: at once, since who holds no lock on its socket is dead."""
     daemons = [fleet.daemon(worker__lease=str(LEASE), pools__medium__slots="8") for _ in range(2)]
     time.sleep(0.5 * LEASE)  # one that has just begun does not reap at once
+    latency = latency_of(jobs, fleet)
     with jobs.batch() as batch:
         for _ in range(12):
             batch.task(Hold())
@@ -38,7 +50,8 @@ def test_after_a_kill_its_tasks_run_again_within_the_lease(
     until(lambda: all(len(fleet.runs(i)) == 2 for i in held), "they run again", timeout=3 * LEASE)
     took = max(fleet.runs(i)[1].start - killed for i in held) / 1e9
     tell(f"{len(held)} tasks run again {took:.2f} s after the kill, the lease being {LEASE:g} s")
-    assert took < (2.5 if database.is_sqlite else LEASE) + TURN
+    latency = max(latency, latency_of(jobs, fleet))
+    assert took < (2.5 if database.is_sqlite else LEASE) + min(max(TURN, 5 * latency), 0.9 * LEASE)
     all_ended(jobs)
 
 
