@@ -30,7 +30,8 @@ log = logging.getLogger("scheduler.engine")
 
 REAP_EVERY = 2.0  # seconds
 SWEEP_EVERY = 60.0
-SWEEP_AGAIN = 0.2  # seconds to the next batch, so that retention never keeps work waiting
+SWEEP_AGAIN = 0.2  # seconds to the next batch at least, so that retention never keeps work waiting
+SWEEP_REST = 4  # times as long as a batch took: behind an old snapshot on PostgreSQL each one walks past all that died
 POLICIES_EVERY = 1.0
 STALLS_EVERY = 1.0
 CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
@@ -132,8 +133,9 @@ class Duties:
 
     def make_way(self, connection: sa.Connection) -> None:
         """Remove what is over."""
+        begun = self.desk.monotonic()
         if self.timers.at("sweep", SWEEP_EVERY) and self.attempt("retention", lambda: self.sweeper.sweep(connection)):
-            self.timers.put("sweep", SWEEP_AGAIN)
+            self.timers.put("sweep", max(SWEEP_AGAIN, SWEEP_REST * (self.desk.monotonic() - begun)))
 
     def fire(self, connection: sa.Connection, *, rung: bool, claims: bool) -> bool:
         """Make the tasks of schedules that are due. True: there were some."""
