@@ -11,7 +11,7 @@ import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
 from scheduler.tasks.action_store import ActionStore
-from scheduler.tasks.blobs import BlobStore, now_text
+from scheduler.tasks.blobs import BlobStore, Incoming, now_text
 from scheduler.tasks.failures import refuse
 from scheduler.tasks.functions import imported
 from scheduler.tasks.issuer_keys import RING
@@ -30,7 +30,7 @@ LARGEST_FILE = 32 * 1024 * 1024  # bytes
 SKEW = 300.0  # seconds that the issuer's clock may be ahead, or ours behind
 RELATIONS = ("following", "connected")
 NO_TYPE = "application/octet-stream"
-FETCHES = 4  # files that an event loop fetches at a time: each is in memory until it is stored
+FETCHES = 4  # files that an event loop fetches at a time
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
@@ -81,20 +81,25 @@ class ActionVerifierTask(Task, timeout=900, retry=RetryPolicy(min_wait=10, max_w
             return False
         most = positive(settings, "actions", "max_file", LARGEST_FILE)
         url = filled(settings, "actions", "files", FILES, issuer=issuer, file_id=file_id)
-        reply = await send(Call("GET", url, timeout=self.timeout, most=most), settings, Secrets(settings))
-        if reply.status != 200:
-            what = f"{file_id} of {issuer}: {reply.status}"
-            refuse(what, reply.status, reply.headers.get("retry-after"))
-        if reply.truncated:
-            raise PermanentError(f"{file_id} of {issuer} is larger than {most} bytes ([actions] max_file)")
-        await asyncio.to_thread(
-            _keep, blobs, self.tn_id, issuer, file_id, reply.body, reply.headers.get("content-type")
-        )
+        coming = blobs.incoming()
+        try:
+            reply = await send(
+                Call("GET", url, timeout=self.timeout, most=most), settings, Secrets(settings), coming.write
+            )
+            if reply.status != 200:
+                what = f"{file_id} of {issuer}: {reply.status}"
+                refuse(what, reply.status, reply.headers.get("retry-after"))
+            if reply.truncated:
+                raise PermanentError(f"{file_id} of {issuer} is larger than {most} bytes ([actions] max_file)")
+            kind = reply.headers.get("content-type")
+            await asyncio.to_thread(_keep, blobs, self.tn_id, issuer, file_id, coming, kind)
+        finally:
+            coming.drop()
         return True
 
 
-def _keep(blobs: BlobStore, tn_id: int, issuer: str, file_id: str, body: bytes, content_type: str | None) -> None:
-    blob = blobs.put_if(file_id, body)
+def _keep(blobs: BlobStore, tn_id: int, issuer: str, file_id: str, coming: Incoming, content_type: str | None) -> None:
+    blob = blobs.keep(coming, file_id)
     if blob is None:
         raise PermanentError(f"what {issuer} sent for {file_id} is another file")
     kind = (content_type or NO_TYPE).partition(";")[0].strip().lower()[:100]

@@ -18,8 +18,9 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -41,6 +42,59 @@ Progress = Callable[[int], object]
 class Blob(NamedTuple):
     file_id: str
     size: int
+
+
+class Incoming:
+    """A file that is written by pieces and hashed meanwhile, in whatever threads. Nothing is there before the first."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._digest, self._size = hashlib.sha256(), 0
+        self._staged: Path | None = None
+        self._fd = -1
+        self._dropped = False
+        self._lock = threading.Lock()
+
+    def write(self, data: bytes) -> None:
+        """Raises OSError, also when it was dropped meanwhile."""
+        with self.open() as (fd, _):
+            self._digest.update(data)
+            self._size += len(data)
+            write_all(fd, data)
+
+    @contextmanager
+    def open(self) -> Iterator[tuple[int, Path]]:
+        """Its descriptor and where it is. If it is dropped meanwhile, that happens at the end."""
+        try:
+            with self._lock:
+                if self._dropped:
+                    raise OSError("nobody wants this file any more")
+                if self._staged is None:
+                    self._staged = self._staging.name()
+                    self._fd = os.open(self._staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+                yield self._fd, self._staged
+        finally:
+            if self._dropped:
+                self.drop()
+
+    def blob(self) -> Blob:
+        """What has come until now."""
+        return Blob(file_id_of(self._digest.digest()), self._size)
+
+    def drop(self) -> None:
+        """Remove what was not kept. Never waits: if a thread is writing, that thread does it."""
+        self._dropped = True
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+            if self._staged is not None:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._staged)
+        finally:
+            self._lock.release()
 
 
 class BlobMissing(PermanentError):
@@ -93,9 +147,20 @@ class BlobStore:
             self._staging.write(self.path(blob.file_id), data, mode=0o444)
         return blob
 
-    def put_if(self, file_id: str, data: bytes) -> Blob | None:
-        """Store bytes if this is their id; None if it is not."""
-        return self.put(data) if file_id_of(hashlib.sha256(data).digest()) == file_id else None
+    def incoming(self) -> Incoming:
+        """For a blob that comes by pieces; to be dropped in the end."""
+        return Incoming(self._staging)
+
+    def keep(self, coming: Incoming, file_id: str) -> Blob | None:
+        """Store what has come if this is its id; None if it is not."""
+        with coming.open() as (fd, staged):
+            blob = coming.blob()
+            if blob.file_id != file_id:
+                return None
+            if not self._has(blob):
+                os.fsync(fd)
+                self._staging.publish(staged, self.path(file_id))
+        return blob
 
     def put_file(self, fd: int, progress: Progress = lambda done: None) -> Blob:
         """Store the regular file that ``fd`` has open for reading; it keeps its own name as well.

@@ -7,7 +7,7 @@ import functools
 import importlib
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
 CONNECT = 10.0  # seconds
 SILENCE = 30.0  # seconds without a byte
+PIECE = 256 * 1024  # bytes that a sink is given at a time
 MOVED = frozenset({301, 302, 303, 307, 308})
 _LOGGERS = ("httpx2", *(f"httpcore2.{name}" for name in ("connection", "http11", "http2", "proxy", "socks")))
 _FOR_THIS_HOST = frozenset({"authorization", "cookie", "proxy-authorization"})
+
+
+Sink = Callable[[bytes], object]
 
 
 class Call(NamedTuple):
@@ -61,10 +65,11 @@ class _Discretion(logging.Filter):
 _DISCRETION = _Discretion()
 
 
-async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets) -> Reply:
+async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: Sink | None = None) -> Reply:
     """Send a request and read the answer. Raises Unreachable (also for its timeout) and PermanentError.
 
-    Each address that is connected to is looked at first, after every redirect again.
+    ``sink``: takes the body of a 200 by pieces, in a thread; it is not in the reply then, ``most`` holds all the same.
+    What it raises is raised. Each address that is connected to is looked at first, after every redirect again.
     """
     try:
         httpx2 = await asyncio.to_thread(importlib.import_module, "httpx2")  # some 0.1 s, which others need not wait
@@ -82,7 +87,7 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets) -> Rep
             asyncio.timeout(call.timeout),
             httpx2.AsyncClient(verify=context, timeout=limits, trust_env=False) as client,
         ):
-            return await _follow(client, call, rules, secrets)
+            return await _follow(client, call, rules, secrets, sink)
     except TimeoutError:
         raise Unreachable(f"{shown(call.method, call.url)} took longer than {call.timeout:g} s") from None
     except httpx2.TransportError as error:
@@ -94,13 +99,13 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets) -> Rep
         _DISCRETION.ours.reset(discretion)
 
 
-async def _follow(client: httpx2.AsyncClient, call: Call, rules: Rules, secrets: Secrets) -> Reply:
+async def _follow(client: httpx2.AsyncClient, call: Call, rules: Rules, secrets: Secrets, sink: Sink | None) -> Reply:
     import httpx2
 
     url, method, headers, body = httpx2.URL(call.url), call.method, dict(call.headers), call.body
     for left in range(call.redirects, -1, -1):
         check(url)
-        reply = await _once(client, call._replace(method=method, headers=headers, body=body), url, rules, secrets)
+        reply = await _once(client, call._replace(method=method, headers=headers, body=body), url, rules, secrets, sink)
         target = reply.headers.get("location")
         if reply.status not in MOVED or target is None:
             return reply
@@ -131,7 +136,9 @@ def check(url: httpx2.URL) -> None:
         raise PermanentError("a password does not belong in a URL, which is shown: use a header with a ${secret}")
 
 
-async def _once(client: httpx2.AsyncClient, call: Call, url: httpx2.URL, rules: Rules, secrets: Secrets) -> Reply:
+async def _once(
+    client: httpx2.AsyncClient, call: Call, url: httpx2.URL, rules: Rules, secrets: Secrets, sink: Sink | None
+) -> Reply:
     import httpx2
 
     port = url.port or (443 if url.scheme == "https" else 80)
@@ -155,19 +162,26 @@ async def _once(client: httpx2.AsyncClient, call: Call, url: httpx2.URL, rules: 
                 raise
             continue
         try:
-            return await _read(response, call.most, url)
+            return await _read(response, call.most, url, sink if response.status_code == 200 else None)
         finally:
             await response.aclose()
     raise AssertionError("not reached")
 
 
-async def _read(response: httpx2.Response, most: int, url: httpx2.URL) -> Reply:
-    body, truncated = bytearray(), False
+async def _read(response: httpx2.Response, most: int, url: httpx2.URL, sink: Sink | None) -> Reply:
+    body, passed, truncated = bytearray(), 0, False
     async for chunk in response.aiter_raw():
         body += chunk
-        if len(body) > most:
+        if passed + len(body) > most:
             truncated = True
             break
+        if sink is not None and len(body) >= PIECE:
+            await asyncio.to_thread(sink, bytes(body))
+            passed += len(body)
+            body.clear()
+    if sink is not None and not truncated:
+        await asyncio.to_thread(sink, bytes(body))
+        body.clear()
     headers = {name.lower(): value for name, value in response.headers.items()}
     return Reply(response.status_code, headers, bytes(body[:most]), truncated, str(url))
 

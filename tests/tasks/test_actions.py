@@ -6,7 +6,9 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from scheduler import PermanentError
 from scheduler.tasks import ActionCreatorTask, ActionVerifierTask, action_verifier
 from scheduler.tasks.action_store import ActionStore
-from scheduler.tasks.blobs import BlobStore
+from scheduler.tasks.blobs import BlobStore, Incoming
 from scheduler.tasks.failures import Refused, Unreachable
 from scheduler.tasks.issuer_keys import FRESH, RING
 from scheduler.tasks.tokens import action_id_of, load_public_key, public_keys, read
@@ -325,6 +327,84 @@ def test_files_that_are_wrong(alice: Side, bob: Side, published: Published) -> N
         bob.take(token)
     assert bob.actions.get(7, action_id_of(token)) is None
     assert not bob.blobs.exists(file_id)
+    assert list((bob.blobs.root / "tmp").iterdir()) == []
+
+
+def test_a_file_is_never_in_memory_as_a_whole(
+    alice: Side, bob: Side, published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo = bytes(range(256)) * (12 * 4096)
+    token = alice.make(attachments=[alice.file(photo)])["token"]
+    (file_id,) = read(token).claims.a
+    published.files[file_id] = photo
+    pieces: list[int] = []
+    write = Incoming.write
+
+    def watched(coming: Incoming, data: bytes) -> None:
+        pieces.append(len(data))
+        write(coming, data)
+
+    monkeypatch.setattr(Incoming, "write", watched)
+    assert bob.take(token)["fetched"] == [file_id]
+    assert sum(pieces) == len(photo)
+    assert max(pieces) < 1024 * 1024
+    assert bob.blobs.path(file_id).read_bytes() == photo
+    assert bob.blobs.path(file_id).stat().st_mode & 0o222 == 0
+    assert list((bob.blobs.root / "tmp").iterdir()) == []
+
+
+def test_a_fetch_that_is_cancelled_leaves_nothing(
+    alice: Side, bob: Side, published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_id = alice.file()
+    token = alice.make(attachments=[file_id])["token"]
+    written, go_on = threading.Event(), threading.Event()
+    write = Incoming.write
+
+    def watched(coming: Incoming, data: bytes) -> None:
+        write(coming, data)
+        written.set()
+
+    monkeypatch.setattr(Incoming, "write", watched)
+
+    def stalls(connection: Any, asked: Asked) -> None:
+        if "files" not in asked.path:
+            published(connection, asked)
+            return
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 10000000\r\n\r\n" + bytes(1_000_000))
+        go_on.wait(30)
+
+    published.server._answers = [stalls]
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(ActionVerifierTask(7, token).run(AsyncFakeContext(bob.settings)))  # type: ignore[arg-type]
+        assert await asyncio.to_thread(written.wait, 30)
+        assert any((bob.blobs.root / "tmp").iterdir())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    go_on.set()
+    assert list((bob.blobs.root / "tmp").iterdir()) == []
+    assert not bob.blobs.exists(file_id)
+
+
+def test_a_file_dropped_while_a_thread_writes_it(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    coming = store.incoming()
+    coming.drop()
+    assert not (tmp_path / "tmp").exists()
+    coming = store.incoming()
+    coming.write(b"some")
+    with coming.open() as (fd, staged):
+        coming.drop()
+        os.write(fd, b"more")
+        assert staged.exists()
+    assert not staged.exists()
+    with pytest.raises(OSError, match="any more"):
+        coming.write(b"and more")
+    coming.drop()
 
 
 def test_files_are_fetched_a_few_at_a_time(alice: Side, bob: Side, published: Published) -> None:
