@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 STORE = "@store"
 TRIES = 3  # passes over a directory that changes meanwhile
+BEAT = 2.0  # seconds between two signs of life
 DEEPEST = 100  # directories inside each other; each is open meanwhile
 ABANDONED = 24 * 3600.0  # seconds after which a draft belongs to nobody any more
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
@@ -92,7 +93,8 @@ class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolic
         if not path:
             raise PermanentError("this daemon's store is not a SQLite file: back it up with pg_dump")
         draft = place / _draft(name, ctx.id)
-        backup_sqlite(Path(path), draft)
+        pulse = Pulse(ctx)
+        backup_sqlite(Path(path), draft, lambda done, pages: pulse.beat(100 * done / max(1, pages)))
         os.replace(draft, place / name)
         return place / name
 
@@ -133,11 +135,29 @@ class Seen(NamedTuple):
         return cls(found.st_dev, found.st_ino, found.st_size if stat.S_ISREG(found.st_mode) else 0, found.st_ctime_ns)
 
 
+class Pulse:
+    """Looks for a cancel whenever it is called, and now and then shows that the task is alive."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._next = time.monotonic() + BEAT
+
+    def beat(self, percent: float | None = None) -> None:
+        self._ctx.check_cancelled()
+        if time.monotonic() < self._next:
+            return
+        if percent is None:
+            self._ctx.heartbeat()
+        else:
+            self._ctx.report_progress(percent)
+        self._next = time.monotonic() + BEAT
+
+
 class Pass:
     """One archive of a directory, and whether everything in it is as it was at its end."""
 
     def __init__(self, ctx: Context, file: IO[bytes], source: int) -> None:
-        self._ctx = ctx
+        self._pulse = Pulse(ctx)
         self._file = file
         self._source = source
         self.files = 0
@@ -147,7 +167,7 @@ class Pass:
         seen: dict[str, Seen] = {}
         with tarfile.open(fileobj=self._file, mode="w:gz", compresslevel=6, dereference=False) as archive:
             for path, directory, name, found in walk(self._source):
-                self._ctx.check_cancelled()
+                self._pulse.beat()
                 seen[path] = Seen.of(found)
                 if not self._add(archive, path, directory, name, found):
                     self.changed = path
@@ -178,7 +198,7 @@ class Pass:
                 if Seen.of(os.fstat(fd)) != Seen.of(found):
                     return False
                 try:
-                    archive.addfile(info, Watched(data, self._ctx))
+                    archive.addfile(info, Watched(data, self._pulse))
                 except OSError:
                     if Seen.of(os.fstat(fd)) != Seen.of(found):
                         return False  # it was shortened meanwhile
@@ -190,12 +210,12 @@ class Pass:
 class Watched:
     """A file that is read by pieces, with a look for a cancel before each."""
 
-    def __init__(self, file: IO[bytes], ctx: Context) -> None:
+    def __init__(self, file: IO[bytes], pulse: Pulse) -> None:
         self._file = file
-        self._ctx = ctx
+        self._pulse = pulse
 
     def read(self, size: int = -1) -> bytes:
-        self._ctx.check_cancelled()
+        self._pulse.beat()
         return self._file.read(size)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from scheduler.store.database import Database
 from scheduler.store.failures import explain
 
 _PAGES = 2000  # copied, or given back, at a time, so that writers never wait for long
+_STEPS = 100_000  # of SQLite's machine between two looks while a copy is checked: some milliseconds
 
 
 class Health(NamedTuple):
@@ -109,19 +111,38 @@ def backup(database: Database, target: Path) -> int:
     return backup_sqlite(path, target)
 
 
-def backup_sqlite(path: Path, target: Path) -> int:
+def backup_sqlite(path: Path, target: Path, progress: Callable[[int, int], object] | None = None) -> int:
     """Copy a SQLite database file while others work on it, whole or not at all. Returns the copy's size.
+
+    The copy is of one moment, the first; until the end the WAL is not taken back. ``progress``: called with the pages
+    copied and all there are, many times a second; what it raises ends the copying, and is raised here.
 
     Raises SchedulerError if the copy cannot be written, StoreUnavailableError if there is no such file.
     """
+    looked = progress or (lambda done, pages: None)
+    raised: list[BaseException] = []
+
+    def checking() -> int:
+        """SQLite asks in the middle of a statement, and would swallow what is raised."""
+        try:
+            looked(1, 1)
+        except BaseException as error:
+            raised.append(error)
+        return len(raised)
+
     if not path.exists():
         raise StoreUnavailableError(f"there is no database {path}")
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         source = sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=10)
         with closing(source), closing(sqlite3.connect(draft)) as copy:
-            source.backup(copy, pages=_PAGES, sleep=0.01)
+            # In a transaction, since it would begin anew after each write of anybody, and in a busy store never end.
+            source.execute("BEGIN")
+            source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            source.backup(copy, pages=_PAGES, progress=lambda _, left, pages: looked(pages - left, pages))
+            source.rollback()
             copy.execute("PRAGMA journal_mode=DELETE")  # one file, with nothing beside it
+            copy.set_progress_handler(checking, _STEPS)
             damage = [row[0] for row in copy.execute("PRAGMA quick_check(1)") if row[0] != "ok"]
         if damage:
             raise SchedulerError(f"the copy is damaged, so the database is too: {damage[0]}")
@@ -131,6 +152,8 @@ def backup_sqlite(path: Path, target: Path) -> int:
     except FileExistsError:
         raise SchedulerError(f"{target} exists already; name another file") from None
     except (OSError, sqlite3.Error) as error:
+        if raised:
+            raise raised[0] from None
         raise SchedulerError(f"cannot back up to {target}: {error}") from None
     finally:
         for leftover in (draft, draft.with_name(draft.name + "-journal")):

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import tarfile
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from scheduler import PermanentError, Scheduler
 from scheduler.errors import Cancelled
+from scheduler.store import maintenance
 from scheduler.tasks import BackupTask, backup
 from scheduler.testing import drain
 
@@ -109,6 +111,80 @@ def test_the_store_while_it_is_written(tmp_path: Path) -> None:
         assert copy.execute("SELECT count(*) FROM pair WHERE a <> b").fetchone() == (0,)
     with pytest.raises(PermanentError, match="not a SQLite file"):
         run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), store={"sqlite": None})
+
+
+@pytest.fixture
+def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A store of a hundred pages that are copied one at a time, and what writes to it."""
+    (tmp_path / "backups").mkdir(exist_ok=True)
+    store = tmp_path / "jobs.db"
+    monkeypatch.setattr(maintenance, "_PAGES", 1)
+    with closing(sqlite3.connect(store)) as connection:
+        connection.executescript("PRAGMA journal_mode=WAL; CREATE TABLE t (a BLOB)")
+
+        def write() -> None:
+            with connection:
+                connection.execute("INSERT INTO t VALUES (?)", (bytes(3000),))
+
+        for _ in range(100):
+            write()
+        yield store, write
+
+
+def test_the_store_while_somebody_writes_all_the_time(tmp_path: Path, busy: tuple[Path, Callable[[], None]]) -> None:
+    """SQLite's backup begins anew when another connection has written: it must come to an end all the same."""
+    store, write = busy
+    steps = 0
+
+    def one_more(ctx: FakeContext) -> bool:
+        nonlocal steps
+        steps += 1
+        write()
+        return steps > 1000
+
+    ctx = FakeContext(cancel_when=one_more)
+    told = run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), ctx, store={"sqlite": str(store)})
+    with closing(sqlite3.connect(told["path"])) as copy:
+        assert copy.execute("SELECT count(*) FROM t").fetchone() == (100,), "as it was in the beginning"
+
+
+@pytest.mark.parametrize("after", [1, 50, -1])
+def test_a_cancel_ends_the_copying_of_the_store(
+    tmp_path: Path, busy: tuple[Path, Callable[[], None]], monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setattr(maintenance, "_STEPS", 1)
+    store, _ = busy
+    stop = 10**9
+    if after < 0:  # while the copy is checked: the last of all the looks there are
+        counting = FakeContext()
+        task = BackupTask(backup.STORE, str(tmp_path / "backups"), name="first")
+        run(tmp_path, task, counting, store={"sqlite": str(store)})
+        stop = counting.checks
+        assert stop > 300
+        (tmp_path / "backups" / "first-20260102T030405Z.sqlite").unlink()
+    else:
+        stop = after
+    ctx = FakeContext(cancel_when=lambda ctx: ctx.checks >= stop)
+    with pytest.raises(Cancelled):
+        run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), ctx, store={"sqlite": str(store)})
+    assert ctx.checks == stop
+    assert list((tmp_path / "backups").iterdir()) == []
+
+
+def test_signs_of_life(
+    tmp_path: Path, source: Path, busy: tuple[Path, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup, "BEAT", 0.0)
+    ctx = FakeContext()
+    beats: list[int] = []
+    monkeypatch.setattr(ctx, "heartbeat", lambda: beats.append(1))
+    run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")), ctx)
+    assert len(beats) >= 5
+    run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), ctx, store={"sqlite": str(busy[0])})
+    told = [percent for percent, _ in ctx.progress]
+    assert told == sorted(told)
+    assert len(set(told)) >= 50
+    assert told[-1] == 100
 
 
 def test_the_store_of_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
