@@ -10,7 +10,7 @@ from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.store import schedules
 from scheduler.store.database import Database
 from scheduler.store.doorbell import ring_after_commit
-from scheduler.store.enqueue import callers_connection, enqueue
+from scheduler.store.enqueue import callers_connection, enqueue, enqueue_alone
 from scheduler.store.schedules import ScheduleSpec
 
 
@@ -39,7 +39,12 @@ class Caller:
             ids = enqueue(own, specs, self.database.now(), ours=False)
             ring_after_commit(own, self.ring)
             return ids
-        stored = self.database.change(lambda c: enqueue(c, specs, self.database.now(), ours=True))
+        one = enqueue_alone(self.database, specs[0]) if len(specs) == 1 else None
+        stored = (
+            [one]
+            if one is not None
+            else self.database.change(lambda c: enqueue(c, specs, self.database.now(), ours=True))
+        )
         self.ring()
         return stored
 

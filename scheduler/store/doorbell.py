@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from scheduler.ports import Spawner, spawn_thread
 from scheduler.store.database import Database
+from scheduler.store.statement import run
 from scheduler.store.wires import KEEPALIVES, shut_down, through_pooler
 
 log = logging.getLogger("scheduler.engine")
@@ -262,8 +263,8 @@ class NotifyBell:
         if self._closed.is_set():
             return  # a late timer must not open the database anew
         try:
-            with self._database.open().connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                connection.exec_driver_sql(f'NOTIFY "{channel}"')
+            with self._database.alone() as connection:
+                run(connection, f'NOTIFY "{channel}"', {})
         except Exception as error:  # lossy by design: the others poll
             log.debug("could not ring: %s", error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -57,10 +58,13 @@ COLUMNS: dict[str, type] = {
     "expires_at": int,
     "check_at": int,
 }
+NEW = tuple(name for name in COLUMNS if name != "id")
 EDGE_COLUMNS: dict[str, type] = {"parent": int, "child": int, "on_end": int, "otherwise": int, "ok": int}
 _WHENS = {when: code for code, when in enumerate(When)}
 _OTHERWISES = {otherwise: code for code, otherwise in enumerate(Otherwise)}
 _RARE = tuple(name for name in RARE if name in TaskSpec.__struct_fields__)
+_rare_of = attrgetter(*_RARE)
+_NOTHING_RARE = (None,) * len(_RARE)
 
 
 class End(NamedTuple):
@@ -150,52 +154,57 @@ def removed_text(parent: int) -> str:
     return f"not run: task {parent} was removed"
 
 
-def row_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None) -> dict[str, Any]:
-    """The values of :data:`COLUMNS`, but for the id. ``made``: when it was asked for, if not now."""
+def values_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None) -> tuple[Any, ...]:
+    """The values of :data:`NEW`. ``made``: when it was asked for, if not now."""
     end = placed.end
     made = now if made is None else made
     run_at = max(spec.run_at, now + spec.delay)
     expires_at = None if spec.max_duration is None else made + spec.max_duration
-    return {
-        "state": placed.state,
-        "queue": spec.queue,
-        "lane": spec.lane,
-        "pool": spec.pool,
-        "run_at": run_at,
-        "kind": spec.kind,
-        "unmet": placed.unmet,
-        "max_attempts": spec.max_attempts,
-        "retry": spec.retry,
-        "timeout": spec.timeout,
-        "dead_letter": int(spec.dead_letter),
-        "created_at": made,
-        "finished_at": now if end else None,
-        "payload": spec.payload if len(spec.payload) <= INLINE else None,
-        "extras": int(any(getattr(spec, name) is not None for name in _RARE)),
-        "payload_ref": spec.payload_ref,
-        "schema_version": spec.schema_version,
-        "message_type": spec.message_type,
-        "correlation": spec.correlation,
-        "causation": spec.causation,
-        "subject": spec.subject,
-        "sequence": spec.sequence,
-        "headers": spec.headers,
-        "key": spec.key,
-        "held_key": spec.key if end is None else None,
-        "key_retention": spec.key_retention,
-        "schedule": spec.schedule,
-        "slot": spec.slot,
-        "missed": spec.missed,
-        "missed_since": spec.missed_since,
-        "result_ttl": spec.result_ttl,
-        "error": end.error if end else None,
-        "error_class": "DependencyFailed" if end else None,
-        "ended_by": end.parent if end else None,
-        "max_duration": spec.max_duration,
-        "max_delay": spec.max_delay,
-        "expires_at": expires_at,
-        "check_at": None if end else first_look(now, run_at, expires_at, spec.max_delay),
-    }
+    return (
+        placed.state,
+        spec.queue,
+        spec.lane,
+        spec.pool,
+        run_at,
+        spec.kind,
+        placed.unmet,
+        spec.max_attempts,
+        spec.retry,
+        spec.timeout,
+        int(spec.dead_letter),
+        made,  # created_at
+        now if end else None,  # finished_at
+        spec.payload if len(spec.payload) <= INLINE else None,
+        int(_rare_of(spec) != _NOTHING_RARE),  # extras
+        spec.payload_ref,
+        spec.schema_version,
+        spec.message_type,
+        spec.correlation,
+        spec.causation,
+        spec.subject,
+        spec.sequence,
+        spec.headers,
+        spec.key,
+        spec.key if end is None else None,  # held_key
+        spec.key_retention,
+        spec.schedule,
+        spec.slot,
+        spec.missed,
+        spec.missed_since,
+        spec.result_ttl,
+        end.error if end else None,
+        "DependencyFailed" if end else None,
+        end.parent if end else None,
+        spec.max_duration,
+        spec.max_delay,
+        expires_at,
+        None if end else first_look(now, run_at, expires_at, spec.max_delay),  # check_at
+    )
+
+
+def row_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None) -> dict[str, Any]:
+    """:func:`values_of` by their names."""
+    return dict(zip(NEW, values_of(spec, now, placed, made), strict=True))
 
 
 def edge_row(edge: EdgeSpec, child: int) -> tuple[int, int, int, int, int]:

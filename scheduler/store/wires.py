@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -18,6 +19,8 @@ KEEPALIVES: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+_TRUSTED = 1.0  # seconds that a connection may have lain in the pool without being tried before it is used
+_IDLE_SINCE = "schedd_idle_since"
 
 
 def through_pooler(raw: Any) -> bool:
@@ -37,6 +40,8 @@ class Wires:
         self._peers: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
         self._users: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # thread idents
         self._mutex = threading.Lock()
+        self._ping = engine.dialect.do_ping
+        self._errors: Any = engine.dialect.loaded_dbapi.Error
         sa.event.listen(engine, "do_connect", self._connect)
         sa.event.listen(engine, "checkout", self._checked_out)
         sa.event.listen(engine, "checkin", self._checked_in)
@@ -58,11 +63,18 @@ class Wires:
             raise
         return raw
 
-    def _checked_out(self, raw: Any, _record: Any, _proxy: Any) -> None:
+    def _checked_out(self, raw: Any, record: Any, _proxy: Any) -> None:
         with self._mutex:
             self._users[raw] = threading.get_ident()
+        since = record.info.get(_IDLE_SINCE)
+        if since is not None and time.monotonic() - since > _TRUSTED:
+            try:
+                self._ping(raw)
+            except self._errors as error:
+                raise sa.exc.InvalidatePoolError from error  # the pool makes others
 
-    def _checked_in(self, raw: Any, _record: Any) -> None:
+    def _checked_in(self, raw: Any, record: Any) -> None:
+        record.info[_IDLE_SINCE] = time.monotonic()
         if raw is not None:
             with self._mutex:
                 self._users.pop(raw, None)

@@ -19,12 +19,13 @@ from scheduler.testing import FakeClock, drain
 from support.databases import Database
 
 TASKS = 1000
-# work -> (statements, commits) on SQLite, on PostgreSQL. A BEGIN of SQLite's is a statement of ours. What runs inline
-# goes in turns of a few hundred at most, a graph in layers of 100; the rest of the engine's round is counted, too.
+# work -> (statements, commits) on SQLite, on PostgreSQL. A BEGIN of SQLite's is a statement of ours; a single task's
+# INSERT is a transaction by itself, and SQLite takes 64 rows in one. What runs inline goes in turns of a few hundred at
+# most, a graph in layers of 100; the rest of the engine's round is counted, too.
 BOUNDS = {
-    "single": ((2000, 1000), (1000, 1000)),
-    "batch": ((3, 1), (2, 1)),
-    "batch of edges": ((4, 1), (3, 1)),
+    "single": ((1000, 0), (1000, 0)),
+    "batch": ((20, 1), (2, 1)),
+    "batch of edges": ((70, 1), (3, 1)),
     "run": ((125, 11), (45, 21)),
     "run a graph": ((280, 25), (160, 50)),
 }
@@ -50,7 +51,8 @@ def counted(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Callable[[Calla
 
     def counting(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            costs["statements"] += 1
+            if not str(args[1]).startswith("NOTIFY"):  # the bell rings so often a second, whatever there is to tell
+                costs["statements"] += 1
             return function(*args, **options)
 
         return call
@@ -59,9 +61,8 @@ def counted(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Callable[[Calla
     monkeypatch.setattr(enqueue, "insert", counting(enqueue.insert))
     engine = jobs.database.open()
 
-    def executed(_connection: object, _cursor: object, sql: str, *_: object) -> None:
-        if not sql.startswith("NOTIFY"):  # the bell rings a few times a second at most, whatever there is to tell
-            costs["statements"] += 1
+    def executed(*_: object) -> None:
+        costs["statements"] += 1
 
     sa.event.listen(engine, "before_cursor_execute", executed)
     sa.event.listen(engine, "commit", lambda *_: costs.update(["commits"]))
@@ -88,8 +89,8 @@ def batch(jobs: Scheduler, parents: int = 0) -> None:
 
 def check(costs: Counter[str], work: str, database: Database) -> None:
     statements, commits = BOUNDS[work][0 if database.is_sqlite else 1]
-    assert 0 < costs["commits"] <= commits, costs
-    assert costs["commits"] <= costs["statements"] <= statements, costs
+    assert costs["commits"] <= commits, costs
+    assert 0 < costs["statements"] <= statements, costs
 
 
 def test_of_single_tasks(jobs: Scheduler, database: Database, counted: Any) -> None:
