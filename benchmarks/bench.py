@@ -1,161 +1,308 @@
-"""Everything side by side in one run: schedd, the raw limit and its peers, on SQLite and PostgreSQL. ``make bench``.
+"""Everything side by side in one run: schedd, the raw limit and its peers, on SQLite, PostgreSQL and Redis.
 
-Each measurement is a process of its own on a fresh database; in each round every contender does every work once, so
-that what the machine does besides hits all of them. The first round warms up. SQLite with synchronous=FULL; PostgreSQL
-with fsync and synchronous_commit on (see contenders/ for how each peer is set up, servers.py for the server;
-DATABASE_URL names one of your own). Peers come with ``pip install -e '.[bench]'``; those that are missing are named.
+``make bench`` prints one table in Markdown (see docs/performance.md). Each measurement is a process of its own on a
+database of its own; in each round every contender does every work once, in an order that turns, so that what the
+machine does besides hits all of them. The first round, at a small size, warms up. SQLite with synchronous=FULL,
+PostgreSQL with fsync and synchronous_commit on, Redis with an append-only file flushed at each command (servers.py;
+DATABASE_URL names a PostgreSQL of your own). Peers come with ``pip install -e '.[bench]'``; what is missing is named.
 
-    python benchmarks/bench.py [--runs 5] [--works drain,enqueue] [--dialects sqlite] [--who schedd,raw] [--json FILE]
+No round is begun that would not end within --minutes; the table says how many rounds each line had.
+
+    make bench                                            everything, about 20 minutes
+    make bench BENCH_ARGS="--quick"                       everything once and small, about 3 minutes
+    make bench BENCH_ARGS="--works drain,enqueue --databases sqlite --who schedd,raw --runs 9 --json FILE"
+    make bench BENCH_ARGS="--table FILE"                  the table of an earlier run's JSON
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import importlib
 import importlib.metadata
 import json
+import os
 import platform
-import sqlite3
 import statistics
 import subprocess
 import sys
-from collections import defaultdict
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import servers
+import report
+from works import POSTGRESQL, QUICK_STORED, REDIS, SQLITE, WORKS, Work
 
-CONTENDERS = {
-    "schedd": "contenders.schedd",
-    "raw": "contenders.raw",
-    "huey": "contenders.huey_",
-    "pgqueuer": "contenders.pgqueuer_",
-    "procrastinate": "contenders.procrastinate_",
-    "dbos": "contenders.dbos_",
+CONTENDERS = {  # who -> modules, each with WORKS: (work, database) -> a function, or functions by variant
+    "schedd": ("contenders.schedd", "contenders.schedd_stored", "contenders.schedd_daemons"),
+    "raw": ("contenders.raw",),
+    "raw narrow": ("contenders.raw_narrow",),
+    "huey": ("contenders.huey_",),
+    "pgqueuer": ("contenders.pgqueuer_",),
+    "procrastinate": ("contenders.procrastinate_",),
+    "oban": ("contenders.oban_",),
+    "absurd": ("contenders.absurd_",),
+    "dbos": ("contenders.dbos_",),
+    "celery": ("contenders.celery_",),
+    "rq": ("contenders.rq_",),
 }
-SIZES = {
-    "drain": 20_000,
-    "drain async": 20_000,
-    "dag": 5_000,
-    "enqueue": 2_000,
-    "batch": 10_000,
-    "batch of edges": 10_000,
-    "start": 100,
-}
-SMALLER = {
-    ("dbos", "drain"): 1_000,
-    ("dbos", "enqueue"): 500,
-    ("procrastinate", "drain"): 2_000,
-    ("huey", "drain"): 5_000,
-}
-DIALECTS = ("sqlite", "postgresql")
-AGAINST = {"drain async": "drain"}  # what else of schedd's own a work is compared with
+DATABASES = (SQLITE, POSTGRESQL, REDIS)
+# What stands beside no bar is measured less often.
+ALWAYS = ("schedd", "raw", "pgqueuer", "huey")
+SELDOM = 2  # rounds
+TURN = 250  # tasks in a turn of the raw loops until schedd's own are known
+PACKAGES = ("sqlalchemy", "psycopg", "asyncpg", "uvloop", "huey", "pgqueuer", "procrastinate", "oban", "absurd-sdk")
+MORE_PACKAGES = ("dbos", "celery", "rq", "redis")
+TIMEOUT = 300  # seconds of one measurement
 
-Results = dict[tuple[str, str], dict[str, list[Any]]]  # (work, dialect) -> contender -> a value a round
+Able = dict[tuple[str, str], dict[str, Callable[[str, int], Any]]]  # (work, database) -> "who" or "who, variant"
 
 
-def works_of(who: str) -> dict[tuple[str, str], Any]:
-    """What a contender can do; nothing if it is not installed."""
-    try:
-        return dict(importlib.import_module(CONTENDERS[who]).WORKS)
-    except ModuleNotFoundError as error:
-        print(f"{who}: not installed ({error.name})", file=sys.stderr)
-        return {}
-
-
-def measure(who: str, work: str, server: str | None) -> Any:
-    """One measurement in a process of its own; None if it failed, which is told."""
-    size = SMALLER.get((who, work), SIZES[work])
-    with servers.fresh(server) as url:
-        command = [sys.executable, __file__, "--one", who, work, url, str(size)]
+def works_of(who: str) -> Able:
+    """What a contender can do; nothing if it is not installed, which is told."""
+    found: Able = {}
+    for module in CONTENDERS[who]:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        except subprocess.TimeoutExpired:
-            print(f"{who}, {work}: not ready after 300 s", file=sys.stderr)
-            return None
+            given = importlib.import_module(module).WORKS
+        except ModuleNotFoundError as error:
+            newer = " (it needs Python 3.12)" if who == "oban" and sys.version_info < (3, 12) else ""
+            print(f"{who}: not installed, no module {error.name}{newer}", file=sys.stderr)
+            return {}
+        for key, functions in given.items():
+            by_variant = functions if isinstance(functions, dict) else {"": functions}
+            found[key] = {f"{who}, {variant}" if variant else who: f for variant, f in by_variant.items()}
+    return found
+
+
+class Run:
+    """One run of the harness: what is measured, and what was found so far."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.quick: bool = args.quick
+        self.runs: int = args.runs
+        self.json: Path | None = args.json
+        self.deadline = time.monotonic() + 60 * args.minutes
+        self.works = [WORKS[name] for name in args.works]
+        self.databases: list[str] = args.databases
+        self.able = {who: works_of(who) for who in args.who}
+        self.results: report.Results = {}
+        self.servers: dict[str, str] = {}
+        self.templates: dict[tuple[str, str, str], str] = {}
+        self.turns: dict[str, list[float]] = {}
+        self.about: dict[str, Any] = {}
+
+    def start(self, stack: contextlib.ExitStack) -> None:
+        """Start the servers; say what there is."""
+        context = {SQLITE: servers_().sqlite, POSTGRESQL: servers_().postgresql, REDIS: servers_().redis}
+        said = [machine(), versions()]
+        for database in self.databases:
+            if not any(database == of for able in self.able.values() for _, of in able):
+                continue
+            server = stack.enter_context(context[database]())
+            if server is None:
+                said.append(
+                    "Redis: no redis-server here (Debian: apt-get install redis-server), so no celery and no rq"
+                )
+                continue
+            self.servers[database] = server
+            said.append(servers_().settings(server))
+        said.append(f"started {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, load {os.getloadavg()[0]:.1f}")
+        self.about = {"settings": said, "arguments": sys.argv[1:]}
+        print("\n".join(said), flush=True)
+
+    def prepare(self, stack: contextlib.ExitStack) -> None:
+        """Databases with a million rows, filled once and copied for each measurement."""
+        stored = [(work, d) for work in self.works if work.stored for d in self.servers if "schedd" in self.able]
+        for work, database in stored:
+            for who in self.able["schedd"].get((work.name, database), {}):
+                variant = who.partition(", ")[2]
+                begun = time.monotonic()
+                url = stack.enter_context(servers_().kept(self.servers[database]))
+                if spawn("--prepare", f"{work.name}:{variant}", url, QUICK_STORED if self.quick else work.stored):
+                    self.templates[work.name, database, who] = url
+                took = time.monotonic() - begun
+                print(f"{database}: stored for {work.name} {variant} in {took:.0f} s", file=sys.stderr)
+
+    def wanted(self, round_: int) -> Iterator[tuple[Work, str, str]]:
+        """What one round measures; round 0 warms up."""
+        for work in self.works:
+            if round_ > work.rounds or (round_ == 0 and not work.warms_up):
+                continue
+            for database in self.servers:
+                everybody = [who for able in self.able.values() for who in able.get((work.name, database), {})]
+                if not everybody:
+                    continue
+                turned = round_ % len(everybody)
+                for who in everybody[turned:] + everybody[:turned]:
+                    if who.partition(",")[0] in ALWAYS or 0 < round_ <= SELDOM:
+                        yield work, database, who
+
+    def measure(self, round_: int) -> None:
+        self.about.setdefault("load", []).append(os.getloadavg()[0])
+        for work, database, who in self.wanted(round_):
+            small = self.quick or round_ == 0
+            turn = round(statistics.median(self.turns.get(database, [TURN])))
+            template = self.templates.get((work.name, database, who))
+            if work.stored and template is None:
+                continue
+            with servers_().fresh(self.servers[database], template) as url:
+                size = work.size_for(who, quick=small)
+                value = spawn("--one", f"{work.name}:{who}", url, size, BENCH_TURN=str(turn))
+            if value is None:
+                continue
+            if work.name == "drain" and who == "schedd":
+                self.turns.setdefault(database, []).append(value["turn"])
+            if round_:
+                lines = self.results.setdefault((work.name, database), {})
+                lines.setdefault(who, {})[round_] = value
+        self.save()
+
+    def save(self) -> None:
+        if self.json is None:
+            return
+        flat = [
+            {"work": work, "database": database, "who": who, "rounds": line}
+            for (work, database), by_who in self.ordered().items()
+            for who, line in by_who.items()
+        ]
+        turns = {database: round(statistics.median(found)) for database, found in self.turns.items()}
+        whole = {**self.about, "turn": turns, "results": flat}
+        self.json.write_text(json.dumps(whole, indent=1) + "\n")
+
+    def ordered(self) -> report.Results:
+        """As the works and the contenders are listed, whatever the order of the rounds was."""
+        everybody = [who for able in self.able.values() for found in able.values() for who in found]
+        return {
+            key: {who: self.results[key][who] for who in dict.fromkeys(everybody) if who in self.results[key]}
+            for key in ((work.name, database) for work in self.works for database in DATABASES)
+            if key in self.results
+        }
+
+    def go(self) -> None:
+        with contextlib.ExitStack() as stack:
+            self.start(stack)
+            with contextlib.suppress(KeyboardInterrupt):  # what there is so far is shown
+                self.prepare(stack)
+                if not self.quick:
+                    self.timed(0, "warmed up")
+                longest = 0.0
+                for round_ in range(1, self.runs + 1):
+                    if time.monotonic() + longest > self.deadline:
+                        print(f"no time left for round {round_}", file=sys.stderr)
+                        break
+                    took = self.timed(round_, f"round {round_} of {self.runs}")
+                    # The first rounds do more than the others: those only repeat the short works.
+                    longest = took if round_ > max(SELDOM, 2) else 0.7 * took
+        turns = ", ".join(f"{round(statistics.median(t))} on {database}" for database, t in self.turns.items())
+        if turns:
+            print(f"tasks in a turn of schedd's, and of the raw loops: {turns}")
+        print(f"\n{report.table(self.ordered())}")
+
+    def timed(self, round_: int, told: str) -> float:
+        begun = time.monotonic()
+        self.measure(round_)
+        took = time.monotonic() - begun
+        print(f"{told} ({took:.0f} s)", file=sys.stderr, flush=True)
+        return took
+
+
+def servers_() -> Any:
+    """The module: imported late, so that a measurement's process has nothing that it does not need."""
+    return importlib.import_module("servers")
+
+
+def spawn(how: str, what: str, url: str, size: int, **environment: str) -> Any:
+    """One measurement (or preparation) in a process of its own; None if it failed, which is told."""
+    command = [sys.executable, __file__, how, what, url, str(size)]
+    environ = {**os.environ, **environment}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False, env=environ)
+    except subprocess.TimeoutExpired:
+        print(f"{what}: not ready after {TIMEOUT} s", file=sys.stderr)
+        return None
     if done.returncode:
-        print(f"{who}, {work}: {done.stderr.strip()[-600:]}", file=sys.stderr)
+        print(f"{what}: {done.stderr.strip()[-600:]}", file=sys.stderr)
         return None
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run(runs: int, works: list[str], dialects: list[str], contenders: list[str]) -> Results:
-    able = {who: works_of(who) for who in contenders}
-    results: Results = defaultdict(lambda: defaultdict(list))
-    with contextlib.ExitStack() as stack:
-        urls: dict[str, str | None] = {"sqlite": None}
-        if "postgresql" in dialects:
-            urls["postgresql"] = stack.enter_context(servers.postgresql())
-            print(servers.settings(str(urls["postgresql"])))
-        for round_ in range(runs + 1):
-            for dialect in dialects:
-                for work in works:
-                    for who in contenders:
-                        if (work, dialect) not in able[who]:
-                            continue
-                        value = measure(who, work, urls[dialect])
-                        if round_ and value is not None:
-                            results[work, dialect][who].append(value)
-            print(f"round {round_} of {runs}" if round_ else "warmed up", file=sys.stderr, flush=True)
-    return results
+def one(what: str, url: str, size: int) -> Any:
+    """In that process: measure."""
+    work, _, who = what.partition(":")
+    database = {"sqlite": SQLITE, "postgresql": POSTGRESQL}.get(url.partition(":")[0], REDIS)
+    return works_of(who.partition(",")[0])[work, database][who](url, size)
 
 
-def _spread(values: list[float], digits: int) -> str:
-    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
+def prepare(what: str, url: str, size: int) -> bool:
+    """In that process: fill a database."""
+    from contenders.schedd_stored import PREPARED
+
+    work, _, variant = what.partition(":")
+    PREPARED[work, variant](url, size)
+    return True
 
 
-def _ratio(ours: list[float], theirs: list[float]) -> str:
-    return _spread([a / b for a, b in zip(ours, theirs, strict=False)], 2)
+def machine() -> str:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = names[0].partition(":")[2].strip() if names else platform.machine()
+    return f"{len(os.sched_getaffinity(0))} cores ({model}), {platform.system()} {platform.release()}"
 
 
-def table(results: Results) -> str:
-    """Markdown: medians with least and most; ratios are schedd's rate by the other one's of the same round."""
-    lines = ["| work | database | who | a second | schedd's by it |", "| --- | --- | --- | --- | --- |"]
-    for (work, dialect), by_who in results.items():
-        ours = by_who.get("schedd")
-        for who, values in by_who.items():
-            if work == "start":
-                every = sorted(ms for one in values for ms in one)
-                p50, p99 = statistics.median(every), every[int(len(every) * 0.99)]
-                lines.append(f"| call to start | {dialect} | {who} | p50 {p50:.2f} ms, p99 {p99:.2f} ms | |")
-                continue
-            ratio = "" if who == "schedd" or not ours else _ratio(ours, values)
-            if who == "schedd" and (other := results.get((AGAINST.get(work, ""), dialect))):
-                ratio = f"by its {AGAINST[work]}: {_ratio(values, other['schedd'])}"
-            lines.append(f"| {work} | {dialect} | {who} | {_spread(values, 0)} | {ratio} |")
-    return "\n".join(lines)
-
-
-def versions(contenders: list[str]) -> str:
-    found = []
-    for who in contenders:
+def versions() -> str:
+    found = [f"Python {platform.python_version()}", f"schedd {importlib.metadata.version('schedd')}"]
+    for package in (*PACKAGES, *MORE_PACKAGES):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{who} {importlib.metadata.version(who)}")
-    return f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {', '.join(found)}"
+            found.append(f"{package} {importlib.metadata.version(package)}")
+    return ", ".join(found)
+
+
+def earlier(path: Path) -> str:
+    """The table of a run that was written as JSON."""
+    results: report.Results = {}
+    told = json.loads(path.read_text())
+    for line in told["results"]:
+        lines = results.setdefault((line["work"], line["database"]), {})
+        lines[line["who"]] = {int(round_): value for round_, value in line["rounds"].items()}
+    return "\n".join([*told["settings"], "", report.table(results)])
+
+
+def chosen(known: Any) -> Callable[[str], list[str]]:
+    def split(text: str) -> list[str]:
+        # Names of works may have commas in them (dag 5,000).
+        parts, names = text.split(","), []
+        while parts:
+            at = next((n for n in range(len(parts), 0, -1) if ",".join(parts[:n]).strip() in known), 0)
+            if not at:
+                raise argparse.ArgumentTypeError(f"{parts[0]!r} is none of: {', '.join(known)}")
+            names.append(",".join(parts[:at]).strip())
+            del parts[:at]
+        return names
+
+    return split
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--works", default=",".join(SIZES))
-    parser.add_argument("--dialects", default=",".join(DIALECTS))
-    parser.add_argument("--who", default=",".join(CONTENDERS))
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.one:
-        who, work, url, size = args.one
-        dialect = "sqlite" if url.startswith("sqlite") else "postgresql"
-        print(json.dumps(works_of(who)[work, dialect](url, int(size))))
+    if len(sys.argv) == 5 and sys.argv[1] in ("--one", "--prepare"):
+        how, what, url, size = sys.argv[1:]
+        print(json.dumps((one if how == "--one" else prepare)(what, url, int(size))))
         return
-    contenders = args.who.split(",")
-    print(versions(contenders))
-    results = run(args.runs, args.works.split(","), args.dialects.split(","), contenders)
-    print(f"\n{table(results)}")
-    if args.json:
-        flat = {f"{work}, {dialect}": by_who for (work, dialect), by_who in results.items()}
-        args.json.write_text(json.dumps(flat, indent=2) + "\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=None, help="measured rounds (default 5; 1 if --quick)")
+    parser.add_argument("--minutes", type=float, default=20, help="no round is begun that would not end by then")
+    parser.add_argument("--quick", action="store_true", help="one round of small sizes: does it all work?")
+    parser.add_argument("--works", type=chosen(WORKS), default=list(WORKS), help=", ".join(WORKS))
+    parser.add_argument("--databases", type=chosen(DATABASES), default=list(DATABASES), help=", ".join(DATABASES))
+    parser.add_argument("--who", type=chosen(CONTENDERS), default=list(CONTENDERS), help=", ".join(CONTENDERS))
+    parser.add_argument("--json", type=Path, help="where the results are written after each round")
+    parser.add_argument("--table", type=Path, help="print the table of such a file")
+    args = parser.parse_args()
+    if args.table:
+        print(earlier(args.table))
+        return
+    args.runs = args.runs or (1 if args.quick else 5)
+    Run(args).go()
 
 
 if __name__ == "__main__":

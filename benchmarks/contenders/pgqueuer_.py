@@ -13,6 +13,8 @@ from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 from pgqueuer.types import QueueExecutionMode
 
+from contenders.calls import Calls
+
 BATCH = 100
 PAYLOAD = b'{"n":1,"text":"hello world"}'
 
@@ -59,8 +61,35 @@ async def _batch(url: str, size: int) -> float:
     return size / (time.perf_counter() - begun)
 
 
-def _run(work: Callable[[str, int], Awaitable[float]]) -> Callable[[str, int], float]:
-    def run(url: str, size: int) -> float:
+async def _start(url: str, size: int) -> list[float]:
+    queue = PgQueuer.from_asyncpg_connection(await _connect(url))
+    started: dict[int, float] = {}
+
+    @queue.entrypoint("stamp")
+    async def stamp(job: Job) -> None:
+        assert job.payload is not None
+        started.setdefault(int(job.payload), time.time())
+
+    working = asyncio.create_task(queue.run(batch_size=BATCH))
+    await asyncio.sleep(0.5)
+    calls = Calls("pgqueuer_", url, size)
+    while not calls.over:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)
+    found = calls.latencies(started)
+    queue.shutdown.set()
+    await working
+    return found
+
+
+def caller(url: str) -> Callable[[int], None]:
+    loop = uvloop.new_event_loop()
+    queries = Queries.from_asyncpg_connection(loop.run_until_complete(asyncpg.connect(url)))
+    return lambda n: loop.run_until_complete(queries.enqueue("stamp", str(n).encode(), 0)) and None
+
+
+def _run(work: Callable[[str, int], Awaitable[object]]) -> Callable[[str, int], object]:
+    def run(url: str, size: int) -> object:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(work(url, size))  # type: ignore[arg-type]
 
@@ -71,4 +100,5 @@ WORKS = {
     ("drain", "postgresql"): _run(_drain),
     ("enqueue", "postgresql"): _run(_enqueue),
     ("batch", "postgresql"): _run(_batch),
+    ("start", "postgresql"): _run(_start),
 }

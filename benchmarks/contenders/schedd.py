@@ -1,16 +1,20 @@
-"""Ours, at its defaults."""
+"""Ours, at its defaults, embedded in one process as threads of it; daemons are in schedd_daemons.py."""
 
 from __future__ import annotations
 
-import random
+import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from contenders.calls import Calls
+from contenders.graphs import parents_of
 from scheduler import AsyncContext, Context, Scheduler, task
 
+BATCH = 5_000  # tasks that one batch of a preparation stores
 ran = 0
 started: dict[int, float] = {}
 
@@ -29,62 +33,65 @@ async def anoop(ctx: AsyncContext, n: int, text: str = "") -> None:
     ran += 1
 
 
-@task(priority="high")
+@task
 def stamp(ctx: Context, n: int) -> None:
     """Tells when it began."""
-    started[n] = time.time()
+    started.setdefault(n, time.time())
 
 
 def scheduler(url: str, **options: Any) -> Scheduler:
-    jobs = Scheduler(url.replace("postgresql://", "postgresql+psycopg://"), **options)
-    jobs.database.auto_migrate = True
+    jobs = Scheduler(url.replace("postgresql://", "postgresql+psycopg://"), auto_migrate=True, **options)
     for kind in (noop, anoop, stamp):
         jobs.register(kind)
     return jobs
 
 
-def fill(jobs: Scheduler, size: int, kind: Any = noop, parents: int = 0, width: int = 100) -> None:
-    """Batches of 5,000; with ``parents``, in layers of ``width``, each task below so many of the layer above."""
-    rng = random.Random(1)
+def _store(jobs: Scheduler, size: int, kind: Any, parents: int, most: int) -> None:
     made: list[Any] = []
-    for start in range(0, size, 5000):
+    wanted = parents_of(size, parents)
+    for start in range(0, size, most):
         with jobs.batch() as batch:
-            for n in range(start, min(start + 5000, size)):
+            for n in range(start, min(start + most, size)):
                 builder = batch.task(kind, n, "hello world")
-                if parents and n >= width:
-                    above = (n // width - 1) * width
-                    builder.depend_on([made[i] for i in rng.sample(range(above, above + width), parents)])
+                above = next(wanted)
+                if above:
+                    builder.depend_on([made[i] for i in above])
                 made.append(builder)
         made[start:] = batch.ids
 
 
-def _drained(jobs: Scheduler, size: int) -> float:
-    """Tasks per second from the first turn until the last outcome is committed."""
+def fill(jobs: Scheduler, size: int, kind: Any = noop, parents: int = 0) -> None:
+    _store(jobs, size, kind, parents, BATCH)
+
+
+def drained(jobs: Scheduler, size: int) -> dict[str, float]:
+    """Tasks a second from the first turn until the last outcome is committed; tasks in a turn, on average."""
     sys.setswitchinterval(0.001)  # as schedd does
     with jobs:
         assert jobs.engine.wait_ready(60)
-        begun, already = time.perf_counter(), ran
+        begun, already, turns = time.perf_counter(), ran, jobs.engine.turns
         while ran < size or jobs.engine.desk.held:
             time.sleep(0.002)
-        return (size - already) / (time.perf_counter() - begun)
+        took = time.perf_counter() - begun
+        return {"rate": (size - already) / took, "turn": (size - already) / max(1, jobs.engine.turns - turns)}
 
 
-def drain(url: str, size: int) -> float:
+def drain(url: str, size: int) -> dict[str, float]:
     jobs = scheduler(url)
     fill(jobs, size)
-    return _drained(jobs, size)
+    return drained(jobs, size)
 
 
-def drain_async(url: str, size: int) -> float:
+def drain_async(url: str, size: int) -> dict[str, float]:
     jobs = scheduler(url)
     fill(jobs, size, anoop)
-    return _drained(jobs, size)
+    return drained(jobs, size)
 
 
-def dag(url: str, size: int) -> float:
+def dag(url: str, size: int) -> dict[str, float]:
     jobs = scheduler(url)
     fill(jobs, size, parents=3)
-    return _drained(jobs, size)
+    return drained(jobs, size)
 
 
 def enqueue(url: str, size: int) -> float:
@@ -97,43 +104,24 @@ def enqueue(url: str, size: int) -> float:
 
 
 def batch(url: str, size: int) -> float:
+    return _batch(url, size, 0)
+
+
+def batch_of_edges(url: str, size: int) -> float:
+    return _batch(url, size, 3)
+
+
+def _batch(url: str, size: int, parents: int) -> float:
     jobs = scheduler(url)
     jobs.task(noop, 0, "hello world").schedule()
     begun = time.perf_counter()
-    with jobs.batch() as made:
-        for n in range(size):
-            made.task(noop, n, "hello world")
+    _store(jobs, size, noop, parents, size)
     return size / (time.perf_counter() - begun)
 
 
-def batch_edges(url: str, size: int) -> float:
+def caller(url: str) -> Callable[[int], None]:
     jobs = scheduler(url)
-    jobs.task(noop, 0, "hello world").schedule()
-    rng = random.Random(1)
-    builders: list[Any] = []
-    begun = time.perf_counter()
-    with jobs.batch() as made:
-        for n in range(size):
-            builder = made.task(noop, n, "hello world")
-            if n >= 100:
-                above = (n // 100 - 1) * 100
-                builder.depend_on([builders[i] for i in rng.sample(range(above, above + 100), 3)])
-            builders.append(builder)
-    return size / (time.perf_counter() - begun)
-
-
-_CALLER = """
-import sys, time
-sys.path.insert(0, {path!r})
-from contenders.schedd import scheduler, stamp
-jobs = scheduler({url!r})
-jobs.database.open()
-for n in range({size}):
-    time.sleep(0.02)
-    begun = time.time()
-    jobs.task(stamp, n).schedule()
-    print(n, begun, flush=True)
-"""
+    return lambda n: jobs.task(stamp, n).schedule() and None
 
 
 def start(url: str, size: int) -> list[float]:
@@ -142,22 +130,57 @@ def start(url: str, size: int) -> list[float]:
     jobs = scheduler(url)
     with jobs:
         assert jobs.engine.wait_ready(60)
-        code = _CALLER.format(path=str(Path(__file__).parents[1]), url=url, size=size)
-        told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-        called = {int(n): float(at) for n, at in (line.split() for line in told.splitlines())}
-        deadline = time.monotonic() + 10
-        while len(started) < size and time.monotonic() < deadline:
-            time.sleep(0.01)
-    return [(started[n] - at) * 1000 for n, at in called.items()]
+        return Calls("schedd", url, size).latencies(started)
 
 
-_ALL = {
-    "drain": drain,
-    "drain async": drain_async,
-    "dag": dag,
+def enqueue_beside(url: str, size: int) -> dict[str, Any]:
+    """Milliseconds of each schedule() in another process, one right after the other, while ``size`` tasks drain."""
+    jobs = scheduler(url)
+    fill(jobs, size)
+    here = str(Path(__file__).parents[1])
+    code = f"import sys; sys.path.insert(0, {here!r}); from contenders.schedd import beside; beside({url!r})"
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdin is not None
+    assert other.stdout is not None
+    assert other.stdout.readline() == "ready\n"
+    sys.setswitchinterval(0.001)
+    with jobs:
+        assert jobs.engine.wait_ready(60)
+        other.stdin.write("go\n")
+        other.stdin.flush()
+        while ran < size:
+            time.sleep(0.002)
+        told, _ = other.communicate("stop\n", timeout=60)
+    *took, failed = told.splitlines()
+    return {"ms": [float(ms) for ms in took], "failed": int(failed)}
+
+
+def beside(url: str) -> None:
+    """The other process: schedules one by one from "go" to "stop"; prints how long each took and how many failed."""
+    jobs = scheduler(url)
+    jobs.task(noop, -1, "hello world").schedule()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    took, failed = [], 0
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        begun = time.perf_counter()
+        try:
+            jobs.task(noop, -1, "hello world").schedule()
+        except Exception as error:
+            failed += 1
+            print(error, file=sys.stderr)
+        took.append((time.perf_counter() - begun) * 1000)
+    print(*took, failed, sep="\n")
+
+
+_ALL: dict[str, Any] = {
+    "drain": {"": drain, "async": drain_async},
+    "dag 5,000": dag,
+    "dag 100,000": dag,
     "enqueue": enqueue,
+    "enqueue beside a drain": enqueue_beside,
     "batch": batch,
-    "batch of edges": batch_edges,
+    "batch of edges": batch_of_edges,
     "start": start,
 }
 WORKS = {(work, dialect): function for work, function in _ALL.items() for dialect in ("sqlite", "postgresql")}

@@ -1,0 +1,53 @@
+"""raw.py's loops over the narrowest rows and fewest indexes that they can do with: 17 columns where schedd has 62, two
+indexes beside the primary key where it has twelve. No bar is measured by it: it shows what the width of schedd's rows
+costs any engine that has them."""
+
+from __future__ import annotations
+
+from contenders import raw
+from scheduler.ports import SystemClock
+from scheduler.store.database import Database
+
+_TABLES = """
+CREATE TABLE schedd_tasks (id {id}, state {small}, queue TEXT, lane TEXT, pool {small}, run_at BIGINT, kind TEXT,
+  unmet INTEGER, worker BIGINT, claim BIGINT, attempt INTEGER, claimed_at BIGINT, started_at BIGINT,
+  finished_at BIGINT, payload TEXT, result TEXT, result_until BIGINT) {tail};
+CREATE INDEX ix_schedd_tasks_ready ON schedd_tasks (queue, pool, lane, run_at, id, state)
+  WHERE state >= 1 AND state <= 3;
+CREATE INDEX ix_schedd_tasks_held ON schedd_tasks (worker) WHERE state >= 4 AND state <= 5;
+CREATE TABLE schedd_edges (parent BIGINT, child BIGINT, on_end {small}, otherwise {small}, ok {small},
+  PRIMARY KEY (parent, child)) {rowid};
+CREATE TABLE schedd_attempts (task_id BIGINT, claim BIGINT, number INTEGER, worker BIGINT, claimed_at BIGINT,
+  started_at BIGINT, finished_at BIGINT, outcome {small}, PRIMARY KEY (task_id, claim)) {rowid};
+"""
+_SQLITE = {"id": "INTEGER PRIMARY KEY", "small": "INTEGER", "tail": "", "rowid": "WITHOUT ROWID"}
+_POSTGRESQL = {"id": "BIGINT PRIMARY KEY", "small": "SMALLINT", "tail": "WITH (fillfactor=70)", "rowid": ""}
+_ROW: raw.Row = {
+    "state": 1, "queue": "default", "lane": "noop", "pool": 1, "run_at": 1, "kind": "noop", "unmet": 0, "claim": 0,
+    "attempt": 0, "payload": '{"n":1,"text":"hello world"}',
+}
+
+
+def opened(url: str) -> tuple[raw.Driver, raw.Row]:
+    """A connection of the driver with the settings of schedd's store, to empty narrow tables, and a row."""
+    database = Database(url.replace("postgresql://", "postgresql+psycopg://"), SystemClock())
+    driver = database._make_engine().raw_connection().driver_connection
+    assert driver is not None
+    if url.startswith("postgresql"):
+        driver.autocommit = True
+    tables = _TABLES.format(**(_SQLITE if url.startswith("sqlite") else _POSTGRESQL))
+    for statement in filter(str.strip, tables.split(";")):
+        driver.execute(statement)
+    return driver, _ROW
+
+
+def drain(url: str, size: int) -> float:
+    return raw.drain(url, size, opened)
+
+
+def dag(url: str, size: int) -> float:
+    return raw.dag(url, size, opened)
+
+
+_ALL = {"drain": drain, "dag 5,000": dag}
+WORKS = {(work, dialect): function for work, function in _ALL.items() for dialect in ("sqlite", "postgresql")}

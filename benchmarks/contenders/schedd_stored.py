@@ -1,0 +1,107 @@
+"""Ours behind a million stored tasks, and started with a million due."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from contenders.schedd import drained, fill, noop, scheduler
+from scheduler import Scheduler
+
+YEAR = 365 * 86_400 * 1_000_000  # microseconds
+NUMBERS = {
+    "postgresql": "WITH g(i) AS (SELECT generate_series(1, :count)) ",
+    "sqlite": "WITH RECURSIVE g(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM g WHERE i < :count) ",
+}
+INSERT = """
+INSERT INTO schedd_tasks (state, queue, lane, pool, run_at, kind, created_at, payload, max_attempts, {more})
+SELECT :state, :queue, 'noop', 1, :run_at, 'noop', :now, '{{"n":1,"text":"hello world"}}', 1, {values} FROM g
+"""
+ENDED = {  # of tasks that have succeeded
+    "claim": "1",
+    "attempt": "1",
+    "claimed_at": ":now",
+    "started_at": ":now",
+    "finished_at": ":now",
+    "result_until": ":now + 86400000000",
+}
+ATTEMPTS = """
+INSERT INTO schedd_attempts (task_id, claim, number, worker, claimed_at, started_at, finished_at, outcome)
+SELECT id, 1, 1, 1, :now, :now, :now, 0 FROM schedd_tasks WHERE state = 6
+"""
+
+
+def store(jobs: Scheduler, count: int, what: str) -> None:
+    """A million tasks, say, in one statement: "due", "pending elsewhere" (in a queue that nobody serves here),
+    "finished" (with their attempts) or "far-future"."""
+    database = jobs.database
+    database.open()
+    now = database.now()
+    queue = "elsewhere" if what == "pending elsewhere" else "default"
+    bound: dict[str, Any] = {"count": count, "queue": queue, "now": now, "state": 6 if what == "finished" else 1}
+    bound["run_at"] = now + YEAR if what == "far-future" else now
+    more = ENDED if what == "finished" else {"claim": "0"}
+    with database.write() as connection:
+        text = NUMBERS[database.dialect.name] + INSERT.format(more=", ".join(more), values=", ".join(more.values()))
+        connection.execute(sa.text(text), bound)
+        if what == "finished":
+            connection.execute(sa.text(ATTEMPTS), bound)
+
+
+def prepare(what: str) -> Any:
+    """Fills a database that is then copied for each measurement, and analyses it, as autovacuum does in time."""
+
+    def run(url: str, size: int) -> float:
+        jobs = scheduler(url, queues=("default",))
+        if what != "empty":
+            store(jobs, size, what)
+        with jobs.database.open().connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            if jobs.database.dialect.name == "postgresql":
+                connection.exec_driver_sql("VACUUM ANALYZE")
+                connection.exec_driver_sql("CHECKPOINT")
+            else:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        jobs.close()
+        return 0.0
+
+    return run
+
+
+def drain(url: str, size: int) -> float:
+    """Tasks a second of ``size`` no-ops on what is stored already."""
+    jobs = scheduler(url, queues=("default",))
+    fill(jobs, size)
+    return drained(jobs, size)["rate"]
+
+
+def restart(url: str, size: int) -> dict[str, float]:
+    """Seconds from the first line after the imports until the first body runs, and the most memory (MiB) by the time
+    that ``size`` tasks of the backlog have run."""
+    from contenders import schedd
+
+    begun = time.perf_counter()
+    sys.setswitchinterval(0.001)
+    first = 0.0
+    jobs = Scheduler(url.replace("postgresql://", "postgresql+psycopg://"), auto_migrate=True)
+    jobs.register(noop)
+    with jobs:
+        while schedd.ran < size:
+            if not first and schedd.ran:
+                first = time.perf_counter() - begun
+            time.sleep(0.0005)
+        memory = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return {"first": first or time.perf_counter() - begun, "memory": int(memory.split()[1]) / 1024}
+
+
+BACKLOGS = ("empty", "pending elsewhere", "finished", "far-future")
+_BACKLOG = dict.fromkeys(BACKLOGS, drain)
+WORKS: dict[tuple[str, str], Any] = {
+    (work, dialect): functions
+    for work, functions in (("backlog", _BACKLOG), ("restart", {"": restart}))
+    for dialect in ("sqlite", "postgresql")
+}
+PREPARED = {("backlog", what): prepare(what) for what in BACKLOGS} | {("restart", ""): prepare("due")}
