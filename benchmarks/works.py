@@ -77,8 +77,14 @@ WORKS = {
             },
             quick=5_000,
             smaller={
-                "huey": 3_000, "dbos": 500, "procrastinate": 1_000, "oban": 6_000, "absurd": 1_500,
-                "celery": 2_000, "rq": 500, "pgqueuer": 20_000,
+                "huey": 3_000,
+                "dbos": 500,
+                "procrastinate": 1_000,
+                "oban": 6_000,
+                "absurd": 1_500,
+                "celery": 2_000,
+                "rq": 500,
+                "pgqueuer": 20_000,
             },
         ),
         Work(

@@ -23,8 +23,16 @@ CREATE TABLE schedd_attempts (task_id BIGINT, claim BIGINT, number INTEGER, work
 _SQLITE = {"id": "INTEGER PRIMARY KEY", "small": "INTEGER", "tail": "", "rowid": "WITHOUT ROWID"}
 _POSTGRESQL = {"id": "BIGINT PRIMARY KEY", "small": "SMALLINT", "tail": "WITH (fillfactor=70)", "rowid": ""}
 _ROW: raw.Row = {
-    "state": 1, "queue": "default", "lane": "noop", "pool": 1, "run_at": 1, "kind": "noop", "unmet": 0, "claim": 0,
-    "attempt": 0, "payload": '{"n":1,"text":"hello world"}',
+    "state": 1,
+    "queue": "default",
+    "lane": "noop",
+    "pool": 1,
+    "run_at": 1,
+    "kind": "noop",
+    "unmet": 0,
+    "claim": 0,
+    "attempt": 0,
+    "payload": '{"n":1,"text":"hello world"}',
 }
 
 
