@@ -91,6 +91,7 @@ class Run:
         self.servers: dict[str, str] = {}
         self.templates: dict[tuple[str, str, str], str] = {}
         self.turns: dict[str, list[float]] = {}
+        self.took: dict[tuple[Work, str, str], float] = {}  # seconds, the last time
         self.about: dict[str, Any] = {}
 
     def start(self, stack: contextlib.ExitStack) -> None:
@@ -147,9 +148,12 @@ class Run:
             template = self.templates.get((work.name, database, who))
             if work.stored and template is None:
                 continue
+            begun = time.monotonic()
             with servers_().fresh(self.servers[database], template) as url:
                 size = work.size_for(who, quick=small)
                 value = spawn("--one", f"{work.name}:{who}", url, size, BENCH_TURN=str(turn))
+            if round_:
+                self.took[work, database, who] = time.monotonic() - begun
             if value is None:
                 continue
             if work.name == "drain" and who == "schedd":
@@ -165,7 +169,7 @@ class Run:
         flat = [
             {"work": work, "database": database, "who": who, "rounds": line}
             for (work, database), by_who in self.ordered().items()
-            for who, line in by_who.items()
+            for who, line in (by_who or {"schedd": {}}).items()
         ]
         turns = {database: round(statistics.median(found)) for database, found in self.turns.items()}
         whole = {**self.about, "turn": turns, "results": flat}
@@ -174,11 +178,13 @@ class Run:
     def ordered(self) -> report.Results:
         """As the works and the contenders are listed, whatever the order of the rounds was."""
         everybody = [who for able in self.able.values() for found in able.values() for who in found]
-        return {
-            key: {who: self.results[key][who] for who in dict.fromkeys(everybody) if who in self.results[key]}
-            for key in ((work.name, database) for work in self.works for database in DATABASES)
-            if key in self.results
-        }
+        kept: report.Results = {}
+        for work in self.works:
+            for database in self.servers:
+                found = self.results.get((work.name, database), {})
+                if found or ("schedd" in self.able and work.bars.get(database)):  # what failed is told, too
+                    kept[work.name, database] = {w: found[w] for w in dict.fromkeys(everybody) if w in found}
+        return kept
 
     def go(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -187,14 +193,12 @@ class Run:
                 self.prepare(stack)
                 if not self.quick:
                     self.timed(0, "warmed up")
-                longest = 0.0
                 for round_ in range(1, self.runs + 1):
-                    if time.monotonic() + longest > self.deadline:
-                        print(f"no time left for round {round_}", file=sys.stderr)
+                    expected = sum(self.took.get(key, 0.0) for key in self.wanted(round_))
+                    if time.monotonic() + expected > self.deadline:
+                        print(f"no time left for round {round_}, which takes {expected:.0f} s", file=sys.stderr)
                         break
-                    took = self.timed(round_, f"round {round_} of {self.runs}")
-                    # The first rounds do more than the others: those only repeat the short works.
-                    longest = took if round_ > max(SELDOM, 2) else 0.7 * took
+                    self.timed(round_, f"round {round_} of {self.runs}")
         turns = ", ".join(f"{round(statistics.median(t))} on {database}" for database, t in self.turns.items())
         if turns:
             print(f"tasks in a turn of schedd's, and of the raw loops: {turns}")

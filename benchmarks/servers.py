@@ -82,6 +82,8 @@ def fresh(server: str, template: str | None = None) -> Iterator[str]:
         path.mkdir()
         if template is not None:
             shutil.copyfile(template.removeprefix("sqlite:///"), path / "bench.db")
+            with (path / "bench.db").open("rb") as copy:
+                os.fsync(copy.fileno())  # else the first commits would have to wait for it
         yield f"sqlite:///{path}/bench.db"
         shutil.rmtree(path)
     elif kind == "postgresql":

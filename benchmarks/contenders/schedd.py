@@ -14,6 +14,7 @@ from contenders.calls import Calls
 from contenders.graphs import parents_of
 from scheduler import AsyncContext, Context, Scheduler, task
 
+SLEEP = 0.005  # seconds
 BATCH = 5_000  # tasks that one batch of a preparation stores
 ran = 0
 started: dict[int, float] = {}
@@ -34,6 +35,14 @@ async def anoop(ctx: AsyncContext, n: int, text: str = "") -> None:
 
 
 @task
+def sleeper(ctx: Context, n: int, text: str = "") -> None:
+    """Waits as a request would."""
+    global ran
+    time.sleep(SLEEP)
+    ran += 1  # by several threads, but none loses the interpreter in between
+
+
+@task
 def stamp(ctx: Context, n: int) -> None:
     """Tells when it began."""
     started.setdefault(n, time.time())
@@ -41,7 +50,7 @@ def stamp(ctx: Context, n: int) -> None:
 
 def scheduler(url: str, **options: Any) -> Scheduler:
     jobs = Scheduler(url.replace("postgresql://", "postgresql+psycopg://"), auto_migrate=True, **options)
-    for kind in (noop, anoop, stamp):
+    for kind in (noop, anoop, sleeper, stamp):
         jobs.register(kind)
     return jobs
 

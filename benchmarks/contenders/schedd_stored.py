@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import sqlalchemy as sa
 
 from contenders.schedd import drained, fill, noop, scheduler
@@ -19,7 +22,7 @@ NUMBERS = {
 }
 INSERT = """
 INSERT INTO schedd_tasks (state, queue, lane, pool, run_at, kind, created_at, payload, max_attempts, {more})
-SELECT :state, :queue, 'noop', 1, :run_at, 'noop', :now, '{{"n":1,"text":"hello world"}}', 1, {values} FROM g
+SELECT :state, :queue, 'noop', 1, :run_at, 'noop', :now, :payload, 1, {values} FROM g
 """
 ENDED = {  # of tasks that have succeeded
     "claim": "1",
@@ -43,6 +46,7 @@ def store(jobs: Scheduler, count: int, what: str) -> None:
     now = database.now()
     queue = "elsewhere" if what == "pending elsewhere" else "default"
     bound: dict[str, Any] = {"count": count, "queue": queue, "now": now, "state": 6 if what == "finished" else 1}
+    bound["payload"] = '{"n":1,"text":"hello world"}'
     bound["run_at"] = now + YEAR if what == "far-future" else now
     more = ENDED if what == "finished" else {"claim": "0"}
     with database.write() as connection:
@@ -59,13 +63,15 @@ def prepare(what: str) -> Any:
         jobs = scheduler(url, queues=("default",))
         if what != "empty":
             store(jobs, size, what)
-        with jobs.database.open().connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            if jobs.database.dialect.name == "postgresql":
-                connection.exec_driver_sql("VACUUM ANALYZE")
-                connection.exec_driver_sql("CHECKPOINT")
-            else:
-                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        jobs.database.open()
         jobs.close()
+        if url.startswith("sqlite"):
+            with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+                file.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # only the file itself is copied
+        else:
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute("VACUUM ANALYZE")
+                connection.execute("CHECKPOINT")
         return 0.0
 
     return run
