@@ -210,7 +210,7 @@ def apply_policies(desk: Desk, connection: sa.Connection) -> bool:
 def pass_on_cancels(desk: Desk, connection: sa.Connection, worker: int) -> None:
     """Let running bodies know that they were asked to end."""
     with desk.database.read(connection) as c:  # no write lock for a look that mostly finds nothing
-        asked = control.cancel_requests(c, worker)
+        asked = control.cancel_requests(c, worker, list(desk.held))
     for key in asked:
         attempt = desk.held.get(key)
         if attempt is not None and not attempt.cancelled:

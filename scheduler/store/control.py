@@ -18,6 +18,7 @@ from scheduler.store.new_task import edge_row, insert_edges, read_parents
 from scheduler.store.paths import one_at_a_time, refuse_cycle
 from scheduler.store.release import break_only, release
 from scheduler.store.replacing import cancel_rerun
+from scheduler.store.statement import Columns, run, run_over
 
 
 class CancelResult(NamedTuple):
@@ -327,13 +328,24 @@ def stamp(
     return {(row[0], row[1]) for row in found}
 
 
-def cancel_requests(connection: sa.Connection, worker: int) -> list[tuple[int, int]]:
-    """(id, claim) of this worker's claims that were asked to end."""
-    rows = connection.execute(
-        prepared(
-            "SELECT id, claim FROM schedd_tasks WHERE worker = :worker AND state >= 4 AND state <= 5 "
-            "AND cancel_requested IS NOT NULL"
-        ),
-        {"worker": worker},
-    )
+_CANCEL_REQUESTS = (
+    "SELECT id, claim FROM schedd_tasks WHERE worker = :worker AND state >= 4 AND state <= 5 "
+    "AND cancel_requested IS NOT NULL"
+)
+_CLAIM_COLUMNS: Columns = (("id", int), ("claim", int))
+_CANCEL_REQUESTS_PG = (
+    "WITH {rows} SELECT t.id, t.claim FROM j JOIN schedd_tasks t ON t.id = j.id WHERE {among t} "
+    f"{fence('BETWEEN 4 AND 5')} AND t.cancel_requested IS NOT NULL"
+)
+
+
+def cancel_requests(connection: sa.Connection, worker: int, held: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of this worker's claims ``held`` (id, claim) that were asked to end.
+
+    On PostgreSQL by their ids: behind an old snapshot the index of what is held lists all that the worker ever held.
+    """
+    if connection.dialect.name == "sqlite":
+        rows = run(connection, _CANCEL_REQUESTS, {"worker": worker})
+    else:
+        rows = run_over(connection, _CANCEL_REQUESTS_PG, _CLAIM_COLUMNS, held, {"worker": worker})
     return [(row[0], row[1]) for row in rows]

@@ -7,6 +7,7 @@ ends in a file of its task's own, which survives the worker's death.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import ctypes
 import json
 import os
@@ -232,6 +233,15 @@ class Fail(Task):
         raise PermanentError("no")
 
 
+class Raises(Task, retry=AT_ONCE):
+    """Raises the built-in exception of this name."""
+
+    name: str
+
+    def run(self, ctx: Context) -> None:
+        raise getattr(builtins, self.name)("on purpose")
+
+
 class Chatty(Task):
     """Like Hold, and then reports its progress."""
 
@@ -328,6 +338,6 @@ class Segfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None
 
 
 ALL = (
-    *(Noop, Work, Step, Beating, Dozing, Hold, Narrow, Paced, Fail, Chatty, Big),
+    *(Noop, Work, Step, Beating, Dozing, Hold, Narrow, Paced, Fail, Raises, Chatty, Big),
     *(Attentive, Deaf, Sleeper, Stubborn, Segfault),
 )
