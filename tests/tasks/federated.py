@@ -1,113 +1,51 @@
-"""A server of a federation: a schedd with its own key and stores behind a real HTTP server."""
+"""What a server of a federation adds to its schedd: the HTTP side. A task module; see test_federation.py.
+
+``$FEDERATED`` is the directory in which it notes what it was asked for, and where it listens; ``$FEDERATED_REFUSES``
+the statuses that the inbox answers first, before it takes anything.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from scheduler import Scheduler
-from scheduler.tasks import BUILTIN, ActionVerifierTask
-from scheduler.tasks.action_store import ActionStore
+from scheduler.tasks import ActionVerifierTask
 from scheduler.tasks.blobs import BlobStore
 from scheduler.tasks.tokens import action_id_of, public_keys
 
 TENANT = 7
-PATIENCE = 30.0  # seconds
-on_failure: list[Callable[[str], None]] = []  # told the kind of each attempt that raises, before that is recorded
+PATIENCE = 60.0  # seconds
 
 
-@contextmanager
-def around(ctx: Any) -> Iterator[None]:
-    """``around_run`` of the schedulers; at the top of a module, since child processes have to find it."""
-    try:
-        yield
-    except BaseException:
-        for told in on_failure:
-            told(ctx.kind)
-        raise
+def setup(jobs: Scheduler) -> None:
+    """Called by the daemon once its store is there."""
+    Site(jobs, Path(os.environ["FEDERATED"])).start()
 
 
-class Server(uvicorn.Server):
-    """In a thread, on a socket that is bound already. Until ``start`` connections are refused."""
+class Site:
+    """What others can ask of this server, at ``/<its name>/api/``."""
 
-    def __init__(self, app: Any) -> None:
-        super().__init__(uvicorn.Config(app, interface="asgi3", log_level="error", lifespan="off"))
-        self.socket = socket.socket()
-        self.socket.bind(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self.run, args=([self.socket],), daemon=True)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready.set()
+    def __init__(self, jobs: Scheduler, place: Path) -> None:
+        self.jobs, self.place = jobs, place
+        self.name = jobs.settings["actions"]["name"]
+        self.pem = Path(jobs.settings["actions"]["key_file"]).read_bytes()
+        self.blobs = BlobStore(jobs.settings["files"]["blobs"])
+        self.refuses = [int(status) for status in os.environ.get("FEDERATED_REFUSES", "").split()]
 
     def start(self) -> None:
-        self._thread.start()
-        assert self._ready.wait(PATIENCE)
-
-    def end(self) -> None:
-        self.should_exit = True
-        if self._thread.ident is not None:
-            self._thread.join(PATIENCE)
-        self.socket.close()
-
-
-class Instance:
-    """``refusals``: statuses that the inbox answers first, before it takes anything; ``asked``: what was asked for."""
-
-    def __init__(self, place: Path, name: str, refusals: list[int] | None = None) -> None:
-        self.place, self.name = place, name
-        self.refusals = refusals or []
-        self.asked: list[str] = []
-        (place / "incoming").mkdir(parents=True)
-        key = ec.generate_private_key(ec.SECP384R1())
-        self.pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        (place / "key.pem").write_bytes(self.pem)
-        self.blobs, self.actions = BlobStore(place / "blobs"), ActionStore(place / "actions")
-        self.server = Server(self.app)
-        self.jobs: Scheduler
-
-    def begin(self, peer: Instance, follows: list[str]) -> None:
-        """Start the scheduler; its requests go to ``peer``, whoever is asked for."""
-        self.jobs = Scheduler(
-            f"sqlite:///{self.place}/jobs.db",
-            processes=1,
-            around_run=around,
-            settings={
-                "files": {"blobs": str(self.blobs.root), "roots": [str(self.place / "incoming")]},
-                "http": {"allow": ["127.0.0.1"]},
-                "actions": {
-                    "name": self.name,
-                    "key_file": str(self.place / "key.pem"),
-                    "directory": str(self.actions.root),
-                    "inbox": f"{peer.server.url}/{{recipient}}/api/inbox",
-                    "keys": f"{peer.server.url}/{{issuer}}/api/me/keys",
-                    "files": f"{peer.server.url}/{{issuer}}/api/files/{{file_id}}",
-                    "following": follows,
-                },
-            },
-        )
-        for kind in BUILTIN.values():
-            self.jobs.register(kind)
-        self.jobs.start()
-
-    def end(self) -> None:
-        self.server.end()
-        self.jobs.stop_now()
-        self.jobs.close()
+        """From here on it takes connections; they are served as soon as uvicorn is ready."""
+        bound = socket.create_server(("127.0.0.1", 0))
+        (self.place / "port").write_text(str(bound.getsockname()[1]))
+        server = uvicorn.Server(uvicorn.Config(self.app, interface="asgi3", log_level="error", lifespan="off"))
+        threading.Thread(target=server.run, args=([bound],), daemon=True).start()
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         """The ASGI application."""
@@ -115,7 +53,8 @@ class Instance:
         while more:
             message = await receive()
             body, more = body + message.get("body", b""), message.get("more_body", False)
-        self.asked.append(f"{scope['method']} {scope['path']}")
+        with (self.place / "asked").open("a") as asked:
+            asked.write(f"{scope['method']} {scope['path']}\n")
         status, kind, answer = await asyncio.to_thread(self._answer, scope["method"], scope["path"], body)
         headers = [(b"content-type", kind.encode()), (b"content-length", str(len(answer)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -126,7 +65,7 @@ class Instance:
         if domain != self.name:
             return 404, "text/plain", b"another server"
         if (method, rest) == ("POST", "api/inbox"):
-            return (self.refusals.pop(0) if self.refusals else self._take(body)), "text/plain", b""
+            return (self.refuses.pop(0) if self.refuses else self._take(body)), "text/plain", b""
         if (method, rest) == ("GET", "api/me/keys"):
             return 200, "application/json", json.dumps({"keys": public_keys(self.pem)}).encode()
         file_id = rest.removeprefix("api/files/")
