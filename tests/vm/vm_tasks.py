@@ -35,7 +35,7 @@ class Alone(Task, isolation="process", retry=ONCE, limits={"memory": "256M"}):
         return len(bytearray(4 << 30))
 
 
-class Bomb(Task, isolation="process", retry=ONCE, timeout=15):
+class Bomb(Task, isolation="process", retry=ONCE, timeout=100):
     """Doubles, and every other one leads a session of its own."""
 
     def run(self, ctx: Context) -> None:
