@@ -13,6 +13,10 @@ from scheduler.tasks.failures import Unreachable
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that was ever given out
+# What Python's own lists lack, some of them in older versions only: protocol assignments, among them a cloud's
+# metadata, and another cloud's metadata at an address that looks public.
+_NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "168.63.129.16/32")))
 
 
 class Rules:
@@ -34,7 +38,7 @@ class Rules:
         inner = _inner(address)
         if any(one in network for one in {address, inner} for network in self._networks):
             return True
-        return inner.is_global and not inner.is_multicast and address.is_global
+        return _is_public(inner) and address.is_global
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """The addresses of a host that may be connected to, in the order of the resolver.
@@ -55,6 +59,12 @@ class Rules:
                 "what is meant to be reached has to be in [http] allow"
             )
         return admitted
+
+
+def _is_public(address: Address) -> bool:
+    if not address.is_global or address.is_multicast or any(address in network for network in _NOT_PUBLIC):
+        return False
+    return address.version == 4 or address in _UNICAST
 
 
 def _inner(address: Address) -> Address:

@@ -28,7 +28,7 @@ BEAT = 2.0  # seconds between two signs of life
 DEEPEST = 100  # directories inside each other; each is open meanwhile
 ABANDONED = 24 * 3600.0  # seconds after which a draft belongs to nobody any more
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
-_DRAFT = re.compile(r"\.?.+-\d{8}T\d{6}Z\.(?:sqlite|tar\.gz)\.(\d+)\.draft(?:\.\d+)?(?:-journal)?\Z")
+_DRAFT = re.compile(r"\.?.+-\d{8}T\d{6}Z\.(?:sqlite|tar\.gz)\.(\d+)\.draft(?:\.[0-9a-f]+)?(?:-journal)?\Z")
 
 
 class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolicy(60, 3600, 4)):
@@ -108,7 +108,8 @@ class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolic
                 )
             draft = place / _draft(name, ctx.id)
             for _ in range(TRIES):
-                with draft.open("wb") as file:
+                draft.unlink(missing_ok=True)
+                with draft.open("xb") as file:  # never through a link that somebody has put there
                     pass_ = Pass(ctx, file, source)
                     whole = pass_.run()
                     file.flush()

@@ -82,12 +82,14 @@ class CommandTask(Task):
                 "commands are not allowed here; to allow them, put  enabled = true  in the section [command] "
                 "of the daemon's configuration"
             )
-        cwd = directory_within(self.cwd, settings.get("roots") or (), "[command] roots")
+        roots = settings.get("roots") or ()
+        cwd = directory_within(self.cwd, roots, "[command] roots")
         argv = ["/bin/sh", "-c", self.argv[0]] if self.shell else self.argv
         output = Output(ctx.capture)
         ctx.check_cancelled()
         try:
-            with Process(argv, self._environment(ctx), cwd, self.grace, output.feed) as process:
+            confined = bool(roots)
+            with Process(argv, self._environment(ctx), cwd, self.grace, output.feed, confined=confined) as process:
                 self._watch(ctx, process, output)
         finally:
             output.close()

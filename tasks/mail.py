@@ -8,7 +8,7 @@ import hashlib
 import re
 import smtplib
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from email.message import EmailMessage
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
 from scheduler.tasks.failures import Refused, Unreachable
+from scheduler.tasks.secrets_of import HIDDEN, forms_of
 from scheduler.tasks.settings import required, section
 
 if TYPE_CHECKING:
@@ -145,12 +146,14 @@ class Post:
             code, said = error.recipients[address]
             raise self._answer(f"{address} is refused", code, said) from None
         except smtplib.SMTPNotSupportedError as error:
-            raise PermanentError(f"{self.host}: {error}") from None
+            raise PermanentError(f"{self.host}: {_said(str(error), self._private())}") from None
         except smtplib.SMTPResponseException as error:
             raise self._answer(f"mail to {address} is refused", error.smtp_code, error.smtp_error) from None
         except (OSError, smtplib.SMTPException) as error:
             self.close()
-            raise Unreachable(f"the mail server {self.host}:{self.port}: {error}") from None
+            raise Unreachable(
+                f"the mail server {self.host}:{self.port}: {_said(str(error), self._private())}"
+            ) from None
 
     def _connected(self) -> smtplib.SMTP:
         if self._server is not None:
@@ -174,14 +177,20 @@ class Post:
         return server
 
     def _login(self, error: smtplib.SMTPResponseException) -> Exception:
-        text = f"{self.host} refuses the login: {error.smtp_code} {_said(error.smtp_error)}"
+        text = f"{self.host} refuses the login: {error.smtp_code} {_said(error.smtp_error, self._private())}"
         return Unreachable(text) if 400 <= error.smtp_code < 500 else PermanentError(text)
 
     def _answer(self, what: str, code: int, said: bytes | str) -> PermanentError | Refused:
-        text = f"{what}: {code} {_said(said)}"
+        text = f"{what}: {code} {_said(said, self._private())}"
         if not 400 <= code < 500 and code != -1:
             return PermanentError(text, status=code)
         return Refused(text, code if code > 0 else None)
+
+    def _private(self) -> list[str]:
+        """What a login says, should the server repeat it."""
+        if not self._password:
+            return []
+        return sorted({*forms_of(f"\0{self._user or ''}\0{self._password}"), *forms_of(self._password)}, key=len)[::-1]
 
     def close(self) -> None:
         server, self._server = self._server, None
@@ -192,6 +201,8 @@ class Post:
                 server.close()
 
 
-def _said(answer: bytes | str) -> str:
+def _said(answer: bytes | str, hide: Iterable[str] = ()) -> str:
     text = answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
+    for one in hide:
+        text = text.replace(one, HIDDEN)
     return " ".join(text.replace("\0", "\ufffd").split())[:300]

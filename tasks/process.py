@@ -42,6 +42,7 @@ _CWD_ERRORS = {
     errno.ENOENT: "working directory {cwd!r} does not exist",
     errno.ENOTDIR: "working directory {cwd!r} is not a directory",
     errno.EACCES: "working directory {cwd!r} may not be entered",
+    errno.EXDEV: "working directory {cwd!r} was exchanged for a link",
 }
 
 
@@ -54,6 +55,7 @@ class Process:
 
     ``exit_code`` or ``signal`` is set once the command has ended; it is over (``pump`` returns False) when
     nothing that it started is left either. ``sink`` gets the output, stdout and stderr as one stream.
+    ``confined``: ``cwd`` is a real path, and nothing is started in a directory that has another one by then.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Process:
         cwd: str | None,
         grace: float,
         sink: Callable[[bytes], object],
+        *,
+        confined: bool = False,
     ) -> None:
         self.exit_code: int | None = None
         self.signal: int | None = None
@@ -95,7 +99,7 @@ class Process:
         self._poll = select.poll()
         self._poll.register(self._output, select.POLLIN)
         self._poll.register(self._control, select.POLLIN)
-        self._order(_spec(argv, env, cwd, grace))
+        self._order(_spec(argv, env, cwd, grace, confined))
 
     def __enter__(self) -> Process:
         return self
@@ -234,11 +238,12 @@ def _members(session: int) -> list[int]:
     return found
 
 
-def _spec(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, grace: float) -> bytes:
+def _spec(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, grace: float, confined: bool) -> bytes:
     """As supervisor.read_spec wants it. A text cannot contain NUL: the task's fields were checked."""
     texts = [
         str(grace),
         cwd or "",
+        "1" if confined else "",
         str(len(argv)),
         *argv,
         *(f"{name}={value}" for name, value in env.items()),

@@ -74,8 +74,8 @@ class HttpTask(Task, timeout=900, retry=RetryPolicy(min_wait=5, max_wait=3600, m
         call = Call(self.method, self.url, headers, content, self.timeout, self.max_body, self.redirects)
         reply = await send(call, ctx.settings, secrets)
         if not (200 <= reply.status < 300 or reply.status in self.ok):
-            said = secrets.hidden(text_of(reply.body)[:SAID]).strip()
-            what = f"{shown(self.method, reply.url)} answered {reply.status}"
+            said = text_of(secrets.hidden_bytes(reply.body, cut=reply.truncated))[:SAID].strip()
+            what = f"{secrets.hidden(shown(self.method, reply.url))} answered {reply.status}"
             refuse(f"{what}: {said}" if said else what, reply.status, reply.headers.get("retry-after"))
         return kept(reply, secrets)
 
@@ -91,14 +91,15 @@ def kept(reply: Reply, secrets: Secrets) -> dict[str, Any]:
     for name, value in reply.headers.items():
         room -= len(name) + len(value)
         if room >= 0 and name not in ("set-cookie", "set-cookie2"):
-            headers[name] = secrets.hidden(value)
+            headers[secrets.hidden(name)] = secrets.hidden(value)
+    body = secrets.hidden_bytes(reply.body, cut=reply.truncated)
     result: dict[str, Any] = {"status": reply.status, "headers": headers}
     try:
-        text = reply.body.decode("utf-8")
+        text = body.decode("utf-8")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        result["body_base64"] = base64.b64encode(reply.body).decode()
+        result["body_base64"] = base64.b64encode(body).decode()
     else:
-        result["body"] = secrets.hidden(text)
-    return result | {"truncated": reply.truncated, "url": reply.url}
+        result["body"] = text
+    return result | {"truncated": reply.truncated, "url": secrets.hidden(reply.url)}

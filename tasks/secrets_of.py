@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from scheduler import PermanentError
 from scheduler.tasks.settings import section
@@ -48,11 +51,41 @@ class Secrets:
 
         return _PLACE.sub(value, text)
 
-    def hidden(self, text: str) -> str:
-        """The text without the values that were put in, in case the other side repeats them."""
-        for value in self._used:
-            text = text.replace(value, HIDDEN)
-        return text
+    def hidden(self, text: str, *, cut: bool = False) -> str:
+        """The text without the values that were put in, in case the other side repeats them, as they are or encoded.
+
+        ``cut``: the text went on, so that its end may be the beginning of a value.
+        """
+        return _without(self._forms(), text, cut)
+
+    def hidden_bytes(self, data: bytes, *, cut: bool = False) -> bytes:
+        """The same for what may be no text."""
+        if not self._used:
+            return data
+        forms = {form.encode().decode("latin-1") for form in self._forms()}
+        return _without(forms, data.decode("latin-1"), cut).encode("latin-1")
+
+    def _forms(self) -> set[str]:
+        return {form for value in self._used for form in forms_of(value)}
+
+
+def _without(forms: set[str], text: str, cut: bool) -> str:
+    for form in sorted(forms, key=len, reverse=True):
+        text = re.sub(re.escape(form), HIDDEN, text, flags=re.IGNORECASE)  # a host's name comes in lower case
+    longest = max((_overlap(text, form) for form in forms), default=0) if cut else 0
+    return text[: len(text) - longest] + HIDDEN if longest else text
+
+
+def forms_of(value: str) -> set[str]:
+    """A value, and how it looks in JSON, in a URL and in base64."""
+    quoted, encoded = json.dumps(value, ensure_ascii=False)[1:-1], base64.b64encode(value.encode()).decode()
+    return {value, quoted, quote(value), quote(value, safe=""), encoded, encoded.rstrip("=")}
+
+
+def _overlap(text: str, form: str) -> int:
+    """How many characters at the end of the text are the beginning of ``form``."""
+    text, form = text[-len(form) :].lower(), form.lower()
+    return next((n for n in range(len(text), 0, -1) if form.startswith(text[-n:])), 0)
 
 
 def needs_secret(text: str) -> bool:

@@ -12,8 +12,8 @@ Why a process between schedd and the command, for some 15 ms per command:
 - It holds on to the ended command (a zombie) to its own end, so the group's id cannot be reused by strangers
   while the group is signalled.
 
-Comes in: a number of bytes, newline, then that many bytes: NUL-separated grace, directory, count, arguments,
-``NAME=value``... Afterwards ``stop`` (SIGTERM, grace, SIGKILL) or ``kill``; the stream's end means ``kill``.
+Comes in: a number of bytes, newline, then that many bytes: NUL-separated grace, directory, confined, count,
+arguments, ``NAME=value``... Afterwards ``stop`` (SIGTERM, grace, SIGKILL) or ``kill``; the stream's end means ``kill``.
 Goes out: a line ``exit N`` or ``signal N``; or ``error cwd ERRNO`` or ``error exec ERRNO``; and ``left N...``
 for processes that could not be ended.
 
@@ -26,6 +26,7 @@ import sys
 import time
 
 SIGKILL, SIGPIPE, SIGTERM, SIGCONT, SIGXFSZ = 9, 13, 15, 18, 25  # importing signal would take 10 ms
+EXDEV = 18
 PR_SET_CHILD_SUBREAPER = 36
 GIVE_UP = 5.0  # seconds after SIGKILL; what is still there cannot be killed: another user's, or stuck in I/O
 LATE = 0.2  # seconds after which an orphan in the group is told to end by itself
@@ -44,16 +45,16 @@ def become_subreaper() -> None:
         pass  # then only what stays in the process group is ended, which is nearly everything
 
 
-def read_spec(fd: int) -> tuple[float, bytes, list[bytes], dict[bytes, bytes]]:
+def read_spec(fd: int) -> tuple[float, bytes, bool, list[bytes], dict[bytes, bytes]]:
     data = b""
     while b"\n" not in data:
         data += _read(fd)
     head, _, data = data.partition(b"\n")
     while len(data) < int(head):
         data += _read(fd)
-    grace, directory, count, *rest = data.split(b"\0")
+    grace, directory, confined, count, *rest = data.split(b"\0")
     pairs = (entry.partition(b"=") for entry in rest[int(count) :])
-    return float(grace), directory, rest[: int(count)], {name: value for name, _, value in pairs}
+    return float(grace), directory, bool(confined), rest[: int(count)], {name: value for name, _, value in pairs}
 
 
 def _read(fd: int) -> bytes:
@@ -63,11 +64,13 @@ def _read(fd: int) -> bytes:
     return data
 
 
-def start(directory: bytes, argv: list[bytes], env: dict[bytes, bytes]) -> int:
+def start(directory: bytes, confined: bool, argv: list[bytes], env: dict[bytes, bytes]) -> int:
     """The command's pid, in a process group of its own. Raises CannotStart."""
     try:
         if directory:
             os.chdir(directory)
+        if confined and os.getcwdb() != directory:  # links have come into its path since it was looked at
+            raise OSError(EXDEV, "exchanged")
     except OSError as error:
         raise CannotStart(f"error cwd {error.errno}") from None
     # posix_spawnp looks in the PATH of this process; the command is to be found in its own.
@@ -183,10 +186,10 @@ class Supervisor:
 
 def main(control: int) -> None:
     os.set_inheritable(control, False)
-    grace, directory, argv, env = read_spec(control)
+    grace, directory, confined, argv, env = read_spec(control)
     become_subreaper()
     try:
-        supervisor = Supervisor(control, start(directory, argv, env), grace)
+        supervisor = Supervisor(control, start(directory, confined, argv, env), grace)
     except CannotStart as failure:
         os.write(control, f"{failure}\n".encode())
         return

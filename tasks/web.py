@@ -88,6 +88,9 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: 
             httpx2.AsyncClient(verify=context, timeout=limits, trust_env=False) as client,
         ):
             return await _follow(client, call, rules, secrets, sink)
+    except (PermanentError, Unreachable) as error:  # what a redirect says may be in it
+        error.args = tuple(secrets.hidden(one) if isinstance(one, str) else one for one in error.args)
+        raise
     except TimeoutError:
         raise Unreachable(f"{shown(call.method, call.url)} took longer than {call.timeout:g} s") from None
     except httpx2.TransportError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -132,7 +133,8 @@ def backup_sqlite(path: Path, target: Path, progress: Callable[[int, int], objec
 
     if not path.exists():
         raise StoreUnavailableError(f"there is no database {path}")
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    # A name that nobody can guess: SQLite would follow a link that is there already, and overwrite another file.
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         source = sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=10)
         with closing(source), closing(sqlite3.connect(draft)) as copy:

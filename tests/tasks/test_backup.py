@@ -258,6 +258,29 @@ def test_where_it_may_read_and_write(tmp_path: Path, source: Path) -> None:
         BackupTask(str(source), "/x").run(FakeContext())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("what", ["directory", "store"])
+def test_a_link_in_the_place_of_a_draft_is_not_written_through(
+    tmp_path: Path, source: Path, busy: tuple[Path, Callable[[], None]], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Whoever may write where backups go must not reach other files of ours by it."""
+    victim = tmp_path / "victim"
+    victim.write_text("dear to us")
+    sweep = backup._remove_drafts
+
+    def plant(place: Path, task_id: int) -> None:
+        sweep(place, task_id)
+        name = f"data-20260102T030405Z.tar.gz.{task_id}.draft"
+        stored = f"store-20260102T030405Z.sqlite.{task_id}.draft"
+        for link in (name, f".{stored}.{os.getpid()}", f".{stored}.{os.getpid()}-journal"):
+            (place / link).symlink_to(victim)
+
+    monkeypatch.setattr(backup, "_remove_drafts", plant)
+    task = BackupTask(str(source) if what == "directory" else backup.STORE, str(tmp_path / "backups"))
+    made = run(tmp_path, task, store={"sqlite": str(busy[0])})
+    assert Path(made["path"]).stat(follow_symlinks=False).st_size > 100
+    assert victim.read_text() == "dear to us"
+
+
 def test_a_cancel_leaves_nothing_but_a_draft(tmp_path: Path, source: Path) -> None:
     with pytest.raises(Cancelled):
         run(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from scheduler import PermanentError
-from scheduler.tasks import CommandTask
+from scheduler.tasks import CommandTask, command
 from scheduler.tasks.output import LINE, TAIL, Output
 from scheduler.tasks.process import CommandFailed, Process
 
@@ -135,6 +135,26 @@ def test_roots_confine_the_working_directory(tmp_path: Path) -> None:
     for cwd in (outside, inside / "link", inside / ".." / "outside", tmp_path / "inside-too"):
         with pytest.raises(PermanentError, match=r"not allowed.*\[command\] roots|does not exist"):
             run("pwd", cwd=str(cwd), ctx=FakeContext(settings))
+
+
+def test_a_working_directory_that_is_exchanged_for_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at it and the moment when the command is in it."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for directory in (inside / "deep" / "er", outside / "er"):
+        directory.mkdir(parents=True)
+    looked = command.directory_within
+
+    def look(*args: Any) -> Any:
+        found = looked(*args)
+        (inside / "deep").rename(tmp_path / "away")
+        (inside / "deep").symlink_to(outside)
+        return found
+
+    monkeypatch.setattr(command, "directory_within", look)
+    settings = {"command": {"enabled": True, "roots": [str(inside)]}}
+    with pytest.raises(PermanentError, match=r"working directory .*/deep/er' was exchanged for a link"):
+        run("touch", "made", cwd=str(inside / "deep" / "er"), ctx=FakeContext(settings))
+    assert not list(tmp_path.rglob("made"))
 
 
 # What cannot work

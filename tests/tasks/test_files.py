@@ -14,6 +14,7 @@ from scheduler import PermanentError
 from scheduler.tasks import FileIdGeneratorTask, blobs
 from scheduler.tasks.blobs import BlobMissing
 
+from .fake import FakeContext
 from .uploads import DATA, id_of, run, store_of, tree, without_created
 
 # The usual way
@@ -192,6 +193,29 @@ def test_paths_are_confined(tmp_path: Path, upload: Path, settings: dict[str, An
     (incoming / "sub").mkdir()
     refused(incoming / "sub", settings, "not a regular file")
     assert (outside / "secret").exists()
+
+
+def test_a_directory_that_is_exchanged_for_a_link(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the path and its use."""
+    inside, outside = tmp_path / "incoming" / "sub", tmp_path / "outside"
+    for directory in (inside, outside):
+        directory.mkdir()
+        (directory / "x").write_text(directory.name)
+    real = os.path.realpath
+
+    def look(path: Any) -> str:
+        found = real(path)
+        if found == str(inside) and not inside.is_symlink():
+            inside.rename(tmp_path / "away")
+            inside.symlink_to(outside)
+        return str(found)
+
+    monkeypatch.setattr(os.path, "realpath", look)
+    with pytest.raises(PermanentError, match="exchanged for a link"):
+        FileIdGeneratorTask(7, str(inside / "x"), "x").run(FakeContext(settings))  # type: ignore[arg-type]
+    assert (outside / "x").exists()
 
 
 def test_links_that_stay_inside_are_followed(upload: Path, settings: dict[str, Any]) -> None:

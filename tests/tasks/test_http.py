@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import email.utils
 import json
 import socket
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -135,13 +137,21 @@ def test_errors_do_not_show_the_query() -> None:
 
 
 PRIVATE = """127.0.0.1 localhost 10.0.0.1 192.168.1.1 169.254.169.254 0.0.0.0 [::1] [fe80::1] [fd00::1]
-[::ffff:127.0.0.1] [64:ff9b::7f00:1] [2002:7f00:1::] 224.0.0.1 100.64.0.1 2130706433"""
+[::ffff:127.0.0.1] [64:ff9b::7f00:1] [2002:7f00:1::] 224.0.0.1 100.64.0.1 2130706433
+0x7f000001 127.1 0 255.255.255.255 240.0.0.1 198.18.0.1 192.0.0.192 168.63.129.16 100.100.100.200
+[::] [::127.0.0.1] [::ffff:0:127.0.0.1] [::ffff:169.254.169.254] [::ffff:a9fe:a9fe] [fec0::1] [ff02::1] [100::1]
+[64:ff9b:1::1] [64:ff9b::a9fe:a9fe] [2002:a9fe:a9fe::] [2001:0:7f00:1::] [4000::1] [fd00:ec2::254] [2001:db8::1]"""
 
 
 @pytest.mark.parametrize("host", PRIVATE.split())
 def test_addresses_that_are_not_public_are_refused(host: str) -> None:
     with pytest.raises(PermanentError, match="not public"):
         run(HttpTask(f"http://{host}:1/"), {})
+
+
+def test_an_address_in_octal_is_none() -> None:
+    with pytest.raises(PermanentError, match="Invalid IPv4 address"):
+        run(HttpTask("http://0177.0.0.1:1/"), {})
 
 
 def test_what_is_allowed() -> None:
@@ -195,6 +205,28 @@ def test_a_name_that_leads_elsewhere_by_the_next_look(monkeypatch: pytest.Monkey
     assert next(looks, None) is None, "one look for each connection"
 
 
+METADATA = ["169.254.169.254", "[::ffff:169.254.169.254]", "2852039166", "0xa9fea9fe", "[fd00:ec2::254]", "192.0.0.192"]
+
+
+@pytest.mark.parametrize("host", METADATA)
+def test_a_redirect_to_what_a_machine_says_of_itself(host: str) -> None:
+    away = answer(302, Location=f"http://{host}/latest/meta-data/iam/")
+    with serving(away) as server, pytest.raises(PermanentError, match="not public"):
+        run(HttpTask(server.url))
+
+
+def test_only_the_public_ones_of_several_addresses_are_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in ("10.9.9.9", "127.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+    with serving(answer(200)) as server:
+        run(HttpTask(f"http://two.example:{server.port}/"))
+        with pytest.raises(PermanentError, match=r"is at 10\.9\.9\.9, 127\.0\.0\.1, which is not public"):
+            run(HttpTask(f"http://two.example:{server.port}/"), {})
+    assert len(server.asked) == 1
+
+
 def test_a_redirect_that_keeps_the_method() -> None:
     with serving(answer(308, Location="/there"), answer(200)) as server:
         run(HttpTask(server.url, "PUT", body="data"))
@@ -238,6 +270,50 @@ def test_secrets_go_to_their_host_only(tmp_path: Path) -> None:
         with serving(answer(200)) as server, pytest.raises(PermanentError, match=says):
             run(HttpTask(server.url, headers=headers), {"http": http | wrong})
         assert not server.asked
+
+
+KEY = 'hunter2"of the/crm'
+
+
+HOST = "Hunter2-of-the-crm"
+
+
+@pytest.mark.parametrize(
+    ("reply", "fields"),
+    [
+        (answer(200, f"you said {KEY}".encode()), {"max_body": 20}),  # cut in its middle
+        (answer(403, b"x" * 190 + KEY.encode()), {}),  # cut in the error
+        (answer(200, b"\0 you said " + KEY.encode()), {}),  # not text
+        (answer(200, b"\xff\0" + KEY.encode()), {"max_body": 15}),
+        (answer(200, json.dumps({"you said": KEY}).encode()), {}),
+        (answer(200, b"", X_Echo=quote(KEY)), {}),
+        (answer(200, base64.b64encode(KEY.encode())), {}),
+        (answer(302, Location="/" + quote(KEY)), {}),
+        (answer(302, Location=f"http://{HOST}.invalid/"), {}),
+        (answer(302, Location=f"ftp://{HOST}/"), {}),
+        (answer(302, Location=f"http://{HOST}:port/"), {}),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-" + HOST.encode() + b": 1\r\n\r\n", {}),
+        (HOST.encode() + b"\r\n\r\n", {}),
+    ],
+)
+def test_a_server_that_repeats_a_secret(tmp_path: Path, reply: bytes, fields: dict[str, Any]) -> None:
+    """No part of it that would help anybody is in what is kept."""
+    key = HOST if HOST.encode() in reply else KEY
+    (tmp_path / "token").write_text(key)
+    http = {"allow": ["127.0.0.1"], "secrets": ["token@127.0.0.1"], "secrets_dir": str(tmp_path)}
+    with serving(reply, answer(200)) as server:
+        try:
+            told = run(HttpTask(server.url, headers={"X-Key": "${token}"}, **fields), {"http": http})
+            shown = json.dumps(told, ensure_ascii=False) + unbased(told)
+        except (PermanentError, Unreachable) as error:
+            shown = f"{error} {error.args} {error.__cause__}"
+    assert server.asked[0].headers["x-key"] == key
+    assert "hunter2" not in shown.lower()
+    assert base64.b64encode(KEY.encode()).decode() not in shown
+
+
+def unbased(told: dict[str, Any]) -> str:
+    return base64.b64decode(told.get("body_base64", "")).decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize(

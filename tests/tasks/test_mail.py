@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import email
 import email.policy
 import socket
@@ -76,7 +77,8 @@ def place(certificates: Certificates) -> Iterator[Place]:
 def secure(certificates: Certificates) -> Iterator[Place]:
     def check(server: Any, session: Any, envelope: Any, mechanism: str, data: Any) -> AuthResult:
         good = isinstance(data, LoginPassword) and data.password == b"hunter2"
-        return AuthResult(success=good, handled=good)
+        said = made.inbox.answers.get("login")
+        return AuthResult(success=good, handled=good, message=said)
 
     tls = certificates.server("127.0.0.1")
     made = Place(tls, certificates.ca, require_starttls=True, authenticator=check, auth_required=True)
@@ -111,6 +113,17 @@ def test_with_encryption_and_a_login(secure: Place) -> None:
     with pytest.raises(PermanentError, match="530"):
         secure.send(MAIL)
     assert len(secure.inbox.mails) == 1
+
+
+@pytest.mark.parametrize("how", ["plain", "login", "itself"])
+def test_a_server_that_repeats_the_password(secure: Place, how: str) -> None:
+    password = "hunter2-of-the-mail"
+    told = {"plain": f"\0me\0{password}", "login": password, "itself": ""}[how]
+    secure.inbox.answers["login"] = "535 no: " + (base64.b64encode(told.encode()).decode() if told else password)
+    with pytest.raises(PermanentError, match="refuses the login: 535 no") as failed:
+        secure.send(MAIL, user="me", password=password)
+    for secret in (password, base64.b64encode(told.encode()).decode() or password):
+        assert secret not in str(failed.value)
 
 
 def test_a_password_is_never_sent_in_the_open(place: Place) -> None:
