@@ -11,6 +11,7 @@ No round is begun that would not end within --minutes; the table says how many r
     make bench                                            everything, about 20 minutes
     make bench BENCH_ARGS="--quick"                       everything once and small, about 3 minutes
     make bench BENCH_ARGS="--works drain,enqueue --databases sqlite --who schedd,raw --runs 9 --json FILE"
+    make bench BENCH_ARGS="--python oban=.venv-python3.12/bin/python"
     make bench BENCH_ARGS="--table FILE"                  the table of an earlier run's JSON
 """
 
@@ -24,6 +25,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -76,6 +78,14 @@ def works_of(who: str) -> Able:
     return found
 
 
+def names_of(who: str, python: str) -> dict[tuple[str, str], list[str]]:
+    """The same by names only, and perhaps of another interpreter: by (work, database), what is measured."""
+    if python == sys.executable:
+        return {key: list(functions) for key, functions in works_of(who).items()}
+    done = subprocess.run([python, __file__, "--list", who], stdout=subprocess.PIPE, text=True, check=True)
+    return {(work, database): names for work, database, names in json.loads(done.stdout)}
+
+
 class Run:
     """One run of the harness: what is measured, and what was found so far."""
 
@@ -86,7 +96,8 @@ class Run:
         self.deadline = time.monotonic() + 60 * args.minutes
         self.works = [WORKS[name] for name in args.works]
         self.databases: list[str] = args.databases
-        self.able = {who: works_of(who) for who in args.who}
+        self.pythons: dict[str, str] = dict(args.python)
+        self.able = {who: names_of(who, self.python(who)) for who in args.who}
         self.results: report.Results = {}
         self.servers: dict[str, str] = {}
         self.templates: dict[tuple[str, str, str], str] = {}
@@ -94,10 +105,15 @@ class Run:
         self.took: dict[tuple[Work, str, str], float] = {}  # seconds, the last time
         self.about: dict[str, Any] = {}
 
+    def python(self, who: str) -> str:
+        """The interpreter of a contender."""
+        return self.pythons.get(who.partition(",")[0], sys.executable)
+
     def start(self, stack: contextlib.ExitStack) -> None:
         """Start the servers; say what there is."""
         context = {SQLITE: servers_().sqlite, POSTGRESQL: servers_().postgresql, REDIS: servers_().redis}
         said = [machine(), versions()]
+        said += [f"{who}: {other_versions(who, python)}" for who, python in self.pythons.items()]
         for database in self.databases:
             if not any(database == of for able in self.able.values() for _, of in able):
                 continue
@@ -117,7 +133,7 @@ class Run:
         """Databases with a million rows, filled once and copied for each measurement."""
         stored = [(work, d) for work in self.works if work.stored for d in self.servers if "schedd" in self.able]
         for work, database in stored:
-            for who in self.able["schedd"].get((work.name, database), {}):
+            for who in self.able["schedd"].get((work.name, database), []):
                 variant = who.partition(", ")[2]
                 begun = time.monotonic()
                 url = stack.enter_context(servers_().kept(self.servers[database]))
@@ -132,7 +148,7 @@ class Run:
             if round_ > work.rounds or (round_ == 0 and not work.warms_up):
                 continue
             for database in self.servers:
-                everybody = [who for able in self.able.values() for who in able.get((work.name, database), {})]
+                everybody = [who for able in self.able.values() for who in able.get((work.name, database), [])]
                 if not everybody:
                     continue
                 turned = round_ % len(everybody)
@@ -150,8 +166,9 @@ class Run:
                 continue
             begun = time.monotonic()
             with servers_().fresh(self.servers[database], template) as url:
-                size = work.size_for(who, quick=small)
-                value = spawn("--one", f"{work.name}:{who}", url, size, BENCH_TURN=str(turn))
+                # Warming up tells how large schedd's turns are, so that drain is of its full size.
+                size = work.size_for(who, quick=self.quick or (small and (work.name, who) != ("drain", "schedd")))
+                value = spawn("--one", f"{work.name}:{who}", url, size, self.python(who), BENCH_TURN=str(turn))
             if round_:
                 self.took[work, database, who] = time.monotonic() - begun
             if value is None:
@@ -161,7 +178,7 @@ class Run:
             if round_:
                 lines = self.results.setdefault((work.name, database), {})
                 lines.setdefault(who, {})[round_] = value
-        self.save()
+                self.save()
 
     def save(self) -> None:
         if self.json is None:
@@ -217,9 +234,9 @@ def servers_() -> Any:
     return importlib.import_module("servers")
 
 
-def spawn(how: str, what: str, url: str, size: int, **environment: str) -> Any:
+def spawn(how: str, what: str, url: str, size: int, python: str = sys.executable, **environment: str) -> Any:
     """One measurement (or preparation) in a process of its own; None if it failed, which is told."""
-    command = [sys.executable, __file__, how, what, url, str(size)]
+    command = [python, __file__, how, what, url, str(size)]
     environ = {**os.environ, **environment}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False, env=environ)
@@ -262,6 +279,13 @@ def versions() -> str:
     return ", ".join(found)
 
 
+def other_versions(who: str, python: str) -> str:
+    """Of a contender's own interpreter."""
+    done = subprocess.run([python, __file__, "--list", "versions"], stdout=subprocess.PIPE, text=True, check=True)
+    wanted = ("Python", who, "psycopg", "uvloop")
+    return ", ".join(one for one in done.stdout.strip().split(", ") if one.startswith(wanted))
+
+
 def earlier(path: Path) -> str:
     """The table of a run that was written as JSON."""
     results: report.Results = {}
@@ -292,6 +316,11 @@ def main() -> None:
         how, what, url, size = sys.argv[1:]
         print(json.dumps((one if how == "--one" else prepare)(what, url, int(size))))
         return
+    if len(sys.argv) == 3 and sys.argv[1] == "--list":
+        who = sys.argv[2]
+        named = [] if who == "versions" else [[*key, list(functions)] for key, functions in works_of(who).items()]
+        print(versions() if who == "versions" else json.dumps(named))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=None, help="measured rounds (default 5; 1 if --quick)")
     parser.add_argument("--minutes", type=float, default=20, help="no round is begun that would not end by then")
@@ -299,12 +328,21 @@ def main() -> None:
     parser.add_argument("--works", type=chosen(WORKS), default=list(WORKS), help=", ".join(WORKS))
     parser.add_argument("--databases", type=chosen(DATABASES), default=list(DATABASES), help=", ".join(DATABASES))
     parser.add_argument("--who", type=chosen(CONTENDERS), default=list(CONTENDERS), help=", ".join(CONTENDERS))
+    parser.add_argument(
+        "--python",
+        type=lambda text: tuple(text.split("=", 1)),
+        action="append",
+        default=[],
+        metavar="WHO=PATH",
+        help="an interpreter for a contender that this one cannot have, such as oban on Python 3.11",
+    )
     parser.add_argument("--json", type=Path, help="where the results are written after each round")
     parser.add_argument("--table", type=Path, help="print the table of such a file")
     args = parser.parse_args()
     if args.table:
         print(earlier(args.table))
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was found until then is shown
     args.runs = args.runs or (1 if args.quick else 5)
     Run(args).go()
 

@@ -116,7 +116,7 @@ class Stages:
             pass
 
         def many() -> None:
-            for _ in range(20_000):
+            for _ in range(4_000):
                 inner()
 
         inner = self.counted(nothing, "inner")
@@ -126,7 +126,7 @@ class Stages:
             self.clear()
             outer()
             own, _ = self._sums()
-            found.append((own["inner"] / 20_000, own["outer"] / 20_000))
+            found.append((own["inner"] / 4_000, own["outer"] / 4_000))
         self._inside, self._outside = min(found)
         self.clear()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
+import sys
 import time
 from typing import Any
 
@@ -45,4 +47,7 @@ def enqueue(url: str, size: int) -> float:
     return size / (time.perf_counter() - begun)
 
 
-WORKS = {(w, d): f for w, f in (("drain", drain), ("enqueue", enqueue)) for d in ("sqlite", "postgresql")}
+# From Python 3.12 on its tables need a function that came with SQLite 3.42.
+_ABLE = sys.version_info < (3, 12) or sqlite3.sqlite_version_info >= (3, 42)
+_DATABASES = ("sqlite", "postgresql") if _ABLE else ("postgresql",)
+WORKS = {(w, d): f for w, f in (("drain", drain), ("enqueue", enqueue)) for d in _DATABASES}

@@ -1,0 +1,145 @@
+"""The benchmark's own parts: what it compares is comparable, and what it says follows from what was measured."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler import Context, Scheduler, task
+from scheduler.testing import FakeClock, drain
+from support.databases import Database
+
+HERE = Path(__file__).parents[1] / "benchmarks"
+LOCAL = ("bench", "contenders", "report", "stages", "works", "curves")
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Imports a module of the benchmarks, which are no package, and leaves no trace of it."""
+    monkeypatch.syspath_prepend(str(HERE))
+    yield importlib.import_module
+    for name in [name for name in sys.modules if name.partition(".")[0] in LOCAL]:
+        del sys.modules[name]
+
+
+@task
+def noop(ctx: Context, n: int, text: str = "") -> None:
+    """Does nothing."""
+
+
+def written(url: str, table: str) -> tuple[int, set[frozenset[str]]]:
+    """How many rows there are, and which columns are set in them."""
+    engine = sa.create_engine(url)
+    try:
+        with engine.connect() as connection:
+            rows = connection.execute(sa.text(f"SELECT * FROM {table}")).mappings().all()
+    finally:
+        engine.dispose()
+    return len(rows), {frozenset(name for name, value in row.items() if value is not None) for row in rows}
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_raw_loop_writes_what_the_engine_writes(database: Database, local: Any, graph: bool) -> None:
+    raw = local("contenders.raw")
+    given = database.url.replace("+psycopg", "")
+    assert (raw.dag if graph else raw.drain)(given, 250) > 0
+    tasks, attempts = written(database.url, "schedd_tasks"), written(database.url, "schedd_attempts")
+    assert tasks[0] == attempts[0] == 250
+
+    jobs = Scheduler.for_testing(url=database.url, clock=FakeClock())
+    jobs.register(noop)
+    with jobs.database.write() as connection:
+        for table in ("schedd_tasks", "schedd_attempts", "schedd_edges"):
+            connection.execute(sa.text(f"DELETE FROM {table}"))
+    with jobs.batch() as batch:
+        builders = [batch.task(noop, n, "hello world") for n in range(3)]
+        if graph:
+            builders[2].depend_on(builders[:2])
+    drain(jobs)
+    assert tasks[1] == written(database.url, "schedd_tasks")[1]
+    assert attempts[1] == written(database.url, "schedd_attempts")[1]
+
+
+def test_every_work_has_somebody_who_does_it(local: Any) -> None:
+    works, bench = local("works"), local("bench")
+    for database in (works.SQLITE, works.POSTGRESQL):
+        able = {
+            name
+            for who in ("schedd", "raw")
+            for names in bench.names_of(who, sys.executable).values()
+            for name in names
+        }
+        doers = bench.names_of("schedd", sys.executable)
+        for work in works.WORKS.values():
+            assert doers[work.name, database], work.name
+            for bar in work.bars[database]:
+                assert bar.who in able
+                assert bar.by in {*able, "", "every peer", *bench.CONTENDERS}
+    assert works.MEANINGS.keys() == works.WORKS.keys()
+
+
+def test_bars_are_judged_by_medians_within_rounds(local: Any) -> None:
+    report, works = local("report"), local("works")
+    by_who = {
+        "schedd": {1: {"rate": 90.0, "turn": 9}, 2: {"rate": 20.0, "turn": 9}, 3: {"rate": 60.0, "turn": 9}},
+        "raw": {1: 100.0, 2: 40.0, 3: 100.0},
+        "huey": {2: 30.0, 3: 10.0},
+        "rq": {3: 20.0},
+    }
+    assert report.reached(works.Bar(50), by_who) == (60.0, "")
+    assert report.reached(works.Bar(0.6, "raw"), by_who) == (pytest.approx(0.6), "raw")
+    # of each peer the rounds that both were in; the worst of them counts, and raw is none
+    assert report.reached(works.Bar(1, "every peer"), by_who) == (3.0, "rq")
+    assert report.judge(works.Bar(61), by_who) == ("≥ 61: not met (60.00)", False)
+    assert report.judge(works.Bar(61, most=True), by_who) == ("≤ 61: met (60.00)", True)
+    assert report.judge(works.Bar(1, "pgqueuer"), by_who)[1] is None
+    latencies = {"schedd": {1: [1.0] * 99 + [9.0], 2: {"ms": [3.0] * 100, "failed": 0}}}
+    assert report.reached(works.Bar(2, measure="p50", most=True), latencies) == (2.0, "")
+    assert report.reached(works.Bar(2, measure="p99", most=True), latencies) == (6.0, "")
+
+
+def test_the_table_names_what_was_not_measured(local: Any) -> None:
+    report = local("report")
+    table = report.table({("drain", "sqlite"): {"schedd": {1: {"rate": 50_000.0, "turn": 9}}, "huey": {1: 5_000.0}}})
+    assert "| drain | sqlite | schedd | 50,000 /s | 1 |  | ≥ 40,000: met (50,000); ≥ 0.6 × raw: not measured |" in table
+    assert "| drain | sqlite | huey | 5,000 /s | 1 | 10.00 |  |" in table
+    assert "1 of 1 bars met; 2 not measured." in table
+
+
+def test_works_with_a_comma_can_be_chosen(local: Any) -> None:
+    bench = local("bench")
+    assert bench.chosen(bench.WORKS)("drain,dag 5,000,batch") == ["drain", "dag 5,000", "batch"]
+
+
+def test_slopes_are_those_of_powers(local: Any) -> None:
+    slope = local("curves").slope
+    assert slope({x: [x**0.5 * 7] for x in (0, 1, 10, 100)}) == pytest.approx(0.5)
+    assert slope({x: [3.0] for x in (1, 10, 100)}) == pytest.approx(0.0)
+
+
+def test_stages_add_up(local: Any) -> None:
+    stages = local("stages").Stages()
+
+    def spend(seconds: float) -> None:
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+
+    inner = stages.counted(lambda: spend(0.02), "inner")
+
+    def work() -> None:
+        inner()
+        spend(0.01)
+
+    stages.counted(work, "outer")()
+    found, whole = stages.read()
+    assert found["inner"] >= 19_000
+    assert 9_000 <= found["outer"] < found["inner"] + 9_000  # its own time only
+    assert sum(found.values()) <= whole * 1.02
