@@ -6,6 +6,7 @@ soak, ``SCHEDD_SOAK_RUNS`` makes it longer.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -34,13 +35,15 @@ Databases = Callable[[], AbstractContextManager[str]]
 @pytest.fixture
 def databases(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> Databases:
     """A new database for each run."""
+    number = itertools.count()
 
     @contextmanager
     def sqlite() -> Iterator[str]:
-        path = tmp_path / "jobs.db"
+        # Each with a name of its own: whoever of the last run closes its connection late removes files by their names.
+        path = tmp_path / f"jobs{next(number)}.db"
         shutil.copyfile(request.getfixturevalue("_sqlite_template"), path)
         yield f"sqlite:///{path}"
-        for left in tmp_path.glob("jobs.db*"):
+        for left in tmp_path.glob(f"{path.name}*"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     @contextmanager
