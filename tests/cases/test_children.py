@@ -471,8 +471,8 @@ def test_a_fan_out_on_real_engines(database: Database) -> None:
 
     async def body(ctx: Any) -> Any:
         total = 0
-        for _ in range(5):
-            total += sum(await ctx.map(Double, range(100)))
+        for _ in range(3):
+            total += sum(await ctx.map(Double, range(60)))
         return total
 
     play.bodies["body"] = body
@@ -484,8 +484,8 @@ def test_a_fan_out_on_real_engines(database: Database) -> None:
     try:
         parents = [engines[0].task(one("body")).schedule() for one in (Flow, AsyncFlow)]
         engines[0].wait(parents, PATIENCE * 3)
-        assert [engines[0].result(i, 0) for i in parents] == [5 * sum(2 * n for n in range(100))] * 2
-        assert rows(engines[0], "SELECT count(*) AS n FROM schedd_tasks")[0].n == 2 + 2 * 500
+        assert [engines[0].result(i, 0) for i in parents] == [3 * sum(2 * n for n in range(60))] * 2
+        assert rows(engines[0], "SELECT count(*) AS n FROM schedd_tasks")[0].n == 2 + 2 * 180
         assert [engines[0].get_task(i).attempt for i in parents] == [1, 1]
     finally:
         for jobs in engines:
