@@ -35,7 +35,7 @@ class Alone(Task, isolation="process", retry=ONCE, limits={"memory": "256M"}):
         return len(bytearray(4 << 30))
 
 
-class Bomb(Task, isolation="process", retry=ONCE, timeout=100):
+class Bomb(Task, isolation="process", retry=ONCE, timeout=3600):
     """Doubles, and every other one leads a session of its own."""
 
     def run(self, ctx: Context) -> None:
@@ -46,7 +46,7 @@ class Bomb(Task, isolation="process", retry=ONCE, timeout=100):
                 if os.fork() == 0 and number % 2:
                     os.setsid()
             except OSError:
-                time.sleep(1)  # or the emulated machine does nothing else
+                time.sleep(60)  # each try costs a copy of all pages, and an emulated machine does nothing else
 
 
 class Where(Task, isolation="process", retry=ONCE):
