@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -193,8 +194,10 @@ class Pass:
             info.size = found.st_size
             try:
                 fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-            except FileNotFoundError:
-                return False
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ELOOP):  # gone, or exchanged for a link
+                    return False
+                raise
             with open(fd, "rb") as data:
                 if Seen.of(os.fstat(fd)) != Seen.of(found):
                     return False

@@ -165,7 +165,9 @@ async def _once(
                 raise
             continue
         try:
-            return await _read(response, call.most, url, sink if response.status_code == 200 else None)
+            if sink is not None and response.status_code != 200:
+                return await _read(response, min(call.most, PIECE), url, None)  # only to say what is wrong
+            return await _read(response, call.most, url, sink)
         finally:
             await response.aclose()
     raise AssertionError("not reached")

@@ -20,11 +20,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from scheduler import PermanentError
-from scheduler.tasks import ActionCreatorTask, ActionVerifierTask, action_verifier
+from scheduler.tasks import ActionCreatorTask, ActionVerifierTask, action_verifier, web
 from scheduler.tasks.action_store import ActionStore
 from scheduler.tasks.blobs import BlobStore, Incoming
 from scheduler.tasks.failures import Refused, Unreachable
 from scheduler.tasks.issuer_keys import FRESH, RING
+from scheduler.tasks.secrets_of import Secrets
 from scheduler.tasks.tokens import action_id_of, load_public_key, public_keys, read
 
 from .fake import AsyncFakeContext, FakeContext
@@ -388,6 +389,16 @@ def test_a_fetch_that_is_cancelled_leaves_nothing(
     go_on.set()
     assert list((bob.blobs.root / "tmp").iterdir()) == []
     assert not bob.blobs.exists(file_id)
+
+
+def test_what_is_sent_instead_of_a_file_is_not_taken(bob: Side, published: Published) -> None:
+    """Neither into memory nor into the store."""
+    published.server._answers = [answer(404, bytes(2_000_000))]
+    taken: list[bytes] = []
+    call = web.Call("GET", published.server.url, most=10_000_000)
+    reply = asyncio.run(web.send(call, bob.settings, Secrets({}), taken.append))
+    assert (reply.status, reply.truncated, len(reply.body)) == (404, True, web.PIECE)
+    assert taken == []
 
 
 def test_a_file_dropped_while_a_thread_writes_it(tmp_path: Path) -> None:

@@ -258,6 +258,29 @@ def test_where_it_may_read_and_write(tmp_path: Path, source: Path) -> None:
         BackupTask(str(source), "/x").run(FakeContext())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["a", "deep"])
+def test_what_is_exchanged_for_a_link_is_not_archived(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """After the look at what it is, before it is opened."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "b").write_text("private")
+    stat = os.stat
+
+    def look(path: Any, **options: Any) -> os.stat_result:
+        found = stat(path, **options)
+        if path == name and "dir_fd" in options and not (source / name).is_symlink():
+            (source / name).rename(tmp_path / "away")
+            (source / name).symlink_to(tmp_path / "private" / ("b" if name == "a" else ""))
+        return found
+
+    monkeypatch.setattr(os, "stat", look)
+    told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    with tarfile.open(told["path"]) as archive:
+        assert archive.getmember(name).issym(), "made again, as it is by now"
+        assert ("deep/b" in archive.getnames()) is (name == "a")
+
+
 @pytest.mark.parametrize("what", ["directory", "store"])
 def test_a_link_in_the_place_of_a_draft_is_not_written_through(
     tmp_path: Path, source: Path, busy: tuple[Path, Callable[[], None]], monkeypatch: pytest.MonkeyPatch, what: str

@@ -11,7 +11,7 @@ import pytest
 
 from scheduler import PermanentError
 from scheduler.errors import Cancelled
-from scheduler.tasks import TempFileCleanupTask
+from scheduler.tasks import TempFileCleanupTask, cleanup
 
 from .fake import FakeContext
 
@@ -82,6 +82,25 @@ def test_it_stays_inside_its_roots(tmp_path: Path) -> None:
         clean(root, root / "missing")
     with pytest.raises(PermanentError, match=r"needs the setting roots of \[cleanup\]"):
         TempFileCleanupTask(str(root), 1).run(FakeContext())  # type: ignore[arg-type]
+    assert victim.exists()
+
+
+def test_a_directory_that_is_exchanged_for_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the look at what it is, before it is opened."""
+    root, other = tmp_path / "root", tmp_path / "other"
+    for directory in (root / "deep", other):
+        directory.mkdir(parents=True)
+    victim = age_file(other / "victim")
+    below = cleanup.Sweep._below
+
+    def exchange(sweep: cleanup.Sweep, fd: int, name: str, shown: str, old: bool) -> None:
+        (root / name).rename(tmp_path / "away")
+        (root / name).symlink_to(other)
+        below(sweep, fd, name, shown, old)
+
+    monkeypatch.setattr(cleanup.Sweep, "_below", exchange)
+    with pytest.raises(OSError, match="deep"):
+        clean(root)
     assert victim.exists()
 
 
