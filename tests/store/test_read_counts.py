@@ -1,0 +1,30 @@
+"""Counting tasks by state without looking at all of them."""
+
+from __future__ import annotations
+
+from scheduler import Context, Scheduler, task
+from scheduler.store.read_counts import about, by_state
+from scheduler.testing import FakeClock, drain
+from support.databases import Database
+
+
+@task
+def noop(ctx: Context, n: int = 0) -> None:
+    """Does nothing."""
+
+
+def test_a_count_stops_where_it_is_told_to(database: Database) -> None:
+    jobs = Scheduler.for_testing(url=database.url, clock=FakeClock())
+    jobs.register(noop)
+    with jobs.database.read() as connection:
+        assert about(connection, 3) == ({}, False)
+    for _ in range(2):
+        jobs.task(noop).schedule()
+    drain(jobs)
+    parents = [jobs.task(noop).schedule() for _ in range(4)]
+    jobs.task(noop).depend_on(parents).schedule()
+    with jobs.database.read() as connection:
+        assert by_state(connection) == {"waiting": 1, "scheduled": 4, "success": 2}
+        assert about(connection, 5) == (by_state(connection), False)
+        assert about(connection, 3) == ({"waiting": 1, "scheduled": 3, "success": 2}, True)
+        assert about(connection, 2) == ({"waiting": 1, "scheduled": 2, "success": 2}, True)
