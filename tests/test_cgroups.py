@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from faults import isolated as kinds
 
 from scheduler import Scheduler, TaskFailedError
-from scheduler.engine import cgroups
+from scheduler.engine import cgroups, forkserver
 from scheduler.engine.children import told_end
 from scheduler.model.limits import Limits
 from support.databases import Database
@@ -298,6 +301,58 @@ def test_why_the_kernel_killed(tmp_path: Path, events: str, told: str | None) ->
     assert cgroups.killed_for_memory(str(tmp_path)) == told
     assert cgroups.killed_for_memory(str(tmp_path / "gone")) is None
     assert cgroups.killed_for_memory(None) is None
+
+
+def test_how_many_are_left(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").write_text("17\n18\n")
+    (tmp_path / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert cgroups.left_in(str(tmp_path)) == 2
+    (tmp_path / "cgroup.procs").write_text("")  # threads of an ended process
+    assert cgroups.left_in(str(tmp_path)) == 1
+    (tmp_path / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    assert cgroups.left_in(str(tmp_path)) == 0
+    assert cgroups.left_in(None) == cgroups.left_in(str(tmp_path / "gone")) == 0
+
+
+class Reports:
+    """Instead of the control socket of a fork server: what it says."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def send(self, data: bytes) -> None:
+        self.said.append(msgspec.msgpack.decode(data))
+
+
+def test_an_end_is_told_when_all_have_gone_however_long_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine: they become fewer, slowly. What does not become fewer is given up."""
+    now, left = 0.0, 100
+    nothing = SimpleNamespace(waitid=lambda *_: None, P_ALL=0, WEXITED=0, WNOHANG=0, WNOWAIT=0)
+    monkeypatch.setattr(forkserver, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(forkserver, "os", nothing)
+    monkeypatch.setattr(forkserver.ForkServer, "strays", lambda self: left)
+    reports = Reports()
+    server = object.__new__(forkserver.ForkServer)
+    server.control, server.known, server.places = reports, set(), {}  # type: ignore[assignment]
+    for gives_up in (False, True):
+        server.ended, server.fewest, server.since = {4711: -9}, math.inf, 0.0
+        left = 100
+        for _ in range(100):
+            server.reap()
+            assert reports.said == []
+            now += forkserver.STRAYS_GIVE_UP / 2
+            left -= 1
+        assert left == 0
+        if gives_up:
+            left = 7
+            server.fewest = 7.0
+            server.since = now
+            now += forkserver.STRAYS_GIVE_UP + 1
+        server.reap()
+        assert reports.said == [["ended", 4711, -9]]
+        reports.said.clear()
 
 
 def test_the_error_names_the_limit() -> None:

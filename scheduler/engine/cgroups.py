@@ -206,6 +206,13 @@ def kill_all(place: str) -> None:
                 os.kill(int(pid), signal.SIGKILL)
 
 
+def left_in(place: str | None) -> int:
+    """How many processes are in a group, ended ones aside."""
+    if place is None or "populated 1" not in " ".join(_words(Path(place) / "cgroup.events")):
+        return 0
+    return max(1, len(_words(Path(place) / "cgroup.procs")))
+
+
 def remove(place: str) -> bool:
     """Kill what is in a group and remove it. False if something in it has not ended yet."""
     kill_all(place)

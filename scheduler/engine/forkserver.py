@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import math
 import os
 import select
 import signal
@@ -29,7 +30,9 @@ import msgspec
 from scheduler.engine import cgroups, child
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-STRAYS_GIVE_UP = 5.0  # seconds after SIGKILL; what is still there cannot be killed: another user's, or stuck in I/O
+# Seconds after SIGKILL in which they have not become fewer: what is still there cannot be killed (another user's, or
+# stuck in I/O). Many take longer than that on a machine that is busy.
+STRAYS_GIVE_UP = 5.0
 LOOK_AGAIN = 0.02
 MAX_ORDER = 4096
 
@@ -44,7 +47,8 @@ class ForkServer:
         self.known: set[int] = set()
         self.places: dict[int, str] = {}  # control groups by child, where there are any
         self.ended: dict[int, int] = {}  # children that have ended, but perhaps not all that they started
-        self.since = 0.0
+        self.fewest = 0.0  # processes that were left of them at any time
+        self.since = 0.0  # monotonic: since when there were so few
         self.libc: Any = ctypes.CDLL(None)
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -167,23 +171,28 @@ class ForkServer:
                 self.known.discard(end.si_pid)
                 status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
                 self.ended[end.si_pid] = status
-                self.since = time.monotonic()
+                self.fewest = math.inf
             os.waitpid(end.si_pid, 0)
-        if self.ended and (not self.strays() or time.monotonic() > self.since + STRAYS_GIVE_UP):
+        if not self.ended:
+            return
+        left = self.strays() + sum(cgroups.left_in(self.places.get(pid)) for pid in self.ended)
+        if left < self.fewest:
+            self.fewest, self.since = left, time.monotonic()
+        if left == 0 or time.monotonic() > self.since + STRAYS_GIVE_UP:
             for pid, status in self.ended.items():
                 self.places.pop(pid, None)  # the engine's now
                 self.tell("ended", pid, status)
             self.ended.clear()
 
-    def strays(self) -> bool:
-        """Kill what lost its parent when a child ended. What a living child started is that child's to look after."""
+    def strays(self) -> int:
+        """Kill what lost its parent when a child ended, and count it. What a living child started is that child's."""
         strays = children() - self.known
         for pid in strays:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 pass
-        return bool(strays)
+        return len(strays)
 
     def end(self) -> None:
         """The engine has gone: leave nothing behind."""
