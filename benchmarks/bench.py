@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pages
 import report
 from works import POSTGRESQL, QUICK_STORED, REDIS, SQLITE, WORKS, Work
 
@@ -93,6 +94,7 @@ class Run:
         self.quick: bool = args.quick
         self.runs: int = args.runs
         self.json: Path | None = args.json
+        self.put: bool = args.put
         self.deadline = time.monotonic() + 60 * args.minutes
         self.works = [WORKS[name] for name in args.works]
         self.databases: list[str] = args.databases
@@ -218,8 +220,13 @@ class Run:
                     self.timed(round_, f"round {round_} of {self.runs}")
         turns = ", ".join(f"{round(statistics.median(t))} on {database}" for database, t in self.turns.items())
         if turns:
-            print(f"tasks in a turn of schedd's, and of the raw loops: {turns}")
+            said = f"tasks in a turn of schedd's, and of the raw loops: {turns}"
+            self.about["settings"].append(said)
+            print(said)
+            self.save()
         print(f"\n{report.table(self.ordered())}")
+        if self.put:
+            pages.put("results", page_of(self.about["settings"], self.ordered()))
 
     def timed(self, round_: int, told: str) -> float:
         begun = time.monotonic()
@@ -293,7 +300,12 @@ def earlier(path: Path) -> str:
     for line in told["results"]:
         lines = results.setdefault((line["work"], line["database"]), {})
         lines[line["who"]] = {int(round_): value for round_, value in line["rounds"].items()}
-    return "\n".join([*told["settings"], "", report.table(results)])
+    return page_of(told["settings"], results)
+
+
+def page_of(settings: list[str], results: report.Results) -> str:
+    """What a run was, and its table."""
+    return "\n".join([*(f"- {line}" for line in settings), "", report.table(results)])
 
 
 def chosen(known: Any) -> Callable[[str], list[str]]:
@@ -326,7 +338,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20, help="no round is begun that would not end by then")
     parser.add_argument("--quick", action="store_true", help="one round of small sizes: does it all work?")
     parser.add_argument("--works", type=chosen(WORKS), default=list(WORKS), help=", ".join(WORKS))
-    parser.add_argument("--databases", type=chosen(DATABASES), default=list(DATABASES), help=", ".join(DATABASES))
+    parser.add_argument(
+        "--databases", "--dialects", type=chosen(DATABASES), default=list(DATABASES), help=", ".join(DATABASES)
+    )
     parser.add_argument("--who", type=chosen(CONTENDERS), default=list(CONTENDERS), help=", ".join(CONTENDERS))
     parser.add_argument(
         "--python",
@@ -338,9 +352,12 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="where the results are written after each round")
     parser.add_argument("--table", type=Path, help="print the table of such a file")
+    parser.add_argument("--put", action="store_true", help="also put the table into docs/performance.md")
     args = parser.parse_args()
     if args.table:
         print(earlier(args.table))
+        if args.put:
+            pages.put("results", earlier(args.table))
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was found until then is shown
     args.runs = args.runs or (1 if args.quick else 5)

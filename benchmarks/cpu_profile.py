@@ -7,9 +7,9 @@
 
 Times are the CPU clocks of threads (stages.py), so what waits for a disk or a server counts nothing; PostgreSQL's own
 is that of all its processes. "rest" is what belongs to no stage: the threads' loops, the interpreter's switches between
-them, the collector. The lowest of --runs is shown for each stage.
+them, the collector. The lowest of --runs is shown for each stage, and the median of the index's, which are differences.
 
-    python benchmarks/cpu_profile.py [--tasks 20000] [--runs 3] [--databases sqlite,postgresql] [--json FILE]
+    python benchmarks/cpu_profile.py [--tasks 20000] [--runs 3] [--databases sqlite,postgresql] [--json FILE] [--put]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pages
 import servers
 from stages import Stages
 
@@ -97,7 +99,7 @@ def caller(url: str, tasks: int) -> dict[str, float]:
                 batch.task(noop, n, "hello world")
         found, _ = stages.read()
         server = server_cpu(url) - before
-        if measured:
+        if measured and server:
             found["server (caller)"] = server
     return _each(found, size, stages)
 
@@ -125,7 +127,8 @@ def engine(url: str, tasks: int) -> dict[str, float]:
         while schedd.ran < tasks or jobs.engine.desk.held:
             time.sleep(0.005)
         found, whole = stages.read()
-        found["server (engine)"] = server_cpu(url) - before
+        if before:
+            found["server (engine)"] = server_cpu(url) - before
     found["rest"] = whole - sum(found[name] for name in found if name in ORDER and not name.startswith("server"))
     return _each(found, tasks - already, stages)
 
@@ -221,9 +224,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--databases", default="sqlite,postgresql")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--put", action="store_true", help="also put the table into docs/performance.md")
     args = parser.parse_args()
     databases = args.databases.split(",")
-    found: dict[str, dict[str, float]] = {database: {} for database in databases}
+    every: dict[str, dict[str, list[float]]] = {database: {} for database in databases}
     with contextlib.ExitStack() as stack:
         for database in databases:
             server = stack.enter_context({"sqlite": servers.sqlite, "postgresql": servers.postgresql}[database]())
@@ -233,15 +237,21 @@ def main() -> None:
                         command = [sys.executable, __file__, "--one", part, url, str(args.tasks)]
                         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                     for stage, took in json.loads(done.stdout).items():
-                        found[database][stage] = min(took, found[database].get(stage, took))
-    print("CPU microseconds a task:\n")
-    print("| stage | " + " | ".join(databases) + " |")
-    print("| --- |" + " --- |" * len(databases))
+                        every[database].setdefault(stage, []).append(took)
+    found = {
+        database: {s: statistics.median(t) if s.startswith("index") else min(t) for s, t in stages.items()}
+        for database, stages in every.items()
+    }
+    lines = ["| stage | " + " | ".join(databases) + " |", "| --- |" + " --- |" * len(databases)]
     stages = [*ORDER, *sorted({stage for each in found.values() for stage in each} - {*ORDER})]
     for stage in stages:
         if any(stage in each for each in found.values()):
             cells = [f"{each[stage]:.1f}" if stage in each else "" for each in found.values()]
-            print(f"| {stage} | {' | '.join(cells)} |")
+            lines.append(f"| {stage} | {' | '.join(cells)} |")
+    text = "CPU microseconds a task:\n\n" + "\n".join(lines)
+    print(text)
+    if args.put:
+        pages.put("profile", text)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -10,7 +10,7 @@ most. The slope of each curve is that of a straight line through its points, bot
 on): 0 is a cost that does not grow, 1 one that grows as its cause does, -1 perfect sharing.
 
     python benchmarks/curves.py [--runs 3] [--databases sqlite,postgresql] [--quick] [--out docs/growth.svg]
-        [--json FILE] [--draw FILE]
+        [--json FILE] [--draw FILE] [--put]
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pages
 
 ROOT = Path(__file__).parents[1]
 POINTS: dict[str, tuple[int, ...]] = {
@@ -232,6 +234,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "growth.svg", help=".svg or .png")
     parser.add_argument("--json", type=Path, help="where the figures are written")
     parser.add_argument("--draw", type=Path, help="draw the figures of such a file")
+    parser.add_argument("--put", action="store_true", help="also put the table into docs/performance.md")
     args = parser.parse_args()
     if args.draw:
         told = json.loads(args.draw.read_text())
@@ -244,6 +247,8 @@ def main() -> None:
     if args.json and not args.draw:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
+    if args.put:
+        pages.put("curves", table(found))
     draw(found, args.out)
 
 

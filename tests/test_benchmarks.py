@@ -17,7 +17,7 @@ from scheduler.testing import FakeClock, drain
 from support.databases import Database
 
 HERE = Path(__file__).parents[1] / "benchmarks"
-LOCAL = ("bench", "contenders", "report", "stages", "works", "curves")
+LOCAL = ("bench", "contenders", "report", "stages", "works", "curves", "pages")
 
 
 @pytest.fixture
@@ -116,6 +116,19 @@ def test_the_table_names_what_was_not_measured(local: Any) -> None:
 def test_works_with_a_comma_can_be_chosen(local: Any) -> None:
     bench = local("bench")
     assert bench.chosen(bench.WORKS)("drain,dag 5,000,batch") == ["drain", "dag 5,000", "batch"]
+
+
+def test_results_are_put_between_their_comments(local: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n")
+    local("pages").put("results", r"new \1", page)
+    assert page.read_text() == "before\n<!-- results: begin -->\nnew \\1\n<!-- results: end -->\nafter\n"
+    with pytest.raises(ValueError, match="no place for profile"):
+        local("pages").put("profile", "new", page)
+    written = local("pages").PERFORMANCE.read_text()
+    assert all(
+        f"<!-- {name}: {end} -->" in written for name in ("results", "profile", "curves") for end in ("begin", "end")
+    )
 
 
 def test_slopes_are_those_of_powers(local: Any) -> None:
