@@ -122,7 +122,7 @@ def _measure(args: argparse.Namespace, server: OwnServer, told: list[dict[str, A
             now = time.monotonic()
             found = sizes(server)
             show(_ran, now - begun, (_ran - before) / (now - last), found)
-            told.append({"tasks": _ran, "seconds": now - begun, "rate": (_ran - before) / (now - last), **found})
+            told.append({"ran": _ran, "seconds": now - begun, "rate": (_ran - before) / (now - last), **found})
             before, last = _ran, time.monotonic()
             if args.snapshot and look == args.looks // 2:
                 holder = psycopg.connect(host=str(server.data), user="postgres", dbname="jobs")
@@ -135,7 +135,7 @@ def _measure(args: argparse.Namespace, server: OwnServer, told: list[dict[str, A
         time.sleep(args.keep + 75)  # retention and autovacuum catch up
         found = sizes(server)
         show(_ran, time.monotonic() - begun, 0.0, found)
-        told.append({"tasks": _ran, "after": True, **found})
+        told.append({"ran": _ran, "after": True, **found})
 
 
 if __name__ == "__main__":

@@ -91,7 +91,6 @@ class Turner:
         ``fresh``: there may be work where there was none in the last turn.
         """
         desk = self.desk
-        begun = desk.monotonic()
         outcomes: list[tuple[Attempt, Outcome]] = []
         requests: list[Request] = []
         if not urgent:
@@ -113,6 +112,7 @@ class Turner:
         marked: set[tuple[int, int]] = set()
         try:
             with desk.database.write(connection) as c:
+                begun = desk.monotonic()  # what other writers took before makes no turn of ours smaller
                 dialect = desk.database.dialect
                 now = desk.now()
                 unsure = self._unsure and self._give_back_unknown(c, now)
