@@ -55,10 +55,12 @@ Found = dict[str, dict[str, dict[int, list[float]]]]  # panel -> curve -> x -> m
 
 def backlog(url: str, x: int) -> dict[str, float]:
     from contenders import schedd
-    from contenders.schedd_stored import store
+    from contenders.schedd_stored import settle, store
 
     jobs = schedd.scheduler(url)
     store(jobs, x, "due")
+    settle(jobs, url)
+    jobs = schedd.scheduler(url)
     return {"drain": _drained(jobs, min(x, DRAINED))}
 
 

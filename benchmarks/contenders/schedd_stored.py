@@ -56,6 +56,18 @@ def store(jobs: Scheduler, count: int, what: str) -> None:
             connection.execute(sa.text(ATTEMPTS), bound)
 
 
+def settle(jobs: Scheduler, url: str) -> None:
+    """Close it, and have everything in its place on the disk: what was stored is not to be paid for by what follows."""
+    jobs.close()
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+            file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    else:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("VACUUM ANALYZE")
+            connection.execute("CHECKPOINT")
+
+
 def prepare(what: str) -> Any:
     """Fills a database that is then copied for each measurement, and analyses it, as autovacuum does in time."""
 
@@ -64,14 +76,7 @@ def prepare(what: str) -> Any:
         if what != "empty":
             store(jobs, size, what)
         jobs.database.open()
-        jobs.close()
-        if url.startswith("sqlite"):
-            with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
-                file.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # only the file itself is copied
-        else:
-            with psycopg.connect(url, autocommit=True) as connection:
-                connection.execute("VACUUM ANALYZE")
-                connection.execute("CHECKPOINT")
+        settle(jobs, url)
         return 0.0
 
     return run
