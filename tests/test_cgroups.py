@@ -198,6 +198,21 @@ def test_what_killed_daemons_left_is_removed(kernel: Kernel, caplog: pytest.LogC
     assert "schedd-400-1 of a former daemon" in caplog.text
 
 
+def test_what_takes_long_to_end_is_removed_when_it_has(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = kernel.group("schedd.service", ME)
+    dead = kernel.group("schedd.service/schedd-400-1", "401", "402")
+    kernel.place_me(own)
+    kernel.delegated.add(own)
+    monkeypatch.setattr(cgroups, "GOES", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(cgroups, "kill_all", lambda place: None)
+        home = settle(kernel)
+    assert dead.exists()
+    assert home is not None
+    home.sweep()
+    assert not dead.exists()
+
+
 def test_a_group_that_cannot_be_made_is_told_once(kernel: Kernel, caplog: pytest.LogCaptureFixture) -> None:
     home = cgroups.Home(kernel.mount / "gone")
     assert home.make() is None

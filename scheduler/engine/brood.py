@@ -61,6 +61,8 @@ class Brood:
 
     def close(self) -> None:
         self.selector.close()
+        if self.groups is not None:
+            self.groups.sweep()
 
     def close_in_fork(self) -> None:
         """In a process that the application forked: let go of what must end with the engine's own process."""

@@ -15,7 +15,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,14 +37,15 @@ home: Home | None = None
 class Home:
     """The delegated group ``root``. One for each child is made in it, beside the one that the daemon is in."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, left: Iterable[str] = ()) -> None:
         self.root = root
         self._numbers = itertools.count(1)
-        self._left: set[str] = set()  # that could not be removed yet
+        self._left = set(left)  # that could not be removed yet
         self._told = False
 
     def make(self) -> str | None:
         """A new group for one child; None (and a line in the log, once) if there can be none."""
+        self.sweep()
         place = self.root / f"{PREFIX}{os.getpid()}-{next(self._numbers)}"
         try:
             place.mkdir()
@@ -62,7 +63,12 @@ class Home:
     def remove(self, place: str) -> None:
         """End what is in it still, and remove it; if that does not go at once, later."""
         self._left.add(place)
-        self._left = {one for one in self._left if not remove(one)}
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what could not be removed before."""
+        if self._left:
+            self._left = {one for one in self._left if not remove(one)}
 
 
 # the daemon
@@ -85,7 +91,7 @@ def settle(proc: Path = Path("/proc"), delegated: Callable[[Path], bool] | None 
         if leaf is not None:
             leaf.mkdir(exist_ok=True)
             write(leaf / "cgroup.procs", str(os.getpid()))
-        remove_leftovers(root, proc)
+        left = remove_leftovers(root, proc)
         write(root / "cgroup.subtree_control", "+memory")
     except OSError as error:
         log.warning("the control group %s was delegated but cannot be used, limits hold per process: %s", root, error)
@@ -97,7 +103,7 @@ def settle(proc: Path = Path("/proc"), delegated: Callable[[Path], bool] | None 
     with suppress(OSError):  # it is worth having, but nothing depends on it
         write(root / "cgroup.subtree_control", "+pids")
     log.info("limits of memory hold for all that an attempt starts: child processes get control groups in %s", root)
-    home = Home(root)
+    home = Home(root, left)
     return home
 
 
@@ -151,8 +157,9 @@ def _writable(group: Path) -> bool:
     return all(os.access(path, os.W_OK) for path in (group, group / "cgroup.procs", group / "cgroup.subtree_control"))
 
 
-def remove_leftovers(root: Path, proc: Path = Path("/proc")) -> None:
-    """Remove the groups of daemons that were killed, and what may still run in them."""
+def remove_leftovers(root: Path, proc: Path = Path("/proc")) -> list[str]:
+    """Remove the groups of daemons that were killed, and what may still run in them. Returns those still in use."""
+    left = []
     for entry in sorted(root.iterdir()):
         found = _OURS.match(entry.name)
         if found is None or (int(found[1]) != os.getpid() and _lives_in(int(found[1]), root, proc)):
@@ -160,7 +167,10 @@ def remove_leftovers(root: Path, proc: Path = Path("/proc")) -> None:
         deadline = time.monotonic() + GOES
         while not (gone := remove(str(entry))) and time.monotonic() < deadline:
             time.sleep(0.01)
-        log.info("removed the control group %s of a former daemon" if gone else "%s cannot be removed", entry)
+        if not gone:
+            left.append(str(entry))
+        log.info("%s the control group %s of a former daemon", "removed" if gone else "ending what is in", entry)
+    return left
 
 
 def _lives_in(pid: int, root: Path, proc: Path) -> bool:
