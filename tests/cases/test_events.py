@@ -53,6 +53,18 @@ def test_emit_then_await(stage: Stage, kind: Any) -> None:
     assert stage.ends(task_id) == ["succeeded"]
 
 
+@pytest.mark.case(47, 55)
+def test_what_is_there_already_is_in_time_though_the_clock_was_set_back(stage: Stage, kind: Any) -> None:
+    async def body(ctx: Any) -> Any:
+        return await ctx.await_event("early", timeout=15)
+
+    stage.jobs.emit_event("early", "bird")
+    stage.clock.jump(-100)
+    task_id = stage.start(body, kind)
+    stage.drain()
+    assert stage.jobs.result(task_id, 0) == "bird"
+
+
 @pytest.mark.case(54)
 def test_the_first_emit_wins(stage: Stage, kind: Any) -> None:
     first, second = stage.start(awaits, kind), stage.start(awaits, kind)
