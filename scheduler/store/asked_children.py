@@ -104,7 +104,9 @@ def await_tasks(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
     for a in asked:
         timeout = a.args["timeout"]
         until = ends.get(a.label, FOREVER if timeout is None else work.now + timeout)
-        given = _await(work, a, until, progress.get(a.label, (0, 0)))
+        # One that had ended before anybody waited is in time, even if the clock was set back since.
+        in_time = ends.get(a.label, FOREVER)
+        given = _await(work, a, until, in_time, progress.get(a.label, (0, 0)))
         answers.append(given)
         if given is not None and ("value" in given or "failure" in given):
             entry = Entry(a.task_id, a.claim, a.args["name"], Sort.TASK, a.args["seq"], note=a.args.get("note"))
@@ -114,7 +116,7 @@ def await_tasks(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
     return answers
 
 
-def _await(work: Work, a: Asked, until: int, progress: tuple[int, int]) -> Answer | None:
+def _await(work: Work, a: Asked, until: int, in_time: int, progress: tuple[int, int]) -> Answer | None:
     items: list[int] = a.args["items"]
     rows, still_open = progress
     live: set[int] | None = set()
@@ -123,7 +125,7 @@ def _await(work: Work, a: Asked, until: int, progress: tuple[int, int]) -> Answe
     if live is None:
         return None  # somebody is ending one of them right now
     if not live and not still_open:
-        return _ended(work, a, until)
+        return _ended(work, a, in_time)
     if until <= work.now:
         told = f"task {items[0]} has" if len(items) == 1 else f"{len(live) or still_open} of {len(items)} tasks have"
         return _failed(TimeoutError(f"{told} not ended in time"))
@@ -147,7 +149,7 @@ def _living(work: Work, ids: Iterable[int]) -> set[int] | None:
     return held
 
 
-def _ended(work: Work, a: Asked, until: int) -> Answer:
+def _ended(work: Work, a: Asked, in_time: int) -> Answer:
     items: list[int] = a.args["items"]
     if a.args.get("many"):
         return {"value": "true"}
@@ -155,7 +157,7 @@ def _ended(work: Work, a: Asked, until: int) -> Answer:
     end = children.ends(work.connection, work.dialect, [task_id]).get(task_id)
     if end is None:
         return {"error": failure_of(UnknownTaskError(task_id))}
-    if end.finished_at is not None and end.finished_at > until:
+    if end.finished_at is not None and end.finished_at > in_time:
         return _failed(TimeoutError(f"task {task_id} has not ended in time"))
     error = error_of(end)
     return {"value": end.result} if error is None else _failed(error)

@@ -58,8 +58,8 @@ def await_event(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
             answers.append(None)
             continue
         entry = Entry(a.task_id, a.claim, a.args["name"], Sort.EVENT, a.args["seq"], note=a.args.get("note"))
-        # What counts is when it was emitted, not when a worker came to look. One that was there before anybody waited is
-        # in time, even if the clock was set back since.
+        # What counts is when it was emitted, not when a worker came to look. One that was there before anybody waited
+        # is in time, even if the clock was set back since.
         if event is not None and (a.label not in ends or event.emitted_at <= until):
             entries.append(entry._replace(value=event.payload))
             answers.append({"value": event.payload})

@@ -115,6 +115,22 @@ def test_a_childs_failure_reaches_its_parent(stage: Stage, kind: Any, end: str) 
         assert told[0] == f"task {children(stage.jobs, task_id)[0].id} failed: ValueError: 1 is too much"
 
 
+@pytest.mark.case(47, 56)
+def test_a_child_that_has_ended_is_in_time_though_the_clock_was_set_back(stage: Stage, kind: Any) -> None:
+    async def body(ctx: Any) -> Any:
+        child = await ctx.spawn(Double(21))
+        await ctx.await_event("go")
+        return await ctx.await_task(child, timeout=5)
+
+    task_id = stage.start(body, kind)
+    stage.drain()
+    stage.clock.jump(-100)
+    stage.jobs.emit_event("go")
+    stage.drain()
+    stage.drain(101)
+    assert stage.jobs.result(task_id, 0) == 42
+
+
 @pytest.mark.case(55, 56)
 def test_what_it_no_longer_waits_for_does_not_wake_it(stage: Stage, kind: Any) -> None:
     """Its child ends in the very turn that suspends it again, for something else: other code runs since then."""
