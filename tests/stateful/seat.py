@@ -405,7 +405,10 @@ class Seat:
             self.alone = body if t.alone else self.alone
         if new and not idle:
             raise Wrong(f"{[row.id for row in new]} claimed beside a suspect")
-        if not new and idle:
+        if self.rows[self.wid].dead:
+            if new:
+                raise Wrong(f"worker {self.wid}, which is dead, claimed {[row.id for row in new]}")
+        elif not new and idle:
             self._nothing_left(now)
 
     def _nothing_left(self, now: int) -> None:
