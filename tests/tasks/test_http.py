@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import email.utils
+import ipaddress
 import json
 import socket
 import sys
@@ -136,6 +137,18 @@ def test_errors_do_not_show_the_query() -> None:
 # Where it may go
 
 
+@pytest.fixture(autouse=True)
+def stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of these tests leaves the machine, whatever is broken."""
+    connect = socket.socket.connect
+
+    def checked(self: socket.socket, address: Any) -> None:
+        assert not isinstance(address, tuple) or ipaddress.ip_address(address[0]).is_loopback, address
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", checked)
+
+
 PRIVATE = """127.0.0.1 localhost 10.0.0.1 192.168.1.1 169.254.169.254 0.0.0.0 [::1] [fe80::1] [fd00::1]
 [::ffff:127.0.0.1] [64:ff9b::7f00:1] [2002:7f00:1::] 224.0.0.1 100.64.0.1 2130706433
 0x7f000001 127.1 0 255.255.255.255 240.0.0.1 198.18.0.1 192.0.0.192 168.63.129.16 100.100.100.200
@@ -155,8 +168,6 @@ def test_an_address_in_octal_is_none() -> None:
 
 
 def test_what_is_allowed() -> None:
-    import ipaddress
-
     rules = Rules(["10.1.0.0/16", "::1", "crm.internal"])
     assert rules.admit("x", ipaddress.ip_address("10.1.2.3"))
     assert not rules.admit("x", ipaddress.ip_address("10.2.2.3"))
