@@ -119,6 +119,7 @@ def test_postgres_is_emptied_but_for_what_migrations_wrote(postgres_databases: P
         assert left_open.execute("select nextval('numbers')").fetchone() == (1,)
         with psycopg.connect(url) as other:
             other.execute("insert into kinds values (8)")
+            other.execute("create table mine (kind int references kinds)")
         left_open.commit()
         left_open.execute("select * from tasks")  # a transaction that a test forgot
         server.reset(name)
@@ -126,6 +127,7 @@ def test_postgres_is_emptied_but_for_what_migrations_wrote(postgres_databases: P
         with psycopg.connect(url) as connection:
             assert connection.execute("select id from kinds").fetchall() == [(7,)]
             assert connection.execute("select id from tasks").fetchall() == []
+            assert connection.execute("select to_regclass('mine')").fetchone() == (None,)
     server.drop(name)
 
 

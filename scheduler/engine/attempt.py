@@ -175,7 +175,7 @@ def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
             else:
                 with runtime.around_run(ctx):
                     result = attempt.kind.run(ready, ctx)
-            if _looks_back(attempt):
+            if _strict(attempt):
                 _look_back(attempt, runtime)
             return _succeed(attempt, runtime, result)
         except BaseException as error:
@@ -199,7 +199,7 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
         try:
             with runtime.around_run(ctx) if runtime.around_run is not None else nullcontext():
                 result = await attempt.kind.run(ready, ctx)
-            if _looks_back(attempt):
+            if _strict(attempt):
                 await asyncio.to_thread(_look_back, attempt, runtime)
             outcome = _succeed(attempt, runtime, result)
             await _end_tasks(attempt)
@@ -221,12 +221,11 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
 
 
 def _strict(attempt: Attempt) -> bool:
-    return attempt.kind.options.determinism == "strict"
+    """Whether what is recorded counts although the handler has not asked for it.
 
-
-def _looks_back(attempt: Attempt) -> bool:
-    """Whether to look what earlier attempts recorded although the handler has not asked for it."""
-    return attempt.claimed.claim > 1 and attempt.settled is None and (attempt.durable is None or _strict(attempt))
+    Not of the others, who would only be told: a read that hangs on a dead wire would keep the slot of a retried task.
+    """
+    return attempt.kind.options.determinism == "strict" and attempt.claimed.claim > 1 and attempt.settled is None
 
 
 def _look_back(attempt: Attempt, runtime: Runtime) -> None:
@@ -234,12 +233,7 @@ def _look_back(attempt: Attempt, runtime: Runtime) -> None:
 
     if attempt.durable is None:
         attempt.durable = Durable(attempt, runtime)
-    try:
-        attempt.durable.read_recorded()
-    except Exception:
-        if _strict(attempt):
-            raise
-        attempt.durable = None  # it would only have been told
+    attempt.durable.read_recorded()
 
 
 async def _end_tasks(attempt: Attempt) -> None:

@@ -171,22 +171,6 @@ def test_strict_counts_what_is_recorded_even_if_nothing_durable_is_done(stage: S
     assert stage.jobs.get_attempts(task_id)[-1].outcome.value != "succeeded"
 
 
-def test_what_no_attempt_asks_for_any_more_is_told(stage: Stage, kind: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """The deploy took everything durable out of the handler."""
-
-    async def body(ctx: Any) -> Any:
-        if ctx.attempt == 1:
-            await ctx.step("went", ctx.state.do, 1)
-            raise ConnectionError("away")
-
-    task_id = stage.start(body, kind)
-    stage.drain()
-    stage.drain(1)
-    assert stage.state(task_id) == "success"
-    assert any("recorded, but never met by the handler: went" in said for said in warnings(caplog))
-    assert len(notes(stage, task_id)) == 1
-
-
 def test_strict_is_kept_by_a_transaction(stage: Stage) -> None:
     """What is not met is known in front of the commit, so nothing of it is committed."""
 

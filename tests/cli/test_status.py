@@ -152,6 +152,7 @@ def test_doctor_names_who_holds_an_old_snapshot(
     with psycopg.connect(url) as writer:
         writer.execute("CREATE TABLE mine (i int)")
         assert f"session {writer.info.backend_pid} (no name" in said()[1], "it has no snapshot, but an id"
+        writer.rollback()
     assert said() == ("ok", "no transaction is open for 0 ms")
 
 

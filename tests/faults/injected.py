@@ -47,8 +47,11 @@ def restart(server: OwnServer, mode: str) -> Fault:
     return fault
 
 
-def way(proxies: list[Proxy], what: str, seconds: float) -> Fault:
-    """Something happens for a while to the way of one worker to the server."""
+def way(proxies: list[Proxy], what: str, seconds: float, *, tight: bool) -> Fault:
+    """Something happens for a while to the way of one worker to the server.
+
+    ``tight``: its lease is so short that on a busy machine each of these may cost it.
+    """
 
     def fault(campaign: Campaign) -> None:
         seat = campaign.busy()
@@ -61,7 +64,7 @@ def way(proxies: list[Proxy], what: str, seconds: float) -> Fault:
         assert hit, f"no connection was hit by {what}"
         time.sleep(seconds)
         proxy.heal()
-        if what in OUTLASTS:
+        if tight or what in OUTLASTS:
             campaign.stops.append(Stop(seat.process.pid, since, time.monotonic_ns() + 1e9, False))
 
     return fault

@@ -41,7 +41,7 @@ class Form(NamedTuple):
     timeout: float
 
 
-SHORT = Form(300, 2, 1.0, False, 60.0)
+SHORT = Form(300, 1, 1.0, False, 60.0)
 LONG = Form(20_000, 12, 3.0, True, 600.0)
 
 
@@ -129,7 +129,7 @@ def test_the_way_to_the_server_breaks(ground: Ground) -> None:
     proxies = [ground.stack.enter_context(Proxy(ground.server.socket)) for _ in range(3)]
     start = [ground.start(proxy.url("jobs")) for proxy in proxies]
     what = [("cut", 0.1), ("half-close", 0.1), ("hole", 1.7 * lease), ("delay", 1.0), ("refuse", 0.5 * lease)]
-    faults = [injected.way(proxies, name, seconds) for name, seconds in what]
+    faults = [injected.way(proxies, name, seconds, tight=lease < 2) for name, seconds in what]
     made, _ = ground.campaign(faults * max(1, ground.form.faults // len(faults)), lease, start)
     assert made.lines("the database is away"), "nobody was cut off"
 

@@ -37,7 +37,7 @@ class Supervisor:
 
 @pytest.mark.parametrize(
     ("after", "where"),
-    [(0.0, "apart"), (0.05, "apart"), (0.05, "in threads")],
+    [pytest.param(0.0, "apart", marks=pytest.mark.soak), (0.05, "apart"), (0.05, "in threads")],
     ids=["at once-apart", "while others run-apart", "while others run-in threads"],
 )
 def test_the_bystanders_succeed_and_the_culprit_ends_dead(

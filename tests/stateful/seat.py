@@ -201,16 +201,7 @@ class Seat:
         body.thread.end(how)
         if how in DURABLE and not body.cancelled and not body.lost:
             how = self._asked(body, how)
-        elif how == "success" and self._left_behind(body):
-            self._turn(claiming=False)  # which noted that what earlier claims recorded was not met
-            self.rows[self.wid].until = self.clock.now() + round(LEASE * SECOND)
         self._over(body, how)
-
-    def _left_behind(self, body: Body) -> bool:
-        """Whether earlier claims have recorded something, under names of their own, and it is told so."""
-        if body.claim == 1 or body.cancelled or body.lost or not self._ours(body):
-            return False
-        return bool(rows(self.jobs, "SELECT 1 FROM schedd_checkpoints WHERE task_id = :t", t=body.task))
 
     def _asked(self, body: Body, how: str) -> str:
         """It asked for something durable, which a turn wrote that claimed nothing. Returns how it ended then."""

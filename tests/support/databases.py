@@ -122,6 +122,7 @@ class PostgresDatabases:
         self._worker = worker
         self._numbers = itertools.count(1)
         self._migrated: str | None = None
+        self._made: dict[str, set[str]] = {}  # the migrations' tables, by the database
 
     def url(self, name: str) -> str:
         return postgres_server.url(self._directory, name)
@@ -178,6 +179,7 @@ class PostgresDatabases:
 
     def keep_rows_of_migrations(self, name: str) -> None:
         with self._connect(name) as connection:
+            self._made[name] = set(self._tables(connection))
             connection.execute("create schema kept")
             for table in self._filled(connection):
                 connection.execute(f"create table kept.{table} as table public.{table}")
@@ -189,6 +191,8 @@ class PostgresDatabases:
                 " where datname = current_database() and pid <> pg_backend_pid()"
             )
             connection.execute("set lock_timeout = '10s'")
+            for table in set(self._tables(connection)) - self._made[name]:  # of a test's own, that it left
+                connection.execute(f"drop table {table} cascade")
             kept = self._tables(connection, "kept")
             spent = {*self._filled(connection), *kept}
             if spent:
