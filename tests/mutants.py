@@ -97,10 +97,10 @@ MUTANTS = (
         (
             Change(
                 "scheduler/store/finish.py",
-                "    ready = release(",
+                "    ready += release(",
                 '    connection.exec_driver_sql("COMMIT")\n'
                 '    connection.exec_driver_sql("BEGIN")\n'
-                "    ready = release(",
+                "    ready += release(",
             ),
         ),
         ("tests/cases/test_one_commit.py",),

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mutants
 import psycopg
 import pytest
 import sqlalchemy
@@ -137,3 +138,10 @@ def test_a_server_that_is_gone_or_whose_pid_is_somebody_elses_is_not_stopped(tmp
     data.mkdir()
     (data / "postmaster.pid").write_text(f"{pid}\n{data}\n")
     postgres_server.stop(tmp_path)
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_can_be_made(mutant: mutants.Mutant) -> None:
+    """Else ``make mutants``, which takes minutes, would be the first to say that the code has moved on."""
+    for change in mutant.changes:
+        assert (mutants.ROOT / change.file).read_text(encoding="utf-8").count(change.old) == 1, change.file
