@@ -159,14 +159,18 @@ class FleetMachine(RuleBasedStateMachine):
             self._see_through(place, task_id, "permanent")
 
     @precondition(lambda self: self.tasks < MOST)
-    @rule(spec=SPEC, place=PLACE)
-    def fail_and_cancel(self, spec: dict[str, Any], place: int) -> None:
-        """A task that is cancelled after its first attempt, most often while it waits for the second."""
+    @rule(spec=SPEC, place=PLACE, then=some.sampled_from(("cancel", "replace", "nothing")))
+    def fail_and_cancel(self, spec: dict[str, Any], place: int, then: str) -> None:
+        """A task that is cancelled or replaced after its first attempt, most often while it waits for the second."""
         before = set(self.world.ids)
-        self.world.schedule([spec | {"key": None, "after": 0.0, "level": 0, "tries": None, "edges": {}}])
+        plain = spec | {"key": "f", "conflict": "keep", "after": 0.0, "level": 0, "tries": None, "edges": {}}
+        self.world.schedule([plain])
         for task_id in set(self.world.ids) - before:
             self._see_through(place, task_id, "error")
-            self.world.cancel(task_id, cascade=False)
+            if then == "cancel":
+                self.world.cancel(task_id, cascade=False)
+            elif then == "replace":
+                self.world.schedule([plain | {"conflict": "replace"}])
 
     @precondition(lambda self: self.tasks < MOST)
     @rule(
