@@ -64,7 +64,7 @@ def enqueue(connection: sa.Connection, specs: Sequence[TaskSpec], now: int, *, o
     dialect = dialect_of(connection)
     if not ours:
         hold_writes(connection)
-    if len(specs) == 1 and not specs[0].edges and specs[0].key is None:
+    if len(specs) == 1 and _stands_alone(specs[0]):
         return [_insert_one(connection, specs[0], now, ours)]
     # A replaced task's cycle is found once its edges are there; callers may catch that and commit the rest.
     undone = not ours and any(spec.conflict == "replace" for spec in specs)
@@ -72,9 +72,14 @@ def enqueue(connection: sa.Connection, specs: Sequence[TaskSpec], now: int, *, o
         return _Batch(connection, dialect, specs, now, ours).store()
 
 
+def _stands_alone(spec: TaskSpec) -> bool:
+    """Whether nothing has to be looked at, or locked, before it is stored."""
+    return not spec.edges and spec.key is None
+
+
 def enqueue_alone(database: Database, spec: TaskSpec) -> TaskId | None:
     """Store a task that is one row, in one statement and one round trip; None: it needs a transaction."""
-    if spec.edges or spec.key is not None or len(spec.payload) > INLINE:
+    if not _stands_alone(spec) or len(spec.payload) > INLINE:
         return None
     with database.alone() as connection:
         return _insert_one(connection, spec, database.now(), True)

@@ -13,7 +13,7 @@ from scheduler import Context, DuplicateKeyError, RetryPolicy, Scheduler, Task, 
 from scheduler.errors import TaskCancelledError, TaskFailedError, UnknownTaskError
 from scheduler.testing import drain
 from support.databases import Database
-from support.fleet import rows
+from support.fleet import rows, run_claimed, step
 from support.flows import AsyncFlow, Flow, Play, Stage
 
 PATIENCE = 20
@@ -144,7 +144,11 @@ def test_what_it_no_longer_waits_for_does_not_wake_it(stage: Stage, kind: Any) -
 
     task_id = stage.start(body, kind)
     stage.drain()
-    stage.drain(6)
+    stage.clock.advance(6)
+    while len(stage.jobs.list_tasks(status="claimed")) < 2:
+        step(stage.jobs)
+    assert run_claimed(stage.jobs) == 2
+    stage.drain()
     assert stage.play.done == [("double", 1)]
     assert (len(runs), stage.state(task_id)) == (2, "suspended")
     stage.jobs.emit_event("other", "now")

@@ -15,7 +15,6 @@ import queue
 import signal
 import threading
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ class Link:
         self._commands = commands
         self.notes = Path(notes)
         self.commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.gates: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+        self.gates = _Gates()
         self.armed = ""  # the failpoint at which to report and block
         FAILPOINTS.hit = self.hit
         threading.Thread(target=self._listen, name="faults-link", daemon=True).start()
@@ -107,6 +106,14 @@ class ChildLink(Link):
         self._reports = os.open(f"/proc/{worker}/fd/{reports}", os.O_WRONLY | os.O_CLOEXEC)
         self.notes = Path(notes)
         self.gates = _ChildGates(worker, self.notes)  # type: ignore[assignment]
+
+
+class _Gates(dict[str, threading.Event]):
+    """Made when first asked for. A defaultdict would now and then make two of one name, for two bodies that ask at once,
+    and who waits at the first is never let go."""
+
+    def __missing__(self, gate: str) -> threading.Event:
+        return self.setdefault(gate, threading.Event())
 
 
 class _ChildGates(dict[str, ChildGate]):
