@@ -109,8 +109,8 @@ class ChildLink(Link):
 
 
 class _Gates(dict[str, threading.Event]):
-    """Made when first asked for. A defaultdict would now and then make two of one name, for two bodies that ask at once,
-    and who waits at the first is never let go."""
+    """Made when first asked for. A defaultdict would now and then make two of one name, for two bodies that ask at
+    once, and who waits at the first is never let go."""
 
     def __missing__(self, gate: str) -> threading.Event:
         return self.setdefault(gate, threading.Event())
