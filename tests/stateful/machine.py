@@ -149,14 +149,29 @@ class FleetMachine(RuleBasedStateMachine):
             self.world.retry(child, downstream=True)
 
     @precondition(lambda self: self.tasks < MOST)
-    @rule(spec=SPEC, edge=EDGE, place=PLACE)
-    def fail_and_tell(self, spec: dict[str, Any], edge: tuple[str, str], place: int) -> None:
-        """A parent that fails for good, and a child that does, too, if it gets to run."""
+    @rule(
+        spec=SPEC,
+        edge=some.one_of(EDGE, some.just(("success", "skip"))),
+        place=PLACE,
+        then=some.sampled_from(("nothing", "mend", "mend", "both")),
+    )
+    def fail_and_tell(self, spec: dict[str, Any], edge: tuple[str, str], place: int, then: str) -> None:
+        """A parent that fails for good, and a child that does, too, if it gets to run; then the parent is retried, and
+        the child after it, or after its success."""
         plain = spec | {"key": None, "after": 0.0, "level": 0, "edges": {}}
         before = set(self.world.ids)
         self.world.schedule([plain, plain | {"local": {0: edge}}])
-        for task_id in sorted(set(self.world.ids) - before):
+        made = sorted(set(self.world.ids) - before)
+        for task_id in made:
             self._see_through(place, task_id, "permanent")
+        tasks = self.world.model.tasks
+        if then != "nothing" and len(made) == 2 and all(i in tasks and self.world.model.may_retry(i) for i in made):
+            parent, child = made
+            self.world.retry(parent, downstream=False)
+            if then == "mend":
+                self._see_through(place, parent, "success")
+            if child in tasks:
+                self.world.retry(child, downstream=True)
 
     @precondition(lambda self: self.tasks < MOST)
     @rule(spec=SPEC, place=PLACE, then=some.sampled_from(("cancel", "replace", "nothing")))
