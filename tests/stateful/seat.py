@@ -205,6 +205,8 @@ class Seat:
 
     def _asked(self, body: Body, how: str) -> str:
         """It asked for something durable, which a turn wrote that claimed nothing. Returns how it ended then."""
+        if body.claim > 1 and not self._ours(body):
+            return "success"  # it first reads what is recorded, and that tells it that it is lost: no turn
         self._turn(claiming=False)
         if not self._ours(body):
             return "success"  # it was told that it is lost, and whatever it says is dropped
