@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,7 @@ from scheduler.store.database import Database
 if TYPE_CHECKING:
     from scheduler.engine.procpool import ProcessPool
 
+_GLANCE = 0.0003  # seconds between looks at what comes in
 _WEIGHT = 0.2  # of each duration in a kind's moving mean
 
 
@@ -186,6 +188,12 @@ class Desk:
         except queue.Empty:
             pass
         self._sleeping = False
+
+    def gather(self, count: int, seconds: float) -> None:
+        """Let outcomes come in, up to so many, at most this long; nobody is kept waiting who rings or asks."""
+        until = self.monotonic() + seconds
+        while len(self.outcomes) < count and not (self._rung or self.requests) and self.monotonic() < until:
+            time.sleep(_GLANCE)
 
     def take_up(self, attempts: Sequence[Attempt], sort: SlotKey) -> None:
         """Attempts were claimed for the slots of this sort."""

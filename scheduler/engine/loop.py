@@ -250,6 +250,8 @@ class Engine:
             self.turner.turn(connection, claiming=True, urgent=True)
         if not self._wants_turn(rung):
             return self._pause(None)
+        if not (rung or self._rescan or self._go_on or self.inline):
+            self.turner.gather()
         fresh = rung or self._rescan or self.desk.now() >= self._next_due or self._poll_is_due()
         result = self.turner.turn(connection, claiming=self.claims, fresh=fresh)
         self.turns += 1
@@ -260,9 +262,10 @@ class Engine:
             self._return_waiting()
         if result.schedule_ended:
             self.duties.schedules.look_again()
-        if result.ready or result.opened:
+        # Where it takes a transaction, not for nobody; who has come since the last look polls until the next one.
+        if (result.ready or result.opened) and (self.lease.others or not self._bell.dear):
             self._bell.ring()
-        if result.ready or result.schedule_ended or (result.claimed and not result.finished):
+        if result.schedule_ended or (result.ready and not self.turner.lanes.whole):
             self._rescan = True
         if waits.OVERLOOKED in connection.info:
             self._rescan = True  # so that the next step comes at once and looks for them

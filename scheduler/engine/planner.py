@@ -18,7 +18,7 @@ log = logging.getLogger("scheduler.engine")
 
 HIGH = 0
 ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what runs beside it must be
-BATCH = (64, 250)  # tasks that one turn records, and that it claims: least, most
+BATCH = (100, 250)  # tasks that one turn records, and that it claims: least, most
 AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
 LOWEST_EVERY = 4  # every so many turns the lowest level that is due has the first free process
 

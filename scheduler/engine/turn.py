@@ -40,6 +40,8 @@ MARK_AFTER = 0.005  # seconds a body has run before its row is marked running: s
 SLOW = 1.0  # seconds from which a success is worth a line
 HIGH = 0
 TURN = 0.012  # seconds that a turn should take at most: what was rung for meanwhile waits for its end
+QUICK = 0.0005  # seconds: bodies that one thread runs sooner than eight
+GATHER = 0.005  # seconds that a turn waits for such bodies' ends
 REQUESTS = 500  # of running attempts that one turn answers
 PATIENT = 0.1  # seconds that a request is asked again at once; from then on with every turn that there is anyway
 BESIDE = SECOND  # until a task may be claimed again whose last body has not ended here
@@ -71,6 +73,20 @@ class Turner:
         self._careful = False  # the last turn met something unforeseen
         self.planner = Planner(desk, slots, self.limits)
         self.lanes = Lanes(desk.monotonic)
+
+    def gather(self) -> None:
+        """Where bodies of microseconds wait for a slot: let them end, so that one turn records them, not one the first
+        and another one the rest."""
+        coming = 0
+        for slots in self.slots.values():
+            try:
+                kind = slots.waiting[0].kind  # a slot may take it away at any moment
+            except IndexError:
+                continue
+            if self.desk.means.get(kind.name, 1.0) < QUICK:
+                coming += len(slots.waiting)
+        if coming:
+            self.desk.gather(min(self.planner.batch, len(self.desk.outcomes) + coming), GATHER)
 
     def has_work(self) -> bool:
         """Whether outcomes or requests wait to be written."""
@@ -392,7 +408,7 @@ class Turner:
         """How many idle slots to wake. Tasks of microseconds are quicker in one thread than in eight that fight for the
         interpreter; the loop wakes more should that one get stuck."""
         mean = max(self.desk.means.get(a.kind.name, 1.0) for a in attempts[:8])
-        return 1 if mean < 0.0005 and len(attempts) > 1 else slots.size
+        return 1 if mean < QUICK and len(attempts) > 1 else slots.size
 
 
 def _own(outcomes: list[tuple[Attempt, Outcome]], finished: Finished) -> Finished:

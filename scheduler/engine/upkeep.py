@@ -36,6 +36,7 @@ class Lease:
         self.desk = desk
         self.no_reaping_until = 0.0
         self.next_lapse = 0  # when the next of the other workers' leases runs out (microseconds)
+        self.others = False  # whether there are any, when last looked
         self._lapses = lapses
         self._skew_told = False
         self._seen: tuple[int, float] | None = None
@@ -120,12 +121,15 @@ class Lease:
         self._dead += known_dead()
         patient = self.desk.monotonic() < self.no_reaping_until
         if patient and not self._dead:
+            with self.desk.database.read(connection) as c:
+                self.others = workers.next_lapse(c, worker) > 0
             return []
         with self.desk.database.write(connection) as c:
             found = workers.reap(
                 c, self.desk.database.dialect, self.desk.now(), known_dead=self._dead, spare=worker, lapsed=not patient
             )
             self.next_lapse = workers.next_lapse(c, worker)
+            self.others = self.next_lapse > 0
             poisoned = [task for one in found for task in one.poisoned]
             set_aside = get_tasks(c, poisoned) if poisoned else []
         self._dead.clear()

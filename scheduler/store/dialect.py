@@ -43,6 +43,11 @@ class Dialect:
         """A subquery over the JSON ids bound to ``:param``."""
         raise NotImplementedError
 
+    def among(self, column: str, param: str = "ids") -> str:
+        """The condition that a column is one of the JSON ids bound to ``:param``; unlike a join with :meth:`ids` one
+        that PostgreSQL always looks up by an index."""
+        raise NotImplementedError
+
     def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
         """``count`` task ids, ascending, that nobody else will get."""
         raise NotImplementedError
@@ -68,6 +73,9 @@ class SQLite(Dialect):
     def ids(self, param: str = "ids") -> str:
         return f"(SELECT value FROM json_each(:{param}))"
 
+    def among(self, column: str, param: str = "ids") -> str:
+        return f"{column} IN {self.ids(param)}"
+
     def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
         last = connection.execute(
             prepared("UPDATE sqlite_sequence SET seq = seq + :n WHERE name = 'schedd_tasks' RETURNING seq"),
@@ -91,6 +99,9 @@ class PostgreSQL(Dialect):
 
     def ids(self, param: str = "ids") -> str:
         return f"(SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST(:{param} AS json)))"
+
+    def among(self, column: str, param: str = "ids") -> str:
+        return f"{column} = ANY(CAST(translate(:{param}, '[]', '{{}}') AS bigint[]))"
 
     def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
         drawn = connection.execute(

@@ -42,6 +42,7 @@ class SilentBell:
     """No doorbell can be had: engines poll."""
 
     works = False
+    dear = False  # whether a ring costs more than a look who listens
 
     def listen(self, incarnation: str, wake: Callable[[], None]) -> None: ...
 
@@ -57,6 +58,7 @@ class SocketBell:
     """Unix datagram sockets beside a SQLite file."""
 
     works = True
+    dear = False
 
     def __init__(self, directory: Path, spawn: Spawner = spawn_thread) -> None:
         self._directory = directory
@@ -159,19 +161,27 @@ class SocketBell:
 
 
 class NotifyBell:
-    """LISTEN on a connection of its own, NOTIFY through the pool, debounced with a trailing edge."""
+    """LISTEN on a connection of its own, NOTIFY through the pool, debounced with a trailing edge.
+
+    Who rings says who it is, so as not to be woken by itself.
+    """
+
+    dear = True
 
     def __init__(self, database: Database, spawn: Spawner = spawn_thread) -> None:
         self._database = database
         self._spawn = spawn
         self._closed = threading.Event()
         self._connection: Any = None
+        self._own = ""
         self._last = 0.0
         self._pending = False
         self._mutex = threading.Lock()
         self.works = False
 
     def listen(self, incarnation: str, wake: Callable[[], None]) -> None:
+        self._own = incarnation
+
         def serve() -> None:
             told, pause = "", 0.1
             while not self._closed.is_set():
@@ -211,8 +221,9 @@ class NotifyBell:
             self.works = True
             wake()  # what was rung while nobody listened
             while not self._closed.is_set():
-                for _ in raw.notifies(timeout=_LOOK):
-                    wake()
+                for rung in raw.notifies(timeout=_LOOK):
+                    if rung.payload != incarnation:
+                        wake()
                     if self._closed.is_set():
                         return
                 # Notices a connection that is gone without a word; an answer that does not come, too.
@@ -264,7 +275,7 @@ class NotifyBell:
             return  # a late timer must not open the database anew
         try:
             with self._database.alone() as connection:
-                run(connection, f'NOTIFY "{channel}"', {})
+                run(connection, "SELECT pg_notify(:channel, :own)", {"channel": channel, "own": self._own})
         except Exception as error:  # lossy by design: the others poll
             log.debug("could not ring: %s", error)
 

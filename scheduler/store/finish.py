@@ -5,7 +5,9 @@ A row counts as ours while (worker, claim) still match and it is claimed or runn
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from operator import or_
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -52,6 +54,19 @@ UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.star
 FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} AND {_PLAIN}
 """
 _SUCCEED_PLAINLY_GIVING = f"{_SUCCEED_PLAINLY} RETURNING {_GIVEN}"
+# With the attempts' records: PostgreSQL is asked once less.
+_SUCCEED_AND_RECORD = f"""
+WITH {{rows}}, done AS (
+  UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
+    result = j.result, result_until = :now + {_LIVES}
+  FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} AND {_PLAIN} RETURNING {_GIVEN}
+), told AS (
+  INSERT INTO schedd_attempts (worker, task_id, claim, number, claimed_at, started_at, finished_at, outcome)
+  SELECT :worker, j.id, j.claim, j.number, j.claimed, j.started, j.finished, j.outcome
+  FROM j JOIN done ON done.id = j.id AND done.claim = j.claim WHERE j.started IS NOT NULL
+)
+SELECT * FROM done
+"""
 _SUCCEED = f"""
 WITH {{rows}}
 UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
@@ -64,6 +79,7 @@ FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} RETURNING {_GIVEN}
 # Why it was cancelled says more than what its body raised on the way.
 _OWN = f"CASE WHEN {T}.cancel_requested IS NULL THEN j.{{}} END"
 _SUCCEED_COLUMNS: Columns = (("id", int), ("claim", int), ("started", int), ("finished", int), ("result", str))
+_TOLD_COLUMNS: Columns = (*_SUCCEED_COLUMNS, ("number", int), ("claimed", int), ("outcome", int))
 _OTHER = f"""
 WITH {{rows}}
 UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
@@ -137,23 +153,26 @@ class Finished(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """What ended and how; outcomes that held, and that did not; tasks with children; and what ended, or is due again,
-    by somebody's will: perhaps it was replaced."""
+    """What ended and how; outcomes that held, and that did not; tasks with children; what ended, or is due again,
+    by somebody's will: perhaps it was replaced; and (task id, claim) of attempts that are recorded already."""
 
     ended: dict[int, TaskState]
     kept: Sequence[Outcome]
     lost: list[Outcome]
     parents: list[int]
     overruled: list[int]
+    recorded: Collection[tuple[int, int]] = ()
 
 
 def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int) -> Finished:
     """Write the outcomes that ``worker`` still holds, their attempts and what follows for dependents."""
     deferred: list[Outcome] = []
+    unbroken: Collection[int] = ()
     if dialect.name == "postgresql":
-        outcomes, deferred = _lockable(connection, dialect, worker, outcomes)
+        outcomes, deferred, unbroken = _lockable(connection, dialect, worker, outcomes)
     wrote = _write(connection, dialect, worker, outcomes, now)
-    _record(connection, dialect, worker, wrote.kept)
+    _record(connection, worker, wrote)
+    _write_values(connection, dialect, wrote.kept)
     ready = 0
     paused = [(o.task_id, o.claim) for o in wrote.kept if o.state == st.SUSPENDED]
     if paused:  # first, so that what they no longer wait for and ends now does not wake them
@@ -161,8 +180,11 @@ def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
     released = {i: wrote.ended[i] for i in wrote.parents if i in wrote.ended}
     if wrote.overruled:  # what a cancelled task spawned ends with it
         released |= {i: wrote.ended[i] for i in wrote.overruled if wrote.ended.get(i) is TaskState.CANCELLED}
-    ready += release(connection, dialect, released.items(), now) if released else 0
-    ready += waits.tasks_ended(connection, dialect, [i for i in wrote.ended if i not in released], now)
+    awaited = bool(wrote.ended) and waits.anybody(connection)
+    known = not wrote.overruled and all(i in unbroken for i in released)
+    ready += release(connection, dialect, released.items(), now, unbroken=known, awaited=awaited) if released else 0
+    if awaited:
+        ready += waits.tasks_ended(connection, dialect, [i for i in wrote.ended if i not in released], now)
     told: dict[int, AttemptEnd] = {}
     if wrote.overruled:
         settle(connection, dialect, wrote.overruled, now)
@@ -189,12 +211,20 @@ def _write(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
         if parents is not None:
             ended = dict.fromkeys([row[0] for row in successes], TaskState.SUCCESS)
             return _Written(ended, outcomes, [], parents, [])
-    plain = run_over(connection, _SUCCEED_PLAINLY_GIVING, _SUCCEED_COLUMNS, successes, bound)
+    if dialect.name == "postgresql":
+        told = [
+            (*row, o.number, o.claimed_at, o.end.code)
+            for row, o in zip(successes, (o for o in outcomes if o.state == st.SUCCESS), strict=True)
+        ]
+        plain = run_over(connection, _SUCCEED_AND_RECORD, _TOLD_COLUMNS, told, bound)
+    else:
+        plain = run_over(connection, _SUCCEED_PLAINLY_GIVING, _SUCCEED_COLUMNS, successes, bound)
     ended = dict.fromkeys([row[0] for row in plain], TaskState.SUCCESS)
     parents = [row[0] for row in plain if row[3]]
-    if len(plain) == len(outcomes):
-        return _Written(ended, outcomes, [], parents, [])
     states = {(row[0], row[1]): TaskState.SUCCESS for row in plain}
+    recorded = set(states) if dialect.name == "postgresql" else set()
+    if len(plain) == len(outcomes):
+        return _Written(ended, outcomes, [], parents, [], recorded)
     rest = [row for row in successes if (row[0], row[1]) not in states]
     others = [_other_row(o) for o in outcomes if o.state != st.SUCCESS]
     overruled: list[int] = []
@@ -210,7 +240,7 @@ def _write(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
             overruled.append(task_id)
     lost = [o for o in outcomes if (o.task_id, o.claim) not in states]
     kept = [_ended_as(o, states[o.task_id, o.claim]) for o in outcomes if (o.task_id, o.claim) in states]
-    return _Written(ended, kept, lost, parents, overruled)
+    return _Written(ended, kept, lost, parents, overruled, recorded)
 
 
 def _succeed_all_plainly(
@@ -262,25 +292,32 @@ def _other_row(o: Outcome) -> tuple[object, ...]:
     )
 
 
-def _record(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome]) -> None:
-    """The attempts' history, and values too long for a row."""
+def _record(connection: sa.Connection, worker: int, wrote: _Written) -> None:
+    """The attempts' history."""
+    if len(wrote.recorded) == len(wrote.kept):
+        return
     plain: list[tuple[object, ...]] = []
     failed: list[tuple[object, ...]] = []
-    values: list[tuple[int, str, str]] = []
-    for o in outcomes:
-        task_id, claim, number, end, _, claimed, started, finished, result, failure, _, _, text = o
-        if started is not None:
-            if failure is None:
-                code = _SUCCEEDED if end is AttemptEnd.SUCCEEDED else end.code
-                plain.append((task_id, claim, number, claimed, started, finished, code))
-            else:
-                failed.append((task_id, claim, number, claimed, started, finished, end.code, *failure))
-        if result is not None and len(result) > INLINE:
-            values.append((task_id, "result", result))
-        if text:
-            values.append((task_id, f"log:{claim}", text))
+    for task_id, claim, number, end, _, claimed, started, finished, _, failure, *_ in wrote.kept:
+        if started is None or (task_id, claim) in wrote.recorded:
+            continue
+        if failure is None:
+            code = _SUCCEEDED if end is AttemptEnd.SUCCEEDED else end.code
+            plain.append((task_id, claim, number, claimed, started, finished, code))
+        else:
+            failed.append((task_id, claim, number, claimed, started, finished, end.code, *failure))
     run_over(connection, _RECORD_PLAIN, _PLAIN_COLUMNS, plain, {"worker": worker})
     run_over(connection, _RECORD_FAILED, _FAILED_COLUMNS, failed, {"worker": worker})
+
+
+def _write_values(connection: sa.Connection, dialect: Dialect, outcomes: Sequence[Outcome]) -> None:
+    """What is too long for a row."""
+    values: list[tuple[int, str, str]] = []
+    for o in outcomes:
+        if o.result is not None and len(o.result) > INLINE:
+            values.append((o.task_id, "result", o.result))
+        if o.log:
+            values.append((o.task_id, f"log:{o.claim}", o.log))
     if values:
         write_values(connection, dialect, values)
 
@@ -310,8 +347,10 @@ _LOCK_HELD = f"{_LOOK_HELD} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
 
 def _lockable(
     connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome]
-) -> tuple[Sequence[Outcome], list[Outcome]]:
+) -> tuple[Sequence[Outcome], list[Outcome], Collection[int]]:
     """Lock, without ever waiting, the outcomes' rows and what waits below them; what cannot be had is deferred.
+
+    Returns what can be written, what cannot, and tasks whose end is known to break no edge of what waits.
 
     A caller's open transaction may hold FOR SHARE on a parent for minutes (it is adding a child), and it must not hold
     up the other tasks of this worker. A row whose fence is lost is not locked either, and is told apart by the write.
@@ -331,25 +370,41 @@ def _lockable(
     if replaced:
         blocked |= unsettleable(connection, dialect, replaced)
         bits |= {i: bits.get(i, 0) | BROKEN_BITS for i in replaced}  # their new edges may end them at once
-    blocked |= blocked_below(connection, dialect, bits)
+    below = look_below(connection, dialect, bits)
+    blocked |= below.blocked
+    unbroken = bits.keys() if below.unbroken else ()
     if not blocked:
-        return outcomes, []
-    return [o for o in outcomes if o.task_id not in blocked], [o for o in outcomes if o.task_id in blocked]
+        return outcomes, [], unbroken
+    return [o for o in outcomes if o.task_id not in blocked], [o for o in outcomes if o.task_id in blocked], unbroken
 
 
-def blocked_below(connection: sa.Connection, dialect: Dialect, level: dict[int, int]) -> set[int]:
-    """Those of these tasks (id -> bit of its end) below which somebody holds a row that their end would change.
+# PostgreSQL only. Of the edges whose child could be locked, those that one of these ends may break.
+_LOCK_WAITING = f"""
+WITH e AS MATERIALIZED (SELECT parent, child, ok FROM schedd_edges WHERE {{e}}),
+l AS MATERIALIZED (SELECT t.id FROM schedd_tasks t WHERE t.id = ANY(ARRAY(SELECT child FROM e))
+  AND t.state = {st.WAITING} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED)
+SELECT e.parent, e.child, e.ok, CASE WHEN l.id IS NULL THEN 0 ELSE 1 END FROM e LEFT JOIN l ON l.id = e.child
+WHERE l.id IS NULL OR (e.ok & :bits) <> :bits
+"""
+_STILL_WAITING = (
+    "SELECT e.parent, e.child FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
+    f"WHERE {{e}} AND t.state = {st.WAITING}"
+)
+
+
+class Below(NamedTuple):
+    """``blocked``: below which somebody holds a row; ``unbroken``: all that waits below is ours, and nothing breaks."""
+
+    blocked: set[int]
+    unbroken: bool
+
+
+def look_below(connection: sa.Connection, dialect: Dialect, level: dict[int, int]) -> Below:
+    """Lock what the end of these tasks (id -> bit of its end) would change, and tell below which somebody else does.
 
     Level by level, since a child whose edge breaks ends too, and may end its own children.
     """
-    waiting = (
-        f"SELECT e.parent, e.child, e.ok FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
-        f"WHERE e.parent IN {dialect.ids()} AND t.state = {st.WAITING}"
-    )
-    lock = (
-        f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} AND t.state = {st.WAITING} "
-        "ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
-    )
+    unbroken = True
     blocked: set[int] = set()
     roots = {i: {i} for i in level}  # whose end reaches a task of this level
     cancelled = [i for i, bits in level.items() if bits & END_BIT[TaskState.CANCELLED]]
@@ -367,20 +422,19 @@ def blocked_below(connection: sa.Connection, dialect: Dialect, level: dict[int, 
             for child, parent in spawned.items():
                 reached.setdefault(child, set()).update(roots[parent])
                 below[child] = END_BIT[TaskState.CANCELLED]
-        bound = {"ids": bind_rows(sorted(level))}
-        edges = connection.execute(prepared(waiting), bound).fetchall()
-        waiters = sorted({edge.child for edge in edges})
-        locked: set[int] = set()
-        if waiters:
-            locked = {row[0] for row in connection.execute(prepared(lock), {"ids": bind_rows(waiters)})}
-        if len(locked) < len(waiters):
-            # Not locked: held by somebody, or no longer waiting (then there is nothing to release).
-            for edge in connection.execute(prepared(waiting), bound).fetchall():
-                if edge.child not in locked:
-                    blocked |= roots[edge.parent]
-        for edge in edges:
-            if edge.child in locked and level[edge.parent] & ~edge.ok:
-                reached.setdefault(edge.child, set()).update(roots[edge.parent])
-                below[edge.child] = below.get(edge.child, 0) | BROKEN_BITS
+        bound = {"ids": bind_rows(sorted(level)), "bits": functools.reduce(or_, level.values())}
+        edges = run(connection, _LOCK_WAITING.format(e=dialect.among("parent")), bound)
+        unbroken = unbroken and not edges
+        # Not locked: held by somebody, or no longer waiting (then there is nothing to release).
+        missed = {child for _, child, _, locked in edges if not locked}
+        if missed:
+            still = run(connection, _STILL_WAITING.format(e=dialect.among("e.parent")), bound)
+            for parent, child in still:
+                if child in missed:
+                    blocked |= roots[parent]
+        for parent, child, ok, locked in edges:
+            if locked and level[parent] & ~ok:
+                reached.setdefault(child, set()).update(roots[parent])
+                below[child] = below.get(child, 0) | BROKEN_BITS
         roots, level = reached, below
-    return blocked
+    return Below(blocked, unbroken and not blocked)

@@ -11,7 +11,7 @@ from scheduler.model.outcome import Failure
 from scheduler.model.policy import Life, judge
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.dialect import Dialect, bind_rows, prepared
-from scheduler.store.finish import blocked_below
+from scheduler.store.finish import look_below
 from scheduler.store.release import release
 
 BATCH = 500
@@ -62,7 +62,7 @@ def apply(connection: sa.Connection, dialect: Dialect, now: int, batch: int = BA
             asked[row.id] = reason
     if ending and dialect.skip_locked:
         # Somebody's open transaction holds what waits for them: they are judged again later.
-        for task_id in blocked_below(connection, dialect, dict.fromkeys(ending, END_BIT[TaskState.CANCELLED])):
+        for task_id in look_below(connection, dialect, dict.fromkeys(ending, END_BIT[TaskState.CANCELLED])).blocked:
             del ending[task_id]
     _put_off(connection, dialect, looks)
     _cancel(connection, dialect, ending, now, f"state = {st.CANCELLED}, finished_at = :now, held_key = NULL,")

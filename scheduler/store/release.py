@@ -17,19 +17,31 @@ from scheduler.store.statement import run
 _WHENS = tuple(When)
 _OTHERWISES = tuple(Otherwise)
 
+_MET = "(ok & :bit) <> 0"
 _MEET = f"""
 UPDATE schedd_tasks SET unmet = schedd_tasks.unmet - d.n,
   state = CASE WHEN schedd_tasks.unmet - d.n <= 0 THEN {st.SCHEDULED} ELSE schedd_tasks.state END
 FROM (SELECT child, CAST(count(*) AS integer) AS n FROM schedd_edges
-      WHERE parent IN {{ids}} AND (ok & :bit) <> 0 GROUP BY child) d
+      WHERE {{parents}} AND {_MET} GROUP BY child) d
 WHERE schedd_tasks.id = d.child AND schedd_tasks.state = {st.WAITING}
 RETURNING schedd_tasks.state
 """
-_BROKEN = f"""
-SELECT e.parent, e.child, e.on_end, e.otherwise FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child
-WHERE e.parent IN {{ids}} AND {{broken}} AND c.state = {st.WAITING} ORDER BY e.child, e.parent
+# The arrays: else PostgreSQL may read all that waits for a join with a few rows, of which it expects the wrong number.
+_AMONG_THEM = {"postgresql": "c.id = ANY(ARRAY(SELECT child FROM e)) AND", "sqlite": ""}
+_MEET_PG = f"""
+WITH d AS MATERIALIZED (SELECT child, CAST(count(*) AS integer) AS n FROM schedd_edges
+  WHERE {{parents}} AND {_MET} GROUP BY child)
+UPDATE schedd_tasks t SET unmet = t.unmet - d.n,
+  state = CASE WHEN t.unmet - d.n <= 0 THEN {st.SCHEDULED} ELSE t.state END
+FROM d WHERE t.id = d.child AND t.id = ANY(ARRAY(SELECT child FROM d)) AND t.state = {st.WAITING}
+RETURNING t.state
 """
-_NEVER_ON_SUCCESS = "e.ok IN (0, 2, 4, 6, 8, 10, 12, 14)"
+_BROKEN = f"""
+WITH e AS MATERIALIZED (SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {{parents}} AND {{broken}})
+SELECT e.parent, e.child, e.on_end, e.otherwise FROM e JOIN schedd_tasks c ON c.id = e.child
+WHERE {{children}} c.state = {st.WAITING} ORDER BY e.child, e.parent
+"""
+_NEVER_ON_SUCCESS = "ok IN (0, 2, 4, 6, 8, 10, 12, 14)"
 _END = f"""
 UPDATE schedd_tasks SET state = j.state, error = j.error, error_class = 'DependencyFailed',
   ended_by = j.parent, finished_at = :now, held_key = NULL
@@ -38,12 +50,21 @@ RETURNING schedd_tasks.id, schedd_tasks.state
 """
 
 
-def release(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[int, TaskState]], now: int) -> int:
+def release(
+    connection: sa.Connection,
+    dialect: Dialect,
+    ends: Iterable[tuple[int, TaskState]],
+    now: int,
+    *,
+    unbroken: bool = False,
+    awaited: bool = True,
+) -> int:
     """Meet or break the edges of tasks that have just ended, and so on down. Returns how many became ready.
 
     Children that can no longer run are ended here, and then they are parents that have ended in their turn; so are the
     tasks that the handlers of cancelled ones spawned, and what a cascading cancel takes along. Whoever awaits any of
-    them is woken.
+    them is woken. ``unbroken``: none of these ends breaks an edge of something that waits; ``awaited``: somebody may
+    await one of them.
     """
     ready = 0
     frontier = dict(ends)
@@ -52,14 +73,17 @@ def release(connection: sa.Connection, dialect: Dialect, ends: Iterable[tuple[in
         frontier |= dict.fromkeys(cancel_below(connection, dialect, cancelled, now), TaskState.CANCELLED)
     while frontier:
         # Broken edges first: a child that another edge makes ready in the same moment must not start.
-        ended = _break(connection, dialect, frontier, now)
+        ended = {} if unbroken else _break(connection, dialect, frontier, now)
+        unbroken = False  # of the next ones nothing is known
         cancelled = [task_id for task_id, state in frontier.items() if state is TaskState.CANCELLED]
         if cancelled:
             ended |= dict.fromkeys(children.cancel(connection, dialect, cancelled, now), TaskState.CANCELLED)
-        ready += waits.tasks_ended(connection, dialect, list(frontier), now)
+        if awaited:
+            ready += waits.tasks_ended(connection, dialect, list(frontier), now)
         for bit in sorted({END_BIT[state] for state in frontier.values()}):
             ids = [task_id for task_id, state in frontier.items() if END_BIT[state] == bit]
-            met = run(connection, _MEET.format(ids=dialect.ids()), {"ids": bind_rows(ids), "bit": bit})
+            meet = (_MEET_PG if dialect.name == "postgresql" else _MEET).format(parents=dialect.among("parent"))
+            met = run(connection, meet, {"ids": bind_rows(ids), "bit": bit})
             ready += sum(1 for row in met if row[0] == st.SCHEDULED)
         frontier = ended
     return ready
@@ -109,16 +133,15 @@ def _break(
     successes = [i for i, state in ends.items() if state is TaskState.SUCCESS]
     others = [i for i, state in ends.items() if state is not TaskState.SUCCESS]
     verdicts: dict[int, list[tuple[Verdict, int]]] = {}
-    for ids, broken in ((successes, _NEVER_ON_SUCCESS), (others, "e.ok < 15")):
+    for ids, broken in ((successes, _NEVER_ON_SUCCESS), (others, "ok < 15")):
         if not ids:
             continue
-        for row in connection.execute(
-            prepared(_BROKEN.format(ids=dialect.ids(), broken=broken)), {"ids": bind_rows(ids)}
-        ).fetchall():
-            verdict = judge(ends[row.parent], _WHENS[row.on_end], _OTHERWISES[row.otherwise])
-            waits_in_vain = verdict is Verdict.WAIT and row.parent in removed
+        sql = _BROKEN.format(parents=dialect.among("parent"), broken=broken, children=_AMONG_THEM[dialect.name])
+        for parent, child, on_end, otherwise in run(connection, sql, {"ids": bind_rows(ids)}):
+            verdict = judge(ends[parent], _WHENS[on_end], _OTHERWISES[otherwise])
+            waits_in_vain = verdict is Verdict.WAIT and parent in removed
             if verdict in (Verdict.FAIL, Verdict.SKIP) or waits_in_vain:
-                verdicts.setdefault(row.child, []).append((verdict, row.parent))
+                verdicts.setdefault(child, []).append((verdict, parent))
     if not verdicts:
         return {}
     return _end(connection, dialect, [_ended(child, found, ends) for child, found in verdicts.items()], now)

@@ -12,7 +12,7 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
-from scheduler.store.finish import BROKEN_BITS, blocked_below
+from scheduler.store.finish import BROKEN_BITS, look_below
 from scheduler.store.release import release
 from scheduler.store.replacing import settle, unsettleable
 
@@ -85,7 +85,7 @@ def reclaim(
     replaced = [row.id for row in rows if row.rerun]
     ends |= {i: ends.get(i, 0) | BROKEN_BITS for i in replaced}
     if ends and dialect.skip_locked:
-        blocked = blocked_below(connection, dialect, ends) | unsettleable(connection, dialect, replaced)
+        blocked = look_below(connection, dialect, ends).blocked | unsettleable(connection, dialect, replaced)
         rows = [row for row in rows if row.id not in blocked]
     if not rows:
         return Taken([], {})

@@ -18,7 +18,7 @@ from scheduler.model.registry import Kind
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import Dialect, bind_rows, prepared
-from scheduler.store.finish import BROKEN_BITS, blocked_below
+from scheduler.store.finish import BROKEN_BITS, look_below
 from scheduler.store.release import release
 from scheduler.store.replacing import settle, unsettleable
 
@@ -275,7 +275,7 @@ def _take_back(
     ends |= {i: ends.get(i, 0) | BROKEN_BITS for i in replaced}
     if ends and dialect.skip_locked:
         # Somebody's open transaction holds what waits for them: they stay claimed until a later call.
-        blocked = blocked_below(connection, dialect, ends) | unsettleable(connection, dialect, replaced)
+        blocked = look_below(connection, dialect, ends).blocked | unsettleable(connection, dialect, replaced)
         tasks = [t for t in tasks if t[0] not in blocked]
         attempts = [a for a in attempts if a[0] not in blocked]
         poisoned = [p for p in poisoned if p not in blocked]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import queue
 import time
 
 import psycopg
@@ -31,4 +33,25 @@ def test_many_rings_become_few_and_the_last_is_heard(database: Database, monkeyp
         heard += sum(1 for _ in ear.notifies(timeout=2 * APART))
         assert heard <= 2 + took / APART
     bell.close()
+    store.dispose()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_who_rings_wakes_the_others_and_not_itself(database: Database) -> None:
+    store = Store(database.url, SystemClock())
+    heard: queue.Queue[str] = queue.Queue()
+    bells = {name: doorbell.NotifyBell(store) for name in ("one", "two")}
+    for name, bell in bells.items():
+        bell.listen(name, functools.partial(heard.put, name))
+    assert {heard.get(timeout=20), heard.get(timeout=20)} == {"one", "two"}, "what was rung before they listened"
+    for ringing, other in (("one", "two"), ("two", "one"), ("one", "two")):
+        time.sleep(2 * doorbell._DEBOUNCE)
+        bells[ringing].ring()
+        assert heard.get(timeout=20) == other
+    with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as caller:
+        caller.execute(f"NOTIFY {doorbell.CHANNEL}")  # as ring_after_commit does
+    assert {heard.get(timeout=20), heard.get(timeout=20)} == {"one", "two"}
+    assert heard.empty()
+    for bell in bells.values():
+        bell.close()
     store.dispose()
