@@ -236,8 +236,8 @@ class _Batch:
             if spec.conflict != "replace":
                 self.parents.ends.setdefault(holder.id, holder.state if holder.state.terminal else None)
                 return
-        edges = self._resolved(spec)
-        placed = self.parents.place(edges)
+        edges = self._resolved(spec) if spec.edges else []
+        placed = self.parents.place(edges) if edges else _PLACED
         if holder is not None:
             self.replaced.append((holder, msgspec.structs.replace(spec, edges=edges), placed))
             self.parents.ends[holder.id] = placed.end.state if placed.end and holder.state not in HELD else None
