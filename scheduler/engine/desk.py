@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from scheduler.engine.procpool import ProcessPool
 
 _GLANCE = 0.0003  # seconds between looks at what comes in
+_GLANCES = 3  # looks after which it has stopped to come in
 _WEIGHT = 0.2  # of each duration in a kind's moving mean
 
 
@@ -190,10 +191,13 @@ class Desk:
         self._sleeping = False
 
     def gather(self, count: int, seconds: float) -> None:
-        """Let outcomes come in, up to so many, at most this long; nobody is kept waiting who rings or asks."""
-        until = self.monotonic() + seconds
-        while len(self.outcomes) < count and not (self._rung or self.requests) and self.monotonic() < until:
+        """Let outcomes come in, up to so many, at most this long and while they come. Who rings or asks ends it."""
+        until = time.monotonic() + seconds
+        seen, idle = len(self.outcomes), 0
+        while seen < count and idle < _GLANCES and not (self._rung or self.requests) and time.monotonic() < until:
             time.sleep(_GLANCE)
+            idle = 0 if len(self.outcomes) > seen else idle + 1
+            seen = len(self.outcomes)
 
     def take_up(self, attempts: Sequence[Attempt], sort: SlotKey) -> None:
         """Attempts were claimed for the slots of this sort."""

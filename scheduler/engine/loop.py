@@ -38,6 +38,7 @@ log = logging.getLogger("scheduler.engine")
 TOLD_EVERY = 0.25  # seconds between looks at what is asked of this worker
 URGENT_OVER = 50  # outcomes to be written from which on a high task that was rung for does not wait for them
 STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
+AGAIN = 0.1  # seconds until outcomes are tried again whose rows somebody's transaction holds
 BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
 HAND_BACK_DELAY = 2 * SECOND
 COUNTED = 10_000  # tasks of each sort that the first line in the log counts, at most
@@ -255,7 +256,7 @@ class Engine:
         fresh = rung or self._rescan or self.desk.now() >= self._next_due or self._poll_is_due()
         result = self.turner.turn(connection, claiming=self.claims, fresh=fresh)
         self.turns += 1
-        self.duties.timers.put("poll", self._poll_every())
+        self.duties.timers.put("poll", AGAIN if self.turner.deferred else self._poll_every())
         self._next_due = result.next_due
         self._rescan, self._go_on = False, result.busy
         if not self.claims:

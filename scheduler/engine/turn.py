@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -76,7 +77,9 @@ class Turner:
 
     def gather(self) -> None:
         """Where bodies of microseconds wait for a slot: let them end, so that one turn records them, not one the first
-        and another one the rest."""
+        and another one the rest. Not while a high task is under way: what waits for it is urgent, too."""
+        if not self.desk.outcomes or any(count for (pool, _), count in self.desk.in_flight.items() if pool == HIGH):
+            return
         coming = 0
         for slots in self.slots.values():
             try:
@@ -190,13 +193,14 @@ class Turner:
         ended = self._settle(outcomes, finished)
         self._hand_out(claimed, plan, admission.start_by)
         self._fit(desk.monotonic() - begun, max(len(outcomes), len(claimed)))
-        picked = {(p.queue, p.lane, p.pool): p.limit for p in plan.picks}
+        picked = {claims.LANE_OF(p): p.limit for p in plan.picks}
+        got = Counter(map(claims.LANE_OF, claimed))
         return TurnResult(
             len(outcomes),
             len(claimed),
             woken + self._freed() + (finished.ready if finished else 0),
             min(self.lanes.next_due, admission.again) if claiming else FOREVER,
-            busy or (claiming and self.lanes.unfinished) or (bool(picked) and len(claimed) >= sum(picked.values())),
+            busy or (claiming and self.lanes.unfinished) or any(0 < most <= got[lane] for lane, most in picked.items()),
             ended,
             opened,
         )

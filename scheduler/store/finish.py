@@ -167,7 +167,7 @@ class _Written(NamedTuple):
 def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int) -> Finished:
     """Write the outcomes that ``worker`` still holds, their attempts and what follows for dependents."""
     deferred: list[Outcome] = []
-    unbroken: Collection[int] = ()
+    unbroken: Mapping[int, int] = {}
     if dialect.name == "postgresql":
         outcomes, deferred, unbroken = _lockable(connection, dialect, worker, outcomes)
     wrote = _write(connection, dialect, worker, outcomes, now)
@@ -181,7 +181,7 @@ def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
     if wrote.overruled:  # what a cancelled task spawned ends with it
         released |= {i: wrote.ended[i] for i in wrote.overruled if wrote.ended.get(i) is TaskState.CANCELLED}
     awaited = bool(wrote.ended) and waits.anybody(connection)
-    known = not wrote.overruled and all(i in unbroken for i in released)
+    known = not wrote.overruled and all(unbroken.get(i) == END_BIT[state] for i, state in released.items())
     ready += release(connection, dialect, released.items(), now, unbroken=known, awaited=awaited) if released else 0
     if awaited:
         ready += waits.tasks_ended(connection, dialect, [i for i in wrote.ended if i not in released], now)
@@ -337,8 +337,8 @@ def write_values(connection: sa.Connection, dialect: Dialect, values: Sequence[t
 
 _PAIR: Columns = (("id", int), ("claim", int))
 _LOOK_HELD = (
-    "WITH {rows} SELECT t.id, t.cancel_requested, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = t.id), t.rerun "
-    "FROM j JOIN schedd_tasks t ON t.id = j.id "
+    "WITH {rows} SELECT t.id, t.claim, t.cancel_requested, t.rerun, "
+    "EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = t.id) FROM j JOIN schedd_tasks t ON t.id = j.id "
     "WHERE {among t} "
     f"{fence('BETWEEN 4 AND 5')}"
 )
@@ -347,10 +347,10 @@ _LOCK_HELD = f"{_LOOK_HELD} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
 
 def _lockable(
     connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome]
-) -> tuple[Sequence[Outcome], list[Outcome], Collection[int]]:
+) -> tuple[Sequence[Outcome], list[Outcome], Mapping[int, int]]:
     """Lock, without ever waiting, the outcomes' rows and what waits below them; what cannot be had is deferred.
 
-    Returns what can be written, what cannot, and tasks whose end is known to break no edge of what waits.
+    Returns what can be written, what cannot, and the ends (id -> bit) that are known to break no edge of what waits.
 
     A caller's open transaction may hold FOR SHARE on a parent for minutes (it is adding a child), and it must not hold
     up the other tasks of this worker. A row whose fence is lost is not locked either, and is told apart by the write.
@@ -358,13 +358,15 @@ def _lockable(
     bound = {"worker": worker}
     pairs = [(o.task_id, o.claim) for o in outcomes]
     locked = run_over(connection, _LOCK_HELD, _PAIR, pairs, bound)
-    got = {row[0]: row[1] is not None for row in locked}
+    # By task and claim: a stale outcome of the same task may be among them, and decides nothing.
+    got = {(row[0], row[1]): row[2] is not None for row in locked}
     replaced = [row[0] for row in locked if row[3]]
-    parents = {row[0] for row in locked if row[2]}
+    parents = {row[0] for row in locked if row[4]}
     blocked: set[int] = set()
     if len(got) < len(outcomes):
-        blocked = {row[0] for row in run_over(connection, _LOOK_HELD, _PAIR, pairs, bound)} - got.keys()
-    ends = {o.task_id: st.CANCELLED if got[o.task_id] else o.state for o in outcomes if o.task_id in got}
+        held = {row[0] for row in run_over(connection, _LOOK_HELD, _PAIR, pairs, bound)}
+        blocked = held - {task_id for task_id, _ in got}
+    ends = {o.task_id: st.CANCELLED if got[key] else o.state for o in outcomes if (key := (o.task_id, o.claim)) in got}
     ends = {i: state for i, state in ends.items() if i in parents or state == st.CANCELLED}
     bits = {i: END_BIT[TaskState.from_code(state)] for i, state in ends.items() if state >= st.FIRST_TERMINAL}
     if replaced:
@@ -372,7 +374,7 @@ def _lockable(
         bits |= {i: bits.get(i, 0) | BROKEN_BITS for i in replaced}  # their new edges may end them at once
     below = look_below(connection, dialect, bits)
     blocked |= below.blocked
-    unbroken = bits.keys() if below.unbroken else ()
+    unbroken = bits if below.unbroken else {}
     if not blocked:
         return outcomes, [], unbroken
     return [o for o in outcomes if o.task_id not in blocked], [o for o in outcomes if o.task_id in blocked], unbroken

@@ -64,7 +64,7 @@ def release(
     Children that can no longer run are ended here, and then they are parents that have ended in their turn; so are the
     tasks that the handlers of cancelled ones spawned, and what a cascading cancel takes along. Whoever awaits any of
     them is woken. ``unbroken``: none of these ends breaks an edge of something that waits; ``awaited``: somebody may
-    await one of them.
+    await one of them. Both of these ends only.
     """
     ready = 0
     frontier = dict(ends)
@@ -74,7 +74,6 @@ def release(
     while frontier:
         # Broken edges first: a child that another edge makes ready in the same moment must not start.
         ended = {} if unbroken else _break(connection, dialect, frontier, now)
-        unbroken = False  # of the next ones nothing is known
         cancelled = [task_id for task_id, state in frontier.items() if state is TaskState.CANCELLED]
         if cancelled:
             ended |= dict.fromkeys(children.cancel(connection, dialect, cancelled, now), TaskState.CANCELLED)
@@ -85,7 +84,7 @@ def release(
             meet = (_MEET_PG if dialect.name == "postgresql" else _MEET).format(parents=dialect.among("parent"))
             met = run(connection, meet, {"ids": bind_rows(ids), "bit": bit})
             ready += sum(1 for row in met if row[0] == st.SCHEDULED)
-        frontier = ended
+        frontier, unbroken, awaited = ended, False, True  # of the next ones nothing is known
     return ready
 
 

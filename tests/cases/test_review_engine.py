@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from scheduler import Context, Scheduler, Task
+from scheduler import Context, Scheduler, Task, task
 from scheduler.engine.attempt import execute
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.spec import TaskId
@@ -19,6 +19,7 @@ from scheduler.ports import FAILPOINTS
 from scheduler.testing import drain, engine_of
 from support.bench import Bench, Step, ring_and_step, run_claimed
 from support.databases import Database
+from support.fleet import Fleet, step
 
 
 @pytest.fixture
@@ -366,3 +367,25 @@ def test_an_outcome_that_cannot_be_recorded_keeps_no_other_from_it(bench: Bench)
     assert bench.states(*ids, later) == ["success", "dead", "success", "success"]
     assert "could not be recorded" in str(bench.jobs.get_task(ids[1]).error)
     assert not engine.desk.held
+
+
+@task
+def rare(ctx: Context) -> None: ...
+
+
+@task
+def common(ctx: Context) -> None: ...
+
+
+def test_room_that_a_short_lane_left_goes_to_the_others(fleet: Fleet) -> None:
+    """Each lane is given a share without knowing how much is in it."""
+    jobs = fleet.worker(rare, common, pools={"high": (0, 0), "medium": (8, 0), "low": (0, 0)})
+    jobs.task(rare).schedule()
+    with jobs.batch() as batch:
+        for _ in range(40):
+            batch.task(common)
+    step(jobs)
+    engine = engine_of(jobs)
+    for _ in range(3):
+        engine.step()  # by itself: nobody rings
+    assert len(engine.desk.held) == 8

@@ -158,6 +158,40 @@ def test_one_worker_holding_a_task_twice_cannot_mix_up_its_claims(
     assert bare.history(other) == [(1, "succeeded")]
 
 
+@pytest.mark.case(4, 31)
+@pytest.mark.parametrize("order", ["old first", "new first"])
+@pytest.mark.parametrize(
+    ("when", "otherwise", "fresh_state", "stale_state", "ended"),
+    [
+        (When.FAILURE, Otherwise.SKIP, st.SUCCESS, st.FAILED, "skipped"),
+        (When.SUCCESS, Otherwise.FAIL, st.FAILED, st.SUCCESS, "failed"),
+        (When.SUCCESS, Otherwise.FAIL, st.SUCCESS, st.FAILED, "scheduled"),
+    ],
+)
+def test_a_stale_claim_beside_the_new_one_decides_nothing_below(
+    bare: Bare, when: When, otherwise: Otherwise, fresh_state: int, stale_state: int, ended: str, order: str
+) -> None:
+    """Both outcomes of the task in one turn: what follows is by the one that holds."""
+    worker = bare.worker("a")
+    (task_id,) = bare.task()
+    (first,) = bare.claim(worker)
+    bare.finish(worker, bare.outcome(first, AttemptEnd.HANDED_BACK, st.SCHEDULED))
+    (again,) = bare.claim(worker)
+    with bare.store.write() as c:
+        edges = [EdgeSpec(task_id, when, otherwise)]
+        child = int(enqueue(c, [TaskSpec("kind", "{}", "kind", edges=edges)], bare.clock.now(), ours=True)[0])
+
+    def outcome(claimed: Claimed, state: int) -> Outcome:
+        if state == st.SUCCESS:
+            return bare.outcome(claimed)
+        return bare.outcome(claimed, AttemptEnd.FAILED, state, failure=Failure("no", "Error", "f"))
+
+    stale, fresh = outcome(first, stale_state), outcome(again, fresh_state)
+    done = bare.finish(worker, *([stale, fresh] if order == "old first" else [fresh, stale]))
+    assert done.lost == [stale]
+    assert TaskState.from_code(bare.row(child).state).value == ended
+
+
 @pytest.mark.case(3, 4)
 def test_stamps_of_two_claims_are_told_apart(bare: Bare, clock: FakeClock) -> None:
     worker = bare.worker("a")
