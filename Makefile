@@ -6,8 +6,7 @@ VENV ?= $(if $(filter file,$(origin PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.schedd-installed
 PYTEST_ARGS ?=
-# One more than there are cores: a third of the time the tests wait for clocks, processes and disks.
-JOBS ?= $(shell expr $$(nproc) + 1)
+JOBS ?= auto
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test soak faults vm cases mutants lint format bench bench-check clean
