@@ -37,6 +37,7 @@ class Lease:
         self.no_reaping_until = 0.0
         self.next_lapse = 0  # when the next of the other workers' leases runs out (microseconds)
         self.others = False  # whether there are any, when last looked
+        self._joined = False  # and has not looked since
         self._lapses = lapses
         self._skew_told = False
         self._seen: tuple[int, float] | None = None
@@ -50,6 +51,7 @@ class Lease:
         lease/3; only who has not done so in this time either is dead.
         """
         self._extended(begun)
+        self._joined = True
         self.no_reaping_until = max(self.no_reaping_until, self.desk.monotonic() + 0.4 * self.desk.options.lease)
 
     def _extended(self, begun: float) -> None:
@@ -121,8 +123,10 @@ class Lease:
         self._dead += known_dead()
         patient = self.desk.monotonic() < self.no_reaping_until
         if patient and not self._dead:
-            with self.desk.database.read(connection) as c:
-                self.others = workers.next_lapse(c, worker) > 0
+            if self._joined:  # once, for an idle worker is to cost nothing
+                self._joined = False
+                with self.desk.database.read(connection) as c:
+                    self.others = workers.next_lapse(c, worker) > 0
             return []
         with self.desk.database.write(connection) as c:
             found = workers.reap(
