@@ -264,7 +264,7 @@ class Engine:
         if result.schedule_ended:
             self.duties.schedules.look_again()
         # Where it takes a transaction, not for nobody; who has come since the last look polls until the next one.
-        if (result.ready or result.opened) and (self.lease.others or not self._bell.dear):
+        if (result.ready or result.opened) and not (self._bell.dear and self.lease.alone()):
             self._bell.ring()
         if result.schedule_ended or (result.ready and not self.turner.lanes.whole):
             self._rescan = True

@@ -36,8 +36,6 @@ class Lease:
         self.desk = desk
         self.no_reaping_until = 0.0
         self.next_lapse = 0  # when the next of the other workers' leases runs out (microseconds)
-        self.others = False  # whether there are any, when last looked
-        self._joined = False  # and has not looked since
         self._lapses = lapses
         self._skew_told = False
         self._seen: tuple[int, float] | None = None
@@ -51,7 +49,6 @@ class Lease:
         lease/3; only who has not done so in this time either is dead.
         """
         self._extended(begun)
-        self._joined = True
         self.no_reaping_until = max(self.no_reaping_until, self.desk.monotonic() + 0.4 * self.desk.options.lease)
 
     def _extended(self, begun: float) -> None:
@@ -108,6 +105,10 @@ class Lease:
             self._extended(begun)
         return held
 
+    def alone(self) -> bool:
+        """Whether there was no other worker when last looked; not known while it reaps nobody."""
+        return self.next_lapse == 0 and self.desk.monotonic() >= self.no_reaping_until
+
     def next_reap(self) -> float:
         """Seconds after which another worker's lease may have run out; infinity if that is not known."""
         mono = self.desk.monotonic()
@@ -123,17 +124,12 @@ class Lease:
         self._dead += known_dead()
         patient = self.desk.monotonic() < self.no_reaping_until
         if patient and not self._dead:
-            if self._joined:  # once, for an idle worker is to cost nothing
-                self._joined = False
-                with self.desk.database.read(connection) as c:
-                    self.others = workers.next_lapse(c, worker) > 0
             return []
         with self.desk.database.write(connection) as c:
             found = workers.reap(
                 c, self.desk.database.dialect, self.desk.now(), known_dead=self._dead, spare=worker, lapsed=not patient
             )
             self.next_lapse = workers.next_lapse(c, worker)
-            self.others = self.next_lapse > 0
             poisoned = [task for one in found for task in one.poisoned]
             set_aside = get_tasks(c, poisoned) if poisoned else []
         self._dead.clear()
