@@ -125,6 +125,11 @@ class Lease:
         patient = self.desk.monotonic() < self.no_reaping_until
         if patient and not self._dead:
             return []
+        if not self._dead:
+            with self.desk.database.read(connection) as c:  # no write lock for a look that mostly finds nothing
+                self.next_lapse, found_dead = workers.look_for_dead(c, worker)
+            if not (found_dead or 0 < self.next_lapse < self.desk.now()):
+                return []
         with self.desk.database.write(connection) as c:
             found = workers.reap(
                 c, self.desk.database.dialect, self.desk.now(), known_dead=self._dead, spare=worker, lapsed=not patient

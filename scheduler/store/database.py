@@ -215,15 +215,8 @@ class Database:
                     return
                 self.calibrate(connection, if_due=True)
                 connection.rollback()
-                raw: Any = connection.connection.dbapi_connection
-                raw.autocommit = True
-                try:
+                with _no_transaction(connection):
                     yield connection
-                finally:
-                    if raw.closed:
-                        connection.invalidate()
-                    else:
-                        raw.autocommit = False
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
 
@@ -243,15 +236,16 @@ class Database:
 
     @contextmanager
     def read(self, connection: sa.Connection | None = None) -> Iterator[sa.Connection]:
-        """A transaction that only reads: one snapshot, no lock. Raises StoreUnavailableError.
+        """A transaction that only reads, without a lock. Raises StoreUnavailableError.
 
         ``connection``: one that stays open between transactions. Taken where it may read as well as any other
-        (PostgreSQL), for it spares the pool's question whether the server is still there.
+        (PostgreSQL), for it spares the pool's question whether the server is still there; BEGIN and COMMIT, too: a
+        statement of its own is one round trip, not three.
         """
         engine = self.open()
         try:
             if connection is not None and self.dialect.name != "sqlite":
-                with connection.begin():
+                with _no_transaction(connection):
                     yield connection
             else:
                 with engine.connect() as fresh:
@@ -294,6 +288,21 @@ class Database:
                 self._engine.dispose()
                 self._engine = None
                 self._gate = Gate(None)  # its locks' files are closed once nobody passes through any more
+
+
+@contextmanager
+def _no_transaction(connection: sa.Connection) -> Iterator[None]:
+    """Inside, each statement is a transaction of its own (PostgreSQL)."""
+    raw: Any = connection.connection.dbapi_connection
+    raw.autocommit = True
+    try:
+        yield
+    finally:
+        connection.rollback()  # SQLAlchemy's idea of a transaction: the server has none
+        if raw.closed:
+            connection.invalidate()
+        else:
+            raw.autocommit = False
 
 
 def _tell_transaction(context: sa.engine.ExceptionContext) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -220,12 +221,14 @@ class NotifyBell:
             raw.execute(f"LISTEN {CHANNEL}")
             self.works = True
             wake()  # what was rung while nobody listened
+            poll = select.poll()  # the driver's own wait looks ten times a second whether it is to go on
+            poll.register(raw.fileno(), select.POLLIN)
             while not self._closed.is_set():
-                for rung in raw.notifies(timeout=_LOOK):
+                for rung in raw.notifies(timeout=0):
                     if rung.payload != incarnation:
                         wake()
-                    if self._closed.is_set():
-                        return
+                if poll.poll(_LOOK * 1000):
+                    continue
                 # Notices a connection that is gone without a word; an answer that does not come, too.
                 alarm = threading.Timer(_ANSWER, shut_down, [raw])
                 alarm.daemon = True
@@ -286,10 +289,7 @@ class NotifyBell:
         self._closed.set()
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(Exception):
-                connection.cancel_safe(timeout=1.0)
-            with contextlib.suppress(Exception):
-                connection.close()
+            shut_down(connection)  # wakes who listens, who closes it then
 
 
 _RINGING: weakref.WeakSet[sa.Connection] = weakref.WeakSet()  # those that ring when they commit

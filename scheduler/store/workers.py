@@ -179,6 +179,13 @@ class Reclaimed(NamedTuple):
     poisoned: tuple[int, ...]
 
 
+_NEXT_LAPSE = f"SELECT min(lease_until) FROM schedd_workers WHERE state < {STOPPED} AND id <> :spare"
+_DEAD_HOLDING = (
+    f"schedd_workers w WHERE w.state >= {STOPPED} AND EXISTS "
+    "(SELECT 1 FROM schedd_tasks t WHERE t.worker = w.id AND t.state >= 4 AND t.state <= 5)"
+)
+
+
 def reap(
     connection: sa.Connection,
     dialect: Dialect,
@@ -208,12 +215,7 @@ def reap(
             "dead": msgspec.json.encode(list(known_dead)).decode(),
         },
     )
-    found = connection.execute(
-        prepared(
-            "SELECT w.id, w.host, w.pid, w.incarnation FROM schedd_workers w WHERE w.state >= 2 AND EXISTS "
-            "(SELECT 1 FROM schedd_tasks t WHERE t.worker = w.id AND t.state >= 4 AND t.state <= 5)"
-        )
-    ).fetchall()
+    found = connection.execute(prepared(f"SELECT w.id, w.host, w.pid, w.incarnation FROM {_DEAD_HOLDING}")).fetchall()
     done = []
     for row in found:
         label = f"{row.host}:{row.pid} ({row.incarnation})"
@@ -224,11 +226,15 @@ def reap(
 
 def next_lapse(connection: sa.Connection, spare: int | None) -> int:
     """When the next lease of another worker runs out; 0 if there is none."""
-    found = connection.execute(
-        prepared(f"SELECT min(lease_until) FROM schedd_workers WHERE state < {STOPPED} AND id <> :spare"),
-        {"spare": -1 if spare is None else spare},
-    ).scalar()
+    found = connection.execute(prepared(f"SELECT ({_NEXT_LAPSE})"), {"spare": -1 if spare is None else spare}).scalar()
     return int(found or 0)
+
+
+def look_for_dead(connection: sa.Connection, spare: int | None) -> tuple[int, bool]:
+    """:func:`next_lapse`, and whether there is a worker found dead whose claims nobody has taken back yet."""
+    sql = f"SELECT ({_NEXT_LAPSE}) AS next, EXISTS (SELECT 1 FROM {_DEAD_HOLDING}) AS found"
+    row = connection.execute(prepared(sql), {"spare": -1 if spare is None else spare}).one()
+    return int(row.next or 0), bool(row.found)
 
 
 def _take_back(
