@@ -143,6 +143,10 @@ class Planner:
     def _room(self, freed: dict[SlotKey, int], in_processes: dict[int, int]) -> Callable[[int, LaneHead], int]:
         desk = self.desk
         horizon = desk.monotonic() - desk.options.ahead
+        busy: dict[SlotKey, int] = {}  # slots whose body outlasts the horizon: they start nothing within the next one
+        for attempt in list(desk.held.values()):
+            if attempt.started_at is not None and not attempt.ended and attempt.started_mono < horizon:
+                busy[attempt.sort] = busy.get(attempt.sort, 0) + 1
 
         def room(pool: int, head: LaneHead) -> int:
             kind = desk.registry.get(claims.kind_of(head.lane))
@@ -151,17 +155,18 @@ class Planner:
             slots = self.slots.get(sort)
             if slots is None or (sort[1] == PROCESS and pool != head.pool):
                 return 0  # the levels share the processes, so none has to help another
-            ahead = 0
+            ahead, moving = 0, slots.size - busy.get(sort, 0)
             mean = desk.means.get(kind.name)
             if mean is not None and kind.name not in self.limits.known and not desk.options.max_concurrent:
-                # What the slots will start within the horizon; nothing, while what waits is not moving.
-                ahead = min(AHEAD * self.batch, int(slots.size * desk.options.ahead / max(mean, 1e-5)))
+                # What the slots will start within the horizon; nothing, while what waits is not moving. Else what a
+                # stuck pool has just handed back would be claimed again at once, before others see it.
+                ahead = min(AHEAD * self.batch, int(moving * desk.options.ahead / max(mean, 1e-5)))
                 if waiting_since(slots) < horizon:
                     ahead = 0
             free = slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0)
             if sort[1] == PROCESS and not ahead:
                 free = min(free, in_processes[pool])
-            if free < 0 and waiting_since(slots) >= horizon:
+            if free < 0 < moving and waiting_since(slots) >= horizon:
                 # The line is longer than the slots, and moves: what quick kinds have ahead keeps no other kind out.
                 own = sum(1 for a in list(desk.held.values()) if a.kind is kind and a.sort == sort)
                 free = max(free, max(1, slots.size // 2) - own)

@@ -50,7 +50,8 @@ BESIDE = SECOND  # until a task may be claimed again whose last body has not end
 
 class TurnResult(NamedTuple):
     """``next_due``: when the next known task is due (microseconds); ``busy``: another turn may find work at once;
-    ``opened``: a cap has room again that this worker did not take."""
+    ``ready``: how many tasks may run that could not before, here or elsewhere; ``opened``: a cap has room again that
+    this worker did not take."""
 
     finished: int
     claimed: int
@@ -112,12 +113,13 @@ class Turner:
         desk = self.desk
         outcomes: list[tuple[Attempt, Outcome]] = []
         requests: list[Request] = []
+        stale: list[tuple[Attempt, Outcome]] = []  # which others may run
         if not urgent:
             outcomes = self.deferred + (extra or [])
             self.deferred = []
             while desk.outcomes and (len(outcomes) < self.planner.batch or not claiming):
                 outcomes.append(desk.outcomes.popleft())
-            outcomes += self._stale()
+            outcomes += (stale := self._stale())
             requests, desk.put_off = desk.put_off, []
             while desk.requests and len(requests) < REQUESTS:
                 requests.append(desk.requests.popleft())
@@ -198,7 +200,7 @@ class Turner:
         return TurnResult(
             len(outcomes),
             len(claimed),
-            woken + self._freed() + (finished.ready if finished else 0),
+            woken + self._freed() + (finished.ready if finished else 0) + len(stale),
             min(self.lanes.next_due, admission.again) if claiming else FOREVER,
             busy or (claiming and self.lanes.unfinished) or any(0 < most <= got[lane] for lane, most in picked.items()),
             ended,

@@ -16,7 +16,7 @@ from scheduler.engine.attempt import execute
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.spec import TaskId
 from scheduler.ports import FAILPOINTS
-from scheduler.testing import drain, engine_of
+from scheduler.testing import FakeClock, drain, engine_of
 from support.bench import Bench, Step, ring_and_step, run_claimed
 from support.databases import Database
 from support.fleet import Fleet, step
@@ -389,3 +389,33 @@ def test_room_that_a_short_lane_left_goes_to_the_others(fleet: Fleet) -> None:
     for _ in range(3):
         engine.step()  # by itself: nobody rings
     assert len(engine.desk.held) == 8
+
+
+@pytest.mark.case(64)
+def test_what_a_stuck_pool_hands_back_is_left_to_others(fleet: Fleet, clock: FakeClock) -> None:
+    """Its kind took no time so far, so more was claimed than there are slots; the next one takes long."""
+    seen: list[str] = []
+
+    @task
+    def work(ctx: Context, long: bool = False) -> None:
+        if long and not seen:
+            clock.advance(1.5)
+            step(first)  # what waits behind this body goes back
+            seen.append(str(first.get_task(waiting).state))
+            step(second)
+            run_claimed(second)
+            step(second)
+            seen.append(str(first.get_task(waiting).state))
+
+    first, second = (fleet.worker(work, pools={"high": (0, 0), "medium": (1, 0), "low": (0, 0)}) for _ in range(2))
+    first.task(work).schedule()
+    drain(first)
+    step(second)
+    first.task(work, long=True).schedule()
+    waiting = first.task(work, long=True).schedule()
+    step(first)
+    assert str(first.get_task(waiting).state) == "claimed"
+    (slots,) = [s for s in engine_of(first).inline_slots() if s.waiting]
+    slots.run_one()
+    assert seen == ["scheduled", "success"]
+    assert first.get_task(waiting).attempt == 1
