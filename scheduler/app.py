@@ -102,7 +102,9 @@ class Scheduler(Queries):
         }
         if retention is not None:
             self._options["retention"] = _retention(retention)
-        self._caller = Caller(self.database, self.registry, self._ring, timezone, before_schedule)
+        self._caller = Caller(
+            self.database, self.registry, self._ring, lambda: self._others_bell().carried(), timezone, before_schedule
+        )
         self._engine: Engine | None = None
         self._bell: Bell | None = None
         self._bell_pid = 0
@@ -158,20 +160,23 @@ class Scheduler(Queries):
         """Many tasks at once, all or none: ``with jobs.batch() as batch: batch.task(...)``."""
         return Batch(self._caller, correlation, connection)
 
-    def _ring(self) -> None:
+    def _ring(self, *, others: bool = True) -> None:
         """Wake our own engine, and those of other processes."""
         self._forget_parents_engine()
-        engine = self._engine
-        if engine is not None:
-            engine.ring()
-            engine.ring_others()
-            return
+        if self._engine is not None:
+            self._engine.ring()
+        if others:
+            self._others_bell().ring()
+
+    def _others_bell(self) -> Bell:
+        self._forget_parents_engine()
+        if self._engine is not None:
+            return self._engine.bell
         with self._lifecycle:
             if self._bell is None or self._bell_pid != os.getpid():
                 self._bell = make_bell(self.database)
                 self._bell_pid = os.getpid()
-            bell = self._bell
-        bell.ring()
+            return self._bell
 
     def _forget_parents_engine(self) -> None:
         """In a forked process: the engine's thread, its worker and what it holds stayed with the parent."""

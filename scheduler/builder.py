@@ -6,9 +6,12 @@ Everything that can be checked is checked when it is built; ``schedule()`` store
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import msgspec
@@ -43,34 +46,18 @@ Conflict = Literal["keep", "reject", "replace"]
 class _Builder:
     """What single tasks and recurrences have in common."""
 
+    # Most builders of a large batch keep these.
+    _parents: Mapping[int | TaskBuilder, tuple[When, Otherwise]] = MappingProxyType({})
+    _catchup: str | None = None
+    _overlap: str | None = None
+    _run_on_startup = False
+    _recurrence: Recurrence | None = None
+
     def __init__(self, caller: Caller, kind: Kind, value: Any, batch: Batch | None = None) -> None:
         self._caller = caller
         self._kind = kind
         self._batch = batch
-        options = kind.options
-        self._spec = TaskSpec(
-            kind=kind.name,
-            payload=kind.encode(value),
-            lane=kind.lane(value),
-            queue=options.queue,
-            pool=int(options.priority),
-            timeout=options.timeout,
-            dead_letter=options.dead_letter,
-            schema_version=options.schema_version,
-            result_ttl=options.result_ttl,
-            edges=[],
-        )
-        if options.retry is not None:
-            self._set_retry(options.retry)
-        self._parents: dict[int | TaskBuilder, tuple[When, Otherwise]] = {}
-        self._catchup: str | None = None
-        self._overlap: str | None = None
-        self._run_on_startup = False
-        self._recurrence: Recurrence | None = None
-
-    def _set_retry(self, policy: RetryPolicy) -> None:
-        self._spec.retry = policy.to_json()
-        self._spec.max_attempts = policy.max_attempts
+        self._spec = kind.spec(value)
 
     def key(self, key: str, conflict: Conflict = "keep", retention: Seconds | None = None) -> Self:
         """The caller's name for this piece of work, unique per kind while it lives or is retained.
@@ -104,19 +91,25 @@ class _Builder:
         if self._recurrence is not None:
             raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
         try:
-            end = When(when)
-            other = DEFAULT_OTHERWISE[end] if otherwise is None else Otherwise(otherwise)
-        except ValueError:
+            edge = _conditions(when, otherwise)
+        except (TypeError, ValueError):
             raise ConfigError(
                 f"when must be success, failure or finished (not {when!r}), "
                 f"otherwise fail, skip, run or wait (not {otherwise!r})"
             ) from None
-        listed = tasks if isinstance(tasks, Iterable) else [tasks]
-        for parent in listed:
-            self._add_parent(parent, (end, other))
+        parents = dict(self._parents) if self._parents else {}
+        for parent in tasks if isinstance(tasks, (list, Iterable)) else (tasks,):
+            if type(parent) is not TaskBuilder or parent._batch is not self._batch or self._batch is None:
+                self._check_parent(parent)
+            present = parents.setdefault(parent, edge)
+            if present != edge:
+                raise ConfigError(
+                    f"depend_on names {parent!r} twice with different conditions: {present[0]} and {edge[0]}"
+                )
+        self._parents = parents
         return self
 
-    def _add_parent(self, parent: int | TaskBuilder, edge: tuple[When, Otherwise]) -> None:
+    def _check_parent(self, parent: int | TaskBuilder) -> None:
         if isinstance(parent, TaskBuilder):
             if self._batch is None or parent._batch is not self._batch:
                 raise ConfigError(
@@ -126,16 +119,13 @@ class _Builder:
             raise ConfigError(f"depend_on takes task ids and builders, not {parent!r}")
         elif not 1 <= parent < 2**63:
             raise ConfigError(f"depend_on: {parent} is not a task id")
-        present = self._parents.get(parent)
-        if present is not None and present != edge:
-            raise ConfigError(f"depend_on names {parent!r} twice with different conditions: {present[0]} and {edge[0]}")
-        self._parents[parent] = edge
 
     def with_retry(self, policy: RetryPolicy) -> Self:
         """Retry as the policy says. Raises ConfigError."""
         if not isinstance(policy, RetryPolicy):
             raise ConfigError(f"with_retry takes a RetryPolicy, not {policy!r}")
-        self._set_retry(policy)
+        self._spec.retry = policy.to_json()
+        self._spec.max_attempts = policy.max_attempts
         return self
 
     def with_automatic_retry(self) -> Self:
@@ -327,7 +317,8 @@ class TaskBuilder(_Builder):
             else EdgeSpec(int(p), when, other)
             for p, (when, other) in self._parents.items()
         ]
-        spec = msgspec.structs.replace(self._spec, edges=edges)
+        spec = self._spec if self._batch is not None else copy.copy(self._spec)  # a batch's builder is used once
+        spec.edges = edges
         inherit(spec)
         return spec
 
@@ -368,6 +359,13 @@ class RecurringBuilder(_Builder):
     async def schedule_async(self) -> str:
         """:meth:`schedule` without blocking the event loop."""
         return await asyncio.to_thread(self.schedule)
+
+
+@lru_cache(maxsize=64)
+def _conditions(when: str, otherwise: str | None) -> tuple[When, Otherwise]:
+    """Raises ValueError, TypeError."""
+    end = When(when)
+    return end, DEFAULT_OTHERWISE[end] if otherwise is None else Otherwise(otherwise)
 
 
 def make_builder(

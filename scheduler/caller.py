@@ -21,13 +21,15 @@ class Caller:
         self,
         database: Database,
         registry: Registry,
-        ring: Callable[[], None],
+        ring: Callable[..., None],
+        carried: Callable[[], str | None],
         timezone: str = "UTC",
         before_schedule: Callable[[Any], Any] | None = None,
     ) -> None:
         self.database = database
         self.registry = registry
         self.ring = ring
+        self.carried = carried
         self.timezone = timezone
         self.before_schedule = before_schedule
 
@@ -39,12 +41,11 @@ class Caller:
             ids = enqueue(own, specs, self.database.now(), ours=False)
             ring_after_commit(own, self.ring)
             return ids
-        one = enqueue_alone(self.database, specs[0]) if len(specs) == 1 else None
-        stored = (
-            [one]
-            if one is not None
-            else self.database.change(lambda c: enqueue(c, specs, self.database.now(), ours=True))
-        )
+        one = enqueue_alone(self.database, specs[0], self.carried) if len(specs) == 1 else None
+        if one is not None:
+            self.ring(others=not one.rung)
+            return [one.id]
+        stored = self.database.change(lambda c: enqueue(c, specs, self.database.now(), ours=True))
         self.ring()
         return stored
 

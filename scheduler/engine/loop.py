@@ -138,9 +138,10 @@ class Engine:
         """There may be new work."""
         self.desk.ring()
 
-    def ring_others(self) -> None:
-        """Wake the engines of other processes."""
-        self._bell.ring()
+    @property
+    def bell(self) -> Bell:
+        """By which it wakes the engines of other processes."""
+        return self._bell
 
     def _join(self, connection: sa.Connection) -> None:
         """Become a worker: a new incarnation with a lease, and take back at once what the dead left behind."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scheduler.errors import CycleError
 
 
-def batch_order(parents: Sequence[Sequence[int]], labels: Sequence[object]) -> Sequence[int]:
+def batch_order(parents: Sequence[Sequence[int]], label: Callable[[int], object]) -> Sequence[int]:
     """An order of the positions in which every task comes after its parents in the same batch.
 
     ``parents[i]`` are positions. Creation order already is one when every parent was created first, which needs no
-    graph library. Raises CycleError naming ``labels`` along the cycle.
+    graph library. Raises CycleError naming the tasks along the cycle by their ``label``.
     """
     if all(parent < child for child, group in enumerate(parents) for parent in group):
         return range(len(parents))
@@ -24,5 +24,5 @@ def batch_order(parents: Sequence[Sequence[int]], labels: Sequence[object]) -> S
         return list(nx.lexicographical_topological_sort(graph))
     except nx.NetworkXUnfeasible:
         steps = nx.find_cycle(graph)
-        path = [labels[a] for a, _ in steps]
+        path = [label(a) for a, _ in steps]
         raise CycleError([*path, path[0]]) from None

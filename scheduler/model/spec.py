@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from scheduler.model.state import Otherwise, When
 
 
-class EdgeSpec(msgspec.Struct):
+class EdgeSpec(msgspec.Struct, gc=False):
     """Wait for ``parent``: a stored task's id, or, with ``local``, a position in the same batch."""
 
     parent: int
@@ -19,7 +19,7 @@ class EdgeSpec(msgspec.Struct):
     local: bool = False
 
 
-class TaskSpec(msgspec.Struct):
+class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycles among them
     """All that is known of a task when it is scheduled. Times and spans are microseconds.
 
     ``delay``: due that long after the transaction's own now; ``run_at``: due then. The later one counts.
@@ -54,7 +54,7 @@ class TaskSpec(msgspec.Struct):
     result_ttl: int | None = None
     max_duration: int | None = None
     max_delay: int | None = None
-    edges: list[EdgeSpec] = []
+    edges: Sequence[EdgeSpec] = ()
 
 
 class Draft(NamedTuple):
@@ -67,12 +67,16 @@ class Draft(NamedTuple):
 class TaskId(int):
     """The id of a scheduled task; ``created`` is False when a key's holder was returned instead."""
 
-    created: bool
+    __slots__ = ()
+    created = True
 
     def __new__(cls, value: int, created: bool = True) -> TaskId:
-        self = super().__new__(cls, value)
-        self.created = created
-        return self
+        return int.__new__(cls if created else _Held, value)
+
+
+class _Held(TaskId):
+    __slots__ = ()
+    created = False
 
 
 def plain(value: object) -> int:

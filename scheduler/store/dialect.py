@@ -104,11 +104,16 @@ class PostgreSQL(Dialect):
         return f"{column} = ANY(CAST(translate(:{param}, '[]', '{{}}') AS bigint[]))"
 
     def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
-        drawn = connection.execute(
-            prepared("SELECT nextval(pg_get_serial_sequence('schedd_tasks', 'id')) FROM generate_series(1, :n)"),
+        first, last, drawn = connection.execute(
+            prepared(
+                # The sequence is looked up once, not for each id.
+                "WITH s AS MATERIALIZED (SELECT CAST(pg_get_serial_sequence('schedd_tasks', 'id') AS regclass) AS ids) "
+                "SELECT min(id), max(id), CASE WHEN max(id) - min(id) >= :n THEN array_agg(id) END "
+                "FROM (SELECT nextval(s.ids) AS id FROM s, generate_series(1, :n)) drawn"
+            ),
             {"n": count},
-        )
-        return [int(row[0]) for row in drawn]
+        ).one()
+        return range(first, last + 1) if drawn is None else sorted(drawn)  # others may have drawn some in between
 
     def lock_names(self, connection: sa.Connection, names: Iterable[str], *, shared: bool = False) -> set[str]:
         numbers = [(name, _number(name)) for name in sorted(set(names))]

@@ -49,6 +49,10 @@ class SilentBell:
 
     def ring(self) -> None: ...
 
+    def carried(self) -> str | None:
+        """What a statement that is about to be committed may say on CHANNEL in place of :meth:`ring`, if it may."""
+        return None
+
     def known_dead(self) -> list[str]:
         return []
 
@@ -97,6 +101,9 @@ class SocketBell:
                 wake()
 
         self._spawn(serve, "schedd-doorbell")
+
+    def carried(self) -> str | None:
+        return None
 
     def ring(self) -> None:
         try:
@@ -255,17 +262,28 @@ class NotifyBell:
 
     def ring(self) -> None:
         with self._mutex:
-            wait = self._last + _DEBOUNCE - time.monotonic()
             if self._pending:
                 return
+            wait = self._wait()
             if wait > 0:
                 self._pending = True
                 timer = threading.Timer(wait, self._send)
                 timer.daemon = True
                 timer.start()
                 return
-            self._last = time.monotonic()
         self._notify()
+
+    def carried(self) -> str | None:
+        with self._mutex:
+            return None if self._pending or self._closed.is_set() or self._wait() > 0 else self._own
+
+    def _wait(self) -> float:
+        """Seconds until it may ring again; if that is not above 0, it counts as done."""
+        mono = time.monotonic()
+        wait = self._last + _DEBOUNCE - mono
+        if wait <= 0:
+            self._last = mono
+        return wait
 
     def _send(self) -> None:
         with self._mutex:

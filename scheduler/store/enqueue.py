@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from scheduler.model.state import HELD, Otherwise, TaskState, When
 from scheduler.store import keys
 from scheduler.store.database import Database
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.doorbell import CHANNEL
 from scheduler.store.keys import Holder
 from scheduler.store.new_task import (
     COLUMNS,
@@ -38,7 +39,7 @@ from scheduler.store.replacing import put_aside, replace_now
 from scheduler.store.statement import insert, run
 
 _NAMES = ", ".join(COLUMNS)
-_COLUMNS = tuple(COLUMNS.items())
+_COLUMNS, _EDGE_COLUMNS = tuple(COLUMNS.items()), tuple(EDGE_COLUMNS.items())
 _KEYED = (
     f"INSERT INTO schedd_tasks ({_NAMES}) VALUES ({', '.join(f':{n}' for n in COLUMNS)}) "
     "ON CONFLICT (kind, held_key) WHERE held_key IS NOT NULL DO NOTHING RETURNING id"
@@ -77,12 +78,29 @@ def _stands_alone(spec: TaskSpec) -> bool:
     return not spec.edges and spec.key is None
 
 
-def enqueue_alone(database: Database, spec: TaskSpec) -> TaskId | None:
-    """Store a task that is one row, in one statement and one round trip; None: it needs a transaction."""
+class Alone(NamedTuple):
+    """A task stored by one statement; ``rung``: which has rung for it, too."""
+
+    id: TaskId
+    rung: bool
+
+
+def enqueue_alone(database: Database, spec: TaskSpec, carried: Callable[[], str | None]) -> Alone | None:
+    """Store a task that is one row, in one statement and one round trip; None: it needs a transaction.
+
+    ``carried``: what the statement may say on the doorbell's channel with its commit. A NOTIFY of its own would be
+    another commit, for whose flush both sides wait.
+    """
     if not _stands_alone(spec) or len(spec.payload) > INLINE:
         return None
     with database.alone() as connection:
-        return _insert_one(connection, spec, database.now(), True)
+        values = _values_of_one(spec, database.now())
+        one, ring = _insert_of(tuple(values)), carried()
+        if ring is not None:
+            one = _insert_and_ring(one)
+            values |= {"channel": CHANNEL, "own": ring}
+        ((task_id, *_),) = run(connection, one, values)
+        return Alone(TaskId(task_id), ring is not None)
 
 
 def hold_writes(connection: sa.Connection) -> None:
@@ -104,13 +122,22 @@ def callers_connection(given: Any) -> sa.Connection:
 
 
 def _insert_one(connection: sa.Connection, spec: TaskSpec, now: int, ours: bool) -> TaskId:
-    # A NULL that is bound costs SQLite's driver 0.4 us: it looks for a way to adapt it.
-    values = {name: value for name, value in row_of(spec, now, _PLACED).items() if value is not None}
+    values = _values_of_one(spec, now)
     one = _insert_of(tuple(values))
     ((task_id,),) = run(connection, one, values) if ours else connection.execute(prepared(one), values)
     if "payload" not in values:
         insert_values(connection, [(task_id, "payload", spec.payload)])
     return TaskId(task_id)
+
+
+def _values_of_one(spec: TaskSpec, now: int) -> dict[str, Any]:
+    # A NULL that is bound costs SQLite's driver 0.4 us: it looks for a way to adapt it.
+    return {name: value for name, value in row_of(spec, now, _PLACED).items() if value is not None}
+
+
+@lru_cache(maxsize=64)
+def _insert_and_ring(insert: str) -> str:
+    return f"WITH made AS ({insert}) SELECT id, pg_notify(:channel, :own) FROM made"
 
 
 @lru_cache(maxsize=64)
@@ -138,23 +165,30 @@ class _Batch:
         self.holders: dict[int, Holder] = {}  # position -> who holds its key already
         self.keyed: set[int] = set()  # positions that were stored as they took their key
         self.reserved: dict[int, int] = {}
-        self.rows: list[tuple[Any, ...]] = []
+        self.rows: list[Any] = []  # one row's values after the other's, as of the edges
         self.decided: list[list[Any]] = []
         self.values: list[tuple[int, str, str]] = []
-        self.edges: list[tuple[int, int, int, int, int]] = []
+        self.edges: list[int] = []
         self.replaced: list[tuple[Holder, TaskSpec, Placed]] = []
 
     def store(self) -> list[TaskId]:
+        if all(map(_stands_alone, self.specs)):
+            self.ids = list(map(TaskId, self.dialect.reserve_ids(self.connection, len(self.specs))))
+            for new_id, spec in zip(self.ids, self.specs, strict=True):
+                self._add(int(new_id), spec, values_of(spec, self.now, _PLACED))
+            self._flush()
+            return self.ids
         local = [[e.parent for e in spec.edges if e.local] for spec in self.specs]
-        order = batch_order(local, [f"{spec.kind}#{i}" for i, spec in enumerate(self.specs)])
+        order = batch_order(local, lambda i: f"{self.specs[i].kind}#{i}")
         if any(spec.conflict == "replace" for spec in self.specs) and any(spec.edges for spec in self.specs):
             one_at_a_time(self.connection, self.dialect)
         wanted = sorted({e.parent for spec in self.specs for e in spec.edges if not e.local})
         if wanted:
             self.parents = read_parents(self.connection, self.dialect, wanted)
         self._reserve_ids()
-        rank = {position: n for n, position in enumerate(order)}
-        keyed = [(spec.kind, spec.key, rank[i], i) for i, spec in enumerate(self.specs) if spec.key is not None]
+        keyed = [
+            (spec.kind, spec.key, rank, i) for rank, i in enumerate(order) if (spec := self.specs[i]).key is not None
+        ]
         for *_, position in sorted(keyed):
             self._take_key(position)
         for position in order:
@@ -236,7 +270,7 @@ class _Batch:
             if spec.conflict != "replace":
                 self.parents.ends.setdefault(holder.id, holder.state if holder.state.terminal else None)
                 return
-        edges = self._resolved(spec) if spec.edges else []
+        edges: Sequence[EdgeSpec] = self._resolved(spec) if spec.edges else ()
         placed = self.parents.place(edges) if edges else _PLACED
         if holder is not None:
             self.replaced.append((holder, msgspec.structs.replace(spec, edges=edges), placed))
@@ -246,21 +280,32 @@ class _Batch:
         if position not in self.keyed:
             new_id = self._new_id(position)
             self.ids[position] = TaskId(new_id)
-            self.rows.append((new_id, *values))
+            self._add(new_id, spec, values)
         else:
             new_id = int(self.ids[position])
             if any(edge.local for edge in spec.edges):
                 self.decided.append([new_id, *_decided_of(values)])
+            if values[_PAYLOAD] is None:
+                self.values.append((new_id, "payload", spec.payload))
+        self.parents.ends[new_id] = placed.end.state if placed.end else None
+        for edge in edges:
+            self.edges += edge_row(edge, new_id)
+
+    def _add(self, new_id: int, spec: TaskSpec, values: tuple[Any, ...]) -> None:
+        self.rows.append(new_id)
+        self.rows += values
         if values[_PAYLOAD] is None:
             self.values.append((new_id, "payload", spec.payload))
-        self.parents.ends[new_id] = placed.end.state if placed.end else None
-        self.edges += [edge_row(edge, new_id) for edge in edges]
 
     def _resolved(self, spec: TaskSpec) -> list[EdgeSpec]:
         """Its edges with the ids of their parents; each parent once, whatever builders stood for it."""
+        ids = self.ids
+        edges = [EdgeSpec(int(ids[e.parent]) if e.local else e.parent, e.when, e.otherwise) for e in spec.edges]
+        if not self.holders:
+            return edges  # two builders stand for one task only where a key does
         named: dict[int, tuple[When, Otherwise]] = {}
-        for edge in spec.edges:
-            parent = int(self.ids[edge.parent]) if edge.local else edge.parent
+        for edge in edges:
+            parent = edge.parent
             conditions = edge.when, edge.otherwise
             if named.setdefault(parent, conditions) != conditions:
                 raise ConfigError(f"depend_on names task {parent} twice (by its key) with different conditions")
@@ -275,7 +320,7 @@ class _Batch:
         if self.values:
             insert_values(self.connection, self.values)
         if self.edges:
-            insert(self.connection, "schedd_edges", tuple(EDGE_COLUMNS.items()), self.edges, ours=self.ours)
+            insert(self.connection, "schedd_edges", _EDGE_COLUMNS, self.edges, ours=self.ours)
 
     def _replace(self, holder: Holder, spec: TaskSpec, placed: Placed) -> None:
         if holder.state in HELD:

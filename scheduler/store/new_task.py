@@ -60,8 +60,10 @@ COLUMNS: dict[str, type] = {
 }
 NEW = tuple(name for name in COLUMNS if name != "id")
 EDGE_COLUMNS: dict[str, type] = {"parent": int, "child": int, "on_end": int, "otherwise": int, "ok": int}
-_WHENS = {when: code for code, when in enumerate(When)}
-_OTHERWISES = {otherwise: code for code, otherwise in enumerate(Otherwise)}
+_CODES = {
+    when: {other: (on_end, otherwise, satisfied_mask(when, other)) for otherwise, other in enumerate(Otherwise)}
+    for on_end, when in enumerate(When)
+}
 _RARE = tuple(name for name in RARE if name in TaskSpec.__struct_fields__)
 _rare_of = attrgetter(*_RARE)
 _NOTHING_RARE = (None,) * len(_RARE)
@@ -99,10 +101,14 @@ class Parents:
         """Judge a new task's edges. The first that fails it is named, else the first that skips it."""
         unmet = 0
         broken: dict[Verdict, End] = {}
+        ends = self.ends
         for edge in edges:
-            state = self.ends.get(edge.parent)
-            verdict = None if state is None else judge(state, edge.when, edge.otherwise)
-            if state is None or (verdict is Verdict.WAIT and edge.parent not in self.removed):
+            state = ends.get(edge.parent)
+            if state is None:
+                unmet += 1
+                continue
+            verdict = judge(state, edge.when, edge.otherwise)
+            if verdict is Verdict.WAIT and edge.parent not in self.removed:
                 unmet += 1
             elif verdict is Verdict.WAIT:
                 broken.setdefault(Verdict.FAIL, End(TaskState.FAILED, removed_text(edge.parent), edge.parent))
@@ -159,7 +165,10 @@ def values_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None)
     end = placed.end
     made = now if made is None else made
     run_at = max(spec.run_at, now + spec.delay)
-    expires_at = None if spec.max_duration is None else made + spec.max_duration
+    expires_at = look_at = None
+    if spec.max_duration is not None or spec.max_delay is not None:
+        expires_at = None if spec.max_duration is None else made + spec.max_duration
+        look_at = None if end else first_look(now, run_at, expires_at, spec.max_delay)
     return (
         placed.state,
         spec.queue,
@@ -198,7 +207,7 @@ def values_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None)
         spec.max_duration,
         spec.max_delay,
         expires_at,
-        None if end else first_look(now, run_at, expires_at, spec.max_delay),  # check_at
+        look_at,  # check_at
     )
 
 
@@ -209,8 +218,7 @@ def row_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None) ->
 
 def edge_row(edge: EdgeSpec, child: int) -> tuple[int, int, int, int, int]:
     """An edge as :func:`insert_edges` takes it."""
-    ok = satisfied_mask(edge.when, edge.otherwise)
-    return edge.parent, child, _WHENS[edge.when], _OTHERWISES[edge.otherwise], ok
+    return edge.parent, child, *_CODES[edge.when][edge.otherwise]
 
 
 def insert_edges(connection: sa.Connection, edges: Sequence[tuple[int, int, int, int, int]]) -> None:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 _SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
 _MOST = 256  # rows of one statement on SQLite, where each row is text of the statement
-_INSERTED = 64  # rows of one INSERT on SQLite: more take no less time
+_INSERTED = 1024  # values of one INSERT on SQLite: more take no less time
 _ROWS = "j"
 _AMONG = re.compile(r"\{among (\w+)\}")
 Columns = tuple[tuple[str, type], ...]
@@ -81,45 +81,83 @@ def change_over(
     return changed
 
 
-def insert(
-    connection: sa.Connection, table: str, columns: Columns, rows: Sequence[Sequence[object]], *, ours: bool
-) -> None:
+def insert(connection: sa.Connection, table: str, columns: Columns, values: Sequence[object], *, ours: bool) -> None:
     """Insert many new rows, the fastest way there is: COPY on PostgreSQL. Raises sqlalchemy.exc.DBAPIError.
 
+    ``values``: those of the first row, of the second, and so on. A tuple for each row would be one more object that
+    Python's garbage collector has to look at, and with those of a large batch it looks at everything there is.
     ``ours``: the connection is the store's; another one may have any driver, and watches what goes through SQLAlchemy.
     """
-    columns, rows = _filled(columns, rows)
-    names = ", ".join(name for name, _ in columns)
+    across = _Across(columns, values)
     if not ours:
-        text = f"INSERT INTO {table} ({names}) VALUES ({', '.join(f':{name}' for name, _ in columns)})"
-        connection.execute(sa.text(text), [dict(zip((c for c, _ in columns), row, strict=True)) for row in rows])
-        return
-    driver: Any = connection.connection.dbapi_connection
-    if connection.dialect.name == "postgresql":
-        text = f"COPY {table} ({names}) FROM STDIN"
-        try:
-            with driver.cursor() as cursor, cursor.copy(text) as copy:
-                for row in rows:
-                    copy.write_row(row)
-        except Exception as error:
-            _raise_as_sqlalchemy(connection, text, error)
-        return
-    one = f"({', '.join('?' * len(columns))})"
+        names = [*across.varying, *across.constant]
+        text = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
+        varying = zip(*across.varying.values(), strict=True)
+        given = [dict(zip(across.varying, row, strict=True)) | across.constant for row in varying]
+        connection.execute(sa.text(text), given)
+    elif connection.dialect.name == "postgresql":
+        _copy(connection, table, across)
+    else:
+        _insert_values(connection, table, across)
+
+
+class _Across:
+    """Rows by their columns: those that vary, and those that hold one value for all rows.
+
+    Most columns of a batch do. To bind or copy that value once for all of them spares most of the time; NULL, which is
+    there all the same, is not even named.
+    """
+
+    def __init__(self, columns: Columns, values: Sequence[object]) -> None:
+        self.count = len(values) // len(columns)
+        self.varying: dict[str, Sequence[object]] = {}
+        self.constant: dict[str, object] = {}
+        for i, (name, _) in enumerate(columns):
+            column = values[i :: len(columns)]
+            first = column[0]
+            if not self.varying or column[-1] != first or column.count(first) != self.count:
+                self.varying[name] = column  # the first one, too: there has to be one
+            elif first is not None:
+                self.constant[name] = first
+
+
+def _insert_values(connection: sa.Connection, table: str, across: _Across) -> None:
+    constants = tuple(across.constant.values())
+    names = ", ".join([*across.constant, *across.varying])
+    picked = ", ".join([*["?"] * len(constants), *(f"column{i + 1}" for i in range(len(across.varying)))])
+    one = f"({', '.join('?' * len(across.varying))})"
+    bound = list(chain.from_iterable(zip(*across.varying.values(), strict=True)))
     at = 0
-    for count in _powers(len(rows), _INSERTED):
-        text = f"INSERT INTO {table} ({names}) VALUES {', '.join([one] * count)}"
-        _raw(connection, text, list(chain.from_iterable(rows[at : at + count])))
-        at += count
+    for count in _powers(across.count, _INSERTED // len(across.varying)):
+        text = f"INSERT INTO {table} ({names}) SELECT {picked} FROM (VALUES {', '.join([one] * count)})"
+        size = count * len(across.varying)
+        _raw(connection, text, [*constants, *bound[at : at + size]])
+        at += size
 
 
-def _filled(columns: Columns, rows: Sequence[Sequence[object]]) -> tuple[Columns, Sequence[Sequence[object]]]:
-    """Without the columns that no row fills, which are NULL all the same: binding a NULL costs SQLite's driver 0.4 us,
-    as much as storing a number, and COPY its text."""
-    across = list(zip(*rows, strict=True))
-    filled = [i for i, values in enumerate(across) if values.count(None) < len(values)]
-    if len(filled) == len(columns):
-        return columns, rows
-    return tuple(columns[i] for i in filled), list(zip(*(across[i] for i in filled), strict=True))
+def _copy(connection: sa.Connection, table: str, across: _Across) -> None:
+    """COPY with a text of our own: the driver's rows take each value by itself, also where all are the same."""
+    driver: Any = connection.connection.dbapi_connection
+    text = f"COPY {table} ({', '.join([*across.varying, *across.constant])}) FROM STDIN"
+    end = "".join(f"\t{copied}" for value in across.constant.values() for copied in _copied([value])) + "\n"
+    lines = map("\t".join, zip(*map(_copied, across.varying.values()), strict=True))
+    try:
+        with driver.cursor() as cursor, cursor.copy(text) as copy:
+            copy.write(end.join(lines) + end)
+    except Exception as error:
+        _raise_as_sqlalchemy(connection, text, error)
+
+
+def _copied(values: Sequence[object]) -> Sequence[str]:
+    """A column's values in COPY's text format (https://www.postgresql.org/docs/current/sql-copy.html, Text Format)."""
+    if any(value is None for value in values):
+        return ["\\N" if value is None else _copied([value])[0] for value in values]
+    if not isinstance(values[0], str):
+        return [str(value) for value in values]
+    text = "\0".join(map(str, values))  # as one, which is quick; PostgreSQL stores no NUL
+    for special, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
+        text = text.replace(special, escaped)
+    return text.split("\0")
 
 
 def _raise_as_sqlalchemy(connection: sa.Connection, text: str, error: Exception) -> NoReturn:

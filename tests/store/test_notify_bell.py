@@ -9,6 +9,7 @@ import time
 import psycopg
 import pytest
 
+from scheduler import Context, Scheduler, task
 from scheduler.ports import SystemClock
 from scheduler.store import doorbell
 from scheduler.store.database import Database as Store
@@ -55,3 +56,28 @@ def test_who_rings_wakes_the_others_and_not_itself(database: Database, monkeypat
     for bell in bells.values():
         bell.close()
     store.dispose()
+
+
+@task
+def work(ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_single_task_rings_with_its_own_commit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NOTIFY of its own would be another commit."""
+    monkeypatch.setattr(doorbell, "_DEBOUNCE", 3600.0)
+    notified: list[object] = []
+    monkeypatch.setattr(doorbell.NotifyBell, "_notify", lambda *_: notified.append(1))
+    jobs = Scheduler(database.url)
+    jobs.register(work)
+    with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
+        ear.execute(f"LISTEN {doorbell.CHANNEL}")
+        first = jobs.task(work).schedule()
+        assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1
+        second = jobs.task(work).schedule()  # soon after: a timer rings for it
+        assert sum(1 for _ in ear.notifies(timeout=0)) == 0
+    assert jobs._bell is not None
+    assert jobs._bell.carried() is None, "one is on its way"
+    assert second > first
+    assert not notified
+    jobs.close()
