@@ -311,14 +311,14 @@ class TaskBuilder(_Builder):
             )
         if self._caller.before_schedule is not None:
             self._caller.before_schedule(self)
-        edges = [
-            EdgeSpec(positions[p], when, other, local=True)
-            if isinstance(p, TaskBuilder)
-            else EdgeSpec(int(p), when, other)
-            for p, (when, other) in self._parents.items()
-        ]
         spec = self._spec if self._batch is not None else copy.copy(self._spec)  # a batch's builder is used once
-        spec.edges = edges
+        if self._parents:
+            spec.edges = [
+                EdgeSpec(positions[p], when, other, local=True)
+                if isinstance(p, TaskBuilder)
+                else EdgeSpec(int(p), when, other)
+                for p, (when, other) in self._parents.items()
+            ]
         inherit(spec)
         return spec
 

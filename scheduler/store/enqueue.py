@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from operator import itemgetter
@@ -45,6 +45,7 @@ _KEYED = (
     "ON CONFLICT (kind, held_key) WHERE held_key IS NOT NULL DO NOTHING RETURNING id"
 )
 _PLACED = Placed()
+_CHUNK = 1024  # rows that are handed to the database at once
 _PAYLOAD = NEW.index("payload")
 # What a task's edges decide.
 _DECIDED = ("state", "unmet", "finished_at", "held_key", "error", "error_class", "ended_by")
@@ -174,9 +175,7 @@ class _Batch:
     def store(self) -> list[TaskId]:
         if all(map(_stands_alone, self.specs)):
             self.ids = list(map(TaskId, self.dialect.reserve_ids(self.connection, len(self.specs))))
-            for new_id, spec in zip(self.ids, self.specs, strict=True):
-                self._add(int(new_id), spec, values_of(spec, self.now, _PLACED))
-            self._flush()
+            self._flush(self._rows_alone())
             return self.ids
         local = [[e.parent for e in spec.edges if e.local] for spec in self.specs]
         order = batch_order(local, lambda i: f"{self.specs[i].kind}#{i}")
@@ -191,15 +190,29 @@ class _Batch:
         ]
         for *_, position in sorted(keyed):
             self._take_key(position)
-        for position in order:
-            self._place(position)
-        self._flush()
+        # One with a key may ask for an id when it is placed, which is not possible while rows are sent.
+        self._flush(list(self._rows_placed(order)) if keyed else self._rows_placed(order))
         for holder, spec, placed in self.replaced:
             self._replace(holder, spec, placed)
         for holder, spec, _ in self.replaced:
             if spec.edges:
                 refuse_cycle(self.connection, self.dialect, holder.id, [edge.parent for edge in spec.edges])
         return self.ids
+
+    def _rows_alone(self) -> Iterator[list[Any]]:
+        for at in range(0, len(self.specs), _CHUNK):
+            for new_id, spec in zip(self.ids[at : at + _CHUNK], self.specs[at : at + _CHUNK], strict=True):
+                self._add(int(new_id), spec, values_of(spec, self.now, _PLACED))
+            yield self.rows
+            self.rows = []
+
+    def _rows_placed(self, order: Sequence[int]) -> Iterator[list[Any]]:
+        for at in range(0, len(order), _CHUNK):
+            for position in order[at : at + _CHUNK]:
+                self._place(position)
+            if self.rows:
+                yield self.rows
+                self.rows = []
 
     def _reserve_ids(self) -> None:
         """Ids for those that will be new, in creation order; a lone key is looked for first, and draws its own."""
@@ -311,16 +324,15 @@ class _Batch:
                 raise ConfigError(f"depend_on names task {parent} twice (by its key) with different conditions")
         return [EdgeSpec(parent, *conditions) for parent, conditions in named.items()]
 
-    def _flush(self) -> None:
-        if self.rows:
-            insert(self.connection, "schedd_tasks", _COLUMNS, self.rows, ours=self.ours)
+    def _flush(self, chunks: Iterable[list[Any]]) -> None:
+        insert(self.connection, "schedd_tasks", _COLUMNS, chunks, ours=self.ours)
         if self.decided:
             source = self.dialect.rows(_DECIDED_COLUMNS)
             self.connection.execute(prepared(_DECIDE.format(rows=source)), {"rows": bind_rows(self.decided)})
         if self.values:
             insert_values(self.connection, self.values)
         if self.edges:
-            insert(self.connection, "schedd_edges", _EDGE_COLUMNS, self.edges, ours=self.ours)
+            insert(self.connection, "schedd_edges", _EDGE_COLUMNS, [self.edges], ours=self.ours)
 
     def _replace(self, holder: Holder, spec: TaskSpec, placed: Placed) -> None:
         if holder.state in HELD:

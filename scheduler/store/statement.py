@@ -81,37 +81,41 @@ def change_over(
     return changed
 
 
-def insert(connection: sa.Connection, table: str, columns: Columns, values: Sequence[object], *, ours: bool) -> None:
+def insert(
+    connection: sa.Connection, table: str, columns: Columns, chunks: Iterable[Sequence[object]], *, ours: bool
+) -> None:
     """Insert many new rows, the fastest way there is: COPY on PostgreSQL. Raises sqlalchemy.exc.DBAPIError.
 
-    ``values``: those of the first row, of the second, and so on. A tuple for each row would be one more object that
-    Python's garbage collector has to look at, and with those of a large batch it looks at everything there is.
-    ``ours``: the connection is the store's; another one may have any driver, and watches what goes through SQLAlchemy.
+    ``chunks``: each the values of some rows, one row's after the other's. A tuple for each row would be one more object
+    that Python's garbage collector has to look at, and with those of a large batch it looks at everything there is.
+    PostgreSQL stores one chunk while the next is made. ``ours``: the connection is the store's; another one may have
+    any driver, and watches what goes through SQLAlchemy.
     """
-    across = _Across(columns, values)
-    if not ours:
+    if ours and connection.dialect.name == "postgresql" and chunks:
+        _copy(connection, table, columns, chunks)
+        return
+    for values in chunks:
+        across = _Across(columns, values)
+        if ours:
+            _insert_values(connection, table, across)
+            continue
         names = [*across.varying, *across.constant]
         text = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
         varying = zip(*across.varying.values(), strict=True)
         given = [dict(zip(across.varying, row, strict=True)) | across.constant for row in varying]
         connection.execute(sa.text(text), given)
-    elif connection.dialect.name == "postgresql":
-        _copy(connection, table, across)
-    else:
-        _insert_values(connection, table, across)
 
 
 class _Across:
     """Rows by their columns: those that vary, and those that hold one value for all rows.
 
-    Most columns of a batch do. To bind or copy that value once for all of them spares most of the time; NULL, which is
-    there all the same, is not even named.
+    Most columns of a batch do. To bind or copy that value once for all of them spares most of the time.
     """
 
     def __init__(self, columns: Columns, values: Sequence[object]) -> None:
         self.count = len(values) // len(columns)
         self.varying: dict[str, Sequence[object]] = {}
-        self.constant: dict[str, object] = {}
+        self.constant: dict[str, object] = {}  # without NULL, which is there all the same
         for i, (name, _) in enumerate(columns):
             column = values[i :: len(columns)]
             first = column[0]
@@ -135,22 +139,30 @@ def _insert_values(connection: sa.Connection, table: str, across: _Across) -> No
         at += size
 
 
-def _copy(connection: sa.Connection, table: str, across: _Across) -> None:
+def _copy(connection: sa.Connection, table: str, columns: Columns, chunks: Iterable[Sequence[object]]) -> None:
     """COPY with a text of our own: the driver's rows take each value by itself, also where all are the same."""
     driver: Any = connection.connection.dbapi_connection
-    text = f"COPY {table} ({', '.join([*across.varying, *across.constant])}) FROM STDIN"
-    end = "".join(f"\t{copied}" for value in across.constant.values() for copied in _copied([value])) + "\n"
-    lines = map("\t".join, zip(*map(_copied, across.varying.values()), strict=True))
+    text = f"COPY {table} ({', '.join(name for name, _ in columns)}) FROM STDIN"
     try:
         with driver.cursor() as cursor, cursor.copy(text) as copy:
-            copy.write(end.join(lines) + end)
+            for values in chunks:
+                copy.write(_copied_rows(columns, _Across(columns, values)))
     except Exception as error:
         _raise_as_sqlalchemy(connection, text, error)
 
 
+def _copied_rows(columns: Columns, across: _Across) -> str:
+    fields = (
+        "%s" if name in across.varying else _copied([across.constant.get(name)])[0].replace("%", "%%")
+        for name, _ in columns
+    )
+    row = "\t".join(fields) + "\n"
+    return "".join([row % varying for varying in zip(*map(_copied, across.varying.values()), strict=True)])
+
+
 def _copied(values: Sequence[object]) -> Sequence[str]:
     """A column's values in COPY's text format (https://www.postgresql.org/docs/current/sql-copy.html, Text Format)."""
-    if any(value is None for value in values):
+    if None in values:
         return ["\\N" if value is None else _copied([value])[0] for value in values]
     if not isinstance(values[0], str):
         return [str(value) for value in values]
