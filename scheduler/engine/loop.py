@@ -19,7 +19,7 @@ from scheduler.engine.guard import Guard
 from scheduler.engine.logs import Capture
 from scheduler.engine.options import EngineOptions
 from scheduler.engine.pools import InlineSlots, all_waiting, make_slots, waiting_since
-from scheduler.engine.turn import Turner, TurnResult
+from scheduler.engine.turn import Turner
 from scheduler.engine.upkeep import Lease
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import Outcome
@@ -244,14 +244,19 @@ class Engine:
         if not self.worker:
             self._join(connection)
         rung = self.desk.was_rung()
-        self._upkeep(connection, rung)
+        fired = self._upkeep(connection)
         for slots in self.slots.values():
             if waiting_since(slots) < self.desk.monotonic() - STUCK:
                 slots.nudge()
         if rung and self.claims and len(self.desk.outcomes) > URGENT_OVER:
             self.turner.turn(connection, claiming=True, urgent=True)
-        if not self._wants_turn(rung):
-            return self._pause(None)
+        if self._wants_turn(rung):
+            self._turn(connection, rung)
+        if rung:
+            self._heed(connection, fired)
+        return self._pause()
+
+    def _turn(self, connection: sa.Connection, rung: bool) -> None:
         if not (rung or self._rescan or self._go_on or self.inline):
             self.turner.gather()
         fresh = rung or self._rescan or self.desk.now() >= self._next_due or self._poll_is_due()
@@ -271,7 +276,6 @@ class Engine:
             self._rescan = True
         if waits.OVERLOOKED in connection.info:
             self._rescan = True  # so that the next step comes at once and looks for them
-        return self._pause(result)
 
     def _wants_turn(self, rung: bool) -> bool:
         if rung or self._rescan or self._go_on or self.turner.has_work() or self.desk.now() >= self._next_due:
@@ -284,7 +288,7 @@ class Engine:
     def _poll_is_due(self) -> bool:
         return self.duties.timers.left("poll") <= 0
 
-    def _pause(self, result: TurnResult | None) -> float:
+    def _pause(self) -> float:
         if self._rescan or self._go_on or self.turner.has_work():
             return 0.0
         left = self.duties.timers.left
@@ -307,7 +311,8 @@ class Engine:
     def _poll_every(self) -> float:
         return self.options.poll if self._bell.works else 0.1
 
-    def _upkeep(self, connection: sa.Connection, rung: bool) -> None:
+    def _upkeep(self, connection: sa.Connection) -> bool:
+        """What is due. Returns whether schedules were fired."""
         duties, timers = self.duties, self.duties.timers
         if self.lease.watch_clocks():
             timers.bring_forward("renew")
@@ -319,20 +324,34 @@ class Engine:
                 self._lost(connection)
             duties.learn_limits(connection)
         duties.publish(connection)
-        if rung or timers.at("look", self.options.lease / 3):
+        if timers.at("look", self.options.lease / 3):
             self._look = True
-        if self._look and timers.at("told", TOLD_EVERY):
-            self._look = False
-            duties.attempt("reading what is asked of this worker", lambda: self._obey(connection))
+        self._obey_if_asked(connection)
         reclaimed = duties.reap(connection, self._bell)
         duties.make_way(connection)
-        fired = duties.fire(connection, rung=rung, claims=self.claims)
+        fired = duties.fire(connection, rung=False, claims=self.claims)
         woken = duties.wake_overlooked(connection)
         freed = duties.apply_policies(connection)
-        freed |= duties.watch(connection, self._reported, rung=rung)
+        freed |= duties.watch(connection, self._reported, rung=False)
         if freed:
             self._bell.ring()
         self._rescan |= reclaimed or fired or woken or freed
+        return fired
+
+    def _heed(self, connection: sa.Connection, fired: bool) -> None:
+        """What a ring may mean besides work that waits. Looked for after the turn: mostly it is that."""
+        self._look = True
+        self._obey_if_asked(connection)
+        made = not fired and self.duties.fire(connection, rung=True, claims=self.claims)
+        freed = self.duties.watch(connection, self._reported, rung=True)
+        if freed:
+            self._bell.ring()
+        self._rescan |= made or freed
+
+    def _obey_if_asked(self, connection: sa.Connection) -> None:
+        if self._look and self.duties.timers.at("told", TOLD_EVERY):
+            self._look = False
+            self.duties.attempt("reading what is asked of this worker", lambda: self._obey(connection))
 
     def _obey(self, connection: sa.Connection) -> None:
         """Do what the worker's own row says."""

@@ -50,7 +50,10 @@ class SilentBell:
     def ring(self) -> None: ...
 
     def carried(self) -> str | None:
-        """What a statement that is about to be committed may say on CHANNEL in place of :meth:`ring`, if it may."""
+        """What a statement that is about to be committed may say on CHANNEL in place of :meth:`ring`, if it may.
+
+        For those, too, that asked for a ring before: should the statement fail, they are found by polling.
+        """
         return None
 
     def known_dead(self) -> list[str]:
@@ -182,8 +185,9 @@ class NotifyBell:
         self._closed = threading.Event()
         self._connection: Any = None
         self._own = ""
-        self._last = 0.0
-        self._pending = False
+        self._last = float("-inf")
+        self._asked = False  # and not rung since
+        self._timer = False  # one will ring soon
         self._mutex = threading.Lock()
         self.works = False
 
@@ -262,33 +266,37 @@ class NotifyBell:
 
     def ring(self) -> None:
         with self._mutex:
-            if self._pending:
+            self._asked = True
+            if self._timer:
                 return
-            wait = self._wait()
+            wait = self._last + _DEBOUNCE - time.monotonic()
             if wait > 0:
-                self._pending = True
-                timer = threading.Timer(wait, self._send)
+                self._timer = True
+                timer = threading.Timer(wait, self._late)
                 timer.daemon = True
                 timer.start()
                 return
+            self._count()
         self._notify()
 
     def carried(self) -> str | None:
         with self._mutex:
-            return None if self._pending or self._closed.is_set() or self._wait() > 0 else self._own
+            # Sooner than a timer would ring: what carries it is a commit anyway, and spares that one.
+            if self._closed.is_set() or time.monotonic() < self._last + _DEBOUNCE / 2:
+                return None
+            self._count()
+            return self._own
 
-    def _wait(self) -> float:
-        """Seconds until it may ring again; if that is not above 0, it counts as done."""
-        mono = time.monotonic()
-        wait = self._last + _DEBOUNCE - mono
-        if wait <= 0:
-            self._last = mono
-        return wait
+    def _count(self) -> None:
+        """It rings now, for all that asked."""
+        self._last, self._asked = time.monotonic(), False
 
-    def _send(self) -> None:
+    def _late(self) -> None:
         with self._mutex:
-            self._pending = False
-            self._last = time.monotonic()
+            self._timer = False
+            if not self._asked:
+                return  # a statement has carried it meanwhile
+            self._count()
         self._notify()
 
     def _notify(self, channel: str = CHANNEL) -> None:

@@ -126,7 +126,7 @@ def test_only_one_worker_at_a_time_claims_of_a_capped_kind(
     assert held(first) == 2
     assert [len(engine_of(one).desk.held) for one in (first, second)] == [2, 0]
     if not database.is_sqlite:
-        assert 0 < engine_of(second)._pause(None) < 1, "it looks again soon"
+        assert 0 < engine_of(second)._pause() < 1, "it looks again soon"
 
 
 def test_what_is_suspended_is_not_counted_and_a_suspect_is(fleet: Fleet) -> None:
