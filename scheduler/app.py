@@ -102,9 +102,7 @@ class Scheduler(Queries):
         }
         if retention is not None:
             self._options["retention"] = _retention(retention)
-        self._caller = Caller(
-            self.database, self.registry, self._ring, lambda: self._others_bell().carried(), timezone, before_schedule
-        )
+        self._caller = Caller(self.database, self.registry, self._ring, self._others_bell, timezone, before_schedule)
         self._engine: Engine | None = None
         self._bell: Bell | None = None
         self._bell_pid = 0
@@ -163,15 +161,18 @@ class Scheduler(Queries):
     def _ring(self, *, others: bool = True) -> None:
         """Wake our own engine, and those of other processes."""
         self._forget_parents_engine()
-        if self._engine is not None:
-            self._engine.ring()
+        engine = self._engine
+        if engine is not None:
+            engine.ring()
         if others:
             self._others_bell().ring()
 
     def _others_bell(self) -> Bell:
+        """By which the engines of other processes are woken. Not to be asked for by who holds what a stop waits for."""
         self._forget_parents_engine()
-        if self._engine is not None:
-            return self._engine.bell
+        engine = self._engine
+        if engine is not None:
+            return engine.bell
         with self._lifecycle:
             if self._bell is None or self._bell_pid != os.getpid():
                 self._bell = make_bell(self.database)

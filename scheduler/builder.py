@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import msgspec
@@ -47,7 +46,7 @@ class _Builder:
     """What single tasks and recurrences have in common."""
 
     # Most builders of a large batch keep these.
-    _parents: Mapping[int | TaskBuilder, tuple[When, Otherwise]] = MappingProxyType({})
+    _parents: dict[int | TaskBuilder, tuple[When, Otherwise]] = {}  # noqa: RUF012 never filled, but replaced
     _catchup: str | None = None
     _overlap: str | None = None
     _run_on_startup = False
@@ -97,16 +96,19 @@ class _Builder:
                 f"when must be success, failure or finished (not {when!r}), "
                 f"otherwise fail, skip, run or wait (not {otherwise!r})"
             ) from None
-        parents = dict(self._parents) if self._parents else {}
+        known, new = self._parents, dict[int | TaskBuilder, tuple[When, Otherwise]]()
         for parent in tasks if isinstance(tasks, (list, Iterable)) else (tasks,):
             if type(parent) is not TaskBuilder or parent._batch is not self._batch or self._batch is None:
                 self._check_parent(parent)
-            present = parents.setdefault(parent, edge)
+            present = known[parent] if parent in known else new.setdefault(parent, edge)
             if present != edge:
                 raise ConfigError(
                     f"depend_on names {parent!r} twice with different conditions: {present[0]} and {edge[0]}"
                 )
-        self._parents = parents
+        if known:
+            known.update(new)
+        else:
+            self._parents = new
         return self
 
     def _check_parent(self, parent: int | TaskBuilder) -> None:
@@ -311,7 +313,7 @@ class TaskBuilder(_Builder):
             )
         if self._caller.before_schedule is not None:
             self._caller.before_schedule(self)
-        spec = self._spec if self._batch is not None else copy.copy(self._spec)  # a batch's builder is used once
+        spec = copy.copy(self._spec)
         if self._parents:
             spec.edges = [
                 EdgeSpec(positions[p], when, other, local=True)

@@ -9,7 +9,7 @@ from scheduler.model.registry import Registry
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.store import schedules
 from scheduler.store.database import Database
-from scheduler.store.doorbell import ring_after_commit
+from scheduler.store.doorbell import Bell, ring_after_commit
 from scheduler.store.enqueue import callers_connection, enqueue, enqueue_alone
 from scheduler.store.schedules import ScheduleSpec
 
@@ -22,14 +22,14 @@ class Caller:
         database: Database,
         registry: Registry,
         ring: Callable[..., None],
-        carried: Callable[[], str | None],
+        bell: Callable[[], Bell],
         timezone: str = "UTC",
         before_schedule: Callable[[Any], Any] | None = None,
     ) -> None:
         self.database = database
         self.registry = registry
         self.ring = ring
-        self.carried = carried
+        self.bell = bell
         self.timezone = timezone
         self.before_schedule = before_schedule
 
@@ -41,7 +41,7 @@ class Caller:
             ids = enqueue(own, specs, self.database.now(), ours=False)
             ring_after_commit(own, self.ring)
             return ids
-        one = enqueue_alone(self.database, specs[0], self.carried) if len(specs) == 1 else None
+        one = enqueue_alone(self.database, specs[0], self.bell()) if len(specs) == 1 else None
         if one is not None:
             self.ring(others=not one.rung)
             return [one.id]

@@ -245,6 +245,7 @@ class Engine:
             self._join(connection)
         rung = self.desk.was_rung()
         fired = self._upkeep(connection)
+        self._look |= rung  # after the turn
         for slots in self.slots.values():
             if waiting_since(slots) < self.desk.monotonic() - STUCK:
                 slots.nudge()
@@ -340,7 +341,6 @@ class Engine:
 
     def _heed(self, connection: sa.Connection, fired: bool) -> None:
         """What a ring may mean besides work that waits. Looked for after the turn: mostly it is that."""
-        self._look = True
         self._obey_if_asked(connection)
         made = not fired and self.duties.fire(connection, rung=True, claims=self.claims)
         freed = self.duties.watch(connection, self._reported, rung=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from operator import itemgetter
@@ -19,7 +19,7 @@ from scheduler.model.state import HELD, Otherwise, TaskState, When
 from scheduler.store import keys
 from scheduler.store.database import Database
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
-from scheduler.store.doorbell import CHANNEL
+from scheduler.store.doorbell import CHANNEL, Bell
 from scheduler.store.keys import Holder
 from scheduler.store.new_task import (
     COLUMNS,
@@ -63,6 +63,8 @@ def enqueue(connection: sa.Connection, specs: Sequence[TaskSpec], now: int, *, o
     ``ours``: the transaction was begun by the store and so holds SQLite's write lock already. Raises CycleError,
     DuplicateKeyError, UnknownDependencyError.
     """
+    if not specs:
+        return []
     dialect = dialect_of(connection)
     if not ours:
         hold_writes(connection)
@@ -86,22 +88,30 @@ class Alone(NamedTuple):
     rung: bool
 
 
-def enqueue_alone(database: Database, spec: TaskSpec, carried: Callable[[], str | None]) -> Alone | None:
+def enqueue_alone(database: Database, spec: TaskSpec, bell: Bell) -> Alone | None:
     """Store a task that is one row, in one statement and one round trip; None: it needs a transaction.
 
-    ``carried``: what the statement may say on the doorbell's channel with its commit. A NOTIFY of its own would be
-    another commit, for whose flush both sides wait.
+    The statement rings with its commit if it may. A NOTIFY of its own would be another commit, for whose flush both
+    sides wait.
     """
     if not _stands_alone(spec) or len(spec.payload) > INLINE:
         return None
     with database.alone() as connection:
         values = _values_of_one(spec, database.now())
-        one, ring = _insert_of(tuple(values)), carried()
+        one, ring = _insert_of(tuple(values)), bell.carried()
         if ring is not None:
-            one = _insert_and_ring(one)
-            values |= {"channel": CHANNEL, "own": ring}
-        ((task_id, *_),) = run(connection, one, values)
-        return Alone(TaskId(task_id), ring is not None)
+            try:
+                said = values | {"channel": CHANNEL, "own": ring}
+                ((task_id, _),) = run(connection, _insert_and_ring(one), said)
+                return Alone(TaskId(task_id), True)
+            except sa.exc.DBAPIError:
+                raw: Any = connection.connection.dbapi_connection
+                if raw.closed:
+                    raise  # it may have been committed
+                # Nothing was. The bell may fail (its queue is full, say), the task not: what is wrong with that, the
+                # next one says.
+        ((task_id,),) = run(connection, one, values)
+        return Alone(TaskId(task_id), False)
 
 
 def hold_writes(connection: sa.Connection) -> None:

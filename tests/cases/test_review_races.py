@@ -246,3 +246,35 @@ def test_one_look_at_many_tasks_is_one_statement(bench: Bench) -> None:
     assert count[0] < 10
     bench.drain()
     assert {task.state.value for task in bench.jobs.wait(batch.ids, 0).values()} == {"success"}
+
+
+def test_who_schedules_while_it_stops_holds_nothing_that_the_stop_waits_for(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop is about to make its last write; until it is over, the bell cannot be had."""
+    jobs = Scheduler(database.url, auto_migrate=True)
+    jobs.register(Step)
+    came = threading.Event()
+    real = jobs._caller.bell
+
+    def bell() -> Any:
+        came.set()
+        return real()
+
+    monkeypatch.setattr(jobs._caller, "bell", bell)
+
+    def write() -> None:
+        with jobs.database.write() as connection:
+            connection.execute(sa.text("DELETE FROM schedd_tasks WHERE id = -1"))
+
+    write()
+    with jobs._lifecycle:  # as stop_now() does
+        caller = Side(lambda: jobs.task(Step("one")).schedule())
+        assert came.wait(20)
+        stop = Side(write)
+        stop.join(5)  # half of what the gate is waited for
+        went_on = not stop.is_alive()
+    caller.result()
+    stop.result()
+    assert went_on
+    jobs.close()

@@ -11,7 +11,7 @@ import pytest
 
 from scheduler import Context, Scheduler, task
 from scheduler.ports import SystemClock
-from scheduler.store import doorbell
+from scheduler.store import doorbell, enqueue
 from scheduler.store.database import Database as Store
 from support.databases import Database
 
@@ -80,4 +80,22 @@ def test_a_single_task_rings_with_its_own_commit(database: Database, monkeypatch
     assert jobs._bell.carried() is None, "one is on its way"
     assert second > first
     assert not notified
+    jobs.close()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_bell_that_fails_keeps_no_task_from_being_stored(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue of notifications may be full, say."""
+    broken: list[str] = []
+
+    def insert_and_fail(insert: str) -> str:
+        broken.append(insert)
+        return f"WITH made AS ({insert}) SELECT id, pg_notify(:channel, :own || repeat('x', 9000)) FROM made"
+
+    monkeypatch.setattr(enqueue, "_insert_and_ring", insert_and_fail)
+    jobs = Scheduler(database.url)
+    jobs.register(work)
+    stored = jobs.task(work).schedule()
+    assert broken
+    assert [r.id for r in jobs.list_tasks()] == [stored]
     jobs.close()
