@@ -155,7 +155,7 @@ class Planner:
             slots = self.slots.get(sort)
             if slots is None or (sort[1] == PROCESS and pool != head.pool):
                 return 0  # the levels share the processes, so none has to help another
-            ahead, moving = 0, slots.size - busy.get(sort, 0)
+            ahead, moving = 0, max(0, slots.size - busy.get(sort, 0))  # lost bodies may be more than its slots
             mean = desk.means.get(kind.name)
             if mean is not None and kind.name not in self.limits.known and not desk.options.max_concurrent:
                 # What the slots will start within the horizon; nothing, while what waits is not moving. Else what a

@@ -167,6 +167,7 @@ class Seat:
     seen: tuple[int, float] | None = None
     renewed: float = 0.0
     due: dict[str, float] = field(default_factory=dict)
+    just_made: set[int] = field(default_factory=set)  # slots' tasks that this step has made
 
     def __post_init__(self) -> None:
         self.engine = engine_of(self.jobs)
@@ -341,6 +342,7 @@ class Seat:
         new = [r for r in slot_rows(self.jobs) if r.id not in self.model.tasks]
         if sorted((r.schedule, r.slot) for r in new) != sorted(expected):
             raise Wrong(f"slots {[(r.schedule, r.slot) for r in new]} were made, not {expected}")
+        self.just_made = {row.id for row in new}
         for row in new:
             self.model.make_slot(row.id, (row.schedule, row.slot), row.key, now)
         for body in self.bodies.values():
@@ -405,9 +407,14 @@ class Seat:
             self._nothing_left(now)
 
     def _nothing_left(self, now: int) -> None:
-        """Nothing was claimed: then no slot is free that could run what is due."""
+        """Nothing was claimed: then no slot is free that could run what is due.
+
+        A rung engine looks for new schedules after its turn; what they make is the next one's, which comes at once.
+        """
         ready = [
-            t for t in self.model.tasks.values() if t.state in ("scheduled", "retry", "suspended") and t.run_at <= now
+            t
+            for t in self.model.tasks.values()
+            if t.state in ("scheduled", "retry", "suspended") and t.run_at <= now and t.id not in self.just_made
         ]
         if any(t.alone for t in ready):
             return  # it may wait for a quiet moment
