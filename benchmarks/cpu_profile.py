@@ -36,6 +36,7 @@ CALLER = (
     ("scheduler.batch:Batch.__exit__", "build"),
     ("scheduler.model.registry:Kind.encode", "encode"),
     ("scheduler.store.enqueue:enqueue", "rows"),
+    ("scheduler.store.enqueue:values_of", "rows"),  # while they are sent
     ("scheduler.store.statement:insert", "insert"),
 )
 ENGINE = (
