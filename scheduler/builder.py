@@ -46,7 +46,6 @@ class _Builder:
     """What single tasks and recurrences have in common."""
 
     # Most builders of a large batch keep these.
-    _parents: dict[int | TaskBuilder, tuple[When, Otherwise]] = {}  # noqa: RUF012 never filled, but replaced
     _catchup: str | None = None
     _overlap: str | None = None
     _run_on_startup = False
@@ -57,6 +56,7 @@ class _Builder:
         self._kind = kind
         self._batch = batch
         self._spec = kind.spec(value)
+        self._parents: dict[int | TaskBuilder, tuple[When, Otherwise]] = {}
 
     def key(self, key: str, conflict: Conflict = "keep", retention: Seconds | None = None) -> Self:
         """The caller's name for this piece of work, unique per kind while it lives or is retained.
@@ -96,19 +96,16 @@ class _Builder:
                 f"when must be success, failure or finished (not {when!r}), "
                 f"otherwise fail, skip, run or wait (not {otherwise!r})"
             ) from None
-        known, new = self._parents, dict[int | TaskBuilder, tuple[When, Otherwise]]()
-        for parent in tasks if isinstance(tasks, (list, Iterable)) else (tasks,):
-            if type(parent) is not TaskBuilder or parent._batch is not self._batch or self._batch is None:
-                self._check_parent(parent)
-            present = known[parent] if parent in known else new.setdefault(parent, edge)
+        new: dict[int | TaskBuilder, tuple[When, Otherwise]] = {}
+        for parent in tasks if isinstance(tasks, Iterable) else (tasks,):
+            self._check_parent(parent)
+            new[parent] = edge
+            present = self._parents.get(parent, edge)
             if present != edge:
                 raise ConfigError(
                     f"depend_on names {parent!r} twice with different conditions: {present[0]} and {edge[0]}"
                 )
-        if known:
-            known.update(new)
-        else:
-            self._parents = new
+        self._parents.update(new)
         return self
 
     def _check_parent(self, parent: int | TaskBuilder) -> None:

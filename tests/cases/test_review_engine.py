@@ -16,6 +16,7 @@ from scheduler.engine.attempt import execute
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.spec import TaskId
 from scheduler.ports import FAILPOINTS
+from scheduler.store import workers
 from scheduler.testing import FakeClock, drain, engine_of
 from support.bench import Bench, Step, ring_and_step, run_claimed
 from support.databases import Database
@@ -419,3 +420,23 @@ def test_what_a_stuck_pool_hands_back_is_left_to_others(fleet: Fleet, clock: Fak
     slots.run_one()
     assert seen == ["scheduled", "success"]
     assert first.get_task(waiting).attempt == 1
+
+
+@pytest.mark.case(8)
+def test_a_drain_that_was_asked_for_outlives_a_turn_that_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ring that told of it is used up by then."""
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    bench.clock.advance(1)
+    with bench.jobs.database.write() as connection:
+        workers.ask_to_drain(connection, engine.worker, bench.clock.now(), drain=True)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise StoreUnavailableError("away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.turner, "turn", fail)
+        with pytest.raises(StoreUnavailableError):
+            ring_and_step(bench.jobs)
+    engine.step()
+    assert engine.told_to_drain

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 
 from scheduler import Context, Scheduler, task
@@ -53,6 +53,8 @@ def read(jobs: Scheduler, ids: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("own", [False, True], ids=["ours", "the caller's connection"])
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(given_rows=[(SPECIAL, SPECIAL, -1)])  # of columns that hold one value
+@example(given_rows=[(SPECIAL, SPECIAL, 2**63 - 1), ("N", None, None)])
 @given(given_rows=ROWS)
 def test_what_is_stored_comes_back(jobs: Scheduler, own: bool, given_rows: list[Any]) -> None:
     many = [*given_rows, *given_rows[:1] * 70]  # columns that hold one value in most rows, in all, and in none
@@ -75,3 +77,14 @@ def test_batches_at_the_same_moment_draw_ids_of_their_own(jobs: Scheduler) -> No
         drawn = list(threads.map(call, range(12)))
     assert len({i for ids in drawn for i in ids}) == 12 * 300
     assert all(ids == sorted(ids) for ids in drawn)
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_ids_with_gaps_are_those_that_were_drawn(jobs: Scheduler) -> None:
+    """As if others had drawn each second one."""
+    with jobs.database.write() as connection:
+        connection.exec_driver_sql("ALTER SEQUENCE schedd_tasks_id_seq INCREMENT BY 2")
+    first = store(jobs, [("a", None, None)] * 4)
+    assert first == list(range(first[0], first[0] + 8, 2))
+    assert store(jobs, [("b", None, None)]) == [first[-1] + 2]
+    assert len(read(jobs, first)) == 4

@@ -51,9 +51,8 @@ def counted(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Callable[[Calla
 
     def counting(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            if not str(args[1]).startswith(
-                "SELECT pg_notify"
-            ):  # the bell rings so often a second, whatever there is to tell
+            # The bell rings so often a second, whatever there is to tell.
+            if not str(args[1]).startswith("SELECT pg_notify"):
                 costs["statements"] += 1
             return function(*args, **options)
 
