@@ -19,7 +19,7 @@ from scheduler.engine.upkeep import (
     wake_overlooked,
 )
 from scheduler.errors import StoreUnavailableError
-from scheduler.store import waits, workers
+from scheduler.store import looks, waits, workers
 from scheduler.store.doorbell import Bell
 
 if TYPE_CHECKING:
@@ -32,11 +32,10 @@ REAP_EVERY = 2.0  # seconds
 SWEEP_EVERY = 60.0
 SWEEP_AGAIN = 0.2  # seconds to the next batch at least, so that retention never keeps work waiting
 SWEEP_REST = 4  # times as long as a batch took: behind an old snapshot on PostgreSQL each one walks past all that died
-POLICIES_EVERY = 1.0
+LOOK_EVERY = 1.0
 STALLS_EVERY = 1.0
 CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
 LOGS_EVERY = 1.0
-WAITS_EVERY = 1.0
 ALL_WAITS_EVERY = 10.0
 
 
@@ -88,6 +87,7 @@ class Duties:
         self.schedules = Schedules(desk)
         self.sweeper = Sweeper(desk)
         self.known_kinds = 0  # so many are published
+        self._overlooked = self._judged = False  # whether there is such work
         self._troubles: dict[str, str] = {}
 
     def attempt(self, duty: str, work: Callable[[], T]) -> T | None:
@@ -137,9 +137,27 @@ class Duties:
         if self.timers.at("sweep", SWEEP_EVERY) and self.attempt("retention", lambda: self.sweeper.sweep(connection)):
             self.timers.put("sweep", max(SWEEP_AGAIN, SWEEP_REST * (self.desk.monotonic() - begun)))
 
+    def look(self, connection: sa.Connection) -> None:
+        """See what the next three have to do."""
+        soon = bool(connection.info.pop(waits.OVERLOOKED, False))
+        every = self.timers.at("all waits", ALL_WAITS_EVERY) or soon
+        if not (self.timers.at("looks", min(LOOK_EVERY, self.desk.options.poll)) or every):
+            return
+
+        def ask() -> looks.Seen:
+            with self.desk.database.read(connection) as c:  # no write lock for what mostly finds nothing
+                return looks.look(c, self.desk.now(), every=every)
+
+        seen = self.attempt("looking for what is due", ask)
+        if seen is None:
+            return
+        self._overlooked, self._judged = seen.overlooked, seen.judged
+        if self.timers.at("schedules", self.desk.options.poll):  # the doorbell may have been missed
+            self.schedules.seen(seen.next_fire)
+
     def fire(self, connection: sa.Connection, *, rung: bool, claims: bool) -> bool:
         """Make the tasks of schedules that are due. True: there were some."""
-        if rung or self.timers.at("schedules", self.desk.options.poll):  # the doorbell may have been missed
+        if rung:
             self.schedules.look_again()
         if not (claims and self.schedules.due()):
             return False
@@ -150,15 +168,13 @@ class Duties:
 
     def wake_overlooked(self, connection: sa.Connection) -> bool:
         """Wake who fell between two transactions. True: there were some."""
-        every = bool(connection.info.pop(waits.OVERLOOKED, False)) or self.timers.at("all waits", ALL_WAITS_EVERY)
-        due = every or self.timers.at("waits", WAITS_EVERY)
-        return due and bool(self.attempt("waking", lambda: wake_overlooked(self.desk, connection, every=every)))
+        due, self._overlooked = self._overlooked, False
+        return due and bool(self.attempt("waking", lambda: wake_overlooked(self.desk, connection)))
 
     def apply_policies(self, connection: sa.Connection) -> bool:
         """Cancel what has lived too long. True: dependants of such may run now."""
-        return self.timers.at("policies", POLICIES_EVERY) and bool(
-            self.attempt("applying policies", lambda: apply_policies(self.desk, connection))
-        )
+        due, self._judged = self._judged, False
+        return due and bool(self.attempt("applying policies", lambda: apply_policies(self.desk, connection)))
 
     def watch(self, connection: sa.Connection, reported: Callable[[], set[tuple[int, int]]], *, rung: bool) -> bool:
         """Look after the bodies that run here. True: some were taken back, and may run elsewhere."""

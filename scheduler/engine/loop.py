@@ -330,6 +330,7 @@ class Engine:
         self._obey_if_asked(connection)
         reclaimed = duties.reap(connection, self._bell)
         duties.make_way(connection)
+        duties.look(connection)
         fired = duties.fire(connection, rung=False, claims=self.claims)
         woken = duties.wake_overlooked(connection)
         freed = duties.apply_policies(connection)

@@ -165,6 +165,10 @@ class Schedules:
         """A schedule may have been registered, changed, or its fixed-delay run may have ended."""
         self.next_at = 0
 
+    def seen(self, next_at: int) -> None:
+        """Somebody has just looked; it says nothing while some are set aside."""
+        self.next_at = 0 if self._aside else next_at
+
     def tick(self, connection: sa.Connection) -> int:
         """Fire what is due. Returns how many tasks were made."""
         desk = self.desk
@@ -203,9 +207,7 @@ class Schedules:
 
 def apply_policies(desk: Desk, connection: sa.Connection) -> bool:
     """Cancel what has lived or waited too long by its own policies. True: some dependants may run now."""
-    with desk.database.read(connection) as c:  # no write lock for a look that mostly finds nothing
-        more = policies.due(c, desk.now())
-    ready = 0
+    ready, more = 0, True
     while more:
         with desk.database.write(connection) as c:
             judged = policies.apply(c, desk.database.dialect, desk.now())
@@ -228,16 +230,8 @@ def pass_on_cancels(desk: Desk, connection: sa.Connection, worker: int) -> None:
                 attempt.slot.interrupt(attempt)
 
 
-def wake_overlooked(desk: Desk, connection: sa.Connection, *, every: bool) -> bool:
-    """Wake suspended tasks that fell between somebody's transactions, see ``store/waits.py``. True: there were some.
-
-    ``every``: also those that wait for tasks; of these there may be many, and each is looked at.
-    """
-    if desk.database.dialect.name == "sqlite":
-        return False  # one writer at a time: nothing falls between
-    with desk.database.read(connection) as c:
-        if not waits.any_overlooked(c, desk.now(), every=every):
-            return False
+def wake_overlooked(desk: Desk, connection: sa.Connection) -> bool:
+    """Wake suspended tasks that fell between somebody's transactions, see ``store/waits.py``. True: there were some."""
     with desk.database.write(connection) as c:
         return waits.wake_overlooked(c, desk.database.dialect, desk.now()) > 0
 

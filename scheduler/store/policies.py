@@ -16,6 +16,7 @@ from scheduler.store.release import release
 
 BATCH = 500
 _DUE = "t.check_at IS NOT NULL AND t.check_at <= :now"
+ANY_DUE = f"SELECT 1 FROM schedd_tasks t WHERE {_DUE}"  # one look into an index that is mostly empty
 _READY_AT = (
     "(SELECT max(p.finished_at) FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
     f"WHERE e.child = t.id AND p.state >= {st.FIRST_TERMINAL})"
@@ -36,14 +37,6 @@ class Judged(NamedTuple):
     requested: dict[int, str]
     ready: int
     more: bool
-
-
-def due(connection: sa.Connection, now: int) -> bool:
-    """Whether there is a task to be judged: one look into an index that is mostly empty."""
-    return (
-        connection.execute(prepared(f"SELECT 1 FROM schedd_tasks t WHERE {_DUE} LIMIT 1"), {"now": now}).first()
-        is not None
-    )
 
 
 def apply(connection: sa.Connection, dialect: Dialect, now: int, batch: int = BATCH) -> Judged:

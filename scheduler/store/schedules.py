@@ -20,6 +20,10 @@ from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.enqueue import enqueue
 
 _BATCH = 100
+NEXT_LOOK = (
+    f"SELECT min(CASE WHEN next_at >= {FOREVER} THEN 0 ELSE next_at END) FROM schedd_schedules "
+    f"WHERE paused = 0 OR next_at >= {FOREVER}"
+)
 
 
 class ScheduleSpec(NamedTuple):
@@ -113,12 +117,7 @@ def next_due(connection: sa.Connection, dialect: Dialect, aside: Collection[str]
 
 def next_look(connection: sa.Connection) -> int:
     """When there may be something to do for :func:`tick`: 0 while a fixed-delay run goes on, FOREVER for never."""
-    found = connection.execute(
-        prepared(
-            f"SELECT min(CASE WHEN next_at >= {FOREVER} THEN 0 ELSE next_at END) FROM schedd_schedules "
-            f"WHERE paused = 0 OR next_at >= {FOREVER}"
-        )
-    ).scalar()
+    found = connection.execute(prepared(NEXT_LOOK)).scalar()
     return FOREVER if found is None else int(found)
 
 

@@ -217,22 +217,16 @@ def suspended(connection: sa.Connection, dialect: Dialect, claims: Sequence[tupl
     return int(woken.rowcount)
 
 
-_OVERLOOKED = (
+ANY_OVERLOOKED = (  # suspended although what they wait for has happened; ``:most`` MET: events only
     "SELECT w.task_id FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id WHERE w.item = 0 AND w.met > 0 "
-    f"AND w.met <= :most AND t.state = {st.SUSPENDED} AND t.run_at > :now AND {_OVER} LIMIT :limit"
+    f"AND w.met <= :most AND t.state = {st.SUSPENDED} AND t.run_at > :now AND {_OVER}"
 )
-
-
-def any_overlooked(connection: sa.Connection, now: int, *, every: bool = True) -> bool:
-    """Whether a task is suspended although what it waits for has happened; not ``every``: events only."""
-    bound = {"now": now, "most": TASKS if every else MET, "limit": 1}
-    return connection.execute(prepared(_OVERLOOKED), bound).first() is not None
 
 
 def wake_overlooked(connection: sa.Connection, dialect: Dialect, now: int) -> int:
     """Wake such tasks. Returns how many."""
     bound = {"now": now, "most": TASKS, "limit": BATCH}
-    found = connection.execute(prepared(_OVERLOOKED), bound).fetchall()
+    found = connection.execute(prepared(f"{ANY_OVERLOOKED} LIMIT :limit"), bound).fetchall()
     return _wake(connection, dialect, sorted({row[0] for row in found}), now) if found else 0
 
 

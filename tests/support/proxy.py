@@ -123,7 +123,7 @@ class Proxy:
         for way in self._ways:
             for writer in (way.client, way.server):
                 sock = writer.get_extra_info("socket")
-                if sock is not None and sock.family == socket.AF_INET:
+                if sock is not None and sock.family == socket.AF_INET and sock.fileno() >= 0:  # not closed just now
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 writer.transport.abort()
             cut += 1
