@@ -38,7 +38,7 @@ class Spec:
         self._options = options
         self._spawn = spawn
         self._references: dict[str, tuple[str, str | None]] = {}
-        self._questions: queue.SimpleQueue[tuple[Callable[[], Any], Answer]] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[tuple[Callable[[], Any], Answer] | None] = queue.SimpleQueue()
         self._reader = False
         self._lock = threading.Lock()
 
@@ -144,9 +144,13 @@ class Spec:
                 self._spawn(self._answer_readers, "schedd-processes-reader")
         self._questions.put((question, answer))
 
+    def close(self) -> None:
+        """Nobody asks any more."""
+        self._questions.put(None)
+
     def _answer_readers(self) -> None:
-        while True:
-            _pass_on(*self._questions.get())
+        while (asked := self._questions.get()) is not None:
+            _pass_on(*asked)
 
 
 def _pass_on(question: Callable[[], Any], answer: Answer) -> None:

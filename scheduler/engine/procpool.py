@@ -128,6 +128,7 @@ class ProcessPool:
         os.eventfd_write(self._bell, 1)
         if thread is not threading.current_thread():
             thread.join(10.0)
+        self.spec.close()
 
     # the thread
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,18 @@ def jobs(database: Database) -> Iterator[Scheduler]:
     made.stop_now()
     write(made, "DROP TABLE ledger")
     made.close()
+
+
+def test_what_answers_children_ends_with_the_engine(jobs: Scheduler) -> None:
+    def readers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "schedd-processes-reader"}
+
+    before = readers()
+    jobs.result(jobs.task(kinds.Pays("before transaction commit", True)).schedule(), timeout=30)
+    (reader,) = readers() - before
+    jobs.stop_now()
+    reader.join(10)
+    assert not reader.is_alive()
 
 
 def ledger(jobs: Scheduler) -> list[Any]:
