@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +29,7 @@ from scheduler.store import claim as claims
 from scheduler.store import workers
 from scheduler.store.asked import Answer, Asked
 from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
-from scheduler.store.finish import Finished, finish
+from scheduler.store.finish import ContendedError, Finished, finish
 from scheduler.store.requests import answer
 from scheduler.store.salvage import finish_one_by_one
 
@@ -45,6 +46,7 @@ QUICK = 0.0005  # seconds: bodies that one thread runs sooner than eight
 GATHER = 0.005  # seconds that a turn waits for such bodies' ends
 REQUESTS = 500  # of running attempts that one turn answers
 PATIENT = 0.1  # seconds that a request is asked again at once; from then on with every turn that there is anyway
+LOCKING = 1.0  # seconds that turns lock rows before they write them, after somebody held one that a turn wrote at once
 BESIDE = SECOND  # until a task may be claimed again whose last body has not ended here
 
 
@@ -71,6 +73,7 @@ class Turner:
         self.limits = Limits(desk)
         self.worker = 0
         self.deferred: list[tuple[Attempt, Outcome]] = []  # to be written with the next turn
+        self._locks_first_until = 0.0  # somebody held what was written without locking it (monotonic)
         self._unsure = False  # the last commit may or may not have been made
         self._careful = False  # the last turn met something unforeseen
         self.planner = Planner(desk, slots, self.limits)
@@ -110,6 +113,20 @@ class Turner:
         ``urgent``: claim high tasks and do nothing else; recording what a flood has brought in would keep them waiting.
         ``fresh``: there may be work where there was none in the last turn.
         """
+        try:
+            return self._turn(connection, claiming, extra, urgent, fresh)
+        except ContendedError:
+            self._locks_first_until = self.desk.monotonic() + LOCKING
+            return self._turn(connection, claiming, None, urgent, fresh)
+
+    def _turn(
+        self,
+        connection: sa.Connection,
+        claiming: bool,
+        extra: list[tuple[Attempt, Outcome]] | None,
+        urgent: bool,
+        fresh: bool,
+    ) -> TurnResult:
         desk = self.desk
         outcomes: list[tuple[Attempt, Outcome]] = []
         requests: list[Request] = []
@@ -139,7 +156,7 @@ class Turner:
                 unsure = self._unsure and self._give_back_unknown(c, now)
                 if outcomes:
                     outcomes = deaths.judge(c, outcomes)
-                    write = finish_one_by_one if self._careful else finish
+                    write = finish_one_by_one if self._careful else self._finish(quick=not requests)
                     finished = _own(outcomes, write(c, dialect, self.worker, [o for _, o in outcomes], now))
                     if self.limits.known:
                         self.limits.recorded(c, outcomes, finished)
@@ -173,10 +190,10 @@ class Turner:
                 if requests:
                     FAILPOINTS.hit("before answer commit")
         except BaseException as error:
-            self._careful = not isinstance(error, StoreUnavailableError)
+            self._careful = not isinstance(error, StoreUnavailableError | ContendedError)
             self.lanes.prefix.forget()  # what it has passed over was not claimed
             self.deferred = outcomes + self.deferred
-            self._unsure = True
+            self._unsure = self._unsure or not isinstance(error, ContendedError)
             desk.requests.extendleft(reversed(requests))
             raise
         self._unsure = unsure
@@ -206,6 +223,16 @@ class Turner:
             ended,
             opened,
         )
+
+    def _finish(self, *, quick: bool) -> Callable[..., Finished]:
+        """``quick``: nothing else in this turn may have to wait, nor may what follows for caps and suspects."""
+        quick = (
+            quick
+            and not self.limits.known
+            and self.planner.alone is None
+            and self.desk.monotonic() >= self._locks_first_until
+        )
+        return partial(finish, quick=quick)
 
     def _answer(self, connection: sa.Connection, requests: list[Request], now: int) -> tuple[list[Answer | None], int]:
         """Do what running attempts ask for; whatever they write extends the lease. Returns how many tasks woke, too."""

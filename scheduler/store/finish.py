@@ -5,9 +5,7 @@ A row counts as ours while (worker, claim) still match and it is claimed or runn
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping, Sequence
-from operator import or_
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,15 +14,14 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store import children, waits
-from scheduler.store.cascade import lock_below
+from scheduler.store import waits
 from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
+from scheduler.store.locking import lock_ends, look_below
 from scheduler.store.new_task import INLINE
 from scheduler.store.release import release
-from scheduler.store.replacing import settle, unsettleable
+from scheduler.store.replacing import settle
 from scheduler.store.statement import Columns, change_over, run, run_over
 
-BROKEN_BITS = END_BIT[TaskState.FAILED] | END_BIT[TaskState.SKIPPED]  # how an edge may end a task
 DAY = 86_400 * 1_000_000
 KEY_RETENTION = DAY
 RESULT_TTL = DAY
@@ -54,12 +51,14 @@ UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.star
 FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} AND {_PLAIN}
 """
 _SUCCEED_PLAINLY_GIVING = f"{_SUCCEED_PLAINLY} RETURNING {_GIVEN}"
-# With the attempts' records: PostgreSQL is asked once less.
+# With the attempts' records: PostgreSQL is asked once less. ``:patience``: for how long to wait at most for rows that
+# somebody holds; it is set before the first one is written, and holds until the transaction ends.
+_PATIENCE = "20ms"
 _SUCCEED_AND_RECORD = f"""
-WITH {{rows}}, done AS (
+WITH {{rows}}, patience AS MATERIALIZED (SELECT set_config('lock_timeout', :patience, true)), done AS (
   UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
     result = j.result, result_until = :now + {_LIVES}
-  FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} AND {_PLAIN} RETURNING {_GIVEN}
+  FROM j, patience WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} AND {_PLAIN} RETURNING {_GIVEN}
 ), told AS (
   INSERT INTO schedd_attempts (worker, task_id, claim, number, claimed_at, started_at, finished_at, outcome)
   SELECT :worker, j.id, j.claim, j.number, j.claimed, j.started, j.finished, j.outcome
@@ -135,6 +134,7 @@ def _insert_attempts(columns: Columns) -> str:
 _RECORD_PLAIN = _insert_attempts(_PLAIN_COLUMNS)
 _RECORD_FAILED = _insert_attempts(_FAILED_COLUMNS)
 _SUCCEEDED = AttemptEnd.SUCCEEDED.code
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 class Finished(NamedTuple):
@@ -152,6 +152,10 @@ class Finished(NamedTuple):
     told: Mapping[int, AttemptEnd] = MappingProxyType({})
 
 
+class ContendedError(Exception):
+    """Somebody holds what was written without having been locked: the transaction is spoilt."""
+
+
 class _Written(NamedTuple):
     """What ended and how; outcomes that held, and that did not; tasks with children; what ended, or is due again,
     by somebody's will: perhaps it was replaced; and (task id, claim) of attempts that are recorded already."""
@@ -163,14 +167,43 @@ class _Written(NamedTuple):
     overruled: list[int]
     recorded: Collection[tuple[int, int]] = ()
 
+    def plus(self, other: _Written) -> _Written:
+        return _Written(
+            self.ended | other.ended,
+            [*self.kept, *other.kept],
+            self.lost + other.lost,
+            self.parents + other.parents,
+            self.overruled + other.overruled,
+            {*self.recorded, *other.recorded},
+        )
 
-def finish(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int) -> Finished:
-    """Write the outcomes that ``worker`` still holds, their attempts and what follows for dependents."""
+
+def finish(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker: int,
+    outcomes: Sequence[Outcome],
+    now: int,
+    *,
+    quick: bool = False,
+) -> Finished:
+    """Write the outcomes that ``worker`` still holds, their attempts and what follows for dependents.
+
+    ``quick`` (PostgreSQL): without locking the usual successes first, which takes as long as half the writing. Raises
+    ContendedError if somebody holds one of them, or what waits below: then roll back, and lock first.
+    """
     deferred: list[Outcome] = []
     unbroken: Mapping[int, int] = {}
-    if dialect.name == "postgresql":
-        outcomes, deferred, unbroken = _lockable(connection, dialect, worker, outcomes)
-    wrote = _write(connection, dialect, worker, outcomes, now)
+    if dialect.name == "sqlite":
+        wrote = _write(connection, dialect, worker, outcomes, now)
+    elif quick:
+        wrote, rest, unbroken = _succeed_at_once(connection, dialect, worker, outcomes, now)
+        if rest:
+            rest, deferred, also = lock_ends(connection, dialect, worker, rest)
+            wrote, unbroken = wrote.plus(_write(connection, dialect, worker, rest, now)), {**unbroken, **also}
+    else:
+        outcomes, deferred, unbroken = lock_ends(connection, dialect, worker, outcomes)
+        wrote = _write(connection, dialect, worker, outcomes, now)
     _record(connection, worker, wrote)
     _write_values(connection, dialect, wrote.kept)
     ready = 0
@@ -196,15 +229,7 @@ def _write(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
     """Write the tasks' rows."""
     bound = {"worker": worker, "now": now}
     successes = [
-        (
-            o.task_id,
-            o.claim,
-            o.started_at,
-            o.finished_at,
-            o.result if o.result is None or len(o.result) <= INLINE else None,
-        )
-        for o in outcomes
-        if o.state == st.SUCCESS
+        (o.task_id, o.claim, o.started_at, o.finished_at, _kept_in_row(o)) for o in outcomes if o.state == st.SUCCESS
     ]
     if len(successes) == len(outcomes) and dialect.name == "sqlite":
         parents = _succeed_all_plainly(connection, dialect, successes, bound)
@@ -212,11 +237,7 @@ def _write(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
             ended = dict.fromkeys([row[0] for row in successes], TaskState.SUCCESS)
             return _Written(ended, outcomes, [], parents, [])
     if dialect.name == "postgresql":
-        told = [
-            (*row, o.number, o.claimed_at, o.end.code)
-            for row, o in zip(successes, (o for o in outcomes if o.state == st.SUCCESS), strict=True)
-        ]
-        plain = run_over(connection, _SUCCEED_AND_RECORD, _TOLD_COLUMNS, told, bound)
+        plain = _succeed_and_record(connection, outcomes, bound)
     else:
         plain = run_over(connection, _SUCCEED_PLAINLY_GIVING, _SUCCEED_COLUMNS, successes, bound)
     ended = dict.fromkeys([row[0] for row in plain], TaskState.SUCCESS)
@@ -241,6 +262,48 @@ def _write(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
     lost = [o for o in outcomes if (o.task_id, o.claim) not in states]
     kept = [_ended_as(o, states[o.task_id, o.claim]) for o in outcomes if (o.task_id, o.claim) in states]
     return _Written(ended, kept, lost, parents, overruled, recorded)
+
+
+def _kept_in_row(o: Outcome) -> str | None:
+    return o.result if o.result is None or len(o.result) <= INLINE else None
+
+
+def _succeed_at_once(
+    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int
+) -> tuple[_Written, Sequence[Outcome], Mapping[int, int]]:
+    """Write the usual successes. Returns also the other outcomes, and the ends that are known to break no edge."""
+    try:
+        plain = _succeed_and_record(connection, outcomes, {"worker": worker, "now": now}, _PATIENCE)
+    except sa.exc.DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+            raise ContendedError from error
+        raise
+    ended = dict.fromkeys([row[0] for row in plain], TaskState.SUCCESS)
+    parents = [row[0] for row in plain if row[3]]
+    # After the parents, not before: nobody is waited for here either.
+    bits = dict.fromkeys(parents, END_BIT[TaskState.SUCCESS])
+    below = look_below(connection, dialect, bits)
+    if below.blocked:
+        raise ContendedError
+    recorded = {(row[0], row[1]) for row in plain}
+    kept, rest = outcomes, list[Outcome]()
+    if len(recorded) < len(outcomes):
+        kept = [o for o in outcomes if (o.task_id, o.claim) in recorded]
+        rest = [o for o in outcomes if (o.task_id, o.claim) not in recorded]
+        run(connection, "SET LOCAL lock_timeout TO DEFAULT", {})
+    return _Written(ended, kept, [], parents, [], recorded), rest, bits if below.unbroken else {}
+
+
+def _succeed_and_record(
+    connection: sa.Connection, outcomes: Sequence[Outcome], bound: Mapping[str, object], patience: str = "0"
+) -> list[tuple[Any, ...]]:
+    """PostgreSQL: the tasks' rows and the attempts' records of the usual successes. Rows of _GIVEN."""
+    told = [
+        (o.task_id, o.claim, o.started_at, o.finished_at, _kept_in_row(o), o.number, o.claimed_at, o.end.code)
+        for o in outcomes
+        if o.state == st.SUCCESS
+    ]
+    return run_over(connection, _SUCCEED_AND_RECORD, _TOLD_COLUMNS, told, {**bound, "patience": patience})
 
 
 def _succeed_all_plainly(
@@ -333,110 +396,3 @@ def write_values(connection: sa.Connection, dialect: Dialect, values: Sequence[t
         ),
         {"rows": bind_rows(values)},
     )
-
-
-_PAIR: Columns = (("id", int), ("claim", int))
-_LOOK_HELD = (
-    "WITH {rows} SELECT t.id, t.claim, t.cancel_requested, t.rerun, "
-    "EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = t.id) FROM j JOIN schedd_tasks t ON t.id = j.id "
-    "WHERE {among t} "
-    f"{fence('BETWEEN 4 AND 5')}"
-)
-_LOCK_HELD = f"{_LOOK_HELD} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
-
-
-def _lockable(
-    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome]
-) -> tuple[Sequence[Outcome], list[Outcome], Mapping[int, int]]:
-    """Lock, without ever waiting, the outcomes' rows and what waits below them; what cannot be had is deferred.
-
-    Returns what can be written, what cannot, and the ends (id -> bit) that are known to break no edge of what waits.
-
-    A caller's open transaction may hold FOR SHARE on a parent for minutes (it is adding a child), and it must not hold
-    up the other tasks of this worker. A row whose fence is lost is not locked either, and is told apart by the write.
-    """
-    bound = {"worker": worker}
-    pairs = [(o.task_id, o.claim) for o in outcomes]
-    locked = run_over(connection, _LOCK_HELD, _PAIR, pairs, bound)
-    # By task and claim: a stale outcome of the same task may be among them, and decides nothing.
-    got = {(row[0], row[1]): row[2] is not None for row in locked}
-    replaced = [row[0] for row in locked if row[3]]
-    parents = {row[0] for row in locked if row[4]}
-    blocked: set[int] = set()
-    if len(got) < len(outcomes):
-        held = {row[0] for row in run_over(connection, _LOOK_HELD, _PAIR, pairs, bound)}
-        blocked = held - {task_id for task_id, _ in got}
-    ends = {o.task_id: st.CANCELLED if got[key] else o.state for o in outcomes if (key := (o.task_id, o.claim)) in got}
-    ends = {i: state for i, state in ends.items() if i in parents or state == st.CANCELLED}
-    bits = {i: END_BIT[TaskState.from_code(state)] for i, state in ends.items() if state >= st.FIRST_TERMINAL}
-    if replaced:
-        blocked |= unsettleable(connection, dialect, replaced)
-        bits |= {i: bits.get(i, 0) | BROKEN_BITS for i in replaced}  # their new edges may end them at once
-    below = look_below(connection, dialect, bits)
-    blocked |= below.blocked
-    unbroken = bits if below.unbroken else {}
-    if not blocked:
-        return outcomes, [], unbroken
-    return [o for o in outcomes if o.task_id not in blocked], [o for o in outcomes if o.task_id in blocked], unbroken
-
-
-# PostgreSQL only. Of the edges whose child could be locked, those that one of these ends may break.
-_LOCK_WAITING = f"""
-WITH e AS MATERIALIZED (SELECT parent, child, ok FROM schedd_edges WHERE {{e}}),
-l AS MATERIALIZED (SELECT t.id FROM schedd_tasks t WHERE t.id = ANY(ARRAY(SELECT child FROM e))
-  AND t.state = {st.WAITING} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED)
-SELECT e.parent, e.child, e.ok, CASE WHEN l.id IS NULL THEN 0 ELSE 1 END FROM e LEFT JOIN l ON l.id = e.child
-WHERE l.id IS NULL OR (e.ok & :bits) <> :bits
-"""
-_STILL_WAITING = (
-    "SELECT e.parent, e.child FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
-    f"WHERE {{e}} AND t.state = {st.WAITING}"
-)
-
-
-class Below(NamedTuple):
-    """``blocked``: below which somebody holds a row; ``unbroken``: all that waits below is ours, and nothing breaks."""
-
-    blocked: set[int]
-    unbroken: bool
-
-
-def look_below(connection: sa.Connection, dialect: Dialect, level: dict[int, int]) -> Below:
-    """Lock what the end of these tasks (id -> bit of its end) would change, and tell below which somebody else does.
-
-    Level by level, since a child whose edge breaks ends too, and may end its own children.
-    """
-    unbroken = True
-    blocked: set[int] = set()
-    roots = {i: {i} for i in level}  # whose end reaches a task of this level
-    cancelled = [i for i, bits in level.items() if bits & END_BIT[TaskState.CANCELLED]]
-    if cancelled:
-        taken, blocked = lock_below(connection, dialect, cancelled)
-        roots |= taken
-        level = level | dict.fromkeys(taken, END_BIT[TaskState.CANCELLED])
-    while level:
-        below: dict[int, int] = {}
-        reached: dict[int, set[int]] = {}
-        cancelled = [i for i, bits in level.items() if bits & END_BIT[TaskState.CANCELLED]]
-        if cancelled:
-            busy, spawned = children.blocked(connection, dialect, cancelled)
-            blocked |= {root for i in busy for root in roots[i]}
-            for child, parent in spawned.items():
-                reached.setdefault(child, set()).update(roots[parent])
-                below[child] = END_BIT[TaskState.CANCELLED]
-        bound = {"ids": bind_rows(sorted(level)), "bits": functools.reduce(or_, level.values())}
-        edges = run(connection, _LOCK_WAITING.format(e=dialect.among("parent")), bound)
-        unbroken = unbroken and not edges
-        # Not locked: held by somebody, or no longer waiting (then there is nothing to release).
-        missed = {child for _, child, _, locked in edges if not locked}
-        if missed:
-            still = run(connection, _STILL_WAITING.format(e=dialect.among("e.parent")), bound)
-            for parent, child in still:
-                if child in missed:
-                    blocked |= roots[parent]
-        for parent, child, ok, locked in edges:
-            if locked and level[parent] & ~ok:
-                reached.setdefault(child, set()).update(roots[parent])
-                below[child] = below.get(child, 0) | BROKEN_BITS
-        roots, level = reached, below
-    return Below(blocked, unbroken and not blocked)

@@ -11,7 +11,7 @@ from scheduler.model.outcome import Failure
 from scheduler.model.policy import Life, judge
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.dialect import Dialect, bind_rows, prepared
-from scheduler.store.finish import look_below
+from scheduler.store.locking import look_below
 from scheduler.store.release import release
 
 BATCH = 500

@@ -17,7 +17,7 @@ from scheduler.store import control, workers
 from scheduler.store.claim import Claimed, Pick, claim, mark_running
 from scheduler.store.database import Database as Store
 from scheduler.store.enqueue import enqueue
-from scheduler.store.finish import Finished, finish
+from scheduler.store.finish import ContendedError, Finished, finish
 from scheduler.store.workers import WorkerInfo
 from scheduler.testing import FakeClock
 from support.databases import Database
@@ -59,8 +59,28 @@ class Bare:
         return Outcome(c.id, c.claim, c.attempt, end, state, c.claimed_at, now, now, **more)
 
     def finish(self, worker: int, *outcomes: Outcome) -> Finished:
+        """On PostgreSQL both ways, which have to come to the same."""
+        quickly = self.finish_quickly(worker, *outcomes) if self.dialect.name == "postgresql" else None
         with self.store.write() as c:
-            return finish(c, self.dialect, worker, outcomes, self.clock.now())
+            done = finish(c, self.dialect, worker, outcomes, self.clock.now())
+            rows = self.rows(c)
+        if quickly is not None:
+            assert (done, rows) == quickly
+        return done
+
+    def finish_quickly(self, worker: int, *outcomes: Outcome) -> tuple[Finished, object] | None:
+        """What writing without locking first would make of it; None: it cannot."""
+        with self.store.connect() as c, c.begin() as undone:
+            try:
+                return finish(c, self.dialect, worker, outcomes, self.clock.now(), quick=True), self.rows(c)
+            except ContendedError:
+                return None
+            finally:
+                undone.rollback()
+
+    def rows(self, c: sa.Connection) -> object:
+        tables = {"schedd_tasks": "id", "schedd_attempts": "task_id, claim", "schedd_edges": "parent, child"}
+        return [c.execute(sa.text(f"SELECT * FROM {t} ORDER BY {by}")).fetchall() for t, by in tables.items()]
 
     def reap(self) -> None:
         with self.store.write() as c:
@@ -332,6 +352,21 @@ class TestOnPostgreSQL:
         done = bare.finish(worker, *done.deferred)
         assert (done.ended, done.deferred, done.ready) == ({held: TaskState.SUCCESS}, [], 2)
         assert {bare.row(child).state, bare.row(second_child).state} == {st.SCHEDULED}
+
+    def test_who_writes_without_locking_first_waits_a_moment_for_a_caller(self, bare: Bare) -> None:
+        """Then it says so: nothing is written, and what waits for nobody does it over."""
+        worker = bare.worker("a")
+        held, free, parent = bare.task(count=3)
+        (child,) = bare.task(parent)
+        claimed = {c.id: c for c in bare.claim(worker)}
+        with bare.store.write() as caller:
+            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": held})
+            assert bare.finish_quickly(worker, *map(bare.outcome, claimed.values())) is None
+        with bare.store.write() as caller:
+            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": child})
+            assert bare.finish_quickly(worker, bare.outcome(claimed[parent])) is None
+            assert bare.finish_quickly(worker, bare.outcome(claimed[free])) is not None
+        assert bare.finish(worker, *map(bare.outcome, claimed.values())).ready == 1
 
     def test_a_held_child_defers_its_parent_only(self, bare: Bare) -> None:
         worker = bare.worker("a")

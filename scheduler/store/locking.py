@@ -1,0 +1,130 @@
+"""What an end is about to change, locked without ever waiting: its own rows and what waits below them (PostgreSQL).
+
+A caller's open transaction may hold FOR SHARE on a parent for minutes (it is adding a child), and it must not hold up
+the other tasks of a worker: what cannot be had is put off.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from operator import or_
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.outcome import Outcome
+from scheduler.model.state import END_BIT, TaskState
+from scheduler.store import children
+from scheduler.store.cascade import lock_below
+from scheduler.store.dialect import Dialect, bind_rows, fence
+from scheduler.store.replacing import unsettleable
+from scheduler.store.statement import Columns, run, run_over
+
+BROKEN_BITS = END_BIT[TaskState.FAILED] | END_BIT[TaskState.SKIPPED]  # how an edge may end a task
+
+_PAIR: Columns = (("id", int), ("claim", int))
+_LOOK_HELD = (
+    "WITH {rows} SELECT t.id, t.claim, t.cancel_requested, t.rerun, "
+    "EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = t.id) FROM j JOIN schedd_tasks t ON t.id = j.id "
+    "WHERE {among t} "
+    f"{fence('BETWEEN 4 AND 5')}"
+)
+_LOCK_HELD = f"{_LOOK_HELD} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
+
+
+def lock_ends(
+    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome]
+) -> tuple[Sequence[Outcome], list[Outcome], Mapping[int, int]]:
+    """Lock, without ever waiting, the outcomes' rows and what waits below them; what cannot be had is deferred.
+
+    Returns what can be written, what cannot, and the ends (id -> bit) that are known to break no edge of what waits.
+
+    A row whose fence is lost is not locked either, and is told apart by the write.
+    """
+    bound = {"worker": worker}
+    pairs = [(o.task_id, o.claim) for o in outcomes]
+    locked = run_over(connection, _LOCK_HELD, _PAIR, pairs, bound)
+    # By task and claim: a stale outcome of the same task may be among them, and decides nothing.
+    got = {(row[0], row[1]): row[2] is not None for row in locked}
+    replaced = [row[0] for row in locked if row[3]]
+    parents = {row[0] for row in locked if row[4]}
+    blocked: set[int] = set()
+    if len(got) < len(outcomes):
+        held = {row[0] for row in run_over(connection, _LOOK_HELD, _PAIR, pairs, bound)}
+        blocked = held - {task_id for task_id, _ in got}
+    ends = {o.task_id: st.CANCELLED if got[key] else o.state for o in outcomes if (key := (o.task_id, o.claim)) in got}
+    ends = {i: state for i, state in ends.items() if i in parents or state == st.CANCELLED}
+    bits = {i: END_BIT[TaskState.from_code(state)] for i, state in ends.items() if state >= st.FIRST_TERMINAL}
+    if replaced:
+        blocked |= unsettleable(connection, dialect, replaced)
+        bits |= {i: bits.get(i, 0) | BROKEN_BITS for i in replaced}  # their new edges may end them at once
+    below = look_below(connection, dialect, bits)
+    blocked |= below.blocked
+    unbroken = bits if below.unbroken else {}
+    if not blocked:
+        return outcomes, [], unbroken
+    return [o for o in outcomes if o.task_id not in blocked], [o for o in outcomes if o.task_id in blocked], unbroken
+
+
+# PostgreSQL only. Of the edges whose child could be locked, those that one of these ends may break.
+_LOCK_WAITING = f"""
+WITH e AS MATERIALIZED (SELECT parent, child, ok FROM schedd_edges WHERE {{e}}),
+l AS MATERIALIZED (SELECT t.id FROM schedd_tasks t WHERE t.id = ANY(ARRAY(SELECT child FROM e))
+  AND t.state = {st.WAITING} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED)
+SELECT e.parent, e.child, e.ok, CASE WHEN l.id IS NULL THEN 0 ELSE 1 END FROM e LEFT JOIN l ON l.id = e.child
+WHERE l.id IS NULL OR (e.ok & :bits) <> :bits
+"""
+_STILL_WAITING = (
+    "SELECT e.parent, e.child FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
+    f"WHERE {{e}} AND t.state = {st.WAITING}"
+)
+
+
+class Below(NamedTuple):
+    """``blocked``: below which somebody holds a row; ``unbroken``: all that waits below is ours, and nothing breaks."""
+
+    blocked: set[int]
+    unbroken: bool
+
+
+def look_below(connection: sa.Connection, dialect: Dialect, level: dict[int, int]) -> Below:
+    """Lock what the end of these tasks (id -> bit of its end) would change, and tell below which somebody else does.
+
+    Level by level, since a child whose edge breaks ends too, and may end its own children.
+    """
+    unbroken = True
+    blocked: set[int] = set()
+    roots = {i: {i} for i in level}  # whose end reaches a task of this level
+    cancelled = [i for i, bits in level.items() if bits & END_BIT[TaskState.CANCELLED]]
+    if cancelled:
+        taken, blocked = lock_below(connection, dialect, cancelled)
+        roots |= taken
+        level = level | dict.fromkeys(taken, END_BIT[TaskState.CANCELLED])
+    while level:
+        below: dict[int, int] = {}
+        reached: dict[int, set[int]] = {}
+        cancelled = [i for i, bits in level.items() if bits & END_BIT[TaskState.CANCELLED]]
+        if cancelled:
+            busy, spawned = children.blocked(connection, dialect, cancelled)
+            blocked |= {root for i in busy for root in roots[i]}
+            for child, parent in spawned.items():
+                reached.setdefault(child, set()).update(roots[parent])
+                below[child] = END_BIT[TaskState.CANCELLED]
+        bound = {"ids": bind_rows(sorted(level)), "bits": functools.reduce(or_, level.values())}
+        edges = run(connection, _LOCK_WAITING.format(e=dialect.among("parent")), bound)
+        unbroken = unbroken and not edges
+        # Not locked: held by somebody, or no longer waiting (then there is nothing to release).
+        missed = {child for _, child, _, locked in edges if not locked}
+        if missed:
+            still = run(connection, _STILL_WAITING.format(e=dialect.among("e.parent")), bound)
+            for parent, child in still:
+                if child in missed:
+                    blocked |= roots[parent]
+        for parent, child, ok, locked in edges:
+            if locked and level[parent] & ~ok:
+                reached.setdefault(child, set()).update(roots[parent])
+                below[child] = below.get(child, 0) | BROKEN_BITS
+        roots, level = reached, below
+    return Below(blocked, unbroken and not blocked)
