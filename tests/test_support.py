@@ -117,11 +117,15 @@ def test_postgres_is_emptied_but_for_what_migrations_wrote(postgres_databases: P
     for _ in range(2):
         left_open = psycopg.connect(url)
         assert left_open.execute("insert into tasks (kind) values (7) returning id").fetchone() == (1,)
-        assert left_open.execute("select nextval('numbers')").fetchone() == (1,)
+        for n in (1, 2):
+            assert left_open.execute("select nextval('numbers')").fetchone() == (n,)
         with psycopg.connect(url) as other:
             other.execute("insert into kinds values (8)")
             other.execute("create table mine (kind int references kinds)")
         left_open.commit()
+        with psycopg.connect(url) as other:
+            other.execute("alter sequence numbers increment by 2")
+            other.execute("alter table tasks set (autovacuum_enabled = off)")
         left_open.execute("select * from tasks")  # a transaction that a test forgot
         server.reset(name)
         left_open.close()
@@ -129,6 +133,7 @@ def test_postgres_is_emptied_but_for_what_migrations_wrote(postgres_databases: P
             assert connection.execute("select id from kinds").fetchall() == [(7,)]
             assert connection.execute("select id from tasks").fetchall() == []
             assert connection.execute("select to_regclass('mine')").fetchone() == (None,)
+            assert connection.execute("select reloptions from pg_class where relname = 'tasks'").fetchone() == (None,)
     server.drop(name)
 
 

@@ -198,10 +198,14 @@ class PostgresDatabases:
             if spent:
                 connection.execute(f"truncate {', '.join(sorted(spent))} restart identity cascade")
             used = connection.execute(
-                "select format('%I.%I', schemaname, sequencename) from pg_sequences where last_value is not null"
+                "select format('%I.%I', schemaname, sequencename) from pg_sequences"
+                " where last_value is not null or increment_by <> 1"
             )
             for (sequence,) in used.fetchall():
-                connection.execute(f"alter sequence {sequence} restart")
+                connection.execute(f"alter sequence {sequence} increment by 1 restart")
+            stopped = "select oid::regclass::text from pg_class where 'autovacuum_enabled=off' = any(reloptions)"
+            for (table,) in connection.execute(stopped).fetchall():
+                connection.execute(f"alter table {table} reset (autovacuum_enabled)")
             connection.execute("set session_replication_role = 'replica'")  # no order of foreign keys to keep
             for table in kept:
                 connection.execute(f"insert into {table} select * from kept.{table}")
