@@ -35,7 +35,7 @@ _NEXT = (
     f"WHEN {T}.cancel_requested IS NOT NULL THEN {st.CANCELLED} ELSE {{state}} END"
 )
 # Whether it is a parent at all: mostly none is, and then there is nothing to release.
-_GIVEN = f"{T}.id, {T}.claim, {T}.state, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = {T}.id)"
+_GIVEN = f"{T}.id, {T}.claim, {T}.state, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = {T}.id) AS parent"
 _LIVES = f"coalesce({T}.result_ttl, {RESULT_TTL})"
 _KEPT = f"coalesce({T}.key_retention, {KEY_RETENTION})"  # as long as its key is held, a result is there
 # In one expression with ``j``, as in fence(): as conditions of the table's own they make PostgreSQL expect one row.
@@ -64,7 +64,8 @@ WITH {{rows}}, patience AS MATERIALIZED (SELECT set_config('lock_timeout', :pati
   SELECT :worker, j.id, j.claim, j.number, j.claimed, j.started, j.finished, j.outcome
   FROM j JOIN done ON done.id = j.id AND done.claim = j.claim WHERE j.started IS NOT NULL
 )
-SELECT * FROM done
+SELECT array_agg(id) FILTER (WHERE parent), CASE WHEN count(*) < :all THEN array_agg(ARRAY[id, claim]) END,
+  count(*), EXISTS ({waits.ANYBODY}) FROM done
 """
 _SUCCEED = f"""
 WITH {{rows}}
@@ -165,7 +166,8 @@ class _Written(NamedTuple):
     lost: list[Outcome]
     parents: list[int]
     overruled: list[int]
-    recorded: Collection[tuple[int, int]] = ()
+    recorded: Collection[object] = ()
+    awaited: bool | None = None  # whether anybody waits for an end, if that was asked
 
     def plus(self, other: _Written) -> _Written:
         return _Written(
@@ -175,6 +177,7 @@ class _Written(NamedTuple):
             self.parents + other.parents,
             self.overruled + other.overruled,
             {*self.recorded, *other.recorded},
+            self.awaited if other.awaited is None else other.awaited,
         )
 
 
@@ -213,7 +216,7 @@ def finish(
     released = {i: wrote.ended[i] for i in wrote.parents if i in wrote.ended}
     if wrote.overruled:  # what a cancelled task spawned ends with it
         released |= {i: wrote.ended[i] for i in wrote.overruled if wrote.ended.get(i) is TaskState.CANCELLED}
-    awaited = bool(wrote.ended) and waits.anybody(connection)
+    awaited = wrote.awaited if wrote.awaited is not None else bool(wrote.ended) and waits.anybody(connection)
     known = not wrote.overruled and all(unbroken.get(i) == END_BIT[state] for i, state in released.items())
     ready += release(connection, dialect, released.items(), now, unbroken=known, awaited=awaited) if released else 0
     if awaited:
@@ -236,16 +239,18 @@ def _write(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
         if parents is not None:
             ended = dict.fromkeys([row[0] for row in successes], TaskState.SUCCESS)
             return _Written(ended, outcomes, [], parents, [])
+    recorded: Collection[object] = ()
+    awaited: bool | None = None
     if dialect.name == "postgresql":
-        plain = _succeed_and_record(connection, outcomes, bound)
+        recorded, parents, awaited = _succeed_and_record(connection, outcomes, bound)
+        states = dict.fromkeys(recorded, TaskState.SUCCESS)
     else:
         plain = run_over(connection, _SUCCEED_PLAINLY_GIVING, _SUCCEED_COLUMNS, successes, bound)
-    ended = dict.fromkeys([row[0] for row in plain], TaskState.SUCCESS)
-    parents = [row[0] for row in plain if row[3]]
-    states = {(row[0], row[1]): TaskState.SUCCESS for row in plain}
-    recorded = set(states) if dialect.name == "postgresql" else set()
-    if len(plain) == len(outcomes):
-        return _Written(ended, outcomes, [], parents, [], recorded)
+        parents = [row[0] for row in plain if row[3]]
+        states = {(row[0], row[1]): TaskState.SUCCESS for row in plain}
+    ended = dict.fromkeys([task_id for task_id, _ in states], TaskState.SUCCESS)
+    if len(states) == len(outcomes):
+        return _Written(ended, outcomes, [], parents, [], recorded, awaited)
     rest = [row for row in successes if (row[0], row[1]) not in states]
     others = [_other_row(o) for o in outcomes if o.state != st.SUCCESS]
     overruled: list[int] = []
@@ -261,7 +266,7 @@ def _write(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
             overruled.append(task_id)
     lost = [o for o in outcomes if (o.task_id, o.claim) not in states]
     kept = [_ended_as(o, states[o.task_id, o.claim]) for o in outcomes if (o.task_id, o.claim) in states]
-    return _Written(ended, kept, lost, parents, overruled, recorded)
+    return _Written(ended, kept, lost, parents, overruled, recorded, awaited)
 
 
 def _kept_in_row(o: Outcome) -> str | None:
@@ -273,37 +278,46 @@ def _succeed_at_once(
 ) -> tuple[_Written, Sequence[Outcome], Mapping[int, int]]:
     """Write the usual successes. Returns also the other outcomes, and the ends that are known to break no edge."""
     try:
-        plain = _succeed_and_record(connection, outcomes, {"worker": worker, "now": now}, _PATIENCE)
+        bound = {"worker": worker, "now": now}
+        recorded, parents, awaited = _succeed_and_record(connection, outcomes, bound, _PATIENCE)
     except sa.exc.DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
             raise ContendedError from error
         raise
-    ended = dict.fromkeys([row[0] for row in plain], TaskState.SUCCESS)
-    parents = [row[0] for row in plain if row[3]]
+    ended = dict.fromkeys([task_id for task_id, _ in recorded], TaskState.SUCCESS)
     # After the parents, not before: nobody is waited for here either.
     bits = dict.fromkeys(parents, END_BIT[TaskState.SUCCESS])
     below = look_below(connection, dialect, bits)
     if below.blocked:
         raise ContendedError
-    recorded = {(row[0], row[1]) for row in plain}
     kept, rest = outcomes, list[Outcome]()
     if len(recorded) < len(outcomes):
         kept = [o for o in outcomes if (o.task_id, o.claim) in recorded]
         rest = [o for o in outcomes if (o.task_id, o.claim) not in recorded]
         run(connection, "SET LOCAL lock_timeout TO DEFAULT", {})
-    return _Written(ended, kept, [], parents, [], recorded), rest, bits if below.unbroken else {}
+    return _Written(ended, kept, [], parents, [], recorded, awaited), rest, bits if below.unbroken else {}
 
 
 def _succeed_and_record(
     connection: sa.Connection, outcomes: Sequence[Outcome], bound: Mapping[str, object], patience: str = "0"
-) -> list[tuple[Any, ...]]:
-    """PostgreSQL: the tasks' rows and the attempts' records of the usual successes. Rows of _GIVEN."""
+) -> tuple[set[tuple[int, int]], list[int], bool | None]:
+    """PostgreSQL: the tasks' rows and the attempts' records of the usual successes: (task id, claim) of those written.
+
+    Also those with children, and whether anybody waits for an end. The usual answer is one row: a row for each task
+    would take as long to read as to write.
+    """
     told = [
         (o.task_id, o.claim, o.started_at, o.finished_at, _kept_in_row(o), o.number, o.claimed_at, o.end.code)
         for o in outcomes
         if o.state == st.SUCCESS
     ]
-    return run_over(connection, _SUCCEED_AND_RECORD, _TOLD_COLUMNS, told, {**bound, "patience": patience})
+    if not told:
+        return set(), [], None
+    more = {**bound, "patience": patience, "all": len(told)}
+    ((parents, some, count, awaited),) = run_over(connection, _SUCCEED_AND_RECORD, _TOLD_COLUMNS, told, more)
+    if count == len(told):
+        return {(row[0], row[1]) for row in told}, parents or [], awaited
+    return {(task_id, claim) for task_id, claim in some or ()}, parents or [], awaited
 
 
 def _succeed_all_plainly(

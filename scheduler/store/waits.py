@@ -134,9 +134,12 @@ def tasks_ended(connection: sa.Connection, dialect: Dialect, ids: Sequence[int],
     return _happened(connection, dialect, f"t.item IN {dialect.ids()}", {"ids": bind_rows(ids)}, now)
 
 
+ANYBODY = "SELECT 1 FROM schedd_waits WHERE item > 0"
+
+
 def anybody(connection: sa.Connection) -> bool:
     """Whether any task waits for the end of another one: mostly none does."""
-    return bool(run(connection, "SELECT 1 FROM schedd_waits WHERE item > 0 LIMIT 1", {}))
+    return bool(run(connection, f"{ANYBODY} LIMIT 1", {}))
 
 
 def _happened(connection: sa.Connection, dialect: Dialect, where: str, bound: dict[str, str], now: int) -> int:
