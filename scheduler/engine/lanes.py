@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 STRETCH = 128  # lanes looked at in a turn
 KNOWN = 256  # lanes kept between turns at most: the next round finds the others again
+STILL = 0.25  # seconds for which lanes that gave all that was asked of them are taken to hold more
 USED = 32  # lanes that work was claimed from last: looked at first when there may be new work
 
 
@@ -33,6 +34,10 @@ class Lanes:
         self._used: dict[tuple[str, str, int], None] = {}  # the oldest first
         self._cursor: LaneHead | None = None
         self._owed = 0  # ends of a round to come until everything has been looked at since it was asked for
+        self._monotonic = monotonic
+        self._still: list[LaneHead] = []  # of the last look, if it was at the whole, and each gave what was asked of it
+        self._still_until = 0.0
+        self._relied = False  # whether the last turn looked at nothing else
         self._first_later = FOREVER  # when the first task comes due that this round has met
         self._last_later = FOREVER  # the same of the last whole round
 
@@ -47,9 +52,14 @@ class Lanes:
         return min(self._first_later, self._last_later, self.prefix.again)
 
     def look(
-        self, connection: sa.Connection, serves: Callable[[LaneHead], bool], now: int, *, fresh: bool
+        self, connection: sa.Connection, serves: Callable[[LaneHead], bool], now: int, *, fresh: bool, rely: bool
     ) -> list[LaneHead]:
-        """Lanes with something due, as far as is known. ``fresh``: anything may have changed since the last turn."""
+        """Lanes with something due, as far as is known. ``fresh``: anything may have changed since the last turn.
+        ``rely``: nothing has that this worker did itself, either."""
+        self._relied = rely and not fresh and bool(self._still) and self._monotonic() < self._still_until
+        if self._relied:
+            return self._still
+        self._still = []
         if fresh:
             self._owed = 1 if self._cursor is None else 2  # what is left of this round, and then one from the start
         if self._cursor is None:
@@ -68,10 +78,22 @@ class Lanes:
         due = [head for head in found if head.run_at <= now]
         if self.whole:
             self._known.clear()
+            self._still, self._still_until = due, self._monotonic() + STILL
             return due
         if fresh and self._used:
             due += [head for head in heads_of(connection, list(self._used)) if head.run_at <= now]
         return list((self._known | {LANE_OF(head): head for head in due}).values())
+
+    def forget(self) -> None:
+        """There may be work in other lanes."""
+        self._still = []
+
+    def claimed(self, picks: Sequence[Pick], claimed: Sequence[Claimed]) -> None:
+        """What was picked has been claimed. A lane that gave less is empty: look at all, before there is a pause."""
+        got = Counter(map(LANE_OF, claimed))
+        if any(got[LANE_OF(pick)] < pick.limit for pick in picks):
+            self._still = []
+            self._owed = max(self._owed, int(self._relied))
 
     def keep(self, left: Iterable[LaneHead], picks: Sequence[Pick], claimed: Sequence[Claimed]) -> None:
         """Remember which of these may hold more, after what was picked has been claimed. Not needed of the whole."""

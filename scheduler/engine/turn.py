@@ -174,7 +174,9 @@ class Turner:
                         heads = self.lanes.prefix.heads(c, now, STRETCH, urgent=True)
                         due = [h for h in heads if h.pool == HIGH and h.run_at <= now and self.planner.serves(h)]
                     else:
-                        due = self.lanes.look(c, self.planner.serves, now, fresh=fresh)
+                        ready = woken + (finished.ready if finished else 0)
+                        rely = not (ready or requests or self.limits.known or any(not _is_over(o) for _, o in outcomes))
+                        due = self.lanes.look(c, self.planner.serves, now, fresh=fresh, rely=rely)
                         if self.lanes.whole:
                             every = due
                         elif self.limits.known:
@@ -182,6 +184,8 @@ class Turner:
                     plan = self.planner.plan(admission, due, gone)
                     claimed = claims.claim(c, dialect, self.worker, plan.picks, now, self.lanes.prefix.start)
                     admission.count(claimed)
+                    if not urgent:
+                        self.lanes.claimed(plan.picks, claimed)
                     if not (urgent or self.lanes.whole):
                         self.lanes.keep(admission.admitted(due), plan.picks, claimed)
                     self._part(c, claimed)
@@ -248,6 +252,8 @@ class Turner:
         freed = 0
         while self.desk.freed:
             freed += self.desk.freed.popleft()
+        if freed:
+            self.lanes.forget()
         return freed
 
     def _tell_answers(self, requests: list[Request], answers: list[Answer | None]) -> bool:
@@ -442,6 +448,11 @@ class Turner:
         interpreter; the loop wakes more should that one get stuck."""
         mean = max(self.desk.means.get(a.kind.name, 1.0) for a in attempts[:8])
         return 1 if mean < QUICK and len(attempts) > 1 else slots.size
+
+
+def _is_over(o: Outcome) -> bool:
+    """Whether its task may not be claimed again."""
+    return o.state >= st.FIRST_TERMINAL
 
 
 def _own(outcomes: list[tuple[Attempt, Outcome]], finished: Finished) -> Finished:

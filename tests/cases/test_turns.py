@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from scheduler import Context, Scheduler, TaskState, task
+from scheduler import Context, RetryPolicy, Scheduler, TaskState, task
 from scheduler.engine import turn
+from scheduler.engine.lanes import STILL
 from scheduler.engine.planner import BATCH
+from scheduler.engine.prefix import Prefix
 from scheduler.store import claim as claims
 from scheduler.store.finish import Finished
 from scheduler.store.gate import Gate
@@ -97,3 +99,74 @@ def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
     assert jobs.get_task_status(later) is TaskState.SUCCESS
     assert asked[-1]
     assert [ends(jobs, i) for i in (held, free, later)] == [["succeeded"]] * 3
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many lanes each look at all of them has found."""
+    seen: list[int] = []
+
+    def heads(*args: Any, **options: Any) -> list[claims.LaneHead]:
+        found = real(*args, **options)
+        seen.append(len(found))
+        return found
+
+    real = Prefix.heads
+    monkeypatch.setattr(Prefix, "heads", heads)
+    return seen
+
+
+def in_fours(fleet: Fleet, *types: Any) -> Scheduler:
+    """A worker whose turns claim four tasks."""
+    jobs = fleet.worker(*types, pools={"medium": (4, 0)})
+    engine_of(jobs).turner.planner.batch = 4
+    return jobs
+
+
+def goes_on(jobs: Scheduler) -> int:
+    """Bodies run, and the engine takes another turn by itself: nobody has rung."""
+    ran = run_claimed(jobs)
+    engine_of(jobs).step()
+    return ran
+
+
+@task
+def fails_once(ctx: Context) -> None:
+    if ctx.attempt == 1:
+        raise RuntimeError("once")
+
+
+def test_a_lane_that_gives_what_is_asked_is_taken_to_hold_more(
+    fleet: Fleet, clock: FakeClock, looks: list[int]
+) -> None:
+    """For a moment; once it gives less, everything is looked at before the engine rests."""
+    jobs = in_fours(fleet, plain)
+    ids = [jobs.task(plain).schedule() for _ in range(22)]
+    step(jobs)
+    assert looks == [1]
+    assert [goes_on(jobs) for _ in range(3)] == [4, 4, 4]
+    assert looks == [1]
+    clock.advance(STILL)
+    assert goes_on(jobs) == 4
+    assert looks == [1, 1]
+    assert [goes_on(jobs), goes_on(jobs)] == [4, 2]  # the first left two, which the lane gave instead of four
+    assert looks == [1, 1, 0]
+    assert all(jobs.get_task_status(i) is TaskState.SUCCESS for i in ids)
+
+
+def test_what_a_worker_itself_makes_due_is_looked_for(fleet: Fleet, looks: list[int]) -> None:
+    jobs = in_fours(fleet, plain, fails_once)
+    parent = jobs.task(plain).schedule()
+    child = jobs.task(fails_once).with_retry(RetryPolicy(0, max_attempts=2)).depend_on(parent).schedule()
+    for _ in range(30):
+        jobs.task(plain).schedule()
+    step(jobs)
+    assert looks == [1]
+    assert goes_on(jobs) == 4
+    assert looks == [1, 2]  # it has released one of another kind
+    assert jobs.get_task_status(child) is TaskState.CLAIMED
+    assert goes_on(jobs)
+    assert looks == [1, 2, 2]  # which is due again
+    assert jobs.get_task_status(child) is TaskState.CLAIMED
+    assert goes_on(jobs)
+    assert jobs.get_task_status(child) is TaskState.SUCCESS
