@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 def judge(connection: sa.Connection, outcomes: list[tuple[Attempt, Outcome]]) -> list[tuple[Attempt, Outcome]]:
     """End those for good that have died alone too often. To be called before the outcomes are recorded."""
-    if not any(o.end is AttemptEnd.LOST for _, o in outcomes):
-        return outcomes
     return [(a, _judged(connection, a, o) if o.end is AttemptEnd.LOST else o) for a, o in outcomes]
 
 
@@ -36,8 +34,6 @@ def _judged(connection: sa.Connection, attempt: Attempt, o: Outcome) -> Outcome:
 def count(connection: sa.Connection, outcomes: list[tuple[Attempt, Outcome]], finished: Finished) -> None:
     """Count the deaths that have just been recorded."""
     died = [o for a, o in outcomes if o.end is AttemptEnd.LOST]
-    if not died:
-        return
     not_recorded = {(o.task_id, o.claim) for o in (*finished.lost, *finished.deferred)}
     for o in died:
         if (o.task_id, o.claim) not in not_recorded:

@@ -24,6 +24,11 @@ STILL = 0.25  # seconds for which lanes that gave all that was asked of them are
 USED = 32  # lanes that work was claimed from last: looked at first when there may be new work
 
 
+def got_of(picks: Sequence[Pick], claimed: Sequence[Claimed]) -> Counter[tuple[str, str, int]]:
+    """How many of these were claimed of each lane. Mostly it is one lane."""
+    return Counter({LANE_OF(picks[0]): len(claimed)}) if claimed and len(picks) == 1 else Counter(map(LANE_OF, claimed))
+
+
 class Lanes:
     """See the module."""
 
@@ -90,14 +95,14 @@ class Lanes:
 
     def claimed(self, picks: Sequence[Pick], claimed: Sequence[Claimed]) -> None:
         """What was picked has been claimed. A lane that gave less is empty: look at all, before there is a pause."""
-        got = Counter(map(LANE_OF, claimed))
+        got = got_of(picks, claimed)
         if any(got[LANE_OF(pick)] < pick.limit for pick in picks):
             self._still = []
             self._owed = max(self._owed, int(self._relied))
 
     def keep(self, left: Iterable[LaneHead], picks: Sequence[Pick], claimed: Sequence[Claimed]) -> None:
         """Remember which of these may hold more, after what was picked has been claimed. Not needed of the whole."""
-        got = Counter(map(LANE_OF, claimed))
+        got = got_of(picks, claimed)
         spent = {LANE_OF(pick) for pick in picks if got[LANE_OF(pick)] < pick.limit}
         for lane in got:
             self._used.pop(lane, None)

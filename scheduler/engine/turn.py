@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby
@@ -13,7 +12,7 @@ from scheduler.engine import deaths
 from scheduler.engine.alerts import letter_of
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk, Request
-from scheduler.engine.lanes import STRETCH, Lanes
+from scheduler.engine.lanes import STRETCH, Lanes, got_of
 from scheduler.engine.limits import Admission, Limits
 from scheduler.engine.plan import Plan
 from scheduler.engine.planner import ALONE, BATCH, Planner
@@ -154,16 +153,18 @@ class Turner:
                 dialect = desk.database.dialect
                 now = desk.now()
                 unsure = self._unsure and self._give_back_unknown(c, now)
+                gone, died, over = _look_over(outcomes)
                 if outcomes:
-                    outcomes = deaths.judge(c, outcomes)
+                    if died:
+                        outcomes = deaths.judge(c, outcomes)
                     write = finish_one_by_one if self._careful else self._finish(quick=not requests)
                     finished = _own(outcomes, write(c, dialect, self.worker, [o for _, o in outcomes], now))
                     if self.limits.known:
                         self.limits.recorded(c, outcomes, finished)
-                    deaths.count(c, outcomes, finished)
+                    if died:
+                        deaths.count(c, outcomes, finished)
                 if requests:
                     answers, woken = self._answer(c, requests, now)
-                gone = {(o.task_id, o.claim) for _, o in outcomes}
                 started = self._started(gone)
                 if started:
                     marked = claims.mark_running(c, dialect, self.worker, started)
@@ -175,7 +176,7 @@ class Turner:
                         due = [h for h in heads if h.pool == HIGH and h.run_at <= now and self.planner.serves(h)]
                     else:
                         ready = woken + (finished.ready if finished else 0)
-                        rely = not (ready or requests or self.limits.known or any(not _is_over(o) for _, o in outcomes))
+                        rely = not (ready or requests or self.limits.known or not over)
                         due = self.lanes.look(c, self.planner.serves, now, fresh=fresh, rely=rely)
                         if self.lanes.whole:
                             every = due
@@ -217,7 +218,7 @@ class Turner:
         self._hand_out(claimed, plan, admission.start_by)
         self._fit(desk.monotonic() - begun, max(len(outcomes), len(claimed)))
         picked = {claims.LANE_OF(p): p.limit for p in plan.picks}
-        got = Counter(map(claims.LANE_OF, claimed))
+        got = got_of(plan.picks, claimed)
         return TurnResult(
             len(outcomes),
             len(claimed),
@@ -450,9 +451,17 @@ class Turner:
         return 1 if mean < QUICK and len(attempts) > 1 else slots.size
 
 
-def _is_over(o: Outcome) -> bool:
-    """Whether its task may not be claimed again."""
-    return o.state >= st.FIRST_TERMINAL
+def _look_over(outcomes: list[tuple[Attempt, Outcome]]) -> tuple[set[tuple[int, int]], bool, bool]:
+    """Their (task id, claim); whether some died with their process; and whether none may be claimed again."""
+    gone: set[tuple[int, int]] = set()
+    died, over = False, True
+    for _, o in outcomes:
+        gone.add((o.task_id, o.claim))
+        if o.end is AttemptEnd.LOST:
+            died = True
+        if o.state < st.FIRST_TERMINAL:
+            over = False
+    return gone, died, over
 
 
 def _own(outcomes: list[tuple[Attempt, Outcome]], finished: Finished) -> Finished:
