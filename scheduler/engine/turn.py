@@ -128,6 +128,7 @@ class Turner:
     ) -> TurnResult:
         desk = self.desk
         outcomes: list[tuple[Attempt, Outcome]] = []
+        put_off = bool(self.deferred)
         requests: list[Request] = []
         stale: list[tuple[Attempt, Outcome]] = []  # which others may run
         if not urgent:
@@ -157,7 +158,7 @@ class Turner:
                 if outcomes:
                     if died:
                         outcomes = deaths.judge(c, outcomes)
-                    write = finish_one_by_one if self._careful else self._finish(quick=not requests)
+                    write = finish_one_by_one if self._careful else self._finish(quick=not (requests or put_off))
                     finished = _own(outcomes, write(c, dialect, self.worker, [o for _, o in outcomes], now))
                     if self.limits.known:
                         self.limits.recorded(c, outcomes, finished)
@@ -230,7 +231,8 @@ class Turner:
         )
 
     def _finish(self, *, quick: bool) -> Callable[..., Finished]:
-        """``quick``: nothing else in this turn may have to wait, nor may what follows for caps and suspects."""
+        """``quick``: no row is known to be held, and nothing else in this turn may have to wait; nor may what follows
+        for caps and suspects."""
         quick = (
             quick
             and not self.limits.known

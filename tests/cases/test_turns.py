@@ -88,10 +88,12 @@ def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
         assert jobs.get_task_status(free) is TaskState.SUCCESS
         assert jobs.get_task_status(held) is TaskState.CLAIMED
         assert asked == [True, False]
+        clock.advance(turn.LOCKING)
+        step(jobs)
+        assert asked == [True, False, False]  # it is still held, as is known
     step(jobs)
     assert jobs.get_task_status(held) is TaskState.SUCCESS
-    assert asked == [True, False, False]
-    clock.advance(turn.LOCKING)
+    assert asked == [True, False, False, False]
     later = jobs.task(plain).schedule()
     step(jobs)
     run_claimed(jobs)
