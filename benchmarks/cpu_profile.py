@@ -163,7 +163,7 @@ def _indexed(url: str, tasks: int, keep: bool) -> list[float]:
             db.execute(f'DROP INDEX "{name}"')
     spent = []
     steps: tuple[Callable[[], Any], ...] = (
-        lambda: raw._FILL["sqlite" if sqlite else "postgresql"](db, row, tasks, graph=False),
+        lambda: raw._FILL["sqlite" if sqlite else "postgresql"](db, row, raw.parents_of(tasks, 0)),
         lambda: _by_id(db, tasks, sqlite=sqlite),
     )
     for step in steps:

@@ -68,7 +68,8 @@ def edges(url: str, x: int) -> dict[str, float]:
     from contenders import schedd
 
     jobs, size = schedd.scheduler(url), 3_000
-    stored = _timed(lambda: schedd._store(jobs, size, schedd.noop, x, size)) / size
+    wanted = schedd.parents_of(size, x)
+    stored = _timed(lambda: schedd._store(jobs, size, schedd.noop, wanted, size)) / size
     return {"store": stored, "drain": _drained(jobs, size)}
 
 

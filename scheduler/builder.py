@@ -97,15 +97,17 @@ class _Builder:
                 f"otherwise fail, skip, run or wait (not {otherwise!r})"
             ) from None
         new: dict[int | TaskBuilder, tuple[When, Otherwise]] = {}
-        for parent in tasks if isinstance(tasks, Iterable) else (tasks,):
-            self._check_parent(parent)
+        known, batch = self._parents, self._batch
+        # A list is iterable: to ask takes as long as to look at two parents.
+        for parent in tasks if type(tasks) is list or isinstance(tasks, Iterable) else (tasks,):
+            if type(parent) is not TaskBuilder or batch is None or parent._batch is not batch:
+                self._check_parent(parent)
             new[parent] = edge
-            present = self._parents.get(parent, edge)
-            if present != edge:
+            if known and (present := known.get(parent, edge)) != edge:
                 raise ConfigError(
                     f"depend_on names {parent!r} twice with different conditions: {present[0]} and {edge[0]}"
                 )
-        self._parents.update(new)
+        known.update(new)
         return self
 
     def _check_parent(self, parent: int | TaskBuilder) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 WIDTH = 100
 
 
-def parents_of(size: int, parents: int = 3) -> Iterator[list[int]]:
-    """The parents' positions of each task in turn; none in the first layer."""
+def parents_of(size: int, parents: int = 3) -> list[list[int]]:
+    """The parents' positions of each task; none in the first layer. To draw them is no part of what is measured."""
     rng = random.Random(1)
-    for n in range(size):
-        above = (n // WIDTH - 1) * WIDTH
-        yield rng.sample(range(above, above + WIDTH), parents) if parents and n >= WIDTH else []
+    above = ((n // WIDTH - 1) * WIDTH for n in range(size))
+    return [rng.sample(range(a, a + WIDTH), parents) if parents and a >= 0 else [] for a in above]

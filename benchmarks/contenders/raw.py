@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -26,6 +26,7 @@ from contenders.schedd import noop, scheduler
 TURN = int(os.environ.get("BENCH_TURN", "250"))  # tasks; bench.py says what schedd's turns had
 Driver = Any  # a sqlite3 or psycopg connection
 Row = dict[str, Any]
+Graph = Sequence[Sequence[int]]  # the parents of each task
 Opener = Callable[[str], tuple[Driver, Row]]
 
 
@@ -44,13 +45,13 @@ def opened(url: str) -> tuple[Driver, Row]:
     return driver, {name: value for name, value in row.items() if value is not None and name != "id"}
 
 
-def rows_of(row: Row, size: int, *, graph: bool) -> tuple[list[str], list[tuple[Any, ...]], list[tuple[int, ...]]]:
-    """Columns and rows of ``size`` tasks with ids from 1, and their edges (parent, child, on_end, otherwise, ok)."""
+def rows_of(row: Row, wanted: Graph) -> tuple[list[str], list[tuple[Any, ...]], list[tuple[int, ...]]]:
+    """Columns and rows of these tasks with ids from 1, and their edges (parent, child, on_end, otherwise, ok)."""
     names = ["id", *row]
     state, unmet = names.index("state"), names.index("unmet")
     tasks: list[tuple[Any, ...]] = []
     edges: list[tuple[int, ...]] = []
-    for n, parents in enumerate(parents_of(size, 3 if graph else 0)):
+    for n, parents in enumerate(wanted):
         values = [n + 1, *row.values()]
         if parents:
             values[state], values[unmet] = 0, len(parents)
@@ -82,8 +83,8 @@ def _values(count: int, width: int) -> str:
     return ", ".join([f"({', '.join('?' * width)})"] * count)
 
 
-def _sqlite_fill(db: Driver, row: Row, size: int, *, graph: bool) -> None:
-    names, tasks, edges = rows_of(row, size, graph=graph)
+def _sqlite_fill(db: Driver, row: Row, wanted: Graph) -> None:
+    names, tasks, edges = rows_of(row, wanted)
     db.execute("BEGIN IMMEDIATE")
     db.executemany(f"INSERT INTO schedd_tasks ({', '.join(names)}) VALUES {_values(1, len(names))}", tasks)
     if edges:
@@ -136,8 +137,8 @@ _PG_RELEASE = """WITH d AS (SELECT child, count(*)::int n FROM schedd_edges WHER
   WHERE t.id = l.id"""
 
 
-def _pg_fill(db: Driver, row: Row, size: int, *, graph: bool) -> None:
-    names, tasks, edges = rows_of(row, size, graph=graph)
+def _pg_fill(db: Driver, row: Row, wanted: Graph) -> None:
+    names, tasks, edges = rows_of(row, wanted)
     with db.transaction(), db.cursor() as cursor:
         with cursor.copy(f"COPY schedd_tasks ({', '.join(names)}) FROM STDIN") as copy:
             for task in tasks:
@@ -185,13 +186,13 @@ def _dialect(url: str) -> str:
 
 def drain(url: str, size: int, opened: Opener = opened) -> float:
     db, row = opened(url)
-    _FILL[_dialect(url)](db, row, size, graph=False)
+    _FILL[_dialect(url)](db, row, parents_of(size, 0))
     return _LOOP[_dialect(url)](db, size, TURN, edges=False)
 
 
 def dag(url: str, size: int, opened: Opener = opened) -> float:
     db, row = opened(url)
-    _FILL[_dialect(url)](db, row, size, graph=True)
+    _FILL[_dialect(url)](db, row, parents_of(size))
     return _LOOP[_dialect(url)](db, size, max(TURN, WIDTH), edges=True)
 
 
@@ -216,8 +217,9 @@ def batch_of_edges(url: str, size: int) -> float:
 
 def _batch(url: str, size: int, *, graph: bool) -> float:
     db, row = opened(url)
+    wanted = parents_of(size, 3 if graph else 0)
     begun = time.perf_counter()
-    _FILL[_dialect(url)](db, row, size, graph=graph)
+    _FILL[_dialect(url)](db, row, wanted)
     return size / (time.perf_counter() - begun)
 
 

@@ -6,7 +6,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +55,20 @@ def scheduler(url: str, **options: Any) -> Scheduler:
     return jobs
 
 
-def _store(jobs: Scheduler, size: int, kind: Any, parents: int, most: int) -> None:
+def _store(jobs: Scheduler, size: int, kind: Any, wanted: Sequence[Sequence[int]], most: int) -> None:
     made: list[Any] = []
-    wanted = parents_of(size, parents)
     for start in range(0, size, most):
         with jobs.batch() as batch:
             for n in range(start, min(start + most, size)):
                 builder = batch.task(kind, n, "hello world")
-                above = next(wanted)
-                if above:
-                    builder.depend_on([made[i] for i in above])
+                if wanted[n]:
+                    builder.depend_on([made[i] for i in wanted[n]])
                 made.append(builder)
         made[start:] = batch.ids
 
 
 def fill(jobs: Scheduler, size: int, kind: Any = noop, parents: int = 0) -> None:
-    _store(jobs, size, kind, parents, BATCH)
+    _store(jobs, size, kind, parents_of(size, parents), BATCH)
 
 
 def drained(jobs: Scheduler, size: int) -> dict[str, float]:
@@ -123,8 +121,9 @@ def batch_of_edges(url: str, size: int) -> float:
 def _batch(url: str, size: int, parents: int) -> float:
     jobs = scheduler(url)
     jobs.task(noop, 0, "hello world").schedule()
+    wanted = parents_of(size, parents)
     begun = time.perf_counter()
-    _store(jobs, size, noop, parents, size)
+    _store(jobs, size, noop, wanted, size)
     return size / (time.perf_counter() - begun)
 
 
