@@ -75,8 +75,9 @@ class Timers:
 class Duties:
     """All upkeep but for the worker's own lease, which is the engine's.
 
-    A duty that meets something unforeseen keeps no other one and no turn from being done: it is told once, and tried
-    again when it is due again. Each method that says so returns True if there may be work now where there was none.
+    A duty that meets something unforeseen keeps no other one and no turn from being done, but for the three that have
+    one look: it is told once, and tried again when it is due again. Each method that says so returns True if there may
+    be work now where there was none.
     """
 
     def __init__(self, desk: Desk, turner: Turner, lease: Lease) -> None:
@@ -141,7 +142,8 @@ class Duties:
         """See what the next three have to do."""
         soon = bool(connection.info.pop(waits.OVERLOOKED, False))
         every = self.timers.at("all waits", ALL_WAITS_EVERY) or soon
-        if not (self.timers.at("looks", min(LOOK_EVERY, self.desk.options.poll)) or every):
+        scheduled = self.timers.at("schedules", self.desk.options.poll)  # the doorbell may have been missed
+        if not (self.timers.at("looks", LOOK_EVERY) or every or scheduled):
             return
 
         def ask() -> looks.Seen:
@@ -152,7 +154,7 @@ class Duties:
         if seen is None:
             return
         self._overlooked, self._judged = seen.overlooked, seen.judged
-        if self.timers.at("schedules", self.desk.options.poll):  # the doorbell may have been missed
+        if scheduled:
             self.schedules.seen(seen.next_fire)
 
     def fire(self, connection: sa.Connection, *, rung: bool, claims: bool) -> bool:

@@ -63,7 +63,7 @@ class Lanes:
         ``rely``: nothing has that this worker did itself, either."""
         self._relied = rely and not fresh and bool(self._still) and self._monotonic() < self._still_until
         if self._relied:
-            return self._still
+            return [head for head in self._still if serves(head)]
         self._still = []
         if fresh:
             self._owed = 1 if self._cursor is None else 2  # what is left of this round, and then one from the start

@@ -130,13 +130,12 @@ class Turner:
         outcomes: list[tuple[Attempt, Outcome]] = []
         put_off = bool(self.deferred)
         requests: list[Request] = []
-        stale: list[tuple[Attempt, Outcome]] = []  # which others may run
         if not urgent:
             outcomes = self.deferred + (extra or [])
             self.deferred = []
             while desk.outcomes and (len(outcomes) < self.planner.batch or not claiming):
                 outcomes.append(desk.outcomes.popleft())
-            outcomes += (stale := self._stale())
+            outcomes += self._stale()
             requests, desk.put_off = desk.put_off, []
             while desk.requests and len(requests) < REQUESTS:
                 requests.append(desk.requests.popleft())
@@ -154,7 +153,7 @@ class Turner:
                 dialect = desk.database.dialect
                 now = desk.now()
                 unsure = self._unsure and self._give_back_unknown(c, now)
-                gone, died, over = _look_over(outcomes)
+                gone, died, over, back = _look_over(outcomes)
                 if outcomes:
                     if died:
                         outcomes = deaths.judge(c, outcomes)
@@ -177,7 +176,8 @@ class Turner:
                         due = [h for h in heads if h.pool == HIGH and h.run_at <= now and self.planner.serves(h)]
                     else:
                         ready = woken + (finished.ready if finished else 0)
-                        rely = not (ready or requests or self.limits.known or not over)
+                        told = finished is not None and finished.told  # what was replaced may run again
+                        rely = over and not (ready or told or unsure or requests or self.limits.known)
                         due = self.lanes.look(c, self.planner.serves, now, fresh=fresh, rely=rely)
                         if self.lanes.whole:
                             every = due
@@ -223,7 +223,7 @@ class Turner:
         return TurnResult(
             len(outcomes),
             len(claimed),
-            woken + self._freed() + (finished.ready if finished else 0) + len(stale),
+            woken + self._freed() + (finished.ready if finished else 0) + back,
             min(self.lanes.next_due, admission.again) if claiming else FOREVER,
             busy or (claiming and self.lanes.unfinished) or any(0 < most <= got[lane] for lane, most in picked.items()),
             ended,
@@ -453,17 +453,19 @@ class Turner:
         return 1 if mean < QUICK and len(attempts) > 1 else slots.size
 
 
-def _look_over(outcomes: list[tuple[Attempt, Outcome]]) -> tuple[set[tuple[int, int]], bool, bool]:
-    """Their (task id, claim); whether some died with their process; and whether none may be claimed again."""
+def _look_over(outcomes: list[tuple[Attempt, Outcome]]) -> tuple[set[tuple[int, int]], bool, bool, int]:
+    """Their (task id, claim); whether some died with their process; whether none may be claimed again; and how many
+    are handed back, so that others may run them at once."""
     gone: set[tuple[int, int]] = set()
-    died, over = False, True
+    died, over, back = False, True, 0
     for _, o in outcomes:
         gone.add((o.task_id, o.claim))
         if o.end is AttemptEnd.LOST:
             died = True
         if o.state < st.FIRST_TERMINAL:
             over = False
-    return gone, died, over
+            back += o.end is AttemptEnd.HANDED_BACK and o.run_at is None
+    return gone, died, over, back
 
 
 def _own(outcomes: list[tuple[Attempt, Outcome]], finished: Finished) -> Finished:

@@ -35,7 +35,7 @@ _NEXT = (
     f"WHEN {T}.cancel_requested IS NOT NULL THEN {st.CANCELLED} ELSE {{state}} END"
 )
 # Whether it is a parent at all: mostly none is, and then there is nothing to release.
-_GIVEN = f"{T}.id, {T}.claim, {T}.state, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = {T}.id) AS parent"
+_GIVEN = f"{T}.id, {T}.claim, {T}.state, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = {T}.id)"
 _LIVES = f"coalesce({T}.result_ttl, {RESULT_TTL})"
 _KEPT = f"coalesce({T}.key_retention, {KEY_RETENTION})"  # as long as its key is held, a result is there
 # In one expression with ``j``, as in fence(): as conditions of the table's own they make PostgreSQL expect one row.
@@ -51,21 +51,41 @@ UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.star
 FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} AND {_PLAIN}
 """
 _SUCCEED_PLAINLY_GIVING = f"{_SUCCEED_PLAINLY} RETURNING {_GIVEN}"
-# With the attempts' records: PostgreSQL is asked once less. ``:patience``: for how long to wait at most for rows that
-# somebody holds; it is set before the first one is written, and holds until the transaction ends.
-_PATIENCE = "20ms"
+# With the attempts' records: PostgreSQL is asked once less. The answer is one row, which says (task id, claim) of those
+# written only if it is not all of them.
 _SUCCEED_AND_RECORD = f"""
-WITH {{rows}}, patience AS MATERIALIZED (SELECT set_config('lock_timeout', :patience, true)), done AS (
+WITH {{{{rows}}}}, {{patience}} done AS (
   UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
     result = j.result, result_until = :now + {_LIVES}
-  FROM j, patience WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} AND {_PLAIN} RETURNING {_GIVEN}
+  FROM j {{patiently}} WHERE {T}.id = j.id AND {{{{among {T}}}}} {_HELD_BY_US} AND {_PLAIN}
+  RETURNING {T}.id, {T}.claim {{parent}}
 ), told AS (
   INSERT INTO schedd_attempts (worker, task_id, claim, number, claimed_at, started_at, finished_at, outcome)
   SELECT :worker, j.id, j.claim, j.number, j.claimed, j.started, j.finished, j.outcome
   FROM j JOIN done ON done.id = j.id AND done.claim = j.claim WHERE j.started IS NOT NULL
 )
-SELECT array_agg(id) FILTER (WHERE parent), CASE WHEN count(*) < :all THEN array_agg(ARRAY[id, claim]) END,
-  count(*), EXISTS ({waits.ANYBODY}) FROM done
+SELECT CASE WHEN count(*) < :all THEN array_agg(ARRAY[id, claim]) END, count(*), {{more}} FROM done
+"""
+_SUCCEED_LOCKED = _SUCCEED_AND_RECORD.format(
+    patience="",
+    patiently="",
+    parent=f", EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = {T}.id) AS parent",
+    more=f"array_agg(id) FILTER (WHERE parent), EXISTS ({waits.ANYBODY})",
+)
+# For each row that somebody holds it waits so long at most; this is set before the first one is written. Who depends on
+# them or awaits them cannot be asked here: the statement sees what was there when it began, not what somebody whom it
+# waited for has committed since.
+_PATIENCE = "5ms"
+_SUCCEED_UNLOCKED = _SUCCEED_AND_RECORD.format(
+    patience="patience AS MATERIALIZED (SELECT current_setting('lock_timeout') AS usual, "
+    "set_config('lock_timeout', :patience, true)),",
+    patiently=", patience",
+    parent="",
+    more="(SELECT usual FROM patience)",
+)
+_FOLLOWS = f"""
+SELECT ARRAY(SELECT DISTINCT parent FROM schedd_edges WHERE parent = ANY(CAST(:ids AS bigint[]))),
+  EXISTS ({waits.ANYBODY}), set_config('lock_timeout', :usual, true)
 """
 _SUCCEED = f"""
 WITH {{rows}}
@@ -177,7 +197,7 @@ class _Written(NamedTuple):
             self.parents + other.parents,
             self.overruled + other.overruled,
             {*self.recorded, *other.recorded},
-            self.awaited if other.awaited is None else other.awaited,
+            other.awaited,  # not what was asked before the others were locked
         )
 
 
@@ -277,47 +297,55 @@ def _succeed_at_once(
     connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int
 ) -> tuple[_Written, Sequence[Outcome], Mapping[int, int]]:
     """Write the usual successes. Returns also the other outcomes, and the ends that are known to break no edge."""
+    told = _told(outcomes)
+    if not told:
+        return _Written({}, [], [], [], []), outcomes, {}
+    bound = {"worker": worker, "now": now, "all": len(told), "patience": _PATIENCE}
     try:
-        bound = {"worker": worker, "now": now}
-        recorded, parents, awaited = _succeed_and_record(connection, outcomes, bound, _PATIENCE)
+        ((some, count, usual),) = run_over(connection, _SUCCEED_UNLOCKED, _TOLD_COLUMNS, told, bound)
+        recorded = {(row[0], row[1]) for row in (told if count == len(told) else some or ())}
+        ids = "{" + ",".join(str(task_id) for task_id, _ in recorded) + "}"
+        # The rows are ours by now: nobody adds a child or a wait any more without seeing how they ended.
+        ((parents, awaited, _),) = run(connection, _FOLLOWS, {"ids": ids, "usual": usual})
     except sa.exc.DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
             raise ContendedError from error
         raise
-    ended = dict.fromkeys([task_id for task_id, _ in recorded], TaskState.SUCCESS)
-    # After the parents, not before: nobody is waited for here either.
     bits = dict.fromkeys(parents, END_BIT[TaskState.SUCCESS])
     below = look_below(connection, dialect, bits)
     if below.blocked:
         raise ContendedError
+    ended = dict.fromkeys([task_id for task_id, _ in recorded], TaskState.SUCCESS)
     kept, rest = outcomes, list[Outcome]()
     if len(recorded) < len(outcomes):
         kept = [o for o in outcomes if (o.task_id, o.claim) in recorded]
         rest = [o for o in outcomes if (o.task_id, o.claim) not in recorded]
-        run(connection, "SET LOCAL lock_timeout TO DEFAULT", {})
     return _Written(ended, kept, [], parents, [], recorded, awaited), rest, bits if below.unbroken else {}
 
 
-def _succeed_and_record(
-    connection: sa.Connection, outcomes: Sequence[Outcome], bound: Mapping[str, object], patience: str = "0"
-) -> tuple[set[tuple[int, int]], list[int], bool | None]:
-    """PostgreSQL: the tasks' rows and the attempts' records of the usual successes: (task id, claim) of those written.
-
-    Also those with children, and whether anybody waits for an end. The usual answer is one row: a row for each task
-    would take as long to read as to write.
-    """
-    told = [
+def _told(outcomes: Sequence[Outcome]) -> list[tuple[Any, ...]]:
+    """The successes among them, as rows of _TOLD_COLUMNS."""
+    return [
         (o.task_id, o.claim, o.started_at, o.finished_at, _kept_in_row(o), o.number, o.claimed_at, o.end.code)
         for o in outcomes
         if o.state == st.SUCCESS
     ]
+
+
+def _succeed_and_record(
+    connection: sa.Connection, outcomes: Sequence[Outcome], bound: Mapping[str, object]
+) -> tuple[set[tuple[int, int]], list[int], bool | None]:
+    """PostgreSQL: write the usual successes, which are locked, with their attempts' records.
+
+    Returns (task id, claim) of those written, which of them have children, and whether anybody waits for an end.
+    """
+    told = _told(outcomes)
     if not told:
         return set(), [], None
-    more = {**bound, "patience": patience, "all": len(told)}
-    ((parents, some, count, awaited),) = run_over(connection, _SUCCEED_AND_RECORD, _TOLD_COLUMNS, told, more)
-    if count == len(told):
-        return {(row[0], row[1]) for row in told}, parents or [], awaited
-    return {(task_id, claim) for task_id, claim in some or ()}, parents or [], awaited
+    ((some, count, parents, awaited),) = run_over(
+        connection, _SUCCEED_LOCKED, _TOLD_COLUMNS, told, {**bound, "all": len(told)}
+    )
+    return {(row[0], row[1]) for row in (told if count == len(told) else some or ())}, parents or [], awaited
 
 
 def _succeed_all_plainly(

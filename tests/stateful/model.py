@@ -465,13 +465,15 @@ class Model:
             return t.awaits not in self.tasks or not self.tasks[t.awaits].live
         return t.awaits in self.events
 
-    def claimed(self, task_id: int, claim: int, worker: int, now: int) -> Task:
-        """A worker has claimed this task: only what is due, ready and free, and with a new number."""
+    def claimed(self, task_id: int, claim: int, worker: int, now: int, *, woken_again: bool) -> Task:
+        """A worker has claimed this task: only what is due, ready and free, and with a new number.
+
+        ``woken_again``: what has been woken is, after the clock went back, as if it had been overlooked (PostgreSQL).
+        """
         t = self.tasks[task_id]
         if t.state not in ("scheduled", "retry", "suspended"):
             raise Wrong(f"task {task_id} was claimed while {t.state}")
-        # What has been woken is woken again after the clock went back, on PostgreSQL, as if it had been overlooked.
-        if t.run_at > now and not (t.state == "suspended" and self.happened(t)):
+        if t.run_at > now and not (woken_again and t.state == "suspended" and self.happened(t)):
             raise Wrong(f"task {task_id} was claimed {(t.run_at - now) / SECOND} s before its time")
         if not t.begun and self.open_edges(t):
             raise Wrong(f"task {task_id} was claimed with open edges {self.verdicts(t)}")

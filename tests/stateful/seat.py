@@ -388,7 +388,8 @@ class Seat:
         young = [b for b in self.bodies.values() if b.thread is None or b.begun_at > mono - ALONE_FOR]
         new = [row for row in held_rows(self.jobs, self.wid) if (row.id, row.claim) not in self.bodies]
         for row in new:
-            t = self.model.claimed(row.id, row.claim, self.wid, now)
+            postgresql = self.jobs.database.dialect.name == "postgresql"
+            t = self.model.claimed(row.id, row.claim, self.wid, now, woken_again=postgresql)
             attempt = self.engine.desk.held[row.id, row.claim]
             used = max(1, t.attempt - t.base)
             body = Body(t.id, t.claim, t.attempt, used, t.tries, t.wait, t.dead_letter, attempt.pool, mono)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
-from scheduler.store import control, workers
+from scheduler.store import control, waits, workers
+from scheduler.store import finish as store_finish
 from scheduler.store.claim import Claimed, Pick, claim, mark_running
 from scheduler.store.database import Database as Store
 from scheduler.store.enqueue import enqueue
@@ -77,6 +79,26 @@ class Bare:
                 return None
             finally:
                 undone.rollback()
+
+    def finish_meanwhile(self, worker: int, outcome: Outcome, *, quick: bool) -> Future[Finished]:
+        """In a thread of its own, up to where it waits for somebody or has ended."""
+        done: Future[Finished] = Future()
+
+        def work() -> None:
+            try:
+                with self.store.write() as c:
+                    said = finish(c, self.dialect, worker, [outcome], self.clock.now(), quick=quick)
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(said)
+
+        threading.Thread(target=work, daemon=True).start()
+        waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        with self.store.connect() as c:
+            while not done.done() and not c.execute(waiting).scalar():
+                c.rollback()
+        return done
 
     def rows(self, c: sa.Connection) -> object:
         tables = {"schedd_tasks": "id", "schedd_attempts": "task_id, claim", "schedd_edges": "parent, child"}
@@ -367,6 +389,55 @@ class TestOnPostgreSQL:
             assert bare.finish_quickly(worker, bare.outcome(claimed[parent])) is None
             assert bare.finish_quickly(worker, bare.outcome(claimed[free])) is not None
         assert bare.finish(worker, *map(bare.outcome, claimed.values())).ready == 1
+
+    @pytest.mark.case(33)
+    @pytest.mark.parametrize("quick", [True, False])
+    def test_a_child_of_what_is_being_written_is_released(
+        self, bare: Bare, quick: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever waits for a row sees, once it has it, what the holder has committed meanwhile."""
+        monkeypatch.setattr(store_finish, "_PATIENCE", "10s")
+        worker = bare.worker("a")
+        (parent,) = bare.task()
+        (claimed,) = bare.claim(worker)
+        with bare.store.write() as caller:
+            spec = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(parent, When.SUCCESS, Otherwise.FAIL)])
+            (child,) = enqueue(caller, [spec], bare.clock.now(), ours=False)
+            done = bare.finish_meanwhile(worker, bare.outcome(claimed), quick=quick)
+        assert done.result(10).deferred == ([] if quick else [bare.outcome(claimed)])
+        assert quick or bare.finish(worker, bare.outcome(claimed)).ready == 1
+        assert bare.row(child).state == st.SCHEDULED
+
+    @pytest.mark.case(33)
+    @pytest.mark.parametrize("quick", [True, False])
+    def test_who_comes_to_await_what_is_being_written_is_woken(
+        self, bare: Bare, quick: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(store_finish, "_PATIENCE", "10s")
+        worker, never = bare.worker("a"), 2**60
+        awaited, waiter = bare.task(count=2)
+        claimed = {c.id: c for c in bare.claim(worker)}
+        with bare.store.write() as other:  # another worker's turn, which answers await_task()
+            other.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": awaited})
+            head = waits.Wait(waiter, "w", None, never, claimed[waiter].claim)
+            waits.register(other, bare.dialect, [head], bare.clock.now())
+            waits.register_items(other, bare.dialect, [(waiter, "w", awaited)], bare.clock.now())
+            done = bare.finish_meanwhile(worker, bare.outcome(claimed[awaited]), quick=quick)
+        assert quick or done.result(10).deferred
+        assert quick or bare.finish(worker, bare.outcome(claimed[awaited])).ended
+        done.result(10)
+        bare.finish(worker, bare.outcome(claimed[waiter], AttemptEnd.SUSPENDED, st.SUSPENDED, run_at=never))
+        assert bare.row(waiter).run_at <= bare.clock.now()
+
+    def test_how_long_to_wait_for_rows_is_no_longer_said_behind_the_write(self, bare: Bare) -> None:
+        worker = bare.worker("a")
+        bare.task(count=2)
+        claimed = bare.claim(worker)
+        with bare.store.write() as c:
+            c.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
+            for one, quick in zip(claimed, (True, False), strict=True):
+                finish(c, bare.dialect, worker, [bare.outcome(one)], bare.clock.now(), quick=quick)
+                assert c.execute(sa.text("SHOW lock_timeout")).scalar() == "7s"
 
     def test_a_held_child_defers_its_parent_only(self, bare: Bare) -> None:
         worker = bare.worker("a")
