@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from scheduler.engine import turn
 from scheduler.engine.lanes import STILL
 from scheduler.engine.planner import BATCH
 from scheduler.engine.prefix import Prefix
+from scheduler.engine.upkeep import Schedules
 from scheduler.store import claim as claims
+from scheduler.store import looks as looks_of_store
 from scheduler.store.finish import Finished
 from scheduler.store.gate import Gate
 from scheduler.testing import FakeClock, engine_of
@@ -172,3 +175,75 @@ def test_what_a_worker_itself_makes_due_is_looked_for(fleet: Fleet, looks: list[
     assert jobs.get_task_status(child) is TaskState.CLAIMED
     assert goes_on(jobs)
     assert jobs.get_task_status(child) is TaskState.SUCCESS
+
+
+@task
+def named(ctx: Context, text: str) -> None: ...
+
+
+@pytest.mark.parametrize("delay", [0, 0.1])
+def test_what_was_replaced_while_it_ran_is_due_again(fleet: Fleet, clock: FakeClock, delay: float) -> None:
+    """It has succeeded, and yet it may be claimed, or will be."""
+    jobs = fleet.worker(plain, named, pools={"medium": (4, 0), "high": (2, 0)})
+    engine = engine_of(jobs)
+    engine.turner.planner.batch = 4
+    first = jobs.task(named, "a").priority("high").key("k", conflict="replace").schedule()
+    step(jobs)
+    for _ in range(22):
+        jobs.task(plain).schedule()
+    step(jobs)
+    assert jobs.task(named, "b").priority("high").key("k", conflict="replace").after(delay).schedule() == first
+    step(jobs)
+    for (level, _), slots in engine.slots.items():
+        while level == 0 and slots.run_one():  # type: ignore[attr-defined]
+            pass
+    engine.step()
+    if delay:
+        assert engine._next_due == clock.now() + delay * 1_000_000
+        clock.advance(delay)
+        engine.step()
+    assert jobs.get_task_status(first) is TaskState.CLAIMED
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_what_is_handed_back_is_told_of_although_the_turn_is_done_over(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = fleet.worker(plain)
+    engine = engine_of(jobs)
+    first = jobs.task(plain).schedule()
+    step(jobs)
+    run_claimed(jobs)
+    ended = list(engine.desk.outcomes)
+    engine.desk.outcomes.clear()  # to be recorded with the next turn but one
+    jobs.task(plain).schedule()
+    step(jobs)
+    engine.desk.outcomes.extend(ended)
+    clock.advance(engine.options.give_back + 1)
+    with jobs.database.write() as caller:
+        caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": first})
+        assert engine.turner.turn(engine._conn(), claiming=False).ready == 1
+
+
+def test_schedules_are_looked_at_with_every_look(
+    fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one takes longer than the next."""
+    seen: list[float] = []
+    took = cycle([0.05, 0.0])
+    look, see = looks_of_store.look, Schedules.seen
+
+    def slowly(*args: Any, **options: Any) -> looks_of_store.Seen:
+        clock.advance(next(took))
+        return look(*args, **options)
+
+    def told(schedules: Schedules, next_at: int) -> None:
+        seen.append(clock.monotonic())
+        see(schedules, next_at)
+
+    monkeypatch.setattr(looks_of_store, "look", slowly)
+    monkeypatch.setattr(Schedules, "seen", told)
+    jobs = fleet.worker(plain)
+    begun = clock.monotonic()
+    while clock.monotonic() < begun + 5:
+        engine_of(jobs).step()
+        clock.advance(0.003)
+    assert max(after - before for before, after in pairwise(seen)) < 1.1
