@@ -223,7 +223,8 @@ def finish(
         wrote, rest, unbroken = _succeed_at_once(connection, dialect, worker, outcomes, now)
         if rest:
             rest, deferred, also = lock_ends(connection, dialect, worker, rest)
-            wrote, unbroken = wrote.plus(_write(connection, dialect, worker, rest, now)), {**unbroken, **also}
+            more = _write(connection, dialect, worker, rest, now, usual=False)
+            wrote, unbroken = wrote.plus(more), {**unbroken, **also}
     else:
         outcomes, deferred, unbroken = lock_ends(connection, dialect, worker, outcomes)
         wrote = _write(connection, dialect, worker, outcomes, now)
@@ -248,8 +249,16 @@ def finish(
     return Finished(wrote.ended, wrote.lost, deferred, ready, told)
 
 
-def _write(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int) -> _Written:
-    """Write the tasks' rows."""
+def _write(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker: int,
+    outcomes: Sequence[Outcome],
+    now: int,
+    *,
+    usual: bool = True,
+) -> _Written:
+    """Write the tasks' rows. ``usual``: the usual successes, if there are any, are still to be written."""
     bound = {"worker": worker, "now": now}
     successes = [
         (o.task_id, o.claim, o.started_at, o.finished_at, _kept_in_row(o)) for o in outcomes if o.state == st.SUCCESS
@@ -262,7 +271,7 @@ def _write(connection: sa.Connection, dialect: Dialect, worker: int, outcomes: S
     recorded: Collection[object] = ()
     awaited: bool | None = None
     if dialect.name == "postgresql":
-        recorded, parents, awaited = _succeed_and_record(connection, outcomes, bound)
+        recorded, parents, awaited = _succeed_and_record(connection, outcomes if usual else (), bound)
         states = dict.fromkeys(recorded, TaskState.SUCCESS)
     else:
         plain = run_over(connection, _SUCCEED_PLAINLY_GIVING, _SUCCEED_COLUMNS, successes, bound)
