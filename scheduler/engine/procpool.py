@@ -39,6 +39,7 @@ AHEAD = 0.02  # seconds of work that a child may have waiting
 MOST_AHEAD = 64
 STUCK = 0.02  # seconds that a body may run before what waits behind it is taken back
 MOST_CHUNKS = 100_000  # that a dead child may have left
+LAST_CHUNKS = 64  # that a body may have left
 START_PATIENCE = 120.0  # seconds that a child may take to import the tasks' modules
 IDLE = 300.0  # seconds after which a child that has nothing to do is ended
 HOOK_PATIENCE = 60.0  # seconds that a hook may take
@@ -371,6 +372,10 @@ class ProcessPool:
         elif what == "log":
             log_again(attempt, values[0])
         else:
+            # What it wrote is here before what it said; but not what a program that it left behind goes on to write.
+            for _ in range(LAST_CHUNKS):
+                if not self._read_output(child):
+                    break
             del child.jobs[job.number]
             self._where.pop(id(attempt), None)
             child.current, child.idle_since = None, time.monotonic()

@@ -15,6 +15,7 @@ import pytest
 from faults import isolated as kinds
 from faults.harness import attempts, history, result, rows, state, until
 from scheduler import Scheduler, Task, TaskFailedError
+from scheduler.engine.children import Child
 from scheduler.store import read_history
 from support.databases import Database
 from support.leftovers import MARK, none_left
@@ -378,6 +379,19 @@ def test_a_hard_stop_kills_before_it_hands_back(database: Database, mark: str, t
 
 
 # what is written
+
+
+def test_what_is_written_right_before_the_end_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool reads what was written, then what was said: here the rest of the body falls between the two."""
+    heard = Child.heard
+
+    def late(child: Child, *args: Any, **options: Any) -> Any:
+        if child.current is not None:
+            time.sleep(0.5)
+        return heard(child, *args, **options)
+
+    monkeypatch.setattr(Child, "heard", late)
+    assert "of another program" in log_of(jobs, run(jobs, kinds.Report()))
 
 
 def test_output_is_kept_with_the_attempt_and_bounded(jobs: Scheduler) -> None:
