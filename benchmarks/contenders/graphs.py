@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 
 WIDTH = 100
@@ -15,6 +14,4 @@ def parents_of(size: int, parents: int = 3) -> list[tuple[int, ...]]:
     """
     rng = random.Random(1)
     above = ((n // WIDTH - 1) * WIDTH for n in range(size))
-    made = [tuple(rng.sample(range(a, a + WIDTH), parents)) if parents and a >= 0 else () for a in above]
-    gc.collect()
-    return made
+    return [tuple(rng.sample(range(a, a + WIDTH), parents)) if parents and a >= 0 else () for a in above]
