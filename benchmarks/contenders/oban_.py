@@ -12,6 +12,7 @@ from oban.schema import install
 from psycopg_pool import AsyncConnectionPool
 
 from contenders.calls import Calls
+from contenders.collector import forget
 
 CONCURRENCY = 50
 BULK = 1_000  # jobs of one statement
@@ -69,6 +70,7 @@ async def _batch(url: str, size: int) -> float:
     pool = await _pool(url)
     await install(pool)
     oban = Oban(pool=pool)
+    forget()
     begun = time.perf_counter()
     await oban.enqueue_many(_job(n) for n in range(size))
     rate = size / (time.perf_counter() - begun)

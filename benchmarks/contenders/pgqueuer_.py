@@ -14,6 +14,7 @@ from pgqueuer.queries import Queries
 from pgqueuer.types import QueueExecutionMode
 
 from contenders.calls import Calls
+from contenders.collector import forget
 
 BATCH = 100
 PAYLOAD = b'{"n":1,"text":"hello world"}'
@@ -56,6 +57,7 @@ async def _enqueue(url: str, size: int) -> float:
 
 async def _batch(url: str, size: int) -> float:
     connection = await _connect(url)
+    forget()
     begun = time.perf_counter()
     await _enqueue_all(connection, size)
     return size / (time.perf_counter() - begun)

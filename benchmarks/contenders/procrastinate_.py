@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import procrastinate
 
+from contenders.collector import forget
+
 CONCURRENCY = 50
 
 
@@ -51,6 +53,7 @@ async def _enqueue(url: str, size: int) -> float:
 
 async def _batch(url: str, size: int) -> float:
     app, noop, _ = await _open(url)
+    forget()
     begun = time.perf_counter()
     await noop.batch_defer_async(*({"n": n, "text": "hello world"} for n in range(size)))
     rate = size / (time.perf_counter() - begun)

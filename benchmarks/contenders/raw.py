@@ -13,7 +13,6 @@ raw_narrow.py is the same over the narrowest rows and fewest indexes that such a
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import time
@@ -21,6 +20,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
+from contenders.collector import forget
 from contenders.graphs import WIDTH, parents_of
 from contenders.schedd import noop, scheduler
 
@@ -219,12 +219,10 @@ def batch_of_edges(url: str, size: int) -> float:
 def _batch(url: str, size: int, *, graph: bool) -> float:
     db, row = opened(url)
     wanted = parents_of(size, 3 if graph else 0)
-    gc.disable()  # whether the collector came by at all decided how fast it was
+    forget()
     begun = time.perf_counter()
     _FILL[_dialect(url)](db, row, wanted)
-    took = time.perf_counter() - begun
-    gc.enable()
-    return size / took
+    return size / (time.perf_counter() - begun)
 
 
 _ALL = {
