@@ -177,7 +177,7 @@ class Turner:
                     else:
                         ready = woken + (finished.ready if finished else 0)
                         told = finished is not None and finished.told  # what was replaced may run again
-                        rely = over and not (ready or told or unsure or requests or self.limits.known)
+                        rely = over and not (ready or told or self._unsure or requests or self.limits.known)
                         due = self.lanes.look(c, self.planner.serves, now, fresh=fresh, rely=rely)
                         if self.lanes.whole:
                             every = due

@@ -14,8 +14,10 @@ from scheduler import Context, RetryPolicy, Scheduler, TaskState, task
 from scheduler.engine import turn
 from scheduler.engine.lanes import STILL
 from scheduler.engine.planner import BATCH
+from scheduler.engine.pools import InlineSlots
 from scheduler.engine.prefix import Prefix
 from scheduler.engine.upkeep import Schedules
+from scheduler.model.registry import THREAD
 from scheduler.store import claim as claims
 from scheduler.store import looks as looks_of_store
 from scheduler.store.finish import Finished
@@ -194,9 +196,9 @@ def test_what_was_replaced_while_it_ran_is_due_again(fleet: Fleet, clock: FakeCl
     step(jobs)
     assert jobs.task(named, "b").priority("high").key("k", conflict="replace").after(delay).schedule() == first
     step(jobs)
-    for (level, _), slots in engine.slots.items():
-        while level == 0 and slots.run_one():  # type: ignore[attr-defined]
-            pass
+    high = engine.slots[turn.HIGH, THREAD]
+    assert isinstance(high, InlineSlots)
+    assert high.run_one()
     engine.step()
     if delay:
         assert engine._next_due == clock.now() + delay * 1_000_000

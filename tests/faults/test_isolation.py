@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -387,7 +388,7 @@ def test_what_is_written_right_before_the_end_is_kept(jobs: Scheduler, monkeypat
 
     def late(child: Child, *args: Any, **options: Any) -> Any:
         if child.current is not None:
-            time.sleep(0.5)
+            until(lambda: b"done" in child.talk.recv(65_536, socket.MSG_PEEK | socket.MSG_DONTWAIT), "the body's end")
         return heard(child, *args, **options)
 
     monkeypatch.setattr(Child, "heard", late)

@@ -24,10 +24,10 @@ TASKS = 1000
 # hundred at most, a graph in layers of 100; the rest of the engine's round is counted, too.
 BOUNDS = {
     "single": ((1000, 0), (1000, 0)),
-    "batch": ((20, 1), (2, 1)),
-    "batch of edges": ((70, 1), (3, 1)),
-    "run": ((125, 11), (40, 21)),
-    "run a graph": ((265, 25), (120, 50)),
+    "batch": ((10, 1), (2, 1)),
+    "batch of edges": ((22, 1), (3, 1)),
+    "run": ((118, 11), (36, 11)),
+    "run a graph": ((255, 25), (110, 25)),
 }
 WIDTH = 100  # of a layer of the graph
 
