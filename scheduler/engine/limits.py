@@ -44,6 +44,10 @@ class Limits:
         """How long after its claim an attempt of this kind may start."""
         return max(rate.patience, self._patience.get(kind, 0))
 
+    def concern(self, outcomes: Iterable[tuple[Attempt, Outcome]]) -> bool:
+        """Whether one of these is of a kind that has some."""
+        return bool(self.known) and any(attempt.kind.name in self.known for attempt, _ in outcomes)
+
     def recorded(
         self, connection: sa.Connection, outcomes: Sequence[tuple[Attempt, Outcome]], finished: Finished
     ) -> None:

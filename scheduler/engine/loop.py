@@ -19,6 +19,7 @@ from scheduler.engine.guard import Guard
 from scheduler.engine.logs import Capture
 from scheduler.engine.options import EngineOptions
 from scheduler.engine.pools import InlineSlots, all_waiting, make_slots, waiting_since
+from scheduler.engine.recorder import Recorder
 from scheduler.engine.turn import Turner
 from scheduler.engine.upkeep import Lease
 from scheduler.errors import StoreUnavailableError
@@ -75,7 +76,9 @@ class Engine:
         self._new_incarnation = incarnation
         self._version = version
         self.slots = make_slots(self.desk, spawn, inline=inline)
-        self.turner = Turner(self.desk, self.slots)
+        beside = database.dialect.name == "postgresql"
+        recorder = Recorder(database, options.lease, None if inline else spawn) if beside else None
+        self.turner = Turner(self.desk, self.slots, recorder)
         self.lease = Lease(self.desk, lapses=not inline)
         self.guard = Guard(self.desk, lambda: self._went_round, lambda: self._thread.ident if self._thread else None)
         self.duties = Duties(self.desk, self.turner, self.lease)
@@ -191,6 +194,8 @@ class Engine:
                 connection.invalidate()
             with suppress(Exception):
                 connection.close()
+        if self.turner.recorder is not None:
+            self.turner.recorder.drop_connection()
 
     # going round
 
@@ -273,7 +278,7 @@ class Engine:
         # Where it takes a transaction, not for nobody; who has come since the last look polls until the next one.
         if (result.ready or result.opened) and not (self._bell.dear and self.lease.alone()):
             self._bell.ring()
-        if result.schedule_ended or (result.ready and not self.turner.lanes.whole):
+        if result.schedule_ended or result.unseen or (result.ready and not self.turner.lanes.whole):
             self._rescan = True
         if waits.OVERLOOKED in connection.info:
             self._rescan = True  # so that the next step comes at once and looks for them
@@ -465,6 +470,8 @@ class Engine:
             slots.close()
         self.desk.alerts.close()
         self._bell.close()
+        if self.turner.recorder is not None:
+            self.turner.recorder.close()
         self.capture.detach()
         self._drop_connection()
         return trouble

@@ -20,6 +20,7 @@ HIGH = 0
 ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what runs beside it must be
 BATCH = (100, 250)  # tasks that one turn records, and that it claims: least, most
 AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
+QUICK = 0.0005  # seconds: bodies that one thread runs sooner than eight
 LOWEST_EVERY = 4  # every so many turns the lowest level that is due has the first free process
 
 
@@ -161,7 +162,7 @@ class Planner:
                 # What the slots will start within the horizon; nothing, while what waits is not moving. Else what a
                 # stuck pool has just handed back would be claimed again at once, before others see it.
                 ahead = min(AHEAD * self.batch, int(moving * desk.options.ahead / max(mean, 1e-5)))
-                if waiting_since(slots) < horizon:
+                if waiting_since(slots) < horizon or (pool != head.pool and mean < QUICK):
                     ahead = 0
             free = slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0)
             if sort[1] == PROCESS and not ahead:

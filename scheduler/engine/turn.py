@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.engine import deaths
-from scheduler.engine.alerts import letter_of
-from scheduler.engine.attempt import Attempt, hand_back
+from scheduler.engine.attempt import hand_back
 from scheduler.engine.desk import Desk, Request
+from scheduler.engine.handout import HandOut
 from scheduler.engine.lanes import STRETCH, Lanes, got_of
 from scheduler.engine.limits import Admission, Limits
 from scheduler.engine.plan import Plan
-from scheduler.engine.planner import ALONE, BATCH, Planner
+from scheduler.engine.planner import ALONE, BATCH, QUICK, Planner
 from scheduler.engine.pools import Slots, take_waiting
+from scheduler.engine.recorder import Recorder
+from scheduler.engine.settling import Pairs, settle
 from scheduler.errors import StoreUnavailableError
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
-from scheduler.model.registry import PROCESS, SlotKey
-from scheduler.model.running import envelope_fields, log_fields
-from scheduler.model.state import TaskState
+from scheduler.model.registry import SlotKey
 from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store import claim as claims
-from scheduler.store import workers
+from scheduler.store import waits, workers
 from scheduler.store.asked import Answer, Asked
 from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
 from scheduler.store.finish import ContendedError, Finished, finish
@@ -38,21 +39,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("scheduler.engine")
 
 MARK_AFTER = 0.005  # seconds a body has run before its row is marked running: shorter ones end first
-SLOW = 1.0  # seconds from which a success is worth a line
 HIGH = 0
+
 TURN = 0.012  # seconds that a turn should take at most: what was rung for meanwhile waits for its end
-QUICK = 0.0005  # seconds: bodies that one thread runs sooner than eight
 GATHER = 0.005  # seconds that a turn waits for such bodies' ends
 REQUESTS = 500  # of running attempts that one turn answers
 PATIENT = 0.1  # seconds that a request is asked again at once; from then on with every turn that there is anyway
 LOCKING = 1.0  # seconds that turns lock rows before they write them, after somebody held one that a turn wrote at once
-BESIDE = SECOND  # until a task may be claimed again whose last body has not ended here
+MANY = 50  # ends from which on they are recorded beside the claim, in a transaction of their own
 
 
 class TurnResult(NamedTuple):
     """``next_due``: when the next known task is due (microseconds); ``busy``: another turn may find work at once;
-    ``ready``: how many tasks may run that could not before, here or elsewhere; ``opened``: a cap has room again that
-    this worker did not take."""
+    ``ready``: how many tasks may run that could not before, here or elsewhere; ``unseen``: what was recorded beside the
+    claim may have made work that this turn did not see; ``opened``: a cap has room again that this worker did not
+    take."""
 
     finished: int
     claimed: int
@@ -60,23 +61,31 @@ class TurnResult(NamedTuple):
     next_due: int
     busy: bool
     schedule_ended: bool
+    unseen: bool = False
     opened: bool = False
 
 
 class Turner:
-    """Takes turns for one worker. Not thread-safe: the engine's loop calls it."""
+    """Takes turns for one worker. Not thread-safe: the engine's loop calls it.
 
-    def __init__(self, desk: Desk, slots: Mapping[SlotKey, Slots]) -> None:
+    ``recorder``: records ends beside the claim where that helps, None where it never does (SQLite has one writer).
+    """
+
+    def __init__(self, desk: Desk, slots: Mapping[SlotKey, Slots], recorder: Recorder | None) -> None:
         self.desk = desk
         self.slots = slots
+        self.recorder = recorder
         self.limits = Limits(desk)
         self.worker = 0
-        self.deferred: list[tuple[Attempt, Outcome]] = []  # to be written with the next turn
+        self.deferred: Pairs = []  # to be written with the next turn
         self._locks_first_until = 0.0  # somebody held what was written without locking it (monotonic)
         self._unsure = False  # the last commit may or may not have been made
         self._careful = False  # the last turn met something unforeseen
+        self._backlog = False  # some lane gave the last turn all that it asked for
+        self._released = False  # what the last turn recorded made others ready
         self.planner = Planner(desk, slots, self.limits)
         self.lanes = Lanes(desk.monotonic)
+        self.handout = HandOut(desk, slots, self.planner)
 
     def gather(self) -> None:
         """Where bodies of microseconds wait for a slot: let them end, so that one turn records them, not one the first
@@ -103,11 +112,12 @@ class Turner:
         connection: sa.Connection,
         *,
         claiming: bool,
-        extra: list[tuple[Attempt, Outcome]] | None = None,
+        extra: Pairs | None = None,
         urgent: bool = False,
         fresh: bool = True,
     ) -> TurnResult:
-        """One transaction. On an error nothing is lost: outcomes and requests wait for the next turn.
+        """One transaction, or two beside each other (``recorder``). On an error nothing is lost: outcomes and requests
+        wait for the next turn.
 
         ``urgent``: claim high tasks and do nothing else; recording what a flood has brought in would keep them waiting.
         ``fresh``: there may be work where there was none in the last turn.
@@ -119,15 +129,10 @@ class Turner:
             return self._turn(connection, claiming, None, urgent, fresh)
 
     def _turn(
-        self,
-        connection: sa.Connection,
-        claiming: bool,
-        extra: list[tuple[Attempt, Outcome]] | None,
-        urgent: bool,
-        fresh: bool,
+        self, connection: sa.Connection, claiming: bool, extra: Pairs | None, urgent: bool, fresh: bool
     ) -> TurnResult:
         desk = self.desk
-        outcomes: list[tuple[Attempt, Outcome]] = []
+        outcomes: Pairs = []
         put_off = bool(self.deferred)
         requests: list[Request] = []
         if not urgent:
@@ -147,17 +152,21 @@ class Turner:
         answers: list[Answer | None] = []
         woken = 0
         marked: set[tuple[int, int]] = set()
+        gone, died, over, back = _look_over(outcomes)
+        quick = not (requests or put_off) and self._may_be_quick(outcomes)
+        recording: Future[Finished] | None = None
         try:
+            if quick and claiming and not died and self._beside(outcomes):
+                recording = self._record(outcomes)
             with desk.database.write(connection) as c:
                 begun = desk.monotonic()  # what other writers took before makes no turn of ours smaller
                 dialect = desk.database.dialect
                 now = desk.now()
                 unsure = self._unsure and self._give_back_unknown(c, now)
-                gone, died, over, back = _look_over(outcomes)
-                if outcomes:
+                if outcomes and recording is None:
                     if died:
                         outcomes = deaths.judge(c, outcomes)
-                    write = finish_one_by_one if self._careful else self._finish(quick=not (requests or put_off))
+                    write = finish_one_by_one if self._careful else partial(finish, quick=quick)
                     finished = _own(outcomes, write(c, dialect, self.worker, [o for _, o in outcomes], now))
                     if self.limits.known:
                         self.limits.recorded(c, outcomes, finished)
@@ -191,20 +200,24 @@ class Turner:
                     if not (urgent or self.lanes.whole):
                         self.lanes.keep(admission.admitted(due), plan.picks, claimed)
                     self._part(c, claimed)
-                if outcomes:
+                if outcomes and recording is None:
                     FAILPOINTS.hit("before finish commit")
                 if requests:
                     FAILPOINTS.hit("before answer commit")
         except BaseException as error:
             self._careful = not isinstance(error, StoreUnavailableError | ContendedError)
             self.lanes.prefix.forget()  # what it has passed over was not claimed
-            self.deferred = outcomes + self.deferred
             self._unsure = self._unsure or not isinstance(error, ContendedError)
             desk.requests.extendleft(reversed(requests))
+            if recording is None:
+                self.deferred = outcomes + self.deferred
+            else:
+                with suppress(Exception):  # the claim's error is told; what could not be recorded waits
+                    self._recorded(connection, recording, outcomes)
             raise
         self._unsure = unsure
         busy, self._careful = self._careful, False
-        if outcomes:
+        if outcomes and recording is None:
             FAILPOINTS.hit("after finish commit")
         if requests:
             FAILPOINTS.hit("after answer commit")
@@ -214,32 +227,91 @@ class Turner:
             if key in desk.held:
                 desk.held[key].marked = True
         busy = self._tell_answers(requests, answers) or busy
+        ended = unseen = False
+        if recording is None:
+            ended = finished is not None and self._settle(outcomes, finished)
+            self.handout.give(claimed, plan, admission.start_by)
+        else:
+            self.handout.give(claimed, plan, admission.start_by)  # it runs while the rest is recorded
+            finished, ended = self._recorded(connection, recording, outcomes)
+            unseen = finished is None or bool(finished.ready or finished.told) or not over
         opened = self.limits.opens(outcomes, finished, claimed, every, now)
-        ended = self._settle(outcomes, finished)
-        self._hand_out(claimed, plan, admission.start_by)
         self._fit(desk.monotonic() - begun, max(len(outcomes), len(claimed)))
         picked = {claims.LANE_OF(p): p.limit for p in plan.picks}
         got = got_of(plan.picks, claimed)
+        backlog = any(0 < most <= got[lane] for lane, most in picked.items())
+        if not urgent:
+            full = bool(due) and not plan.picks  # there was no room: what was known of the lanes still holds
+            self._backlog = backlog or (self._backlog and full)
+            self._released = finished is not None and finished.ready > 0
         return TurnResult(
             len(outcomes),
             len(claimed),
             woken + self._freed() + (finished.ready if finished else 0) + back,
             min(self.lanes.next_due, admission.again) if claiming else FOREVER,
-            busy or (claiming and self.lanes.unfinished) or any(0 < most <= got[lane] for lane, most in picked.items()),
+            busy or (claiming and self.lanes.unfinished) or backlog,
             ended,
+            unseen,
             opened,
         )
 
-    def _finish(self, *, quick: bool) -> Callable[..., Finished]:
-        """``quick``: no row is known to be held, and nothing else in this turn may have to wait; nor may what follows
-        for caps and suspects."""
-        quick = (
-            quick
-            and not self.limits.known
-            and self.planner.alone is None
+    def _may_be_quick(self, outcomes: Pairs) -> bool:
+        """Whether ends may be written without locking them first: no row is known to be held, and nothing follows for
+        caps, rates and suspects."""
+        return (
+            self.planner.alone is None
             and self.desk.monotonic() >= self._locks_first_until
+            and not self.limits.concern(outcomes)
         )
-        return partial(finish, quick=quick)
+
+    def _beside(self, outcomes: Pairs) -> bool:
+        """Whether to record these beside the claim, which then does not see what they make ready: mostly nothing, there
+        is more to claim than the slots take anyway, and more to record than a transaction of its own costs."""
+        return (
+            self.recorder is not None
+            and self._backlog
+            and not self._released
+            and len(outcomes) >= MANY
+            and not (self._unsure or self._careful)
+        )
+
+    def _record(self, outcomes: Pairs) -> Future[Finished]:
+        """Begin to record them in a transaction of their own."""
+        assert self.recorder is not None
+        desk, rows = self.desk, [o for _, o in outcomes]
+
+        def write(connection: sa.Connection) -> Finished:
+            finished = finish(connection, desk.database.dialect, self.worker, rows, desk.now(), quick=True)
+            FAILPOINTS.hit("before commit beside the claim")
+            return finished
+
+        return self.recorder.begin(write)
+
+    def _recorded(
+        self, connection: sa.Connection, recording: Future[Finished], outcomes: Pairs
+    ) -> tuple[Finished | None, bool]:
+        """Wait until they are recorded. Returns what became of them, None if they wait for the next turn, and whether a
+        schedule's task has ended. Raises what kept them from being recorded; then they wait, too."""
+        assert self.recorder is not None
+        try:
+            finished = _own(outcomes, recording.result())
+        except BaseException as error:
+            self.deferred = outcomes + self.deferred
+            if isinstance(error, ContendedError):
+                self._locks_first_until = self.desk.monotonic() + LOCKING
+                return None, False
+            self._careful = self._careful or not isinstance(error, StoreUnavailableError)
+            self.recorder.drop_connection()
+            raise
+        FAILPOINTS.hit("after commit beside the claim")
+        if self.recorder.flagged(waits.OVERLOOKED):
+            connection.info[waits.OVERLOOKED] = True
+        return finished, self._settle(outcomes, finished)
+
+    def _settle(self, outcomes: Pairs, finished: Finished) -> bool:
+        put_off, schedule_ended = settle(self.desk, self.planner, outcomes, finished)
+        self.deferred += put_off
+        return schedule_ended
 
     def _answer(self, connection: sa.Connection, requests: list[Request], now: int) -> tuple[list[Answer | None], int]:
         """Do what running attempts ask for; whatever they write extends the lease. Returns how many tasks woke, too."""
@@ -316,11 +388,11 @@ class Turner:
             if c.lane.startswith(SUSPECT_LANE) and processes.can_run(self.desk.registry.named(c.kind)):
                 claims.clear_suspicion(connection, self.worker, c.id, c.claim)
 
-    def _stale(self) -> list[tuple[Attempt, Outcome]]:
+    def _stale(self) -> Pairs:
         """Attempts that no slot started in time go back, without using an attempt."""
         desk = self.desk
         since = desk.monotonic() - desk.options.give_back
-        back: list[tuple[Attempt, Outcome]] = []
+        back: Pairs = []
         for slots in self.slots.values():
             if slots.waiting:
                 back += [(a, hand_back(a, desk.now())) for a in take_waiting(slots, since)]
@@ -342,118 +414,8 @@ class Turner:
                 rows.append((*key, at))
         return rows
 
-    def _settle(self, outcomes: list[tuple[Attempt, Outcome]], finished: Finished | None) -> bool:
-        if finished is None:
-            return False
-        if finished.deferred:
-            deferred = {(o.task_id, o.claim) for o in finished.deferred}
-            self.deferred += [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) in deferred]
-            outcomes = [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) not in deferred]
-        self.desk.put_down(outcomes)
-        lost = {(o.task_id, o.claim) for o in finished.lost}
-        all_told = log.isEnabledFor(logging.DEBUG) or self.desk.options.log_attempts == "all"
-        ended = False
-        for attempt, o in outcomes:
-            ended = ended or attempt.claimed.schedule is not None
-            if (
-                o.end is AttemptEnd.SUCCEEDED
-                and not (all_told or lost)
-                and o.finished_at - (o.started_at or 0) <= SLOW * SECOND
-            ):
-                continue
-            if (o.task_id, o.claim) in lost:
-                log.warning(
-                    "outcome dropped: this worker no longer held the task",
-                    extra={"task": o.task_id, "attempt": o.number, "outcome": o.end.value},
-                )
-                continue
-            if o.end is AttemptEnd.HANDED_BACK and attempt.too_new:
-                self.planner.leave_to_newer(attempt)
-            end = finished.told.get(o.task_id)
-            self._tell(attempt, o if end is None else o._replace(end=end))
-            # A cancel or a replaced payload may have won over the failure.
-            if o.end is AttemptEnd.DEAD and finished.ended.get(o.task_id) is TaskState.DEAD:
-                self.desk.alerts.tell(letter_of(attempt.claimed, o))
-        return ended
 
-    def _tell(self, attempt: Attempt, o: Outcome) -> None:
-        c = attempt.claimed
-        level = logging.DEBUG
-        if (
-            o.end in (AttemptEnd.RETRIED, AttemptEnd.DEAD, AttemptEnd.FAILED, AttemptEnd.REPLACED)
-            or (o.started_at is not None and o.finished_at - o.started_at > SLOW * SECOND)
-            or self.desk.options.log_attempts == "all"
-        ):
-            level = logging.INFO
-        if not log.isEnabledFor(level):
-            return
-        extra: dict[str, object] = {
-            "key": c.key,
-            **log_fields(c),
-            **envelope_fields(c),
-            "outcome": o.end.value,
-        }
-        if o.started_at is not None:
-            extra["seconds"] = round((o.finished_at - o.started_at) / SECOND, 6)
-        if o.failure is not None:
-            extra |= {"error": o.failure.text, "error_class": o.failure.error_class}
-            if o.failure.status is not None:
-                extra["status"] = o.failure.status
-        log.log(level, "attempt %s", o.end.value, extra=extra)
-
-    def _hand_out(self, claimed: list[Claimed], plan: Plan, start_by: Mapping[str, int]) -> None:
-        desk = self.desk
-        at = desk.monotonic()
-        left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
-        batches: dict[SlotKey, list[Attempt]] = {}
-        for lane, rows in groupby(claimed, key=claims.LANE_OF):
-            kind = desk.registry.get(claims.kind_of(lane[1]))
-            assert kind is not None, "only lanes of registered kinds are claimed"
-            shares, of_lane = left[lane], list(rows)
-            while of_lane:
-                pool, most = shares[0]
-                if len(shares) == 1:
-                    most = len(of_lane)
-                part, of_lane = of_lane[:most], of_lane[most:]
-                shares[0][1] -= len(part)
-                if of_lane:
-                    shares.pop(0)
-                sort = (pool, self.planner.sort_of(LaneHead(*lane, 0)))
-                attempts = [Attempt(c, kind, sort, at) for c in part]
-                if kind.name in start_by:
-                    for attempt in attempts:
-                        attempt.start_by = start_by[kind.name]
-                desk.take_up(attempts, sort)
-                if desk.losing:
-                    attempts = self._not_beside_themselves(attempts)
-                if attempts:
-                    batches.setdefault(sort, []).extend(attempts)
-                if attempts and lane[1].startswith(SUSPECT_LANE):
-                    if sort[1] != PROCESS:
-                        self.planner.alone = attempts[-1]
-                    else:
-                        for attempt in attempts:
-                            attempt.apart = True
-        for sort, attempts in batches.items():
-            slots = self.slots[sort]
-            slots.submit(attempts, self._wake_for(attempts, slots))
-
-    def _not_beside_themselves(self, attempts: list[Attempt]) -> list[Attempt]:
-        """Without those whose task still has a body here that it was taken from: another worker may run them sooner."""
-        now = self.desk.now()
-        for attempt in attempts:
-            if attempt.claimed.id in self.desk.losing:
-                self.desk.report(attempt, hand_back(attempt, now, now + BESIDE))
-        return [a for a in attempts if a.claimed.id not in self.desk.losing]
-
-    def _wake_for(self, attempts: list[Attempt], slots: Slots) -> int:
-        """How many idle slots to wake. Tasks of microseconds are quicker in one thread than in eight that fight for the
-        interpreter; the loop wakes more should that one get stuck."""
-        mean = max(self.desk.means.get(a.kind.name, 1.0) for a in attempts[:8])
-        return 1 if mean < QUICK and len(attempts) > 1 else slots.size
-
-
-def _look_over(outcomes: list[tuple[Attempt, Outcome]]) -> tuple[set[tuple[int, int]], bool, bool, int]:
+def _look_over(outcomes: Pairs) -> tuple[set[tuple[int, int]], bool, bool, int]:
     """Their (task id, claim); whether some died with their process; whether none may be claimed again; and how many
     are handed back, so that others may run them at once."""
     gone: set[tuple[int, int]] = set()
@@ -468,7 +430,7 @@ def _look_over(outcomes: list[tuple[Attempt, Outcome]]) -> tuple[set[tuple[int, 
     return gone, died, over, back
 
 
-def _own(outcomes: list[tuple[Attempt, Outcome]], finished: Finished) -> Finished:
+def _own(outcomes: Pairs, finished: Finished) -> Finished:
     """What attempts' own transactions have committed was not to be written again, and is not lost."""
     if not finished.lost:
         return finished

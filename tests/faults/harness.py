@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from faults import durable_kinds, kinds
 from scheduler import Scheduler
+from scheduler.engine import turn
 from scheduler.model import state as st
 from scheduler.store import read_history
 from scheduler.store.dialect import prepared
@@ -173,8 +174,8 @@ class Fleet:
         """An embedded Scheduler in a process of its own.
 
         ``options``: its own; ``arm``: a failpoint; ``url``: another way to the database; ``clock``: seconds that its
-        wall clock is ahead; ``extra``: names of kinds in versions.py; ``next``: the migrations of the next program,
-        which it is.
+        wall clock is ahead; ``many``: ends from which on it records them beside the claim; ``extra``: names of kinds in
+        versions.py; ``next``: the migrations of the next program, which it is.
         """
         request = {"url": self.url, "notes": str(self.notes), **config}
         process = self._start(lambda fds: self._forked(request, fds))
@@ -187,7 +188,14 @@ class Fleet:
         return pid, lambda: self._mother.reap(pid)
 
     def daemon(
-        self, *, ready: bool = True, module: str = "faults.kinds", url: str = "", clock: float = 0.0, **settings: str
+        self,
+        *,
+        ready: bool = True,
+        module: str = "faults.kinds",
+        url: str = "",
+        clock: float = 0.0,
+        many: int = turn.MANY,
+        **settings: str,
     ) -> Process:
         """A real schedd. ``settings`` by their dotted names with ``__``, as TOML values; the rest as for a worker."""
         sections: dict[str, list[str]] = {"store": [f'url = "{url or self.url}"']}
@@ -197,13 +205,13 @@ class Fleet:
             sections.setdefault(section.replace("__", "."), []).append(f"{setting} = {value}")
         config = self.directory / f"config{len(self.processes)}.toml"
         config.write_text("\n".join("\n".join([f"[{s}]", *lines]) for s, lines in sections.items()))
-        process = self._start(lambda fds: self._spawned(config, clock, fds))
+        process = self._start(lambda fds: self._spawned(config, clock, many, fds))
         if ready:
             until(lambda: process.lines("ready") or not process.alive(), f"schedd is ready; {process.tail()}")
             assert process.alive(), process.tail()
         return process
 
-    def _spawned(self, config: Path, clock: float, fds: list[int]) -> tuple[int, Callable[[], int]]:
+    def _spawned(self, config: Path, clock: float, many: int, fds: list[int]) -> tuple[int, Callable[[], int]]:
         reports, commands, log = fds
         spawned = subprocess.Popen(
             [sys.executable, "-m", "scheduler.daemon", "--config", str(config)],
@@ -211,6 +219,7 @@ class Fleet:
                 **os.environ,
                 "FAULTS_LINK": json.dumps([reports, commands, str(self.notes)]),
                 "FAULTS_CLOCK": str(clock),
+                "FAULTS_MANY": str(many),
             },
             cwd=self.directory,
             pass_fds=[reports, commands],

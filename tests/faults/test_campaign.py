@@ -63,13 +63,15 @@ class Ground:
         self.rng = random.Random(seed)
 
     def start(self, url: str = "", clock: float = 0.0) -> Callable[[], Process]:
-        """How to start one worker."""
+        """How to start one worker. It records even a single end beside the claim, if there is a backlog."""
         url, lease = url or self.url, self.form.lease
         if self.form.daemons:
             pools = {f"pools__{name}__slots": str(size) for name, size in SLOTS.items()}
-            return lambda: self.fleet.daemon(ready=False, url=url, clock=clock, worker__lease=str(lease), **pools)
+            return lambda: self.fleet.daemon(
+                ready=False, url=url, clock=clock, many=1, worker__lease=str(lease), **pools
+            )
         options = {"lease": lease, "pools": {name: (size, 0) for name, size in SLOTS.items()}}
-        return lambda: self.fleet.worker(ready=False, url=url, clock=clock, options=options)
+        return lambda: self.fleet.worker(ready=False, url=url, clock=clock, many=1, options=options)
 
     def campaign(
         self, faults: list[Fault], seconds: float, start: list[Callable[[], Process]] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from faults.harness import Fleet, all_ended, attempts, freeze, history, overlapping, result, rows, state
+from faults.harness import Fleet, all_ended, attempts, freeze, history, overlapping, result, rows, state, until
 from faults.kinds import Hold, Work
 from scheduler import Scheduler
 from scheduler.model import state as st
@@ -73,6 +73,36 @@ def test_killed_there_it_is_reclaimed_and_completes(
     if point in ("body", "before finish commit"):
         assert rerun
     tell(f"killed {point}: {len(held)} claims lost, {len(rerun)} bodies run again")
+
+
+@pytest.mark.case(6)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("point", ["before commit beside the claim", "after commit beside the claim"])
+def test_killed_while_ends_are_recorded_beside_the_claim(
+    fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None], point: str
+) -> None:
+    """The claim may be committed by then, and its bodies under way."""
+    with jobs.batch() as batch:
+        for _ in range(40):
+            batch.task(Work(20.0))
+    victim = fleet.worker(ready=False, options=LEASE, arm=point, many=1)
+    victim.expect(point)
+    until(lambda: len(fleet.started()) > 3, "what was claimed beside it has begun")
+    victim.kill()
+    ended = {r.id for r in rows(jobs, f"SELECT id FROM schedd_tasks WHERE state = {st.SUCCESS}")}
+    lost = {r.id for r in rows(jobs, "SELECT id FROM schedd_tasks WHERE state >= 4 AND state <= 5")}
+    done = {i for i, runs in fleet.started().items() if runs and runs[-1].end is not None}
+    assert lost
+    assert bool(done & lost - ended) or point.startswith("after"), "all that had ended was recorded"
+    fleet.worker(options=LEASE, many=1)
+    all_ended(jobs)
+    for task_id in batch.ids:
+        told = history(jobs, task_id)
+        assert told == ([(1, "lost"), (2, "succeeded")] if task_id in lost else [(1, "succeeded")])
+        assert not list(overlapping(fleet.runs(task_id)))
+        if task_id in ended:
+            assert len(fleet.runs(task_id)) == 1
+    tell(f"killed {point}: {len(lost)} claims lost")
 
 
 @pytest.mark.case(2, 4)

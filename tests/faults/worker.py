@@ -23,7 +23,7 @@ import sqlalchemy as sa
 import scheduler.store.database as database
 from faults import durable_kinds, isolated, kinds, versions
 from scheduler import Scheduler, app
-from scheduler.engine import loop
+from scheduler.engine import loop, turn
 from scheduler.ports import SECOND
 from support.next_program import become
 
@@ -65,6 +65,7 @@ def work(config: dict[str, Any], reports: int, commands: int) -> None:
     link = kinds.connect(reports, commands, config["notes"])
     link.armed = config.get("arm", "")
     database._SQLITE_BUSY_MS = config.get("busy_ms", database._SQLITE_BUSY_MS)
+    turn.MANY = config.get("many", turn.MANY)
     pages = Pages()
     if "next" in config:  # the next version of this program, with one migration more
         become(config["next"])

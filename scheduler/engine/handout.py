@@ -1,0 +1,79 @@
+"""Hands out what a turn has claimed: to the slots that its plan meant it for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+
+from scheduler.engine.attempt import Attempt, hand_back
+from scheduler.engine.desk import Desk
+from scheduler.engine.plan import Plan
+from scheduler.engine.planner import QUICK, Planner
+from scheduler.engine.pools import Slots
+from scheduler.model.registry import PROCESS, SlotKey
+from scheduler.ports import SECOND
+from scheduler.store import claim as claims
+from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
+
+BESIDE = SECOND  # until a task may be claimed again whose last body has not ended here
+
+
+class HandOut:
+    """See the module."""
+
+    def __init__(self, desk: Desk, slots: Mapping[SlotKey, Slots], planner: Planner) -> None:
+        self.desk = desk
+        self.slots = slots
+        self.planner = planner
+
+    def give(self, claimed: list[Claimed], plan: Plan, start_by: Mapping[str, int]) -> None:
+        """``start_by``: when (microseconds) a body of these kinds has to have begun, or it goes back."""
+        desk = self.desk
+        at = desk.monotonic()
+        left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
+        batches: dict[SlotKey, list[Attempt]] = {}
+        for lane, rows in groupby(claimed, key=claims.LANE_OF):
+            kind = desk.registry.get(claims.kind_of(lane[1]))
+            assert kind is not None, "only lanes of registered kinds are claimed"
+            shares, of_lane = left[lane], list(rows)
+            while of_lane:
+                pool, most = shares[0]
+                if len(shares) == 1:
+                    most = len(of_lane)
+                part, of_lane = of_lane[:most], of_lane[most:]
+                shares[0][1] -= len(part)
+                if of_lane:
+                    shares.pop(0)
+                sort = (pool, self.planner.sort_of(LaneHead(*lane, 0)))
+                attempts = [Attempt(c, kind, sort, at) for c in part]
+                if kind.name in start_by:
+                    for attempt in attempts:
+                        attempt.start_by = start_by[kind.name]
+                desk.take_up(attempts, sort)
+                if desk.losing:
+                    attempts = self._not_beside_themselves(attempts)
+                if attempts:
+                    batches.setdefault(sort, []).extend(attempts)
+                if attempts and lane[1].startswith(SUSPECT_LANE):
+                    if sort[1] != PROCESS:
+                        self.planner.alone = attempts[-1]
+                    else:
+                        for attempt in attempts:
+                            attempt.apart = True
+        for sort, attempts in batches.items():
+            slots = self.slots[sort]
+            slots.submit(attempts, self._wake_for(attempts, slots))
+
+    def _not_beside_themselves(self, attempts: list[Attempt]) -> list[Attempt]:
+        """Without those whose task still has a body here that it was taken from: another worker may run them sooner."""
+        now = self.desk.now()
+        for attempt in attempts:
+            if attempt.claimed.id in self.desk.losing:
+                self.desk.report(attempt, hand_back(attempt, now, now + BESIDE))
+        return [a for a in attempts if a.claimed.id not in self.desk.losing]
+
+    def _wake_for(self, attempts: list[Attempt], slots: Slots) -> int:
+        """How many idle slots to wake. Tasks of microseconds are quicker in one thread than in eight that fight for the
+        interpreter; the loop wakes more should that one get stuck."""
+        mean = max(self.desk.means.get(a.kind.name, 1.0) for a in attempts[:8])
+        return 1 if mean < QUICK and len(attempts) > 1 else slots.size

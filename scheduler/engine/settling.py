@@ -1,0 +1,82 @@
+"""What the engine does once ends are recorded: puts the attempts down, and tells what is worth telling."""
+
+from __future__ import annotations
+
+import logging
+
+from scheduler.engine.alerts import letter_of
+from scheduler.engine.attempt import Attempt
+from scheduler.engine.desk import Desk
+from scheduler.engine.planner import Planner
+from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.running import envelope_fields, log_fields
+from scheduler.model.state import TaskState
+from scheduler.ports import SECOND
+from scheduler.store.finish import Finished
+
+log = logging.getLogger("scheduler.engine")
+
+SLOW = 1.0  # seconds from which a success is worth a line
+
+Pairs = list[tuple[Attempt, Outcome]]
+
+
+def settle(desk: Desk, planner: Planner, outcomes: Pairs, finished: Finished) -> tuple[Pairs, bool]:
+    """Returns those that are to be written with the next turn, and whether a schedule's task has ended."""
+    put_off: Pairs = []
+    if finished.deferred:
+        deferred = {(o.task_id, o.claim) for o in finished.deferred}
+        put_off = [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) in deferred]
+        outcomes = [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) not in deferred]
+    desk.put_down(outcomes)
+    lost = {(o.task_id, o.claim) for o in finished.lost}
+    all_told = log.isEnabledFor(logging.DEBUG) or desk.options.log_attempts == "all"
+    schedule_ended = False
+    for attempt, o in outcomes:
+        schedule_ended = schedule_ended or attempt.claimed.schedule is not None
+        if (
+            o.end is AttemptEnd.SUCCEEDED
+            and not (all_told or lost)
+            and o.finished_at - (o.started_at or 0) <= SLOW * SECOND
+        ):
+            continue
+        if (o.task_id, o.claim) in lost:
+            log.warning(
+                "outcome dropped: this worker no longer held the task",
+                extra={"task": o.task_id, "attempt": o.number, "outcome": o.end.value},
+            )
+            continue
+        if o.end is AttemptEnd.HANDED_BACK and attempt.too_new:
+            planner.leave_to_newer(attempt)
+        end = finished.told.get(o.task_id)
+        _tell(desk, attempt, o if end is None else o._replace(end=end))
+        # A cancel or a replaced payload may have won over the failure.
+        if o.end is AttemptEnd.DEAD and finished.ended.get(o.task_id) is TaskState.DEAD:
+            desk.alerts.tell(letter_of(attempt.claimed, o))
+    return put_off, schedule_ended
+
+
+def _tell(desk: Desk, attempt: Attempt, o: Outcome) -> None:
+    c = attempt.claimed
+    level = logging.DEBUG
+    if (
+        o.end in (AttemptEnd.RETRIED, AttemptEnd.DEAD, AttemptEnd.FAILED, AttemptEnd.REPLACED)
+        or (o.started_at is not None and o.finished_at - o.started_at > SLOW * SECOND)
+        or desk.options.log_attempts == "all"
+    ):
+        level = logging.INFO
+    if not log.isEnabledFor(level):
+        return
+    extra: dict[str, object] = {
+        "key": c.key,
+        **log_fields(c),
+        **envelope_fields(c),
+        "outcome": o.end.value,
+    }
+    if o.started_at is not None:
+        extra["seconds"] = round((o.finished_at - o.started_at) / SECOND, 6)
+    if o.failure is not None:
+        extra |= {"error": o.failure.text, "error_class": o.failure.error_class}
+        if o.failure.status is not None:
+            extra["status"] = o.failure.status
+    log.log(level, "attempt %s", o.end.value, extra=extra)
