@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import queue
 import select
 import socket
 import threading
@@ -29,6 +30,7 @@ from scheduler.store.wires import KEEPALIVES, shut_down, through_pooler
 log = logging.getLogger("scheduler.engine")
 CHANNEL = "schedd"
 _DEBOUNCE = 0.003  # seconds between NOTIFYs of one process: each takes a global lock at commit
+_LINGER = 20  # of that time without a ring, until nobody looks any more whether there is one to come
 _PROBE = 2.0  # seconds until a notification must have come through a pooler
 _POOLED_AGAIN = 300.0  # seconds until it is tried again
 _LOOK = 60.0  # seconds without a notification after which the connection is looked at
@@ -187,7 +189,8 @@ class NotifyBell:
         self._own = ""
         self._last = float("-inf")
         self._asked = False  # and not rung since
-        self._timer = False  # one will ring soon
+        self._looks = False  # the thread below looks, within _DEBOUNCE, whether somebody has asked
+        self._wanted: queue.SimpleQueue[None] | None = None  # wakes it
         self._mutex = threading.Lock()
         self.works = False
 
@@ -267,14 +270,14 @@ class NotifyBell:
     def ring(self) -> None:
         with self._mutex:
             self._asked = True
-            if self._timer:
+            if self._looks or self._closed.is_set():
                 return
-            wait = self._last + _DEBOUNCE - time.monotonic()
-            if wait > 0:
-                self._timer = True
-                timer = threading.Timer(wait, self._late)
-                timer.daemon = True
-                timer.start()
+            if time.monotonic() < self._last + _DEBOUNCE:
+                self._looks = True
+                if self._wanted is None:
+                    self._wanted = queue.SimpleQueue()
+                    self._spawn(self._ring_late, "schedd-ringer")
+                self._wanted.put(None)
                 return
             self._count()
         self._notify()
@@ -291,13 +294,29 @@ class NotifyBell:
         """It rings now, for all that asked."""
         self._last, self._asked = time.monotonic(), False
 
-    def _late(self) -> None:
-        with self._mutex:
-            self._timer = False
-            if not self._asked:
-                return  # a statement has carried it meanwhile
-            self._count()
-        self._notify()
+    def _ring_late(self) -> None:
+        """Rings for those who asked too soon after the last ring, unless a statement has carried it meanwhile.
+
+        It goes on looking for a moment: to wake a thread, let alone to make one, for each of a thousand calls a second
+        takes longer than the rest of them.
+        """
+        assert self._wanted is not None
+        while True:
+            self._wanted.get()
+            still, last = 0, self._last
+            while still < _LINGER:
+                wait = self._last + _DEBOUNCE - time.monotonic() if self._asked else _DEBOUNCE
+                if self._closed.wait(max(0.0, wait)):
+                    return
+                with self._mutex:
+                    ring = self._asked and time.monotonic() >= self._last + _DEBOUNCE
+                    if ring:
+                        self._count()
+                    still = 0 if self._asked or self._last != last else still + 1
+                    last = self._last
+                    self._looks = still < _LINGER
+                if ring:
+                    self._notify()
 
     def _notify(self, channel: str = CHANNEL) -> None:
         if self._closed.is_set():
@@ -312,7 +331,10 @@ class NotifyBell:
         return []
 
     def close(self) -> None:
-        self._closed.set()
+        with self._mutex:
+            self._closed.set()
+            if self._wanted is not None:
+                self._wanted.put(None)
         connection, self._connection = self._connection, None
         if connection is not None:
             shut_down(connection)  # wakes who listens, who closes it then

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import queue
+import threading
 import time
+from collections.abc import Callable
 
 import psycopg
 import pytest
 
 from scheduler import Context, Scheduler, task
-from scheduler.ports import SystemClock
+from scheduler.ports import SystemClock, spawn_thread
 from scheduler.store import doorbell, enqueue
 from scheduler.store.database import Database as Store
 from support.databases import Database
@@ -34,6 +36,37 @@ def test_many_rings_become_few_and_the_last_is_heard(database: Database, monkeyp
         heard += sum(1 for _ in ear.notifies(timeout=2 * APART))
         assert heard <= 2 + took / APART
     bell.close()
+    store.dispose()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_one_thread_rings_for_all_who_asked_too_soon(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for who asks when it has stopped to look; it ends with the bell."""
+    monkeypatch.setattr(doorbell, "_DEBOUNCE", 0.02)
+    monkeypatch.setattr(doorbell, "_LINGER", 2)
+    made: list[threading.Thread] = []
+
+    def spawn(target: Callable[[], None], name: str) -> threading.Thread:
+        made.append(spawn_thread(target, name))
+        return made[-1]
+
+    store = Store(database.url, SystemClock())
+    bell = doorbell.NotifyBell(store, spawn)
+    with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
+        ear.execute(f"LISTEN {doorbell.CHANNEL}")
+        for _ in range(3):
+            bell.ring()  # at once
+            bell.ring()  # too soon
+            assert sum(1 for _ in ear.notifies(timeout=20, stop_after=2)) == 2
+            while bell._looks:
+                time.sleep(0.001)
+            bell._last = float("-inf")
+    assert len(made) == 1
+    bell.close()
+    made[0].join(20)
+    assert not made[0].is_alive()
+    bell.ring()
+    assert len(made) == 1
     store.dispose()
 
 
