@@ -312,7 +312,7 @@ class TaskBuilder(_Builder):
             )
         if self._caller.before_schedule is not None:
             self._caller.before_schedule(self)
-        spec = copy.copy(self._spec)
+        spec = copy.copy(self._spec) if self._batch is None else self._spec  # a batch stores it once
         if self._parents:
             spec.edges = [
                 EdgeSpec(positions[p], when, other, local=True)

@@ -271,7 +271,8 @@ def _of_function(source: TaskFunction[Any, Any]) -> tuple[type[msgspec.Struct], 
         else:
             fields.append((parameter.name, annotation, _default(parameter.default)))
     try:
-        struct = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+        # By position where that can be: to make one by its names takes three times as long.
+        struct = msgspec.defstruct(name, fields, kw_only=bool(keyword_only), forbid_unknown_fields=True)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"task function {name}: {error}") from None
     positional = [p.name for p in parameters[1:] if p.name not in keyword_only]
@@ -293,12 +294,14 @@ def _default(value: Any) -> Any:
 def bind(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The payload instance for a call ``function(ctx, *args, **kwargs)``. Raises PayloadError."""
     assert isinstance(kind.source, TaskFunction)
-    names = kind.source.positional
-    if len(args) <= len(names):
-        try:  # the usual call, in a fifth of the time
+    try:  # the usual call, in a fifth of the time
+        if kind.source.all_positional:
+            return kind.struct(*args, **kwargs)
+        names = kind.source.positional
+        if len(args) <= len(names):
             return kind.struct(**dict(zip(names, args, strict=False)), **kwargs)
-        except TypeError:
-            pass  # the signature says what is wrong
+    except TypeError:
+        pass  # the signature says what is wrong
     try:
         bound = kind.source.signature.bind(None, *args, **kwargs)
     except TypeError as error:

@@ -229,6 +229,11 @@ class TaskFunction(Generic[P, R]):
         parameters = list(self.signature.parameters.values())[1:]
         return tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
+    @functools.cached_property
+    def all_positional(self) -> bool:
+        """Whether all of them may."""
+        return len(self.positional) == len(self.signature.parameters) - 1
+
     def __call__(self, ctx: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(ctx, *args, **kwargs)
 

@@ -162,21 +162,23 @@ def removed_text(parent: int) -> str:
 
 def values_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None) -> tuple[Any, ...]:
     """The values of :data:`NEW`. ``made``: when it was asked for, if not now."""
-    end = placed.end
+    unmet, end = placed
     made = now if made is None else made
-    run_at = max(spec.run_at, now + spec.delay)
+    run_at = now + spec.delay
+    if spec.run_at > run_at:
+        run_at = spec.run_at
     expires_at = look_at = None
     if spec.max_duration is not None or spec.max_delay is not None:
         expires_at = None if spec.max_duration is None else made + spec.max_duration
         look_at = None if end else first_look(now, run_at, expires_at, spec.max_delay)
     return (
-        placed.state,
+        placed.state if unmet or end else st.SCHEDULED,
         spec.queue,
         spec.lane,
         spec.pool,
         run_at,
         spec.kind,
-        placed.unmet,
+        unmet,
         spec.max_attempts,
         spec.retry,
         spec.timeout,
