@@ -328,6 +328,8 @@ class Engine:
                 self.guard.renewed()
             else:
                 self._lost(connection)
+            if self.turner.recorder is not None:
+                self.turner.recorder.forget_plans()
             duties.learn_limits(connection)
         duties.publish(connection)
         if timers.at("look", self.options.lease / 3):

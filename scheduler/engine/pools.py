@@ -93,6 +93,7 @@ class ThreadSlots:
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._threads = 0
         self._idle = 0
+        self._told = False  # that no more threads can be had
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
         for attempt in attempts:
@@ -109,8 +110,14 @@ class ThreadSlots:
             if self._tokens.qsize() < self.size:
                 self._tokens.put(True)
             if self._idle == 0 and self._threads < self.size:
+                try:
+                    self._spawn(self._work, f"schedd-{self._name}-{self._threads + 1}")
+                except RuntimeError as error:  # the system's limit: those that there are go on, and it is tried again
+                    if not self._told:
+                        self._told = True
+                        log.warning("the %s pool has %d threads: %s", self._name, self._threads, error)
+                    return
                 self._threads += 1
-                self._spawn(self._work, f"schedd-{self._name}-{self._threads}")
 
     def _work(self) -> None:
         waiting, report, runtime = self.waiting, self._report, self._runtime

@@ -10,18 +10,29 @@ before its commit. Should the task of a lost claim be, the recording waits for t
 
 from __future__ import annotations
 
+import logging
 import queue
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from scheduler.errors import StoreUnavailableError
 from scheduler.ports import Spawner
 from scheduler.store.database import Database
 from scheduler.store.finish import Finished
+from scheduler.store.statement import run
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+log = logging.getLogger("scheduler.engine")
+
+TRUSTED = 1.0  # seconds that its connection may have lain idle without being tried before it is used
+JOIN = 1.0  # seconds to wait for the thread's end
+AGAIN = 10.0  # seconds until a second connection, or the thread, is asked for again that could not be had
 
 Write = Callable[["sa.Connection"], Finished]
 
@@ -38,28 +49,62 @@ class Recorder:
         self._idle_limit = idle_limit
         self._spawn = spawn
         self._connection: sa.Connection | None = None
+        self._used = 0.0  # when that was last made or used (monotonic)
         self._given: queue.SimpleQueue[tuple[sa.Connection, Write, Future[Finished]] | None] = queue.SimpleQueue()
-        self._started = False
+        self._thread: threading.Thread | None = None
+        self._stale = False  # plans are to be made anew
+        self._not_before = 0.0  # monotonic
+        self._told = False
 
-    def begin(self, write: Write) -> Future[Finished]:
-        """Begin to do this in a transaction of its own. Raises StoreUnavailableError; so may the result."""
-        if self._connection is None or self._connection.closed or self._connection.invalidated:
-            self.drop_connection()
-            # From the loop's thread, so that the guard cuts it with the loop's own should the server not answer.
-            self._connection = self._database.connect(idle_limit=self._idle_limit)
-        job = self._connection, write, Future[Finished]()
+    def begin(self, write: Write) -> Future[Finished] | None:
+        """Begin to do this in a transaction of its own; None: it cannot be had at present. The result may raise
+        StoreUnavailableError, among others."""
+        connection = self._ready()
+        if connection is None:
+            return None
+        job = connection, write, Future[Finished]()
         if self._spawn is None:
             self._do(*job)
         else:
-            if not self._started:
-                self._started = True
-                self._spawn(self._run, "schedd-recorder")
             self._given.put(job)
+        self._used = time.monotonic()
         return job[2]
+
+    def _ready(self) -> sa.Connection | None:
+        """A connection that works, and a thread to use it. One that is refused (the server's limit, a pooler's) must
+        not keep the turn from using its own."""
+        if time.monotonic() < self._not_before:
+            return None
+        try:
+            if self._connection is not None and time.monotonic() > self._used + TRUSTED:
+                self._try_out(self._connection)
+            # From the loop's thread, so that the guard cuts it with the loop's own should the server not answer.
+            if self._connection is None:
+                self._connection = self._database.connect(idle_limit=self._idle_limit)
+            if self._thread is None and self._spawn is not None:
+                self._thread = self._spawn(self._run, "schedd-recorder")
+        except (StoreUnavailableError, RuntimeError) as error:  # no thread can be started
+            self._not_before = time.monotonic() + AGAIN
+            if not self._told:
+                self._told = True
+                log.warning("ends are recorded one transaction after the other, which is slower: %s", error)
+            return None
+        return self._connection
+
+    def _try_out(self, connection: sa.Connection) -> None:
+        try:
+            run(connection, "SELECT 1", {})
+            connection.connection.rollback()
+        except Exception:  # whatever it was: another one is made
+            self.drop_connection()
 
     def flagged(self, name: str) -> bool:
         """Whether what was written has left this in its connection's ``info``; takes it away."""
         return self._connection is not None and bool(self._connection.info.pop(name, False))
+
+    def forget_plans(self) -> None:
+        """Let the server plan its statements anew: see ``Dialect.forget_plans``."""
+        self._stale = True
 
     def drop_connection(self) -> None:
         """Nothing may be under way."""
@@ -71,8 +116,11 @@ class Recorder:
                 connection.close()
 
     def close(self) -> None:
-        """End the thread, once it has done what it was given."""
+        """End the thread, once it has done what it was given. Nothing can be begun any more."""
+        self._not_before = float("inf")
         self._given.put(None)
+        if self._thread is not None:
+            self._thread.join(JOIN)
 
     def _run(self) -> None:
         while (job := self._given.get()) is not None:
@@ -81,6 +129,9 @@ class Recorder:
     def _do(self, connection: sa.Connection, write: Write, done: Future[Finished]) -> None:
         try:
             with self._database.write(connection) as c:
+                if self._stale:
+                    self._database.dialect.forget_plans(c)
+                    self._stale = False
                 finished = write(c)
         except BaseException as error:
             done.set_exception(error)

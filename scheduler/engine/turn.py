@@ -83,6 +83,7 @@ class Turner:
         self._careful = False  # the last turn met something unforeseen
         self._backlog = False  # some lane gave the last turn all that it asked for
         self._released = False  # what the last turn recorded made others ready
+        self._schedule_ended = self._overlooked = False  # by what was recorded beside a claim, and not told yet
         self.planner = Planner(desk, slots, self.limits)
         self.lanes = Lanes(desk.monotonic)
         self.handout = HandOut(desk, slots, self.planner)
@@ -154,10 +155,9 @@ class Turner:
         marked: set[tuple[int, int]] = set()
         gone, died, over, back = _look_over(outcomes)
         quick = not (requests or put_off) and self._may_be_quick(outcomes)
-        recording: Future[Finished] | None = None
+        beside = quick and claiming and not died and self._beside(outcomes)
+        recording = self._record(outcomes) if beside else None
         try:
-            if quick and claiming and not died and self._beside(outcomes):
-                recording = self._record(outcomes)
             with desk.database.write(connection) as c:
                 begun = desk.monotonic()  # what other writers took before makes no turn of ours smaller
                 dialect = desk.database.dialect
@@ -213,7 +213,7 @@ class Turner:
                 self.deferred = outcomes + self.deferred
             else:
                 with suppress(Exception):  # the claim's error is told; what could not be recorded waits
-                    self._recorded(connection, recording, outcomes)
+                    self._recorded(recording, outcomes)
             raise
         self._unsure = unsure
         busy, self._careful = self._careful, False
@@ -227,19 +227,26 @@ class Turner:
             if key in desk.held:
                 desk.held[key].marked = True
         busy = self._tell_answers(requests, answers) or busy
-        ended = unseen = False
-        if recording is None:
-            ended = finished is not None and self._settle(outcomes, finished)
-            self.handout.give(claimed, plan, admission.start_by)
-        else:
-            self.handout.give(claimed, plan, admission.start_by)  # it runs while the rest is recorded
-            finished, ended = self._recorded(connection, recording, outcomes)
-            unseen = finished is None or bool(finished.ready or finished.told) or not over
-        opened = self.limits.opens(outcomes, finished, claimed, every, now)
-        self._fit(desk.monotonic() - begun, max(len(outcomes), len(claimed)))
         picked = {claims.LANE_OF(p): p.limit for p in plan.picks}
         got = got_of(plan.picks, claimed)
         backlog = any(0 < most <= got[lane] for lane, most in picked.items())
+        unseen = False
+        if recording is None:
+            if finished is not None:
+                self._settle(outcomes, finished)
+            ready = finished.ready if finished is not None else 0
+            self._hand_out(claimed, plan, admission.start_by)
+        else:
+            finished = self._hand_out_beside(recording, outcomes, claimed, plan, admission.start_by)
+            ready = 0  # it is among what was freed
+            # The claim passes over what the recording held, too: what gave less may have more.
+            short = any(got[lane] < most for lane, most in picked.items())
+            unseen = finished is None or bool(finished.ready or finished.told) or short or not over
+        opened = self.limits.opens(outcomes, finished, claimed, every, now)
+        self._fit(desk.monotonic() - begun, max(len(outcomes), len(claimed)))
+        ended, self._schedule_ended = self._schedule_ended, False
+        if self._overlooked:
+            connection.info[waits.OVERLOOKED], self._overlooked = True, False
         if not urgent:
             full = bool(due) and not plan.picks  # there was no room: what was known of the lanes still holds
             self._backlog = backlog or (self._backlog and full)
@@ -247,7 +254,7 @@ class Turner:
         return TurnResult(
             len(outcomes),
             len(claimed),
-            woken + self._freed() + (finished.ready if finished else 0) + back,
+            woken + self._freed() + ready + back,
             min(self.lanes.next_due, admission.again) if claiming else FOREVER,
             busy or (claiming and self.lanes.unfinished) or backlog,
             ended,
@@ -275,8 +282,8 @@ class Turner:
             and not (self._unsure or self._careful)
         )
 
-    def _record(self, outcomes: Pairs) -> Future[Finished]:
-        """Begin to record them in a transaction of their own."""
+    def _record(self, outcomes: Pairs) -> Future[Finished] | None:
+        """Begin to record them in a transaction of their own; None if that is not possible at present."""
         assert self.recorder is not None
         desk, rows = self.desk, [o for _, o in outcomes]
 
@@ -287,31 +294,69 @@ class Turner:
 
         return self.recorder.begin(write)
 
-    def _recorded(
-        self, connection: sa.Connection, recording: Future[Finished], outcomes: Pairs
-    ) -> tuple[Finished | None, bool]:
-        """Wait until they are recorded. Returns what became of them, None if they wait for the next turn, and whether a
-        schedule's task has ended. Raises what kept them from being recorded; then they wait, too."""
+    def _hand_out_beside(
+        self,
+        recording: Future[Finished],
+        outcomes: Pairs,
+        claimed: list[Claimed],
+        plan: Plan,
+        start_by: Mapping[str, int],
+    ) -> Finished | None:
+        """Hand out what was claimed while the rest is recorded, and see that through, whatever happens.
+
+        A suspect starts only once what has ended is recorded: should it kill the process, that would be blamed, too.
+        If it cannot be, the next turn gives the claims back.
+        """
+        for attempt, o in outcomes:
+            if attempt.lost:
+                self.desk.losing.discard(o.task_id)  # its body has ended, recorded or not
+        if not any(c.lane.startswith(SUSPECT_LANE) for c in claimed):
+            try:
+                self._hand_out(claimed, plan, start_by)
+            finally:
+                finished = self._recorded(recording, outcomes)
+            return finished
+        unsure, self._unsure = self._unsure, True
+        finished = self._recorded(recording, outcomes)
+        if finished is not None:
+            self._unsure = unsure
+            self._hand_out(claimed, plan, start_by)
+        return finished
+
+    def _hand_out(self, claimed: list[Claimed], plan: Plan, start_by: Mapping[str, int]) -> None:
+        """What could not be handed out, whatever the reason, is given back by the next turn."""
+        unsure, self._unsure = self._unsure, True
+        self.handout.give(claimed, plan, start_by)
+        self._unsure = unsure
+
+    def _recorded(self, recording: Future[Finished], outcomes: Pairs) -> Finished | None:
+        """Wait until they are recorded. None: they wait for the next turn.
+
+        Raises what kept them from being recorded; then they wait, too. What else it brought about is told by this turn,
+        or by the next one that succeeds.
+        """
         assert self.recorder is not None
         try:
             finished = _own(outcomes, recording.result())
         except BaseException as error:
             self.deferred = outcomes + self.deferred
+            self._backlog = False
             if isinstance(error, ContendedError):
                 self._locks_first_until = self.desk.monotonic() + LOCKING
-                return None, False
+                return None
             self._careful = self._careful or not isinstance(error, StoreUnavailableError)
             self.recorder.drop_connection()
             raise
+        self._settle(outcomes, finished)
+        self._overlooked |= self.recorder.flagged(waits.OVERLOOKED)
+        self.desk.freed.append(finished.ready)
         FAILPOINTS.hit("after commit beside the claim")
-        if self.recorder.flagged(waits.OVERLOOKED):
-            connection.info[waits.OVERLOOKED] = True
-        return finished, self._settle(outcomes, finished)
+        return finished
 
-    def _settle(self, outcomes: Pairs, finished: Finished) -> bool:
+    def _settle(self, outcomes: Pairs, finished: Finished) -> None:
         put_off, schedule_ended = settle(self.desk, self.planner, outcomes, finished)
         self.deferred += put_off
-        return schedule_ended
+        self._schedule_ended |= schedule_ended
 
     def _answer(self, connection: sa.Connection, requests: list[Request], now: int) -> tuple[list[Answer | None], int]:
         """Do what running attempts ask for; whatever they write extends the lease. Returns how many tasks woke, too."""

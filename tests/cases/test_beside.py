@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,8 +16,10 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.ports import SECOND
 from scheduler.store import claim as claims
 from scheduler.store import waits
-from scheduler.store.finish import Finished
+from scheduler.store.dialect import PostgreSQL
+from scheduler.store.finish import ContendedError, Finished
 from scheduler.testing import FakeClock, engine_of
+from support.databases import Database
 from support.fleet import Fleet, ends, rows, run_claimed, step
 
 pytestmark = [pytest.mark.parametrize("dialect", ["postgresql"], indirect=True), pytest.mark.case(6)]
@@ -64,19 +67,18 @@ class LateRecorder(Recorder):
     recorded = 0
     fails_with: BaseException | None = None
 
-    def begin(self, write: Write) -> Future[Finished]:
+    def begin(self, write: Write) -> Future[Finished] | None:
+        connection = self._ready()
+        if connection is None:
+            return None
         self.recorded += 1
 
         def work(done: Future[Finished]) -> None:
             error, self.fails_with = self.fails_with, None
             if error is not None:
                 done.set_exception(error)
-                return
-            one: Future[Finished] = super(LateRecorder, self).begin(write)
-            try:
-                done.set_result(one.result())
-            except BaseException as caught:
-                done.set_exception(caught)
+            else:
+                self._do(connection, write, done)
 
         return _Late(work)
 
@@ -264,25 +266,243 @@ def test_what_a_caller_holds_is_put_off(fleet: Fleet) -> None:
     each_ran_once(jobs, ids)
 
 
-def test_a_wait_that_was_overlooked_is_looked_for(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The note of it is on the connection that the end was recorded through."""
-    jobs, recorder = in_fours(fleet, plain)
+@pytest.mark.parametrize("claim", ["succeeds", "fails"])
+def test_what_a_recorded_end_left_to_be_done_is_told(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, claim: str) -> None:
+    """Others are rung for, an overlooked wait is looked for, a schedule may fire again; if the claim beside it fails,
+    with the next turn."""
+    jobs, recorder = in_fours(fleet, plain, fails_once)
+    engine = engine_of(jobs)
+    parent = jobs.task(plain).schedule()
+    child = jobs.task(fails_once).queue("other").depend_on(parent).schedule()
     flood(jobs)
     step(jobs)
     assert run_claimed(jobs) == 4
-    monkeypatch.setattr(recorder, "flagged", lambda name: name == waits.OVERLOOKED)
+    rings: list[str] = []
+    monkeypatch.setattr(engine._bell, "ring", lambda: rings.append("others"))
+    monkeypatch.setattr(engine.duties.schedules, "look_again", lambda: rings.append("schedules"))
+    for attempt, _ in engine.desk.outcomes:
+        attempt.claimed = attempt.claimed._replace(schedule="nightly")
+    do, look = recorder._do, engine.duties.look
     looked: list[bool] = []
-    look = engine_of(jobs).duties.look
+
+    def leaving_a_flag(connection: sa.Connection, write: Write, done: Future[Finished]) -> None:
+        connection.info[waits.OVERLOOKED] = True  # as if it had collided with the end of another task awaited, too
+        do(connection, write, done)
 
     def watched(connection: sa.Connection) -> None:
         looked.append(bool(connection.info.get(waits.OVERLOOKED)))
         look(connection)
 
-    monkeypatch.setattr(engine_of(jobs).duties, "look", watched)
-    engine_of(jobs).step()
-    assert engine_of(jobs)._pause() == 0
-    engine_of(jobs).step()
-    assert looked == [False, True]
+    monkeypatch.setattr(recorder, "_do", leaving_a_flag)
+    monkeypatch.setattr(engine.duties, "look", watched)
+    if claim == "fails":
+        with monkeypatch.context() as broken:
+            broken.setattr(claims, "claim", lambda *_: 1 / 0)
+            assert engine._round() == 0
+        assert recorder.recorded == 1
+        assert not rings
+        monkeypatch.setattr(recorder, "_do", do)
+    engine.step()
+    monkeypatch.setattr(recorder, "_do", do)
+    assert jobs.get_task_status(child) is TaskState.SCHEDULED
+    assert sorted(rings) == ["others", "schedules"]
+    assert engine._pause() == 0
+    engine.step()
+    assert looked[-2:] == [False, True]
+    assert not recorder.flagged(waits.OVERLOOKED)
+
+
+def test_claims_that_cannot_be_handed_out_go_back_and_the_rest_is_recorded(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, recorder = in_fours(fleet, plain)
+    engine = engine_of(jobs)
+    ids = flood(jobs)
+    step(jobs)
+    assert run_claimed(jobs) == 4
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.turner.handout, "give", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    assert recorder.recorded == 1
+    assert not engine.desk.held
+    each_ran_once(jobs, ids[:4])
+    assert len(rows(jobs, "SELECT 1 FROM schedd_tasks WHERE state = 4")) == 4
+    step(jobs)
+    drain(jobs)
+    assert all(jobs.get_task_status(i) is TaskState.SUCCESS for i in ids)
+    assert {tuple(ends(jobs, i)) for i in ids[8:]} == {("succeeded",)}
+    assert {rows(jobs, "SELECT attempt FROM schedd_tasks WHERE id = :id", id=i)[0].attempt for i in ids} == {1}
+
+
+@pytest.mark.parametrize("recording", ["succeeds", "is contended", "fails"])
+def test_a_suspect_starts_once_the_ends_beside_it_are_recorded(fleet: Fleet, recording: str) -> None:
+    """It may kill the process, and then what is held by the database is blamed as well."""
+    jobs, recorder = in_fours(fleet, plain)
+    engine = engine_of(jobs)
+    ids = flood(jobs)
+    step(jobs)
+    assert run_claimed(jobs) == 4
+    with jobs.database.write() as c:
+        c.execute(
+            sa.text("UPDATE schedd_tasks SET lane = '!' || lane, suspect = 2 WHERE state = 1 AND id = :i"),
+            {"i": ids[4]},
+        )
+        c.execute(
+            sa.text("UPDATE schedd_tasks SET run_at = run_at + 60000000 WHERE state = 1 AND id > :i"), {"i": ids[4]}
+        )
+    recorder.fails_with = {"is contended": ContendedError(), "fails": StoreUnavailableError("gone")}.get(recording)
+    seen: list[int] = []
+    give = engine.turner.handout.give
+
+    def watched(claimed: list[claims.Claimed], *rest: Any) -> None:
+        if claimed:
+            seen.append(len(rows(jobs, "SELECT 1 FROM schedd_tasks WHERE state = 4")))
+        give(claimed, *rest)
+
+    engine.turner.handout.give = watched  # type: ignore[method-assign]
+    engine.turner.lanes.forget()
+    if recording == "fails":
+        with pytest.raises(StoreUnavailableError):
+            step(jobs)
+    else:
+        step(jobs)
+    assert recorder.recorded == 1
+    if recording != "succeeds":
+        assert not seen
+        assert len(rows(jobs, "SELECT 1 FROM schedd_tasks WHERE state = 4")) == 5
+        step(jobs)
+        step(jobs)
+    assert seen == [1]
+    assert run_claimed(jobs) == 1
+    step(jobs)
+    each_ran_once(jobs, ids[:4])
+    assert jobs.get_task_status(ids[4]) is TaskState.SUCCESS
+
+
+def test_a_lost_body_that_has_ended_keeps_its_task_from_nobody(fleet: Fleet) -> None:
+    jobs, recorder = in_fours(fleet, plain)
+    engine = engine_of(jobs)
+    ids = flood(jobs)
+    step(jobs)
+    (attempt, *_) = engine.desk.held.values()
+    task_id = attempt.claimed.id
+    with jobs.database.write() as c:
+        c.execute(sa.text("UPDATE schedd_tasks SET state = 1, worker = NULL, run_at = 0 WHERE id = :i"), {"i": task_id})
+    engine.desk.lose(attempt)
+    assert run_claimed(jobs) == 4
+    engine.step()
+    assert recorder.recorded == 1
+    assert any(key[0] == task_id for key in engine.desk.held)
+    drain(jobs)
+    assert all(jobs.get_task_status(i) is TaskState.SUCCESS for i in ids)
+
+
+@pytest.mark.parametrize("missing", ["connection", "thread"])
+def test_without_a_second_connection_or_thread_one_has_to_do(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
+    """The server's limit, a pooler's, the system's: told once, and tried again after a while."""
+    jobs, _ = in_fours(fleet, plain)
+    turner = engine_of(jobs).turner
+    asked: list[str] = []
+
+    def refused(*_: Any, **__: Any) -> Any:
+        asked.append(missing)
+        raise StoreUnavailableError("too many connections") if missing == "connection" else RuntimeError("no thread")
+
+    if missing == "connection":
+        turner.recorder = recorder = Recorder(jobs.database, 30.0, None)
+        monkeypatch.setattr(jobs.database, "connect", refused)
+        engine_of(jobs)._conn = lambda: connection  # type: ignore[method-assign]
+        connection = jobs.database.open().connect()
+    else:
+        turner.recorder = recorder = Recorder(jobs.database, 30.0, refused)
+    ids = flood(jobs)
+    step(jobs)
+    drain(jobs)
+    each_ran_once(jobs, ids)
+    assert asked == [missing]
+    assert len([r for r in caplog.records if "which is slower" in r.getMessage()]) == 1
+    recorder._not_before = 0.0
+    flood(jobs)
+    step(jobs)
+    drain(jobs)
+    assert asked == [missing] * 2
+    assert len([r for r in caplog.records if "which is slower" in r.getMessage()]) == 1
+
+
+def test_its_statements_are_planned_anew_as_the_lease_is_renewed(
+    fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that was made while a table was small reads all of it when it has grown."""
+    jobs, recorder = in_fours(fleet, plain)
+    forgotten: list[bool] = []
+    forget = PostgreSQL.forget_plans
+
+    def told(dialect: Any, connection: sa.Connection) -> None:
+        forgotten.append(connection is recorder._connection)
+        forget(dialect, connection)
+
+    monkeypatch.setattr(PostgreSQL, "forget_plans", told)
+    flood(jobs)
+    step(jobs)
+    assert goes_on(jobs) == 4
+    forgotten.clear()
+    assert goes_on(jobs) == 4
+    assert forgotten == []
+    clock.advance(engine_of(jobs).options.lease / 3)
+    assert goes_on(jobs) == 4
+    assert forgotten == [False, True]
+    assert goes_on(jobs) == 4
+    assert forgotten == [False, True]
+
+
+def test_a_connection_that_died_while_it_was_idle_is_replaced(fleet: Fleet) -> None:
+    jobs, recorder = in_fours(fleet, plain)
+    ids = flood(jobs)
+    step(jobs)
+    assert goes_on(jobs) == 4
+    assert recorder._connection is not None
+    ((pid,),) = recorder._connection.exec_driver_sql("SELECT pg_backend_pid()").fetchall()
+    recorder._connection.rollback()
+    rows(jobs, f"SELECT pg_terminate_backend({pid}, 20000)")
+    recorder._used = float("-inf")
+    drain(jobs)
+    each_ran_once(jobs, ids)
+    assert recorder.recorded > 2
+
+
+def test_its_thread_ends_with_the_engine(database: Database) -> None:
+    """With real threads: what is recorded overlaps what is claimed."""
+    jobs = Scheduler(database.url)
+    jobs.register(plain)
+    with jobs.batch() as batch:
+        for _ in range(3000):
+            batch.task(plain)
+    made: list[str] = []
+    with jobs:
+        recorder = jobs.engine.turner.recorder
+        assert recorder is not None
+        begin = recorder.begin
+
+        def counted(write: Write) -> Future[Finished] | None:
+            made.append("one")
+            return begin(write)
+
+        recorder.begin = counted  # type: ignore[method-assign]
+        deadline = time.monotonic() + 30
+        while rows(jobs, "SELECT 1 FROM schedd_tasks WHERE state < 6 LIMIT 1"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        thread = recorder._thread
+    assert made
+    assert thread is not None
+    assert not thread.is_alive()
+    assert recorder.begin(lambda _: None) is None  # type: ignore[arg-type, return-value]
+    assert {tuple(ends(jobs, i)) for i in batch.ids[::100]} == {("succeeded",)}
+    assert rows(jobs, "SELECT state, count(*) AS n FROM schedd_tasks GROUP BY state")[0].n == 3000
+    jobs.close()
 
 
 def test_a_replaced_task_is_claimed_again(fleet: Fleet) -> None:

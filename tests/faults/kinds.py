@@ -45,6 +45,7 @@ class Link:
         self._reports = reports
         self._commands = commands
         self.notes = Path(notes)
+        self.beside = self.notes.parent / f"beside-{os.getpid()}"  # is there once ends were recorded beside a claim
         self.commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.gates = _Gates()
         self.armed = ""  # the failpoint at which to report and block
@@ -56,6 +57,8 @@ class Link:
 
     def hit(self, point: str) -> None:
         """A failpoint: report, and stand still until killed."""
+        if point == "before commit beside the claim" and not self.beside.exists():
+            self.beside.touch()
         if point == self.armed:
             self.armed = ""
             self.say(point)

@@ -85,6 +85,7 @@ class Ground:
         made.run(faults, self.form.timeout)
         report = made.check()
         self.tell(report.text())
+        assert list(self.fleet.directory.glob("beside-*")), "no ends were recorded beside a claim"
         made.no_slot_is_leaked(SLOTS)
         return made, report
 

@@ -83,8 +83,11 @@ def turns(jobs: Scheduler) -> int:
 
 
 def figures(jobs: Scheduler, sql: str) -> Any:
-    with jobs.database.write(engine_of(jobs)._conn()) as connection:
-        connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+    recorder = engine_of(jobs).turner.recorder
+    for its in (engine_of(jobs)._conn(), recorder and recorder._connection):
+        if its is not None:
+            with jobs.database.write(its) as connection:
+                connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
     return rows(jobs, sql)[0]
 
 
