@@ -44,7 +44,10 @@ class Alerts:
             return
         self._waiting.put(letter)
         if self._thread is None:
-            self._thread = self._spawn(self._run, "schedd-alerts")
+            try:
+                self._thread = self._spawn(self._run, "schedd-alerts")
+            except RuntimeError as error:  # the system's limit: the next one to tell tries again
+                log.warning("on_dead_letter has to wait: %s", error)
 
     def _run(self) -> None:
         while (letter := self._waiting.get()) is not None:

@@ -77,7 +77,7 @@ class Desk:
         self.lapses_at = float("inf")  # when the lease runs out unless it is renewed (monotonic)
         self.held: dict[tuple[int, int], Attempt] = {}
         self.in_flight: dict[SlotKey, int] = {}  # by the slots' sort: running, waiting, not yet reported
-        self.losing: set[int] = set()  # ids of tasks whose claim was taken from a body that is still under way
+        self.losing: set[tuple[int, int]] = set()  # claims that were taken from bodies that are still under way
         self.means: dict[str, float] = {}  # seconds by kind
         self.alerts = Alerts(None, None)
         self.processes: ProcessPool | None = None
@@ -212,7 +212,7 @@ class Desk:
                 continue
             self.in_flight[attempt.sort] -= 1
             if attempt.lost:
-                self.losing.discard(outcome.task_id)
+                self.losing.discard((outcome.task_id, outcome.claim))
             if outcome.started_at is not None:
                 took.setdefault(attempt.kind.name, []).append(outcome.finished_at - outcome.started_at)
         for kind, spans in took.items():
@@ -224,7 +224,7 @@ class Desk:
     def lose(self, attempt: Attempt) -> None:
         """Its claim was taken from this attempt while the worker is well: its task is not run beside it here."""
         attempt.lost = True
-        self.losing.add(attempt.claimed.id)
+        self.losing.add((attempt.claimed.id, attempt.claimed.claim))
         if attempt.slot is not None:
             attempt.slot.interrupt(attempt)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import groupby
 
 from scheduler.engine.attempt import Attempt, hand_back
@@ -14,6 +16,8 @@ from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.ports import SECOND
 from scheduler.store import claim as claims
 from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
+
+log = logging.getLogger("scheduler.engine")
 
 BESIDE = SECOND  # until a task may be claimed again whose last body has not ended here
 
@@ -62,15 +66,27 @@ class HandOut:
                             attempt.apart = True
         for sort, attempts in batches.items():
             slots = self.slots[sort]
-            slots.submit(attempts, self._wake_for(attempts, slots))
+            try:
+                slots.submit(attempts, self._wake_for(attempts, slots))
+            except (RuntimeError, OSError) as error:  # no thread can be started for it
+                log.warning("%d tasks go back for %d s: %s", len(attempts), BESIDE // SECOND, error)
+                self._take_back(attempts, slots)
+
+    def _take_back(self, attempts: list[Attempt], slots: Slots) -> None:
+        now = self.desk.now()
+        for attempt in attempts:
+            with suppress(ValueError):  # somebody has begun it after all
+                slots.waiting.remove(attempt)
+                self.desk.report(attempt, hand_back(attempt, now, now + BESIDE))
 
     def _not_beside_themselves(self, attempts: list[Attempt]) -> list[Attempt]:
         """Without those whose task still has a body here that it was taken from: another worker may run them sooner."""
         now = self.desk.now()
+        losing = {task_id for task_id, _ in self.desk.losing}
         for attempt in attempts:
-            if attempt.claimed.id in self.desk.losing:
+            if attempt.claimed.id in losing:
                 self.desk.report(attempt, hand_back(attempt, now, now + BESIDE))
-        return [a for a in attempts if a.claimed.id not in self.desk.losing]
+        return [a for a in attempts if a.claimed.id not in losing]
 
     def _wake_for(self, attempts: list[Attempt], slots: Slots) -> int:
         """How many idle slots to wake. Tasks of microseconds are quicker in one thread than in eight that fight for the

@@ -113,6 +113,8 @@ class ThreadSlots:
                 try:
                     self._spawn(self._work, f"schedd-{self._name}-{self._threads + 1}")
                 except RuntimeError as error:  # the system's limit: those that there are go on, and it is tried again
+                    if not self._threads:
+                        raise
                     if not self._told:
                         self._told = True
                         log.warning("the %s pool has %d threads: %s", self._name, self._threads, error)
@@ -174,9 +176,14 @@ class AsyncSlots:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            track_tasks(self._loop)
-            self._spawn(self._serve, f"schedd-{self._name}-async")
+            self._loop = loop = asyncio.new_event_loop()
+            track_tasks(loop)
+            try:
+                self._spawn(self._serve, f"schedd-{self._name}-async")
+            except RuntimeError:
+                self._loop = None
+                loop.close()
+                raise
         return self._loop
 
     def _serve(self) -> None:

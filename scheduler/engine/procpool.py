@@ -83,8 +83,12 @@ class ProcessPool:
             with self._starting:
                 if self._thread is None and not self._closed:
                     self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                    try:
+                        self._thread = self._spawn(self._serve, "schedd-processes")
+                    except RuntimeError:
+                        os.close(self._bell)
+                        raise
                     os.register_at_fork(after_in_child=_forgetter(self))
-                    self._thread = self._spawn(self._serve, "schedd-processes")
         os.eventfd_write(self._bell, 1)
 
     def tell(self, *order: Any) -> None:

@@ -19,7 +19,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from scheduler.errors import StoreUnavailableError
 from scheduler.ports import Spawner
 from scheduler.store.database import Database
 from scheduler.store.finish import Finished
@@ -54,7 +53,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._stale = False  # plans are to be made anew
         self._not_before = 0.0  # monotonic
-        self._told = False
+        self._told = False  # that it cannot be had
 
     def begin(self, write: Write) -> Future[Finished] | None:
         """Begin to do this in a transaction of its own; None: it cannot be had at present. The result may raise
@@ -83,12 +82,13 @@ class Recorder:
                 self._connection = self._database.connect(idle_limit=self._idle_limit)
             if self._thread is None and self._spawn is not None:
                 self._thread = self._spawn(self._run, "schedd-recorder")
-        except (StoreUnavailableError, RuntimeError) as error:  # no thread can be started
+        except Exception as error:  # refused, no thread or file can be had: the turn's own connection will do
             self._not_before = time.monotonic() + AGAIN
             if not self._told:
                 self._told = True
                 log.warning("ends are recorded one transaction after the other, which is slower: %s", error)
             return None
+        self._told = False
         return self._connection
 
     def _try_out(self, connection: sa.Connection) -> None:
@@ -105,6 +105,11 @@ class Recorder:
     def forget_plans(self) -> None:
         """Let the server plan its statements anew: see ``Dialect.forget_plans``."""
         self._stale = True
+
+    def failed(self) -> None:
+        """What was begun has failed, for whatever reason: one transaction after the other, for a while."""
+        self._not_before = max(self._not_before, time.monotonic() + AGAIN)
+        self.drop_connection()
 
     def drop_connection(self) -> None:
         """Nothing may be under way."""

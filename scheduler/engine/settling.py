@@ -21,19 +21,12 @@ SLOW = 1.0  # seconds from which a success is worth a line
 Pairs = list[tuple[Attempt, Outcome]]
 
 
-def settle(desk: Desk, planner: Planner, outcomes: Pairs, finished: Finished) -> tuple[Pairs, bool]:
-    """Returns those that are to be written with the next turn, and whether a schedule's task has ended."""
-    put_off: Pairs = []
-    if finished.deferred:
-        deferred = {(o.task_id, o.claim) for o in finished.deferred}
-        put_off = [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) in deferred]
-        outcomes = [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) not in deferred]
+def settle(desk: Desk, planner: Planner, outcomes: Pairs, finished: Finished) -> None:
+    """``outcomes``: without those that are deferred."""
     desk.put_down(outcomes)
     lost = {(o.task_id, o.claim) for o in finished.lost}
     all_told = log.isEnabledFor(logging.DEBUG) or desk.options.log_attempts == "all"
-    schedule_ended = False
     for attempt, o in outcomes:
-        schedule_ended = schedule_ended or attempt.claimed.schedule is not None
         if (
             o.end is AttemptEnd.SUCCEEDED
             and not (all_told or lost)
@@ -53,7 +46,6 @@ def settle(desk: Desk, planner: Planner, outcomes: Pairs, finished: Finished) ->
         # A cancel or a replaced payload may have won over the failure.
         if o.end is AttemptEnd.DEAD and finished.ended.get(o.task_id) is TaskState.DEAD:
             desk.alerts.tell(letter_of(attempt.claimed, o))
-    return put_off, schedule_ended
 
 
 def _tell(desk: Desk, attempt: Attempt, o: Outcome) -> None:

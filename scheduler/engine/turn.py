@@ -155,9 +155,10 @@ class Turner:
         marked: set[tuple[int, int]] = set()
         gone, died, over, back = _look_over(outcomes)
         quick = not (requests or put_off) and self._may_be_quick(outcomes)
-        beside = quick and claiming and not died and self._beside(outcomes)
-        recording = self._record(outcomes) if beside else None
+        recording: Future[Finished] | None = None
         try:
+            if quick and claiming and not died and self._beside(outcomes):
+                recording = self._record(outcomes)
             with desk.database.write(connection) as c:
                 begun = desk.monotonic()  # what other writers took before makes no turn of ours smaller
                 dialect = desk.database.dialect
@@ -213,10 +214,12 @@ class Turner:
                 self.deferred = outcomes + self.deferred
             else:
                 with suppress(Exception):  # the claim's error is told; what could not be recorded waits
-                    self._recorded(recording, outcomes)
+                    self._recorded(recording, outcomes, back)
             raise
-        self._unsure = unsure
-        busy, self._careful = self._careful, False
+        self._unsure = unsure or bool(claimed)  # until they are handed out
+        busy = False
+        if not urgent:
+            busy, self._careful = self._careful, False
         if outcomes and recording is None:
             FAILPOINTS.hit("after finish commit")
         if requests:
@@ -235,16 +238,20 @@ class Turner:
             if finished is not None:
                 self._settle(outcomes, finished)
             ready = finished.ready if finished is not None else 0
-            self._hand_out(claimed, plan, admission.start_by)
+            self.handout.give(claimed, plan, admission.start_by)
+            self._unsure = unsure
         else:
-            finished = self._hand_out_beside(recording, outcomes, claimed, plan, admission.start_by)
-            ready = 0  # it is among what was freed
+            finished = self._hand_out_beside(recording, outcomes, back, claimed, plan, admission.start_by, unsure)
+            ready = back = 0  # they are among what was freed
             # The claim passes over what the recording held, too: what gave less may have more.
             short = any(got[lane] < most for lane, most in picked.items())
             unseen = finished is None or bool(finished.ready or finished.told) or short or not over
         opened = self.limits.opens(outcomes, finished, claimed, every, now)
         self._fit(desk.monotonic() - begun, max(len(outcomes), len(claimed)))
-        ended, self._schedule_ended = self._schedule_ended, False
+        ended, freed = False, 0
+        if not urgent:  # nobody looks at that one's result
+            ended, self._schedule_ended = self._schedule_ended, False
+            freed = self._freed()
         if self._overlooked:
             connection.info[waits.OVERLOOKED], self._overlooked = True, False
         if not urgent:
@@ -254,7 +261,7 @@ class Turner:
         return TurnResult(
             len(outcomes),
             len(claimed),
-            woken + self._freed() + ready + back,
+            woken + freed + ready + back,
             min(self.lanes.next_due, admission.again) if claiming else FOREVER,
             busy or (claiming and self.lanes.unfinished) or backlog,
             ended,
@@ -298,9 +305,11 @@ class Turner:
         self,
         recording: Future[Finished],
         outcomes: Pairs,
+        back: int,
         claimed: list[Claimed],
         plan: Plan,
         start_by: Mapping[str, int],
+        unsure: bool,
     ) -> Finished | None:
         """Hand out what was claimed while the rest is recorded, and see that through, whatever happens.
 
@@ -309,28 +318,22 @@ class Turner:
         """
         for attempt, o in outcomes:
             if attempt.lost:
-                self.desk.losing.discard(o.task_id)  # its body has ended, recorded or not
+                self.desk.losing.discard((o.task_id, o.claim))  # its body has ended, recorded or not
         if not any(c.lane.startswith(SUSPECT_LANE) for c in claimed):
             try:
-                self._hand_out(claimed, plan, start_by)
+                self.handout.give(claimed, plan, start_by)
+                self._unsure = unsure
             finally:
-                finished = self._recorded(recording, outcomes)
+                finished = self._recorded(recording, outcomes, back)
             return finished
-        unsure, self._unsure = self._unsure, True
-        finished = self._recorded(recording, outcomes)
+        finished = self._recorded(recording, outcomes, back)
         if finished is not None:
+            self.handout.give(claimed, plan, start_by)
             self._unsure = unsure
-            self._hand_out(claimed, plan, start_by)
         return finished
 
-    def _hand_out(self, claimed: list[Claimed], plan: Plan, start_by: Mapping[str, int]) -> None:
-        """What could not be handed out, whatever the reason, is given back by the next turn."""
-        unsure, self._unsure = self._unsure, True
-        self.handout.give(claimed, plan, start_by)
-        self._unsure = unsure
-
-    def _recorded(self, recording: Future[Finished], outcomes: Pairs) -> Finished | None:
-        """Wait until they are recorded. None: they wait for the next turn.
+    def _recorded(self, recording: Future[Finished], outcomes: Pairs, back: int) -> Finished | None:
+        """Wait until they are recorded; ``back`` of them are handed back. None: they wait for the next turn.
 
         Raises what kept them from being recorded; then they wait, too. What else it brought about is told by this turn,
         or by the next one that succeeds.
@@ -345,18 +348,21 @@ class Turner:
                 self._locks_first_until = self.desk.monotonic() + LOCKING
                 return None
             self._careful = self._careful or not isinstance(error, StoreUnavailableError)
-            self.recorder.drop_connection()
+            self.recorder.failed()
             raise
-        self._settle(outcomes, finished)
         self._overlooked |= self.recorder.flagged(waits.OVERLOOKED)
-        self.desk.freed.append(finished.ready)
+        self.desk.freed.append(finished.ready + back)
+        self._settle(outcomes, finished)
         FAILPOINTS.hit("after commit beside the claim")
         return finished
 
     def _settle(self, outcomes: Pairs, finished: Finished) -> None:
-        put_off, schedule_ended = settle(self.desk, self.planner, outcomes, finished)
-        self.deferred += put_off
-        self._schedule_ended |= schedule_ended
+        if finished.deferred:
+            deferred = {(o.task_id, o.claim) for o in finished.deferred}
+            self.deferred += [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) in deferred]
+            outcomes = [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) not in deferred]
+        self._schedule_ended |= any(attempt.claimed.schedule is not None for attempt, _ in outcomes)
+        settle(self.desk, self.planner, outcomes, finished)
 
     def _answer(self, connection: sa.Connection, requests: list[Request], now: int) -> tuple[list[Answer | None], int]:
         """Do what running attempts ask for; whatever they write extends the lease. Returns how many tasks woke, too."""

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import queue
 import select
 import socket
 import threading
@@ -189,8 +188,7 @@ class NotifyBell:
         self._own = ""
         self._last = float("-inf")
         self._asked = False  # and not rung since
-        self._looks = False  # the thread below looks, within _DEBOUNCE, whether somebody has asked
-        self._wanted: queue.SimpleQueue[None] | None = None  # wakes it
+        self._looks = False  # a thread looks, within _DEBOUNCE, whether somebody has asked
         self._mutex = threading.Lock()
         self.works = False
 
@@ -273,12 +271,11 @@ class NotifyBell:
             if self._looks or self._closed.is_set():
                 return
             if time.monotonic() < self._last + _DEBOUNCE:
-                self._looks = True
-                if self._wanted is None:
-                    self._wanted = queue.SimpleQueue()
+                with contextlib.suppress(RuntimeError):  # no thread can be started: it rings now
+                    self._looks = True
                     self._spawn(self._ring_late, "schedd-ringer")
-                self._wanted.put(None)
-                return
+                    return
+                self._looks = False
             self._count()
         self._notify()
 
@@ -297,26 +294,23 @@ class NotifyBell:
     def _ring_late(self) -> None:
         """Rings for those who asked too soon after the last ring, unless a statement has carried it meanwhile.
 
-        It goes on looking for a moment: to wake a thread, let alone to make one, for each of a thousand calls a second
-        takes longer than the rest of them.
+        It goes on looking for a moment: to make a thread for each of a thousand calls a second takes longer than the
+        rest of them.
         """
-        assert self._wanted is not None
-        while True:
-            self._wanted.get()
-            still, last = 0, self._last
-            while still < _LINGER:
-                wait = self._last + _DEBOUNCE - time.monotonic() if self._asked else _DEBOUNCE
-                if self._closed.wait(max(0.0, wait)):
-                    return
-                with self._mutex:
-                    ring = self._asked and time.monotonic() >= self._last + _DEBOUNCE
-                    if ring:
-                        self._count()
-                    still = 0 if self._asked or self._last != last else still + 1
-                    last = self._last
-                    self._looks = still < _LINGER
+        still, last = 0, self._last
+        while still < _LINGER:
+            wait = self._last + _DEBOUNCE - time.monotonic() if self._asked else _DEBOUNCE
+            if self._closed.wait(max(0.0, wait)):
+                return
+            with self._mutex:
+                ring = self._asked and time.monotonic() >= self._last + _DEBOUNCE
                 if ring:
-                    self._notify()
+                    self._count()
+                still = 0 if self._asked or self._last != last else still + 1
+                last = self._last
+                self._looks = still < _LINGER
+            if ring:
+                self._notify()
 
     def _notify(self, channel: str = CHANNEL) -> None:
         if self._closed.is_set():
@@ -332,9 +326,11 @@ class NotifyBell:
 
     def close(self) -> None:
         with self._mutex:
-            self._closed.set()
-            if self._wanted is not None:
-                self._wanted.put(None)
+            owed = self._asked and not self._closed.is_set()
+            self._count()
+        if owed:
+            self._notify()
+        self._closed.set()
         connection, self._connection = self._connection, None
         if connection is not None:
             shut_down(connection)  # wakes who listens, who closes it then

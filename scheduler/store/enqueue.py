@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -45,6 +45,7 @@ _KEYED = (
     "ON CONFLICT (kind, held_key) WHERE held_key IS NOT NULL DO NOTHING RETURNING id"
 )
 _PLACED = Placed()
+_created = partial(int.__new__, TaskId)  # as TaskId() does, without a call of Python's
 _CHUNK = 1024  # rows that are handed to the database at once
 _PAYLOAD = NEW.index("payload")
 # What a task's edges decide.
@@ -184,8 +185,9 @@ class _Batch:
 
     def store(self) -> list[TaskId]:
         if all(map(_stands_alone, self.specs)):
-            self.ids = list(map(TaskId, self.dialect.reserve_ids(self.connection, len(self.specs))))
-            self._flush(self._rows_alone())
+            new = self.dialect.reserve_ids(self.connection, len(self.specs))
+            self.ids = list(map(_created, new))
+            self._flush(self._rows_alone(new))
             return self.ids
         local = [[e.parent for e in spec.edges if e.local] for spec in self.specs]
         order = batch_order(local, lambda i: f"{self.specs[i].kind}#{i}")
@@ -209,10 +211,10 @@ class _Batch:
                 refuse_cycle(self.connection, self.dialect, holder.id, [edge.parent for edge in spec.edges])
         return self.ids
 
-    def _rows_alone(self) -> Iterator[list[Any]]:
+    def _rows_alone(self, new: Sequence[int]) -> Iterator[list[Any]]:
         for at in range(0, len(self.specs), _CHUNK):
-            for new_id, spec in zip(self.ids[at : at + _CHUNK], self.specs[at : at + _CHUNK], strict=True):
-                self._add(int(new_id), spec, values_of(spec, self.now, _PLACED))
+            for new_id, spec in zip(new[at : at + _CHUNK], self.specs[at : at + _CHUNK], strict=True):
+                self._add(new_id, spec, values_of(spec, self.now, _PLACED))
             yield self.rows
             self.rows = []
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from scheduler import Context, RetryPolicy, Scheduler, TaskState, task
+from scheduler import AsyncContext, Context, RetryPolicy, Scheduler, TaskState, task
 from scheduler.engine import turn
+from scheduler.engine.pools import AsyncSlots, ThreadSlots
 from scheduler.engine.recorder import Recorder, Write
 from scheduler.errors import StoreUnavailableError
-from scheduler.ports import SECOND
+from scheduler.model.registry import ASYNC, THREAD
+from scheduler.ports import SECOND, spawn_thread
 from scheduler.store import claim as claims
 from scheduler.store import waits
 from scheduler.store.dialect import PostgreSQL
@@ -22,7 +24,8 @@ from scheduler.testing import FakeClock, engine_of
 from support.databases import Database
 from support.fleet import Fleet, ends, rows, run_claimed, step
 
-pytestmark = [pytest.mark.parametrize("dialect", ["postgresql"], indirect=True), pytest.mark.case(6)]
+pytestmark = pytest.mark.case(6)
+postgresql = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 FLOOD = 30
 LAST = 7
@@ -30,6 +33,10 @@ LAST = 7
 
 @task
 def plain(ctx: Context) -> None: ...
+
+
+@task
+async def coroutine(ctx: AsyncContext) -> None: ...
 
 
 @task
@@ -93,7 +100,9 @@ def in_fours(fleet: Fleet, *types: Any) -> tuple[Scheduler, LateRecorder]:
     jobs = fleet.worker(*types, pools={"medium": (4, 0)})
     turner = engine_of(jobs).turner
     turner.planner.batch = 4
-    turner.recorder = recorder = LateRecorder(jobs.database, 30.0, None)
+    recorder = LateRecorder(jobs.database, 30.0, None)
+    if jobs.database.dialect.name == "postgresql":
+        turner.recorder = recorder
     return jobs, recorder
 
 
@@ -122,6 +131,7 @@ def each_ran_once(jobs: Scheduler, ids: list[int]) -> None:
     assert not engine_of(jobs).desk.in_flight or not any(engine_of(jobs).desk.in_flight.values())
 
 
+@postgresql
 def test_with_a_backlog_and_only_then(fleet: Fleet) -> None:
     jobs, recorder = in_fours(fleet, plain)
     ids = flood(jobs)
@@ -139,6 +149,7 @@ def test_with_a_backlog_and_only_then(fleet: Fleet) -> None:
     assert recorder.recorded == before  # what is claimed next may wait for what is recorded
 
 
+@postgresql
 def test_what_a_recorded_end_releases_is_found_without_a_ring(fleet: Fleet) -> None:
     jobs, recorder = in_fours(fleet, plain, fails_once)
     parent = jobs.task(plain).schedule()
@@ -153,6 +164,7 @@ def test_what_a_recorded_end_releases_is_found_without_a_ring(fleet: Fleet) -> N
     assert jobs.get_task_status(child) is TaskState.CLAIMED
 
 
+@postgresql
 def test_not_right_after_something_was_released(fleet: Fleet) -> None:
     """What a graph's end releases is claimed with it: there may be little else."""
     jobs, recorder = in_fours(fleet, plain)
@@ -169,6 +181,7 @@ def test_not_right_after_something_was_released(fleet: Fleet) -> None:
     each_ran_once(jobs, parents + children + ids)
 
 
+@postgresql
 @pytest.mark.parametrize("delay", [0, 0.5])
 def test_what_the_last_recorded_end_makes_due_is_known(fleet: Fleet, clock: FakeClock, delay: float) -> None:
     """The claim beside it found nothing, and no body is left whose end would bring another turn."""
@@ -193,6 +206,7 @@ def test_what_the_last_recorded_end_makes_due_is_known(fleet: Fleet, clock: Fake
     each_ran_once(jobs, ids[:-1])
 
 
+@postgresql
 def test_a_claim_that_fails_does_not_undo_what_is_recorded(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, recorder = in_fours(fleet, plain)
     ids = flood(jobs)
@@ -210,6 +224,7 @@ def test_a_claim_that_fails_does_not_undo_what_is_recorded(fleet: Fleet, monkeyp
     each_ran_once(jobs, ids)
 
 
+@postgresql
 @pytest.mark.parametrize("claiming", ["too", "succeeds"])
 def test_what_could_not_be_recorded_is_recorded_later(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, claiming: str
@@ -232,6 +247,7 @@ def test_what_could_not_be_recorded_is_recorded_later(
     each_ran_once(jobs, ids)
 
 
+@postgresql
 def test_an_outcome_that_cannot_be_recorded_beside_others_is_set_aside(fleet: Fleet) -> None:
     jobs, recorder = in_fours(fleet, plain)
     ids = flood(jobs)
@@ -249,6 +265,7 @@ def test_an_outcome_that_cannot_be_recorded_beside_others_is_set_aside(fleet: Fl
     each_ran_once(jobs, ids[:1] + ids[2:])
 
 
+@postgresql
 def test_what_a_caller_holds_is_put_off(fleet: Fleet) -> None:
     jobs, recorder = in_fours(fleet, plain)
     ids = flood(jobs)
@@ -266,6 +283,7 @@ def test_what_a_caller_holds_is_put_off(fleet: Fleet) -> None:
     each_ran_once(jobs, ids)
 
 
+@postgresql
 @pytest.mark.parametrize("claim", ["succeeds", "fails"])
 def test_what_a_recorded_end_left_to_be_done_is_told(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, claim: str) -> None:
     """Others are rung for, an overlooked wait is looked for, a schedule may fire again; if the claim beside it fails,
@@ -312,6 +330,7 @@ def test_what_a_recorded_end_left_to_be_done_is_told(fleet: Fleet, monkeypatch: 
     assert not recorder.flagged(waits.OVERLOOKED)
 
 
+@postgresql
 def test_claims_that_cannot_be_handed_out_go_back_and_the_rest_is_recorded(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +354,7 @@ def test_claims_that_cannot_be_handed_out_go_back_and_the_rest_is_recorded(
     assert {rows(jobs, "SELECT attempt FROM schedd_tasks WHERE id = :id", id=i)[0].attempt for i in ids} == {1}
 
 
+@postgresql
 @pytest.mark.parametrize("recording", ["succeeds", "is contended", "fails"])
 def test_a_suspect_starts_once_the_ends_beside_it_are_recorded(fleet: Fleet, recording: str) -> None:
     """It may kill the process, and then what is held by the database is blamed as well."""
@@ -380,6 +400,7 @@ def test_a_suspect_starts_once_the_ends_beside_it_are_recorded(fleet: Fleet, rec
     assert jobs.get_task_status(ids[4]) is TaskState.SUCCESS
 
 
+@postgresql
 def test_a_lost_body_that_has_ended_keeps_its_task_from_nobody(fleet: Fleet) -> None:
     jobs, recorder = in_fours(fleet, plain)
     engine = engine_of(jobs)
@@ -398,6 +419,7 @@ def test_a_lost_body_that_has_ended_keeps_its_task_from_nobody(fleet: Fleet) -> 
     assert all(jobs.get_task_status(i) is TaskState.SUCCESS for i in ids)
 
 
+@postgresql
 @pytest.mark.parametrize("missing", ["connection", "thread"])
 def test_without_a_second_connection_or_thread_one_has_to_do(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
@@ -432,6 +454,7 @@ def test_without_a_second_connection_or_thread_one_has_to_do(
     assert len([r for r in caplog.records if "which is slower" in r.getMessage()]) == 1
 
 
+@postgresql
 def test_its_statements_are_planned_anew_as_the_lease_is_renewed(
     fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,6 +481,7 @@ def test_its_statements_are_planned_anew_as_the_lease_is_renewed(
     assert forgotten == [False, True]
 
 
+@postgresql
 def test_a_connection_that_died_while_it_was_idle_is_replaced(fleet: Fleet) -> None:
     jobs, recorder = in_fours(fleet, plain)
     ids = flood(jobs)
@@ -473,6 +497,7 @@ def test_a_connection_that_died_while_it_was_idle_is_replaced(fleet: Fleet) -> N
     assert recorder.recorded > 2
 
 
+@postgresql
 def test_its_thread_ends_with_the_engine(database: Database) -> None:
     """With real threads: what is recorded overlaps what is claimed."""
     jobs = Scheduler(database.url)
@@ -505,6 +530,7 @@ def test_its_thread_ends_with_the_engine(database: Database) -> None:
     jobs.close()
 
 
+@postgresql
 def test_a_replaced_task_is_claimed_again(fleet: Fleet) -> None:
     jobs, recorder = in_fours(fleet, plain, named)
     first = jobs.task(named, "a").key("k", conflict="replace").schedule()
@@ -518,3 +544,78 @@ def test_a_replaced_task_is_claimed_again(fleet: Fleet) -> None:
     assert jobs.get_task_status(first) is TaskState.CLAIMED
     drain(jobs)
     assert ends(jobs, first) == ["succeeded", "succeeded"]
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("sort", ["threads", "coroutines"])
+def test_what_no_thread_can_be_started_for_goes_back_and_comes_again(
+    fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, sort: str
+) -> None:
+    """The other pools' tasks run, and nothing is held for ever."""
+    jobs = fleet.worker(plain, coroutine, pools={"medium": (2, 2), "high": (2, 0)})
+    engine = engine_of(jobs)
+    kind = plain if sort == "threads" else coroutine
+    allowed: list[bool] = []
+
+    def spawn(target: Any, name: str) -> Any:
+        if not allowed:
+            raise RuntimeError("can't start new thread")
+        return spawn_thread(target, name)
+
+    cls = ThreadSlots if sort == "threads" else AsyncSlots
+    engine.slots[1, THREAD if sort == "threads" else ASYNC] = cls("medium", 2, engine.desk, engine.desk.report, spawn)
+    ids = [jobs.task(kind).schedule() for _ in range(2)]
+    other = jobs.task(plain).priority("high").schedule()
+    step(jobs)
+    assert len(engine.desk.outcomes) == 2
+    assert run_claimed(jobs) == 1
+    step(jobs)
+    assert not engine.desk.held
+    assert jobs.get_task_status(other) is TaskState.SUCCESS
+    assert [jobs.get_task_status(i) for i in ids] == [TaskState.SCHEDULED] * 2
+    allowed.append(True)
+    clock.advance(1)
+    step(jobs)
+    deadline = time.monotonic() + 20
+    while len(engine.desk.outcomes) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    step(jobs)
+    assert {tuple(ends(jobs, i)) for i in ids} <= {("handed_back", "succeeded"), ("succeeded",)}
+    assert all(jobs.get_task_status(i) is TaskState.SUCCESS for i in ids)
+    for slots in engine.slots.values():
+        slots.close()
+
+
+@postgresql
+def test_what_is_kept_for_the_next_turn_is_not_for_an_urgent_one(fleet: Fleet) -> None:
+    """Its result is for nobody."""
+    jobs, _ = in_fours(fleet, plain)
+    turner = engine_of(jobs).turner
+    step(jobs)
+    engine_of(jobs).desk.freed.append(3)
+    turner._schedule_ended = turner._careful = True
+    urgent = turner.turn(engine_of(jobs)._conn(), claiming=True, urgent=True)
+    assert (urgent.ready, urgent.schedule_ended, turner._careful) == (0, False, True)
+    then = turner.turn(engine_of(jobs)._conn(), claiming=True)
+    assert (then.ready, then.schedule_ended, turner._careful) == (3, True, False)
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"], indirect=True)
+def test_an_error_while_ends_are_told_strands_no_claim(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program's own logging may raise."""
+    jobs, _ = in_fours(fleet, plain)
+    ids = flood(jobs)
+    step(jobs)
+    assert run_claimed(jobs) == 4
+    with monkeypatch.context() as broken:
+        broken.setattr(turn, "settle", lambda *_: 1 / 0)
+        broken.setattr(turn, "MANY", 100)
+        with pytest.raises(ZeroDivisionError):
+            engine_of(jobs).step()
+    step(jobs)
+    assert len(rows(jobs, "SELECT 1 FROM schedd_tasks WHERE state = 4")) <= 8
+    assert engine_of(jobs).turner._unsure is False
+    held = {key[0] for key in engine_of(jobs).desk.held} - set(ids[:4])
+    in_database = {r.id for r in rows(jobs, "SELECT id FROM schedd_tasks WHERE state = 4")}
+    assert in_database == held

@@ -41,8 +41,8 @@ def test_many_rings_become_few_and_the_last_is_heard(database: Database, monkeyp
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_one_thread_rings_for_all_who_asked_too_soon(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for who asks when it has stopped to look; it ends with the bell."""
-    monkeypatch.setattr(doorbell, "_DEBOUNCE", 0.02)
+    """It ends when nobody asks any more, or with the bell; who asks then gets another."""
+    monkeypatch.setattr(doorbell, "_DEBOUNCE", 0.2)
     monkeypatch.setattr(doorbell, "_LINGER", 2)
     made: list[threading.Thread] = []
 
@@ -55,18 +55,47 @@ def test_one_thread_rings_for_all_who_asked_too_soon(database: Database, monkeyp
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
         ear.execute(f"LISTEN {doorbell.CHANNEL}")
         for _ in range(3):
-            bell.ring()  # at once
-            bell.ring()  # too soon
-            assert sum(1 for _ in ear.notifies(timeout=20, stop_after=2)) == 2
-            while bell._looks:
-                time.sleep(0.001)
-            bell._last = float("-inf")
-    assert len(made) == 1
-    bell.close()
-    made[0].join(20)
-    assert not made[0].is_alive()
+            bell._last = time.monotonic()
+            for _ in range(10):
+                bell.ring()  # too soon
+            assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1
+            made[-1].join(20)
+            assert not made[-1].is_alive()
+    assert len(made) == 3
+    monkeypatch.setattr(doorbell, "_DEBOUNCE", 3600.0)
     bell.ring()
-    assert len(made) == 1
+    bell.ring()
+    assert made[3].is_alive()
+    bell.close()
+    made[3].join(20)
+    assert not made[3].is_alive()
+    bell.ring()
+    assert len(made) == 4
+    store.dispose()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("thread", ["there is one", "none can be started"])
+def test_no_ring_is_owed_when_it_closes(database: Database, monkeypatch: pytest.MonkeyPatch, thread: str) -> None:
+    """What an engine hands back with its last turn is rung for, too."""
+    monkeypatch.setattr(doorbell, "_DEBOUNCE", 3600.0)
+
+    def spawn(target: Callable[[], None], name: str) -> threading.Thread:
+        if thread != "there is one":
+            raise RuntimeError("can't start new thread")
+        return spawn_thread(target, name)
+
+    store = Store(database.url, SystemClock())
+    bell = doorbell.NotifyBell(store, spawn)
+    with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
+        ear.execute(f"LISTEN {doorbell.CHANNEL}")
+        bell.ring()
+        bell.ring()  # too soon
+        assert sum(1 for _ in ear.notifies(timeout=0.2)) == (1 if thread == "there is one" else 2)
+        bell.close()
+        bell.ring()
+        bell.close()
+        assert sum(1 for _ in ear.notifies(timeout=0.2)) == (1 if thread == "there is one" else 0)
     store.dispose()
 
 
