@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from scheduler.engine.alerts import Alerts, Hook
@@ -27,7 +27,7 @@ from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
 from scheduler.ports import FOREVER, SECOND, Spawner, random_incarnation, spawn_thread
 from scheduler.store import read_counts, waits, workers
-from scheduler.store.database import Database
+from scheduler.store.database import Database, let_go
 from scheduler.store.doorbell import Bell, SilentBell, make_bell
 from scheduler.store.workers import WorkerInfo
 
@@ -189,11 +189,7 @@ class Engine:
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(Exception):
-                connection.invalidate()
-            with suppress(Exception):
-                connection.close()
+        let_go(connection)
         if self.turner.recorder is not None:
             self.turner.recorder.drop_connection()
 

@@ -16,11 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from scheduler.ports import Spawner
-from scheduler.store.database import Database
+from scheduler.store.database import Database, let_go
 from scheduler.store.finish import Finished
 from scheduler.store.statement import run
 
@@ -114,11 +113,7 @@ class Recorder:
     def drop_connection(self) -> None:
         """Nothing may be under way."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(Exception):
-                connection.invalidate()
-            with suppress(Exception):
-                connection.close()
+        let_go(connection)
 
     def close(self) -> None:
         """End the thread, once it has done what it was given. Nothing can be begun any more."""

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -288,6 +288,16 @@ class Database:
                 self._engine.dispose()
                 self._engine = None
                 self._gate = Gate(None)  # its locks' files are closed once nobody passes through any more
+
+
+def let_go(connection: sa.Connection | None) -> None:
+    """Close one that :meth:`Database.connect` made, for good: the pool is not to have it, with its settings. Never
+    raises."""
+    if connection is not None:
+        with suppress(Exception):
+            connection.invalidate()
+        with suppress(Exception):
+            connection.close()
 
 
 @contextmanager

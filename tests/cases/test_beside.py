@@ -245,6 +245,7 @@ def test_what_could_not_be_recorded_is_recorded_later(
     step(jobs)
     drain(jobs)
     each_ran_once(jobs, ids)
+    assert recorder.recorded == 1  # not tried again at once
 
 
 @postgresql

@@ -108,6 +108,43 @@ def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
     assert [ends(jobs, i) for i in (held, free, later)] == [["succeeded"]] * 3
 
 
+@task(max_concurrency=2)
+def capped(ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_only_ends_of_capped_kinds_are_locked_first(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def finish(*args: Any, quick: bool = False) -> Finished:
+        asked.append(quick)
+        return real(*args, quick=quick)
+
+    real = turn.finish
+    monkeypatch.setattr(turn, "finish", finish)
+    jobs = fleet.worker(plain, capped)
+    for kind in (plain, capped):
+        done = jobs.task(kind).schedule()
+        step(jobs)
+        assert run_claimed(jobs) == 1
+        step(jobs)
+        assert jobs.get_task_status(done) is TaskState.SUCCESS
+    assert asked == [True, False]
+
+
+def test_quick_kinds_are_claimed_ahead_for_one_level_only(fleet: Fleet) -> None:
+    """The others' slots help with what they can start at once."""
+    jobs = fleet.worker(plain, pools={"medium": (4, 0), "low": (3, 0)})
+    engine = engine_of(jobs)
+    engine.turner.planner.batch = 10
+    engine.desk.means["plain"] = 0.00001
+    for _ in range(100):
+        jobs.task(plain).schedule()
+    for _ in range(5):
+        step(jobs)
+    assert engine.desk.in_flight == {(1, THREAD): 4 + 2 * 10, (2, THREAD): 3}
+
+
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many lanes each look at all of them has found."""
