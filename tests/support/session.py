@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ def shared_directory() -> Path:
 
 def pytest_configure(config: pytest.Config) -> None:
     global _shared, _owner, _xdist_worker
+    _hear_signals()
     workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
     if workerinput is not None:
         _xdist_worker = True
@@ -42,6 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
     _shared.chmod(0o755)  # PostgreSQL runs as another user when pytest runs as root
     _owner = os.open(_shared / "owner", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(_owner, fcntl.LOCK_EX)
+
+
+def _hear_signals() -> None:
+    """As from a terminal: a shell's background job ignores the first two, who runs under nohup the third, and so would
+    every program that a test starts."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.hookimpl(optionalhook=True)
