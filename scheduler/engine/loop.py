@@ -179,6 +179,7 @@ class Engine:
         self.duties.known_kinds = len(kinds)
         self.lease.joined(begun)
         self.lease.reap(connection, self.worker, self._bell.known_dead)
+        self._bell.ring()  # who takes itself for alone rings for nobody
         self.duties.timers.restart(renew=self.options.lease / 3, reap=REAP_EVERY, sweep=SWEEP_EVERY)
 
     def _conn(self) -> sa.Connection:
@@ -355,6 +356,8 @@ class Engine:
     def _obey_if_asked(self, connection: sa.Connection) -> None:
         if self._look and self.duties.timers.at("told", TOLD_EVERY):
             self._look = False
+            if self._bell.dear and self.lease.alone():
+                self.duties.timers.bring_forward("reap")  # who rang may have just come
             self.duties.attempt("reading what is asked of this worker", lambda: self._obey(connection))
 
     def _obey(self, connection: sa.Connection) -> None:

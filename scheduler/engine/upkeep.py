@@ -35,7 +35,8 @@ class Lease:
     def __init__(self, desk: Desk, *, lapses: bool) -> None:
         self.desk = desk
         self.no_reaping_until = 0.0
-        self.next_lapse = 0  # when the next of the other workers' leases runs out (microseconds)
+        # When the next of the other workers' leases runs out (microseconds); 0: there are no others, None: not known yet.
+        self.next_lapse: int | None = None
         self._lapses = lapses
         self._skew_told = False
         self._seen: tuple[int, float] | None = None
@@ -106,15 +107,15 @@ class Lease:
         return held
 
     def alone(self) -> bool:
-        """Whether there was no other worker when last looked; not known while it reaps nobody."""
-        return self.next_lapse == 0 and self.desk.monotonic() >= self.no_reaping_until
+        """Whether there was no other worker when last looked."""
+        return self.next_lapse == 0
 
     def next_reap(self) -> float:
         """Seconds after which another worker's lease may have run out; infinity if that is not known."""
         mono = self.desk.monotonic()
         if mono < self.no_reaping_until:
             return self.no_reaping_until - mono
-        left = (self.next_lapse - self.desk.now()) / SECOND
+        left = ((self.next_lapse or 0) - self.desk.now()) / SECOND
         return left + 0.005 if left > 0 else float("inf")
 
     def reap(
@@ -123,12 +124,10 @@ class Lease:
         """Take back what dead workers held."""
         self._dead += known_dead()
         patient = self.desk.monotonic() < self.no_reaping_until
-        if patient and not self._dead:
-            return []
         if not self._dead:
             with self.desk.database.read(connection) as c:  # no write lock for a look that mostly finds nothing
                 self.next_lapse, found_dead = workers.look_for_dead(c, worker)
-            if not (found_dead or 0 < self.next_lapse < self.desk.now()):
+            if patient or not (found_dead or 0 < self.next_lapse < self.desk.now()):
                 return []
         with self.desk.database.write(connection) as c:
             found = workers.reap(
