@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -207,14 +207,22 @@ class Desk:
     def put_down(self, ended: Iterable[tuple[Attempt, Outcome]]) -> None:
         """These attempts' outcomes are recorded, or can never be."""
         took: dict[str, list[int]] = {}
+        sorts: list[SlotKey] = []
         for attempt, outcome in ended:
-            if self.held.pop((outcome.task_id, outcome.claim), None) is None:
+            key = outcome.task_id, outcome.claim
+            if self.held.pop(key, None) is None:
                 continue
-            self.in_flight[attempt.sort] -= 1
+            sorts.append(attempt.sort)
             if attempt.lost:
-                self.losing.discard((outcome.task_id, outcome.claim))
+                self.losing.discard(key)
             if outcome.started_at is not None:
-                took.setdefault(attempt.kind.name, []).append(outcome.finished_at - outcome.started_at)
+                span, kind = outcome.finished_at - outcome.started_at, attempt.kind.name
+                if kind in took:
+                    took[kind].append(span)
+                else:
+                    took[kind] = [span]
+        for sort, count in Counter(sorts).items():
+            self.in_flight[sort] -= count
         for kind, spans in took.items():
             newest = sum(spans) / len(spans) / 1e6
             mean = self.means.get(kind)

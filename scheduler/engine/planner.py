@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 from scheduler.engine.attempt import NEWER, Attempt
 from scheduler.engine.desk import Desk
@@ -16,9 +18,10 @@ from scheduler.store.claim import SUSPECT_LANE, LaneHead
 
 log = logging.getLogger("scheduler.engine")
 
+_SORT_OF = attrgetter("sort")
 HIGH = 0
 ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what runs beside it must be
-BATCH = (100, 250)  # tasks that one turn records, and that it claims: least, most
+BATCH = (100, 256)  # tasks that one turn records, and that it claims: least, most (one statement on SQLite)
 AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
 QUICK = 0.0005  # seconds: bodies that one thread runs sooner than eight
 LOWEST_EVERY = 4  # every so many turns the lowest level that is due has the first free process
@@ -83,11 +86,7 @@ class Planner:
             plan = self._plan_suspect([h for h in due if h not in ordinary], old)
             if plan.picks:
                 return plan if len(old) == len(held) else Plan([], {})
-        freed: dict[SlotKey, int] = {}
-        for key in gone:
-            attempt = desk.held.get(key)
-            if attempt is not None:
-                freed[attempt.sort] = freed.get(attempt.sort, 0) + 1
+        freed = Counter(map(_SORT_OF, filter(None, map(desk.held.get, gone))))
         total = sum(desk.in_flight.values()) - sum(freed.values())
         budget = self.batch
         if desk.options.max_concurrent:

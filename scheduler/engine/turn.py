@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.engine import deaths
@@ -22,7 +23,7 @@ from scheduler.engine.recorder import Recorder
 from scheduler.engine.settling import Pairs, settle
 from scheduler.errors import StoreUnavailableError
 from scheduler.model import state as st
-from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.outcome import AttemptEnd, Ends, Outcome
 from scheduler.model.registry import SlotKey
 from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store import claim as claims
@@ -45,6 +46,7 @@ TURN = 0.012  # seconds that a turn should take at most: what was rung for meanw
 GATHER = 0.005  # seconds that a turn waits for such bodies' ends
 REQUESTS = 500  # of running attempts that one turn answers
 PATIENT = 0.1  # seconds that a request is asked again at once; from then on with every turn that there is anyway
+_SCHEDULE_OF = attrgetter("claimed.schedule")
 LOCKING = 1.0  # seconds that turns lock rows before they write them, after somebody held one that a turn wrote at once
 MANY = 50  # ends from which on they are recorded beside the claim, in a transaction of their own
 
@@ -361,7 +363,7 @@ class Turner:
             deferred = {(o.task_id, o.claim) for o in finished.deferred}
             self.deferred += [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) in deferred]
             outcomes = [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) not in deferred]
-        self._schedule_ended |= any(attempt.claimed.schedule is not None for attempt, _ in outcomes)
+        self._schedule_ended |= any(map(_SCHEDULE_OF, [attempt for attempt, _ in outcomes]))
         settle(self.desk, self.planner, outcomes, finished)
 
     def _answer(self, connection: sa.Connection, requests: list[Request], now: int) -> tuple[list[Answer | None], int]:
@@ -469,16 +471,11 @@ class Turner:
 def _look_over(outcomes: Pairs) -> tuple[set[tuple[int, int]], bool, bool, int]:
     """Their (task id, claim); whether some died with their process; whether none may be claimed again; and how many
     are handed back, so that others may run them at once."""
-    gone: set[tuple[int, int]] = set()
-    died, over, back = False, True, 0
-    for _, o in outcomes:
-        gone.add((o.task_id, o.claim))
-        if o.end is AttemptEnd.LOST:
-            died = True
-        if o.state < st.FIRST_TERMINAL:
-            over = False
-            back += o.end is AttemptEnd.HANDED_BACK and o.run_at is None
-    return gone, died, over, back
+    seen = Ends.of([o for _, o in outcomes])
+    gone = set(zip(seen.task_ids, seen.claims, strict=True))
+    over = min(seen.states, default=st.FIRST_TERMINAL) >= st.FIRST_TERMINAL
+    back = 0 if over else sum(o.end is AttemptEnd.HANDED_BACK and o.run_at is None for _, o in outcomes)
+    return gone, AttemptEnd.LOST in seen.ends, over, back
 
 
 def _own(outcomes: Pairs, finished: Finished) -> Finished:

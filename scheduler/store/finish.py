@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.model import state as st
-from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.outcome import AttemptEnd, Ends, Outcome
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store import waits
 from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
@@ -50,6 +50,7 @@ UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.star
   result = j.result, result_until = :now + {_LIVES}
 FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} AND {_PLAIN}
 """
+_SOUND = "SELECT parent, min(ok & :bit) FROM schedd_edges WHERE parent IN {ids} GROUP BY parent"
 _SUCCEED_PLAINLY_GIVING = f"{_SUCCEED_PLAINLY} RETURNING {_GIVEN}"
 # With the attempts' records: PostgreSQL is asked once less. The answer is one row, which says (task id, claim) of those
 # written only if it is not all of them.
@@ -188,6 +189,7 @@ class _Written(NamedTuple):
     overruled: list[int]
     recorded: Collection[object] = ()
     awaited: bool | None = None  # whether anybody waits for an end, if that was asked
+    unbroken: Mapping[int, int] = MappingProxyType({})  # bits of ends that are known to break no edge, by task
 
     def plus(self, other: _Written) -> _Written:
         return _Written(
@@ -198,6 +200,7 @@ class _Written(NamedTuple):
             self.overruled + other.overruled,
             {*self.recorded, *other.recorded},
             other.awaited,  # not what was asked before the others were locked
+            {**self.unbroken, **other.unbroken},
         )
 
 
@@ -219,6 +222,7 @@ def finish(
     unbroken: Mapping[int, int] = {}
     if dialect.name == "sqlite":
         wrote = _write(connection, dialect, worker, outcomes, now)
+        unbroken = wrote.unbroken
     elif quick:
         wrote, rest, unbroken = _succeed_at_once(connection, dialect, worker, outcomes, now)
         if rest:
@@ -228,11 +232,13 @@ def finish(
     else:
         outcomes, deferred, unbroken = lock_ends(connection, dialect, worker, outcomes)
         wrote = _write(connection, dialect, worker, outcomes, now)
-    _record(connection, worker, wrote)
-    _write_values(connection, dialect, wrote.kept)
+    ends = Ends.of(wrote.kept)
+    _record(connection, worker, wrote, ends)
+    if any(ends.results) or any(ends.logs):
+        _write_values(connection, dialect, wrote.kept)
     ready = 0
-    paused = [(o.task_id, o.claim) for o in wrote.kept if o.state == st.SUSPENDED]
-    if paused:  # first, so that what they no longer wait for and ends now does not wake them
+    if st.SUSPENDED in ends.states:  # first, so that what they no longer wait for and ends now does not wake them
+        paused = [(o.task_id, o.claim) for o in wrote.kept if o.state == st.SUSPENDED]
         ready += waits.suspended(connection, dialect, paused, now)
     released = {i: wrote.ended[i] for i in wrote.parents if i in wrote.ended}
     if wrote.overruled:  # what a cancelled task spawned ends with it
@@ -260,14 +266,17 @@ def _write(
 ) -> _Written:
     """Write the tasks' rows. ``usual``: the usual successes, if there are any, are still to be written."""
     bound = {"worker": worker, "now": now}
+    ends = Ends.of(outcomes)
+    if ends.states.count(st.SUCCESS) == len(outcomes) and dialect.name == "sqlite":
+        rows = list(zip(*_succeeded(ends), strict=True))
+        sound = _succeed_all_plainly(connection, dialect, rows, bound)
+        if sound is not None:
+            ended = dict.fromkeys(ends.task_ids, TaskState.SUCCESS)
+            unbroken = {parent: END_BIT[TaskState.SUCCESS] for parent, whole in sound.items() if whole}
+            return _Written(ended, outcomes, [], list(sound), [], unbroken=unbroken)
     successes = [
         (o.task_id, o.claim, o.started_at, o.finished_at, _kept_in_row(o)) for o in outcomes if o.state == st.SUCCESS
     ]
-    if len(successes) == len(outcomes) and dialect.name == "sqlite":
-        parents = _succeed_all_plainly(connection, dialect, successes, bound)
-        if parents is not None:
-            ended = dict.fromkeys([row[0] for row in successes], TaskState.SUCCESS)
-            return _Written(ended, outcomes, [], parents, [])
     recorded: Collection[object] = ()
     awaited: bool | None = None
     if dialect.name == "postgresql":
@@ -302,6 +311,14 @@ def _kept_in_row(o: Outcome) -> str | None:
     return o.result if o.result is None or len(o.result) <= INLINE else None
 
 
+def _succeeded(ends: Ends) -> tuple[Sequence[object], ...]:
+    """Columns of _SUCCEED_COLUMNS for successes only."""
+    results: Sequence[str | None] = ends.results
+    if any(results):
+        results = [None if result is None or len(result) > INLINE else result for result in results]
+    return ends.task_ids, ends.claims, ends.started_at, ends.finished_at, results
+
+
 def _succeed_at_once(
     connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int
 ) -> tuple[_Written, Sequence[Outcome], Mapping[int, int]]:
@@ -334,6 +351,10 @@ def _succeed_at_once(
 
 def _told(outcomes: Sequence[Outcome]) -> list[tuple[Any, ...]]:
     """The successes among them, as rows of _TOLD_COLUMNS."""
+    ends = Ends.of(outcomes)
+    if ends.plain:
+        told = (ends.numbers, ends.claimed_at, [_SUCCEEDED] * len(outcomes))
+        return list(zip(*_succeeded(ends), *told, strict=True))
     return [
         (o.task_id, o.claim, o.started_at, o.finished_at, _kept_in_row(o), o.number, o.claimed_at, o.end.code)
         for o in outcomes
@@ -359,8 +380,9 @@ def _succeed_and_record(
 
 def _succeed_all_plainly(
     connection: sa.Connection, dialect: Dialect, rows: Sequence[tuple[Any, ...]], bound: Mapping[str, object]
-) -> list[int] | None:
-    """Write the usual: every outcome is a success that holds. The tasks with children; None, if it is not the usual.
+) -> dict[int, bool] | None:
+    """Write the usual: every outcome is a success that holds. None, if it is not the usual; else the tasks with
+    children, and whether their success breaks none of the edges to these.
 
     RETURNING costs SQLite a third of such an update, so the rows are counted, and taken back if one is missing.
     """
@@ -371,8 +393,8 @@ def _succeed_all_plainly(
     run(connection, "RELEASE schedd_plain", {})
     if not usual:
         return None
-    parents = f"SELECT DISTINCT parent FROM schedd_edges WHERE parent IN {dialect.ids()}"
-    return [row[0] for row in run(connection, parents, {"ids": bind_rows([row[0] for row in rows])})]
+    bound = {"ids": bind_rows([row[0] for row in rows]), "bit": END_BIT[TaskState.SUCCESS]}
+    return {parent: bool(whole) for parent, whole in run(connection, _SOUND.format(ids=dialect.ids()), bound)}
 
 
 def _ended_as(o: Outcome, state: TaskState) -> Outcome:
@@ -406,9 +428,14 @@ def _other_row(o: Outcome) -> tuple[object, ...]:
     )
 
 
-def _record(connection: sa.Connection, worker: int, wrote: _Written) -> None:
-    """The attempts' history."""
+def _record(connection: sa.Connection, worker: int, wrote: _Written, ends: Ends) -> None:
+    """The attempts' history; ``ends``: those that were kept."""
     if len(wrote.recorded) == len(wrote.kept):
+        return
+    if ends.plain and not wrote.recorded:
+        told = (ends.claimed_at, ends.started_at, ends.finished_at, [_SUCCEEDED] * len(wrote.kept))
+        rows = list(zip(ends.task_ids, ends.claims, ends.numbers, *told, strict=True))
+        run_over(connection, _RECORD_PLAIN, _PLAIN_COLUMNS, rows, {"worker": worker})
         return
     plain: list[tuple[object, ...]] = []
     failed: list[tuple[object, ...]] = []
