@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ log = logging.getLogger("scheduler.engine")
 TOLD_EVERY = 0.25  # seconds between looks at what is asked of this worker
 URGENT_OVER = 50  # outcomes to be written from which on a high task that was rung for does not wait for them
 STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
+GIVE_WAY = 0.0002  # seconds for slots that were just woken to begin: they wait for the interpreter, which we have
 AGAIN = 0.1  # seconds until outcomes are tried again whose rows somebody's transaction holds
 BACK_OFF = (0.1, 2.0)  # seconds between tries while the database is away: first, most
 HAND_BACK_DELAY = 2 * SECOND
@@ -264,6 +266,8 @@ class Engine:
             self.turner.gather()
         fresh = rung or self._rescan or self.desk.now() >= self._next_due or self._poll_is_due()
         result = self.turner.turn(connection, claiming=self.claims, fresh=fresh)
+        if result.claimed and not (result.busy or self.inline):
+            time.sleep(GIVE_WAY)
         self.turns += 1
         self.duties.timers.put("poll", AGAIN if self.turner.deferred else self._poll_every())
         self._next_due = result.next_due

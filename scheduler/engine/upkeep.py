@@ -35,7 +35,7 @@ class Lease:
     def __init__(self, desk: Desk, *, lapses: bool) -> None:
         self.desk = desk
         self.no_reaping_until = 0.0
-        # When the next of the other workers' leases runs out (microseconds); 0: there are no others, None: not known yet.
+        # When the next of the other workers' leases runs out (microseconds); 0: there are none, None: not known yet.
         self.next_lapse: int | None = None
         self._lapses = lapses
         self._skew_told = False
