@@ -28,8 +28,9 @@ from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
 from scheduler.ports import FOREVER, SECOND, Spawner, random_incarnation, spawn_thread
 from scheduler.store import read_counts, waits, workers
-from scheduler.store.database import Database, let_go
+from scheduler.store.database import Database
 from scheduler.store.doorbell import Bell, SilentBell, make_bell
+from scheduler.store.wires import let_go
 from scheduler.store.workers import WorkerInfo
 
 if TYPE_CHECKING:

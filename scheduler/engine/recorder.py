@@ -19,9 +19,10 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from scheduler.ports import Spawner
-from scheduler.store.database import Database, let_go
+from scheduler.store.database import Database
 from scheduler.store.finish import Finished
 from scheduler.store.statement import run
+from scheduler.store.wires import let_go
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from scheduler.store import migrate
 from scheduler.store.dialect import Dialect, dialect_named, sqlite_too_old
 from scheduler.store.failures import StoreTrouble, explain
 from scheduler.store.gate import Gate
+from scheduler.store.singles import Single, Singles
 from scheduler.store.statement import run
 from scheduler.store.transaction import LIMIT, Places, Transaction
 from scheduler.store.wires import KEEPALIVES, Wires
@@ -47,6 +49,7 @@ class Database:
         self._calibrated: tuple[int, float] | None = None  # wall and monotonic time of the last calibration
         self._wires: Wires | None = None
         self._engine: sa.Engine | None = None
+        self._singles: Singles | None = None
         self._gate = Gate(None)
         self._opening = threading.Lock()
         self._places = Places()
@@ -57,7 +60,7 @@ class Database:
         if self._engine is not None:
             self._engine.dispose(close=False)
             _INHERITED.append(self._engine)
-        _INHERITED.append(self._gate)
+        _INHERITED.extend((self._singles, self._gate))
         self._engine, self._gate, self._opening = None, Gate(None), threading.Lock()
         self._pid = os.getpid()
 
@@ -148,6 +151,7 @@ class Database:
                     raise
                 self._gate = self._make_gate()
                 sa.event.listen(engine, "handle_error", _tell_transaction)
+                self._singles = Singles(engine, self._wires, partial(self.calibrate, if_due=True))
                 self._engine = engine
             return self._engine
 
@@ -201,24 +205,14 @@ class Database:
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
 
-    @contextmanager
-    def alone(self) -> Iterator[sa.Connection]:
+    def alone(self) -> AbstractContextManager[sa.Connection]:
         """A connection on which each statement given to :func:`run` is a transaction of its own.
 
         One round trip where BEGIN and COMMIT make three. Raises StoreUnavailableError.
         """
-        engine = self.open()
-        try:
-            with self._gate.pass_through(), engine.connect() as connection:
-                if self.dialect.name == "sqlite":
-                    yield connection
-                    return
-                self.calibrate(connection, if_due=True)
-                connection.rollback()
-                with _no_transaction(connection):
-                    yield connection
-        except sa.exc.SQLAlchemyError as error:
-            raise explain(error, self.url) from error
+        self.open()
+        assert self._singles is not None
+        return Single(self._singles, self._gate.pass_through())
 
     def change(self, work: Callable[[sa.Connection], T]) -> T:
         """Do ``work`` in a transaction of its own; again if the server ended it since two waited for each other.
@@ -283,21 +277,15 @@ class Database:
 
     def dispose(self) -> None:
         """Close the pool; the next use opens it anew."""
+        if self._pid != os.getpid():
+            self._leave_to_parent()
         with self._opening:
             if self._engine is not None:
+                if self._singles is not None:
+                    self._singles.close()
                 self._engine.dispose()
                 self._engine = None
                 self._gate = Gate(None)  # its locks' files are closed once nobody passes through any more
-
-
-def let_go(connection: sa.Connection | None) -> None:
-    """Close one that :meth:`Database.connect` made, for good: the pool is not to have it, with its settings. Never
-    raises."""
-    if connection is not None:
-        with suppress(Exception):
-            connection.invalidate()
-        with suppress(Exception):
-            connection.close()
 
 
 @contextmanager

@@ -13,8 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 _STEP = 0.0003  # seconds between tries; short, because the holder's transactions are
@@ -63,20 +62,26 @@ class Gate:
         self._next = _Lock(directory / "next") if directory is not None else None
         self._turn = _Lock(directory / "turn") if directory is not None else None
 
-    @contextmanager
-    def pass_through(self, timeout: float = 10.0) -> Iterator[None]:
+    def pass_through(self, timeout: float = 10.0) -> AbstractContextManager[None]:
         """Hold the turn, or after ``timeout`` seconds go on without it."""
         if self._next is None or self._turn is None:
-            yield
-            return
-        deadline = time.monotonic() + timeout
-        if not self._next.acquire(deadline):
-            yield
-            return
-        got = self._turn.acquire(deadline)
-        self._next.release()
-        try:
-            yield
-        finally:
-            if got:
-                self._turn.release()
+            return nullcontext()
+        return _Passage(self._next, self._turn, timeout)
+
+
+class _Passage:
+    __slots__ = ("_got", "_next", "_timeout", "_turn")
+
+    def __init__(self, next_: _Lock, turn: _Lock, timeout: float) -> None:
+        self._next, self._turn, self._timeout = next_, turn, timeout
+        self._got = False
+
+    def __enter__(self) -> None:
+        deadline = time.monotonic() + self._timeout
+        if self._next.acquire(deadline):
+            self._got = self._turn.acquire(deadline)
+            self._next.release()
+
+    def __exit__(self, *_: object) -> None:
+        if self._got:
+            self._turn.release()

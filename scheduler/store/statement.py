@@ -183,7 +183,10 @@ def _raw(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ..
     driver: Any = connection.connection.dbapi_connection
     try:
         cursor = driver.execute(text, bound)
-        return cursor.fetchall() if cursor.description is not None else []
+        if connection.dialect.name == "sqlite":
+            return cursor.fetchall() if cursor.description is not None else []
+        # psycopg's description makes an object of each column.
+        return cursor.fetchall() if cursor.pgresult.nfields else []
     except Exception as error:  # no context manager here: it would cost as much as the rest
         _raise_as_sqlalchemy(connection, text, error)
 

@@ -41,7 +41,7 @@ class Wires:
         self._users: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # thread idents
         self._mutex = threading.Lock()
         self._ping = engine.dialect.do_ping
-        self._errors: Any = engine.dialect.loaded_dbapi.Error
+        self.errors: Any = engine.dialect.loaded_dbapi.Error
         sa.event.listen(engine, "do_connect", self._connect)
         sa.event.listen(engine, "checkout", self._checked_out)
         sa.event.listen(engine, "checkin", self._checked_in)
@@ -64,27 +64,43 @@ class Wires:
         return raw
 
     def _checked_out(self, raw: Any, record: Any, _proxy: Any) -> None:
-        with self._mutex:
-            self._users[raw] = threading.get_ident()
-        since = record.info.get(_IDLE_SINCE)
-        if since is not None and time.monotonic() - since > _TRUSTED:
-            try:
-                self._ping(raw)
-            except self._errors as error:
-                raise sa.exc.InvalidatePoolError from error  # the pool makes others
+        try:
+            self.taken(raw, record.info.get(_IDLE_SINCE))
+        except self.errors as error:
+            raise sa.exc.InvalidatePoolError from error  # the pool makes others
 
     def _checked_in(self, raw: Any, record: Any) -> None:
         record.info[_IDLE_SINCE] = time.monotonic()
         if raw is not None:
-            with self._mutex:
-                self._users.pop(raw, None)
+            self.idle(raw)
+
+    def taken(self, raw: Any, since: float | None) -> None:
+        """This thread uses it from now on, which lay idle ``since`` then. Raises one of ``errors`` if it is dead."""
+        with self._mutex:
+            self._users[raw] = threading.get_ident()
+        if since is not None and time.monotonic() - since > _TRUSTED:
+            self._ping(raw)
+
+    def idle(self, raw: Any) -> None:
+        """Nobody uses it any more."""
+        with self._mutex:
+            self._users.pop(raw, None)
 
     def cut(self, thread: int) -> int:
-        """Shut down the connections that this thread uses, and those in the pool, which it may be trying out: whoever
+        """Shut down the connections that this thread uses, and those that lie idle, which it may be trying out: whoever
         waits on one of them gets an error. Returns how many."""
         with self._mutex:
             found = [(raw, peer) for raw, peer in self._peers.items() if self._users.get(raw, thread) == thread]
         return sum(shut_down(raw, peer) for raw, peer in found)
+
+
+def let_go(connection: sa.Connection | None) -> None:
+    """Close it for good: the pool is not to have it, with its settings. Never raises."""
+    if connection is not None:
+        with contextlib.suppress(Exception):
+            connection.invalidate()
+        with contextlib.suppress(Exception):
+            connection.close()
 
 
 def _peer(raw: Any) -> object:

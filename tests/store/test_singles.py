@@ -1,0 +1,386 @@
+"""Connections for single statements stay open in between: who may use one, and which are not kept."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from scheduler import Context, Scheduler, task
+from scheduler.errors import StoreUnavailableError
+from scheduler.ports import SystemClock
+from scheduler.store import enqueue, wires
+from scheduler.store.database import Database as Store
+from scheduler.store.singles import _MOST, Singles
+from scheduler.store.statement import run
+from support.databases import Database, PostgresDatabases
+from support.proxy import Proxy
+
+on_postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+on_sqlite = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+
+
+@task
+def work(ctx: Context) -> None: ...
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[Store]:
+    made = Store(database.url, SystemClock())
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def jobs(database: Database) -> Iterator[Scheduler]:
+    made = Scheduler(database.url)
+    made.register(work)
+    yield made
+    made.close()
+
+
+def singles(store: Store) -> Singles:
+    store.open()
+    assert store._singles is not None
+    return store._singles
+
+
+def kept(store: Store) -> list[Any]:
+    """The driver's connections, the one that is used next last."""
+    return [raw for _, raw, _ in singles(store)._kept]
+
+
+def used(store: Store) -> Any:
+    """The driver's connection that a statement went over."""
+    with store.alone() as connection:
+        assert run(connection, "SELECT 1", {}) == [(1,)]
+        return connection.connection.dbapi_connection
+
+
+def closed(raw: Any) -> bool:
+    if not isinstance(raw, sqlite3.Connection):
+        return bool(raw.closed)
+    try:
+        raw.execute("SELECT 1").close()
+    except sqlite3.ProgrammingError:
+        return True
+    return False
+
+
+def keep(store: Store, count: int) -> list[Any]:
+    """Have so many kept."""
+    taken = [singles(store).take() for _ in range(count)]
+    for one in taken:
+        singles(store).put_back(*one)
+    return [raw for _, raw in taken]
+
+
+def end_sessions(database: Database, raws: list[Any]) -> None:
+    """As a server that restarts does."""
+    with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as server:
+        for raw in raws:
+            ended = server.execute("SELECT pg_terminate_backend(%s, 10000)", [raw.info.backend_pid])
+            assert ended.fetchone() == (True,)
+
+
+def test_the_same_connection_is_used_again_and_nobody_else_gets_it(store: Store) -> None:
+    first = used(store)
+    assert used(store) is first
+    assert kept(store) == [first]
+    with store.write() as connection:
+        other = connection.connection.dbapi_connection
+        assert other is not first
+        assert getattr(other, "autocommit", False) in (False, -1)  # sqlite3's is not used
+    assert used(store) is first
+
+
+def test_threads_that_store_at_once_use_one_each(jobs: Scheduler) -> None:
+    ids: list[int] = []
+
+    def schedule() -> None:
+        ids.extend(jobs.task(work).schedule() for _ in range(50))
+
+    threads = [threading.Thread(target=schedule) for _ in range(2 * _MOST)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(ids) == sorted(t.id for t in jobs.list_tasks(limit=1000))
+    assert len(set(ids)) == len(threads) * 50
+    assert 1 <= len(kept(jobs.database)) <= _MOST
+
+
+def test_no_more_are_kept_than_a_few(store: Store) -> None:
+    raws = keep(store, _MOST + 3)
+    assert kept(store) == raws[:_MOST]
+    pool: Any = store.open().pool
+    assert pool.checkedout() == _MOST
+    assert pool.checkedin() == 3, "the others are the pool's"
+    if store.dialect.name == "postgresql":
+        assert all(raw.autocommit for raw in raws[:_MOST])
+        assert not any(raw.autocommit for raw in raws[_MOST:])
+
+
+@on_postgres
+def test_after_a_restart_of_the_server_nobody_sees_an_error(
+    database: Database, jobs: Scheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs.task(work).schedule()
+    dead = keep(jobs.database, _MOST)
+    end_sessions(database, dead)
+    time.sleep(wires._TRUSTED + 0.1)
+    jobs.task(work).schedule()
+    assert len(jobs.list_tasks()) == 2
+    (raw,) = kept(jobs.database)
+    assert raw not in dead
+    assert all(closed(one) for one in dead)
+    assert not [record for record in caplog.records if record.name.startswith("sqlalchemy")]
+
+
+@on_postgres
+def test_one_is_tried_only_after_it_has_lain_for_a_while(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Any] = []
+    raw = used(store)
+    assert store._wires is not None
+    monkeypatch.setattr(store._wires, "_ping", tried.append)
+    monkeypatch.setattr(wires, "_TRUSTED", 60.0)
+    assert used(store) is raw
+    assert not tried
+    monkeypatch.setattr(wires, "_TRUSTED", -1.0)
+    assert used(store) is raw
+    assert tried == [raw]
+
+
+@on_postgres
+def test_it_is_cut_under_the_thread_that_uses_it_now(store: Store) -> None:
+    """And not under the one that did before, nor while another one uses it."""
+    raw = used(store)
+    inside, go, failed = threading.Event(), threading.Event(), threading.Event()
+
+    def wait_in_vain() -> None:
+        with store.alone() as connection:
+            assert connection.connection.dbapi_connection is raw
+            inside.set()
+            assert go.wait(20)
+            run(connection, "SELECT 1", {})
+            run(connection, "SELECT pg_sleep(60)", {})
+
+    def fail() -> None:
+        with pytest.raises(StoreUnavailableError):
+            wait_in_vain()
+        failed.set()
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    assert inside.wait(20)
+    with store.open().connect():  # what lies in the pool is cut, too
+        assert store.cut(threading.get_ident()) == 1, "the pool's; not the one that it used before"
+    go.set()
+    assert thread.ident is not None
+    deadline = time.monotonic() + 20
+    while not failed.wait(0.05) and time.monotonic() < deadline:
+        store.cut(thread.ident)
+    thread.join(20)
+    assert failed.is_set()
+    assert not kept(store)
+    assert closed(raw)
+
+
+@on_postgres
+def test_one_that_lies_idle_is_cut_like_one_in_the_pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = used(store)
+    assert store.cut(-1) >= 1
+    monkeypatch.setattr(wires, "_TRUSTED", -1.0)  # it is tried, and found dead
+    assert used(store) is not raw
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_whose_block_raises_is_not_kept(store: Store, error: type[BaseException]) -> None:
+    raw = used(store)
+    with pytest.raises(error), store.alone():
+        raise error
+    assert not kept(store)
+    assert used(store) is not raw
+
+
+def test_whose_statement_fails_is_not_kept_and_the_error_is_explained(store: Store) -> None:
+    raw = used(store)
+    with pytest.raises(StoreUnavailableError, match="not migrated"), store.alone() as connection:
+        run(connection, "SELECT 1 FROM nowhere", {})
+    assert not kept(store)
+    assert closed(raw)
+    with pytest.raises(StoreUnavailableError, match="not migrated"), store.alone() as connection:
+        connection.execute(sa.text("SELECT 1 FROM nowhere"))
+    used(store)
+
+
+@on_postgres
+def test_one_that_breaks_unseen_is_not_kept(database: Database, store: Store) -> None:
+    with store.alone() as connection:
+        raw: Any = connection.connection.dbapi_connection
+        end_sessions(database, [raw])
+        with pytest.raises(sa.exc.DBAPIError):
+            run(connection, "SELECT 1", {})
+    assert not kept(store)
+    assert used(store) is not raw
+
+
+@on_postgres
+def test_one_whose_bell_failed_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task is stored by a second statement on it."""
+    monkeypatch.setattr(enqueue, "_insert_and_ring", lambda insert: f"WITH made AS ({insert}) SELECT 1 / 0, :channel")
+    raw = used(jobs.database)
+    jobs.task(work).schedule()
+    assert len(jobs.list_tasks()) == 1
+    assert kept(jobs.database) == [raw]
+    assert raw.autocommit
+
+
+@on_postgres
+def test_one_that_gets_lost_comes_back_to_the_pool_as_it_was(store: Store) -> None:
+    """An exception may come between any two instructions."""
+    connection, raw = singles(store).take()
+    assert raw.autocommit
+    del connection
+    assert not raw.autocommit
+    with store.write() as other:
+        assert other.connection.dbapi_connection is raw
+
+
+def test_what_went_through_sqlalchemy_leaves_no_transaction(store: Store) -> None:
+    with store.alone() as connection:
+        connection.execute(sa.text("SELECT 1"))
+        assert connection.in_transaction()
+    assert not kept(store)
+    with store.alone() as connection:
+        assert not connection.in_transaction()
+
+
+@on_postgres
+def test_the_clock_is_compared_now_and_then(store: Store) -> None:
+    raw = used(store)
+    store._calibrated = None
+    with store.alone() as connection:
+        assert store._calibrated is not None
+        assert connection.connection.dbapi_connection is raw
+        assert not connection.in_transaction()
+    assert kept(store) == [raw]
+    assert raw.autocommit
+
+
+def test_dispose_closes_them_and_those_that_come_back_later(store: Store) -> None:
+    lying, in_use = keep(store, 2)
+    old = singles(store)
+    with store.alone() as connection:
+        assert connection.connection.dbapi_connection is in_use
+        store.dispose()
+        assert closed(lying)
+        run(connection, "SELECT 1", {})
+        new = singles(store)
+    assert closed(in_use)
+    assert old is not new
+    assert not old._kept
+    assert not new._kept
+    assert used(store) not in (lying, in_use)
+
+
+@pytest.mark.parametrize("end", ["it uses the database", "it only closes"])
+def test_a_forked_child_leaves_them_to_its_parent(jobs: Scheduler, end: str) -> None:
+    keep(jobs.database, 2)
+    mine = kept(jobs.database)
+    child = os.fork()
+    if child == 0:
+        right = False
+        try:
+            if end == "it uses the database":
+                jobs.task(work).schedule()
+                assert not set(kept(jobs.database)) & set(mine)
+            jobs.close()
+            right = not any(closed(raw) for raw in mine)
+        finally:
+            os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert kept(jobs.database) == mine
+    for _ in mine:
+        assert used(jobs.database) is mine[-1]
+    jobs.task(work).schedule()
+    assert kept(jobs.database) == mine
+    assert len(jobs.list_tasks()) == (2 if end == "it uses the database" else 1)
+
+
+@on_sqlite
+def test_the_gate_is_passed_before_it_is_used_and_left_whatever_happens(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def inside() -> bool:
+        assert store._gate._turn is not None
+        return store._gate._turn._mutex.locked()
+
+    def seeing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            seen.append(inside())
+            return real(*args)
+
+        return call
+
+    def fail(_: Singles) -> Any:
+        raise sa.exc.OperationalError("", None, Exception("disk I/O error"))
+
+    seen: list[bool] = []
+    used(store)
+    monkeypatch.setattr(Singles, "take", seeing(Singles.take))
+    monkeypatch.setattr(Singles, "put_back", seeing(Singles.put_back))
+    with store.alone():
+        assert inside()
+    assert seen == [True, True]
+    assert not inside()
+    with pytest.raises(RuntimeError), store.alone():
+        raise RuntimeError
+    assert not inside()
+    monkeypatch.setattr(Singles, "take", fail)
+    with pytest.raises(StoreUnavailableError, match="the disk reported an error"), store.alone():
+        pass
+    assert not inside()
+
+
+@on_sqlite
+def test_one_that_is_kept_keeps_nobody_from_a_checkpoint(database: Database, jobs: Scheduler) -> None:
+    """It reads no more: a reader holds back what was written since."""
+    jobs.task(work).schedule()
+    (raw,) = kept(jobs.database)
+    with closing(sqlite3.connect(database.path, isolation_level=None)) as other:
+        other.execute("UPDATE schedd_tasks SET state = state")
+        assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
+    assert kept(jobs.database) == [raw]
+    assert not raw.in_transaction
+
+
+@on_postgres
+def test_through_a_pooler_nothing_is_prepared_on_one(database: Database, postgres_databases: PostgresDatabases) -> None:
+    name = database.url.partition("?")[0].rpartition("/")[2]
+    with Proxy(postgres_databases.socket, pooling=True) as proxy:
+        jobs = Scheduler(proxy.url(name))
+        jobs.register(work)
+        for _ in range(20):
+            jobs.task(work).schedule()
+        (raw,) = kept(jobs.database)
+        assert raw.prepare_threshold is None
+        assert raw.autocommit
+        assert jobs.database.pooled
+        assert len(jobs.list_tasks()) == 20
+        jobs.close()
+
+
+def test_a_statement_without_rows_returns_none(store: Store) -> None:
+    with store.alone() as connection:
+        assert run(connection, "UPDATE schedd_tasks SET state = state", {}) == []
+        assert run(connection, "SELECT 1 AS one, 'a' AS a WHERE 1 = 0", {}) == []
+        assert run(connection, "SELECT 1 AS one, 'a' AS a", {}) == [(1, "a")]
