@@ -349,7 +349,6 @@ def _set_up(raw: Any) -> None:
         "synchronous=FULL",
         "temp_store=MEMORY",
         "cache_size=-32000",
-        "wal_autocheckpoint=4000",
         "journal_size_limit=67108864",
     ):
         cursor.execute(f"PRAGMA {pragma}")
