@@ -1,0 +1,105 @@
+"""A worker that has nobody to wake rings for nobody, from its first moment on; who comes later is noticed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scheduler import Context, Scheduler, task
+from scheduler.engine import loop
+from scheduler.engine.loop import GIVE_WAY, TOLD_EVERY
+from scheduler.store.doorbell import SilentBell
+from scheduler.testing import FakeClock, engine_of
+from support.databases import Database
+from support.fleet import Fleet, ends, run_claimed, step
+
+
+@task
+def plain(ctx: Context, n: int = 0) -> None: ...
+
+
+class DearBell(SilentBell):
+    """Costs a transaction, as PostgreSQL's does."""
+
+    dear = True
+
+    def __init__(self) -> None:
+        self.rings = 0
+
+    def ring(self) -> None:
+        self.rings += 1
+
+
+def with_bell(jobs: Scheduler) -> DearBell:
+    bell = DearBell()
+    engine_of(jobs)._bell = bell  # type: ignore[assignment]
+    return bell
+
+
+def rings_for_a_child(jobs: Scheduler, bell: DearBell) -> int:
+    """How often it rings in turns that make a task ready."""
+    parent = jobs.task(plain).schedule()
+    child = jobs.task(plain).depend_on(parent).schedule()
+    before = bell.rings
+    for _ in range(3):
+        step(jobs)
+        run_claimed(jobs)
+    assert ends(jobs, child) == ["succeeded"]
+    return bell.rings - before
+
+
+def test_a_lone_worker_rings_for_nobody(fleet: Fleet) -> None:
+    jobs = fleet.worker(plain)
+    bell = with_bell(jobs)
+    step(jobs)
+    assert engine_of(jobs).lease.alone()
+    assert rings_for_a_child(jobs, bell) == 0
+
+
+def test_who_comes_rings_and_is_rung_for(fleet: Fleet, clock: FakeClock) -> None:
+    first, second = fleet.worker(plain), fleet.worker(plain)
+    bell, its = with_bell(first), with_bell(second)
+    step(first)
+    step(second)
+    assert its.rings == 1
+    assert not engine_of(second).lease.alone()
+    clock.advance(TOLD_EVERY)
+    step(first)  # as that ring makes it
+    engine_of(first).step()
+    assert not engine_of(first).lease.alone()
+    assert rings_for_a_child(first, bell) > 0
+
+
+def test_it_is_alone_again_when_the_other_has_gone(fleet: Fleet, clock: FakeClock) -> None:
+    first, second = fleet.worker(plain), fleet.worker(plain)
+    step(second)
+    step(first)
+    assert not engine_of(first).lease.alone()
+    second.stop()
+    clock.advance(loop.REAP_EVERY)
+    engine_of(first).step()
+    assert engine_of(first).lease.alone()
+
+
+def test_the_loop_gives_way_to_what_it_has_handed_out(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep the interpreter for what comes after a turn, while the slot that it woke waits for it."""
+    slept: list[float] = []
+    monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=slept.append))
+    ran: list[int] = []
+
+    @task
+    def told(ctx: Context, n: int) -> None:
+        ran.append(n)
+
+    jobs: Any = Scheduler(database.url)
+    jobs.register(told)
+    with jobs:
+        assert jobs.engine.wait_ready(30)
+        assert slept == []
+        made = jobs.task(told, 1).schedule()
+        jobs.wait(made, timeout=30)
+    assert ran == [1]
+    assert slept
+    assert set(slept) == {GIVE_WAY}
