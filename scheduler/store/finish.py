@@ -190,6 +190,7 @@ class _Written(NamedTuple):
     recorded: Collection[object] = ()
     awaited: bool | None = None  # whether anybody waits for an end, if that was asked
     unbroken: Mapping[int, int] = MappingProxyType({})  # bits of ends that are known to break no edge, by task
+    columns: Ends | None = None  # those kept, if somebody has looked at them so already
 
     def plus(self, other: _Written) -> _Written:
         return _Written(
@@ -232,7 +233,7 @@ def finish(
     else:
         outcomes, deferred, unbroken = lock_ends(connection, dialect, worker, outcomes)
         wrote = _write(connection, dialect, worker, outcomes, now)
-    ends = Ends.of(wrote.kept)
+    ends = wrote.columns or Ends.of(wrote.kept)
     _record(connection, worker, wrote, ends)
     if any(ends.results) or any(ends.logs):
         _write_values(connection, dialect, wrote.kept)
@@ -273,7 +274,7 @@ def _write(
         if sound is not None:
             ended = dict.fromkeys(ends.task_ids, TaskState.SUCCESS)
             unbroken = {parent: END_BIT[TaskState.SUCCESS] for parent, whole in sound.items() if whole}
-            return _Written(ended, outcomes, [], list(sound), [], unbroken=unbroken)
+            return _Written(ended, outcomes, [], list(sound), [], unbroken=unbroken, columns=ends)
     successes = [
         (o.task_id, o.claim, o.started_at, o.finished_at, _kept_in_row(o)) for o in outcomes if o.state == st.SUCCESS
     ]
