@@ -181,8 +181,8 @@ class Engine:
         self.turner.worker = self.desk.worker = worker
         self.duties.known_kinds = len(kinds)
         self.lease.joined(begun)
-        self.lease.reap(connection, self.worker, self._bell.known_dead)
         self._bell.ring()  # who takes itself for alone rings for nobody
+        self.lease.reap(connection, self.worker, self._bell.known_dead)
         self.duties.timers.restart(renew=self.options.lease / 3, reap=REAP_EVERY, sweep=SWEEP_EVERY)
 
     def _conn(self) -> sa.Connection:
@@ -267,8 +267,6 @@ class Engine:
             self.turner.gather()
         fresh = rung or self._rescan or self.desk.now() >= self._next_due or self._poll_is_due()
         result = self.turner.turn(connection, claiming=self.claims, fresh=fresh)
-        if result.claimed and not (result.busy or self.inline):
-            time.sleep(GIVE_WAY)
         self.turns += 1
         self.duties.timers.put("poll", AGAIN if self.turner.deferred else self._poll_every())
         self._next_due = result.next_due
@@ -277,13 +275,16 @@ class Engine:
             self._return_waiting()
         if result.schedule_ended:
             self.duties.schedules.look_again()
-        # Where it takes a transaction, not for nobody; who has come since the last look polls until the next one.
+        # Where it takes a transaction, not for nobody; who has come since the last look polls until the next one, which
+        # follows its ring.
         if (result.ready or result.opened) and not (self._bell.dear and self.lease.alone()):
             self._bell.ring()
         if result.schedule_ended or result.unseen or (result.ready and not self.turner.lanes.whole):
             self._rescan = True
         if waits.OVERLOOKED in connection.info:
             self._rescan = True  # so that the next step comes at once and looks for them
+        if result.claimed and not (result.finished or self._go_on or self.inline or self.turner.has_work()):
+            time.sleep(GIVE_WAY)
 
     def _wants_turn(self, rung: bool) -> bool:
         if rung or self._rescan or self._go_on or self.turner.has_work() or self.desk.now() >= self._next_due:

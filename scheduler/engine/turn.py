@@ -401,7 +401,9 @@ class Turner:
         """Let the next turn be as large as fits into its time on this machine, with this database."""
         if tasks >= BATCH[0] and took > 0:
             fits = min(BATCH[1], max(BATCH[0], int(tasks * TURN / took)))
-            self.planner.batch = (3 * self.planner.batch + fits) // 4
+            self.planner.batch = -(
+                -(3 * self.planner.batch + fits) // 4
+            )  # rounded up, or it never gets back to the most
 
     def _give_back_unknown(self, connection: sa.Connection, now: int) -> bool:
         """Claims that a turn made whose commit came through without its answer: nobody here knows of them.

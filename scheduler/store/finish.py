@@ -267,10 +267,10 @@ def _write(
 ) -> _Written:
     """Write the tasks' rows. ``usual``: the usual successes, if there are any, are still to be written."""
     bound = {"worker": worker, "now": now}
-    ends = Ends.of(outcomes)
-    if ends.states.count(st.SUCCESS) == len(outcomes) and dialect.name == "sqlite":
-        rows = list(zip(*_succeeded(ends), strict=True))
-        sound = _succeed_all_plainly(connection, dialect, rows, bound)
+    if dialect.name == "sqlite":
+        ends = Ends.of(outcomes)
+        only_successes = ends.states.count(st.SUCCESS) == len(outcomes)
+        sound = _succeed_all_plainly(connection, dialect, ends, bound) if only_successes else None
         if sound is not None:
             ended = dict.fromkeys(ends.task_ids, TaskState.SUCCESS)
             unbroken = {parent: END_BIT[TaskState.SUCCESS] for parent, whole in sound.items() if whole}
@@ -380,13 +380,14 @@ def _succeed_and_record(
 
 
 def _succeed_all_plainly(
-    connection: sa.Connection, dialect: Dialect, rows: Sequence[tuple[Any, ...]], bound: Mapping[str, object]
+    connection: sa.Connection, dialect: Dialect, ends: Ends, bound: Mapping[str, object]
 ) -> dict[int, bool] | None:
     """Write the usual: every outcome is a success that holds. None, if it is not the usual; else the tasks with
     children, and whether their success breaks none of the edges to these.
 
     RETURNING costs SQLite a third of such an update, so the rows are counted, and taken back if one is missing.
     """
+    rows = list(zip(*_succeeded(ends), strict=True))
     run(connection, "SAVEPOINT schedd_plain", {})
     usual = change_over(connection, _SUCCEED_PLAINLY, _SUCCEED_COLUMNS, rows, bound) == len(rows)
     if not usual:
@@ -394,7 +395,7 @@ def _succeed_all_plainly(
     run(connection, "RELEASE schedd_plain", {})
     if not usual:
         return None
-    bound = {"ids": bind_rows([row[0] for row in rows]), "bit": END_BIT[TaskState.SUCCESS]}
+    bound = {"ids": bind_rows(ends.task_ids), "bit": END_BIT[TaskState.SUCCESS]}
     return {parent: bool(whole) for parent, whole in run(connection, _SOUND.format(ids=dialect.ids()), bound)}
 
 

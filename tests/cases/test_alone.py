@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from scheduler import Context, Scheduler, task
 from scheduler.engine import loop
 from scheduler.engine.loop import GIVE_WAY, TOLD_EVERY
+from scheduler.store import workers
 from scheduler.store.doorbell import SilentBell
 from scheduler.testing import FakeClock, engine_of
 from support.databases import Database
@@ -72,6 +74,20 @@ def test_who_comes_rings_and_is_rung_for(fleet: Fleet, clock: FakeClock) -> None
     assert rings_for_a_child(first, bell) > 0
 
 
+def test_who_comes_rings_though_its_first_look_fails(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = fleet.worker(plain)
+    bell = with_bell(jobs)
+
+    def fails(*args: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "look_for_dead", fails)
+        with pytest.raises(RuntimeError, match="unforeseen"):
+            engine_of(jobs).step()
+    assert bell.rings == 1
+
+
 def test_it_is_alone_again_when_the_other_has_gone(fleet: Fleet, clock: FakeClock) -> None:
     first, second = fleet.worker(plain), fleet.worker(plain)
     step(second)
@@ -84,22 +100,27 @@ def test_it_is_alone_again_when_the_other_has_gone(fleet: Fleet, clock: FakeCloc
 
 
 def test_the_loop_gives_way_to_what_it_has_handed_out(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would keep the interpreter for what comes after a turn, while the slot that it woke waits for it."""
+    """It would keep the interpreter for what comes after a turn, while the slot that it woke waits for it. Not where it
+    has recorded something, too: the links of a chain would wait for it."""
     slept: list[float] = []
-    monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=slept.append))
-    ran: list[int] = []
+    gave = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        gave.set()
 
     @task
-    def told(ctx: Context, n: int) -> None:
-        ran.append(n)
+    def link(ctx: Context, n: int) -> None:
+        assert n or gave.wait(30)
 
+    monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=sleep))
     jobs: Any = Scheduler(database.url)
-    jobs.register(told)
+    jobs.register(link)
     with jobs:
-        assert jobs.engine.wait_ready(30)
-        assert slept == []
-        made = jobs.task(told, 1).schedule()
-        jobs.wait(made, timeout=30)
-    assert ran == [1]
-    assert slept
-    assert set(slept) == {GIVE_WAY}
+        with jobs.batch() as batch:
+            last = batch.task(link, 0)
+            for n in range(1, 4):
+                last = batch.task(link, n).depend_on(last)
+        ended = jobs.wait(batch.ids, timeout=30)
+    assert {info.state for info in ended.values()} == {"success"}
+    assert slept == [GIVE_WAY]

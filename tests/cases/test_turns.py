@@ -22,6 +22,7 @@ from scheduler.store import claim as claims
 from scheduler.store import looks as looks_of_store
 from scheduler.store.finish import Finished
 from scheduler.store.gate import Gate
+from scheduler.store.statement import _MOST
 from scheduler.testing import FakeClock, engine_of
 from support.fleet import Fleet, ends, run_claimed, step
 
@@ -52,6 +53,16 @@ def test_a_slow_database_makes_turns_smaller(fleet: Fleet, clock: FakeClock, mon
 
     monkeypatch.setattr(claims, "claim", slowly)
     assert largest(jobs) < BATCH[1]
+
+
+def test_after_a_slow_one_they_grow_to_the_most_again(fleet: Fleet) -> None:
+    """And no less: 253 rows are seven statements on SQLite, 256 are one."""
+    turner = engine_of(fleet.worker(plain)).turner
+    turner._fit(0.030, BATCH[1])
+    assert turner.planner.batch < BATCH[1]
+    for _ in range(20):
+        turner._fit(0.0001, turner.planner.batch)
+    assert turner.planner.batch == BATCH[1] == _MOST
 
 
 def test_waiting_for_other_writers_does_not(fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:

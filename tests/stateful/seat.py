@@ -325,6 +325,7 @@ class Seat:
         patient = self.clock.monotonic() < self.patient_until
         known, self.known_dead = self.known_dead, set()
         if patient and not known:
+            self._look()
             return
         for wid, row in self.rows.items():
             if wid != self.wid and (wid in known or (row.until < now and not patient)):
@@ -332,6 +333,9 @@ class Seat:
         for wid, row in sorted(self.rows.items()):
             if row.dead:
                 self.model.take_back(wid, now)
+        self._look()
+
+    def _look(self) -> None:
         self.next_lapse = min((r.until for wid, r in self.rows.items() if wid != self.wid and not r.dead), default=0)
 
     def _upkeep(self) -> None:
