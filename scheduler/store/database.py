@@ -19,7 +19,7 @@ from scheduler.store import migrate
 from scheduler.store.dialect import Dialect, dialect_named, sqlite_too_old
 from scheduler.store.failures import StoreTrouble, explain
 from scheduler.store.gate import Gate
-from scheduler.store.singles import Single, Singles
+from scheduler.store.singles import MOST, Single, Singles
 from scheduler.store.statement import run
 from scheduler.store.transaction import LIMIT, Places, Transaction
 from scheduler.store.wires import KEEPALIVES, Wires
@@ -28,6 +28,11 @@ _SQLITE_BUSY_MS = 10_000
 _SQLITE_BUSY = 5  # the error code of "database is locked"
 _PG_CONNECT_TIMEOUT = 10
 _TRIES = 5
+# What is kept for single statements takes nobody's room; of a server's sessions five at most are idle.
+_POOL = {
+    "postgresql": {"pool_size": 5 - MOST, "max_overflow": 20 + 2 * MOST},
+    "sqlite": {"pool_size": 5, "max_overflow": 40 + MOST},
+}
 _CALIBRATED = 60.0  # seconds for which a calibration is good
 _JUMP = 0.5  # seconds by which wall and monotonic time may disagree since then
 _NEAR = 100_000  # microseconds: a calibration that took longer tells only between which bounds the offset is
@@ -151,7 +156,12 @@ class Database:
                     raise
                 self._gate = self._make_gate()
                 sa.event.listen(engine, "handle_error", _tell_transaction)
-                self._singles = Singles(engine, self._wires, partial(self.calibrate, if_due=True))
+                self._singles = Singles(
+                    engine,
+                    self._wires,
+                    partial(self.calibrate, if_due=True),
+                    sum(_POOL[self.dialect.name].values()),
+                )
                 self._engine = engine
             return self._engine
 
@@ -161,8 +171,7 @@ class Database:
         try:
             engine = sa.create_engine(
                 self.url,
-                pool_size=5,
-                max_overflow=20,
+                **_POOL["postgresql"],
                 isolation_level="READ COMMITTED",
                 connect_args={
                     "connect_timeout": _PG_CONNECT_TIMEOUT,
@@ -383,8 +392,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
             "timeout": _SQLITE_BUSY_MS / 1000,
             "cached_statements": 512,
         },
-        pool_size=5,
-        max_overflow=40,
+        **_POOL["sqlite"],
     )
 
     @sa.event.listens_for(engine, "connect")

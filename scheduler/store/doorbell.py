@@ -73,6 +73,7 @@ class SocketBell:
         self._directory = directory
         self._spawn = spawn
         self._dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._closer = weakref.finalize(self, os.close, self._dirfd)
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._listener: socket.socket | None = None
         self._lock_fd = -1
@@ -168,7 +169,7 @@ class SocketBell:
             self._lock_fd = -1
         self._sender.close()
         if self._dirfd >= 0:
-            os.close(self._dirfd)
+            self._closer()
             self._dirfd = -1  # its number is soon another file's
 
 

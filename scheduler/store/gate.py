@@ -47,6 +47,9 @@ class _Lock:
                     time.sleep(_STEP)
         except OSError:
             pass
+        except BaseException:  # somebody's Ctrl-C: the next one is not to wait for ever
+            self._mutex.release()
+            raise
         self._mutex.release()
         return False
 
@@ -79,8 +82,10 @@ class _Passage:
     def __enter__(self) -> None:
         deadline = time.monotonic() + self._timeout
         if self._next.acquire(deadline):
-            self._got = self._turn.acquire(deadline)
-            self._next.release()
+            try:
+                self._got = self._turn.acquire(deadline)
+            finally:
+                self._next.release()
 
     def __exit__(self, *_: object) -> None:
         if self._got:

@@ -17,18 +17,24 @@ import sqlalchemy as sa
 from scheduler.store.failures import explain
 from scheduler.store.wires import Wires, let_go
 
-_MOST = 4  # that are kept; more at once are checked out and given back
+MOST = 2  # that are kept; more at once are checked out and given back
 
 
 class Singles:
-    """Those of one engine, on PostgreSQL (where there are ``wires``) in autocommit. Last in, first out."""
+    """Those of one engine, on PostgreSQL (where there are ``wires``) in autocommit. Last in, first out.
 
-    def __init__(self, engine: sa.Engine, wires: Wires | None, calibrate: Callable[[sa.Connection], None]) -> None:
+    ``room``: how many connections the pool makes at most.
+    """
+
+    def __init__(
+        self, engine: sa.Engine, wires: Wires | None, calibrate: Callable[[sa.Connection], None], room: int
+    ) -> None:
         self.engine = engine
         self._wires = wires
         self._calibrate = calibrate
+        self._room = room
         self._kept: deque[tuple[sa.Connection, Any, float]] = deque()  # with the driver's, and since when
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal's handler may come in between
         self._closed = False
 
     def take(self) -> tuple[sa.Connection, Any]:
@@ -53,8 +59,7 @@ class Singles:
             try:
                 self._wires.taken(raw, since)
             except self._wires.errors:
-                let_go(connection)
-                self._let_all_go()  # nor do they live that lay there longer
+                self.drop(connection, raw)
                 return None
         return connection, raw
 
@@ -66,20 +71,30 @@ class Singles:
         return connection, connection.connection.dbapi_connection
 
     def put_back(self, connection: sa.Connection, raw: Any) -> None:
-        """Keep it, if it is fit and there is room."""
+        """Keep it, if it is fit and there is room, and nobody may be waiting for one of the pool's."""
         if connection.in_transaction() or (self._wires is not None and raw.closed):
-            let_go(connection)
+            self.drop(connection, raw)
             return
         if self._wires is not None:
             self._wires.idle(raw)  # first: from then on another thread may take it
+        pool: Any = self.engine.pool
         with self._mutex:
-            if not self._closed and len(self._kept) < _MOST:
+            if not self._closed and len(self._kept) < MOST and pool.checkedout() < self._room:
                 self._kept.append((connection, raw, time.monotonic()))
                 return
         if self._closed:
             let_go(connection)
         else:
             connection.close()
+
+    def drop(self, connection: sa.Connection, raw: Any) -> None:
+        """Close it for good. If it has lost its server, so have those that lay there longer, here and in the pool, and
+        nobody is to wait for each of them to find out."""
+        if self._wires is not None and raw.closed:
+            with suppress(sa.exc.SQLAlchemyError):
+                connection.exec_driver_sql("SELECT 1")  # so that SQLAlchemy learns of it
+            self._let_all_go()
+        let_go(connection)
 
     def close(self) -> None:
         """Close those that are kept, and from now on those that come back."""
@@ -116,7 +131,10 @@ class Single:
             if error is None:
                 self._singles.put_back(self._connection, self._raw)
             else:
-                let_go(self._connection)
+                self._singles.drop(self._connection, self._raw)
+        except BaseException as more:
+            error = more
+            raise
         finally:
             self._leave(error)
 

@@ -39,7 +39,7 @@ class Wires:
         self.pooled = False  # the last connection was made through a pooler
         self._peers: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
         self._users: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # thread idents
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # the collector may give a connection back in between
         self._ping = engine.dialect.do_ping
         self.errors: Any = engine.dialect.loaded_dbapi.Error
         sa.event.listen(engine, "do_connect", self._connect)

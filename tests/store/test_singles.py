@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
+import signal
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -19,7 +23,7 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.ports import SystemClock
 from scheduler.store import enqueue, wires
 from scheduler.store.database import Database as Store
-from scheduler.store.singles import _MOST, Singles
+from scheduler.store.singles import MOST, Singles
 from scheduler.store.statement import run
 from support.databases import Database, PostgresDatabases
 from support.proxy import Proxy
@@ -108,25 +112,25 @@ def test_threads_that_store_at_once_use_one_each(jobs: Scheduler) -> None:
     def schedule() -> None:
         ids.extend(jobs.task(work).schedule() for _ in range(50))
 
-    threads = [threading.Thread(target=schedule) for _ in range(2 * _MOST)]
+    threads = [threading.Thread(target=schedule) for _ in range(2 * MOST)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     assert sorted(ids) == sorted(t.id for t in jobs.list_tasks(limit=1000))
     assert len(set(ids)) == len(threads) * 50
-    assert 1 <= len(kept(jobs.database)) <= _MOST
+    assert 1 <= len(kept(jobs.database)) <= MOST
 
 
 def test_no_more_are_kept_than_a_few(store: Store) -> None:
-    raws = keep(store, _MOST + 3)
-    assert kept(store) == raws[:_MOST]
+    raws = keep(store, MOST + 3)
+    assert kept(store) == raws[:MOST]
     pool: Any = store.open().pool
-    assert pool.checkedout() == _MOST
+    assert pool.checkedout() == MOST
     assert pool.checkedin() == 3, "the others are the pool's"
     if store.dialect.name == "postgresql":
-        assert all(raw.autocommit for raw in raws[:_MOST])
-        assert not any(raw.autocommit for raw in raws[_MOST:])
+        assert all(raw.autocommit for raw in raws[:MOST])
+        assert not any(raw.autocommit for raw in raws[MOST:])
 
 
 @on_postgres
@@ -134,7 +138,7 @@ def test_after_a_restart_of_the_server_nobody_sees_an_error(
     database: Database, jobs: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs.task(work).schedule()
-    dead = keep(jobs.database, _MOST)
+    dead = keep(jobs.database, MOST)
     end_sessions(database, dead)
     time.sleep(wires._TRUSTED + 0.1)
     jobs.task(work).schedule()
@@ -384,3 +388,155 @@ def test_a_statement_without_rows_returns_none(store: Store) -> None:
         assert run(connection, "UPDATE schedd_tasks SET state = state", {}) == []
         assert run(connection, "SELECT 1 AS one, 'a' AS a WHERE 1 = 0", {}) == []
         assert run(connection, "SELECT 1 AS one, 'a' AS a", {}) == [(1, "a")]
+
+
+def together(store: Store, count: int) -> None:
+    """So many single statements at once."""
+    barrier = threading.Barrier(count)
+
+    def one() -> None:
+        with store.alone() as connection:
+            barrier.wait(30)
+            run(connection, "SELECT 1", {})
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+
+@on_postgres
+def test_those_that_are_kept_take_nobodys_room(store: Store) -> None:
+    together(store, 4)
+    assert len(kept(store)) == MOST
+    held = [store.connect() for _ in range(25)]
+    for connection in held:
+        connection.close()
+
+
+@on_postgres
+def test_who_waits_for_the_pools_last_one_gets_what_comes_back(store: Store) -> None:
+    held = [store.connect() for _ in range(24 + MOST)]
+    begun, done = threading.Event(), threading.Event()
+
+    def second() -> None:
+        begun.set()
+        used(store)
+        done.set()
+
+    other = threading.Thread(target=second, daemon=True)
+    with store.alone() as connection:
+        run(connection, "SELECT 1", {})
+        other.start()
+        assert begun.wait(30)
+        pool: Any = store.open().pool
+        while not pool._pool.not_empty._waiters:  # until it waits there
+            time.sleep(0.001)
+    assert done.wait(10)
+    for connection in held:
+        connection.close()
+
+
+@on_postgres
+def test_a_dead_wire_is_waited_for_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try of a connection whose server is silent takes half a minute: one is enough to trust none of them."""
+    held = [store.connect() for _ in range(3)]
+    used(store)
+    for connection in held:
+        connection.close()
+    tried: list[Any] = []
+
+    def dead(raw: Any) -> None:
+        tried.append(raw)
+        raw.close()  # as the driver does when the wire is given up
+        raise psycopg.OperationalError("timed out")
+
+    assert store._wires is not None
+    monkeypatch.setattr(store._wires, "_ping", dead)
+    monkeypatch.setattr(wires, "_TRUSTED", -1.0)
+    used(store)
+    assert len(tried) == 1
+
+
+@on_postgres
+def test_a_restart_costs_those_who_store_one_call(database: Database, jobs: Scheduler) -> None:
+    jobs.task(work).schedule()
+    together(jobs.database, 8)
+    pool: Any = jobs.database.open().pool
+    end_sessions(database, [*kept(jobs.database), *(record.dbapi_connection for record in pool._pool.queue)])
+    failed = 0
+    for _ in range(12):
+        try:
+            jobs.task(work).schedule()
+        except StoreUnavailableError:
+            failed += 1
+    assert failed == 1
+
+
+@on_sqlite
+def test_an_interrupted_wait_at_the_gate_leaves_it_open(jobs: Scheduler) -> None:
+    jobs.task(work).schedule()
+    directory = jobs.database.bell_directory
+    assert directory is not None
+    turn = os.open(directory / "turn", os.O_RDWR)
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    interrupt = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        jobs.task(work).schedule()
+    gate = jobs.database._gate
+    assert gate._next is not None
+    assert gate._turn is not None
+    assert not gate._next._mutex.locked()
+    assert not gate._turn._mutex.locked()
+    os.close(turn)
+    jobs.task(work).schedule()
+
+
+@on_postgres
+def test_a_connection_that_the_collector_finds_is_given_back(store: Store) -> None:
+    """In the midst of the wires' own books, whose lock the same thread then takes once more."""
+    used(store)
+    assert store._wires is not None
+
+    class Collecting(weakref.WeakKeyDictionary[Any, int]):
+        def __setitem__(self, key: Any, value: int) -> None:
+            gc.collect()
+            super().__setitem__(key, value)
+
+    cycle: list[Any] = [store.connect()]
+    cycle.append(cycle)
+    store._wires._users = Collecting(store._wires._users)
+    gc.disable()
+    try:
+        del cycle
+        done = threading.Event()
+
+        def use() -> None:
+            used(store)
+            done.set()
+
+        threading.Thread(target=use, daemon=True).start()
+        assert done.wait(10)
+    finally:
+        gc.enable()
+
+
+@on_sqlite
+def test_a_dropped_scheduler_leaves_no_descriptor(database: Database) -> None:
+    def drop() -> None:
+        made = Scheduler(database.url)
+        made.register(work)
+        made.task(work).schedule()
+
+    def open_ones() -> int:
+        for _ in range(3):
+            gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    drop()
+    before = open_ones()
+    for _ in range(5):
+        drop()
+    assert open_ones() == before
