@@ -46,7 +46,7 @@ ENGINE = (
     ("scheduler.store.claim:claim", "claim"),
     ("scheduler.store.finish:finish", "finish"),
     ("scheduler.engine.turn:Turner._settle", "hand-off"),
-    ("scheduler.engine.turn:Turner._hand_out", "hand-off"),
+    ("scheduler.engine.handout:HandOut.give", "hand-off"),
     ("scheduler.engine.desk:Desk.report", "hand-off"),
     ("scheduler.engine.attempt:execute", "outcome"),
     ("scheduler.model.registry:Kind.decode", "decode"),

@@ -17,7 +17,7 @@ from scheduler.testing import FakeClock, drain
 from support.databases import Database
 
 HERE = Path(__file__).parents[1] / "benchmarks"
-LOCAL = ("bench", "contenders", "report", "stages", "works", "curves", "pages")
+LOCAL = ("bench", "contenders", "report", "stages", "works", "curves", "pages", "cpu_profile", "servers")
 
 
 @pytest.fixture
@@ -135,6 +135,17 @@ def test_slopes_are_those_of_powers(local: Any) -> None:
     slope = local("curves").slope
     assert slope({x: [x**0.5 * 7] for x in (0, 1, 10, 100)}) == pytest.approx(0.5)
     assert slope({x: [3.0] for x in (1, 10, 100)}) == pytest.approx(0.0)
+
+
+def test_what_the_profile_counts_is_there(local: Any) -> None:
+    """Else a part that was moved is counted for its caller."""
+    profile = local("cpu_profile")
+    for path, _ in (*profile.CALLER, *profile.ENGINE, (profile.COMMIT, "")):
+        module, _, name = path.partition(":")
+        owner: Any = importlib.import_module(module)
+        for part in name.split("."):
+            assert hasattr(owner, part), path
+            owner = getattr(owner, part)
 
 
 def test_stages_add_up(local: Any) -> None:
