@@ -85,7 +85,7 @@ _SUCCEED_UNLOCKED = _SUCCEED_AND_RECORD.format(
     more="(SELECT usual FROM patience)",
 )
 _FOLLOWS = f"""
-SELECT ARRAY(SELECT DISTINCT parent FROM schedd_edges WHERE parent = ANY(CAST(:ids AS bigint[]))),
+SELECT ARRAY(SELECT DISTINCT parent FROM schedd_edges WHERE {{among}}),
   EXISTS ({waits.ANYBODY}), set_config('lock_timeout', :usual, true)
 """
 _SUCCEED = f"""
@@ -331,9 +331,10 @@ def _succeed_at_once(
     try:
         ((some, count, usual),) = run_over(connection, _SUCCEED_UNLOCKED, _TOLD_COLUMNS, told, bound)
         recorded = {(row[0], row[1]) for row in (told if count == len(told) else some or ())}
-        ids = "{" + ",".join(str(task_id) for task_id, _ in recorded) + "}"
+        follows = _FOLLOWS.format(among=dialect.among("parent"))
+        ids = dialect.bind_ids([task_id for task_id, _ in recorded])
         # The rows are ours by now: nobody adds a child or a wait any more without seeing how they ended.
-        ((parents, awaited, _),) = run(connection, _FOLLOWS, {"ids": ids, "usual": usual})
+        ((parents, awaited, _),) = run(connection, follows, {"ids": ids, "usual": usual})
     except sa.exc.DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
             raise ContendedError from error

@@ -18,7 +18,7 @@ from scheduler.model.outcome import Outcome
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store import children
 from scheduler.store.cascade import lock_below
-from scheduler.store.dialect import Dialect, bind_rows, fence
+from scheduler.store.dialect import Dialect, fence
 from scheduler.store.replacing import unsettleable
 from scheduler.store.statement import Columns, run, run_over
 
@@ -68,13 +68,14 @@ def lock_ends(
     return [o for o in outcomes if o.task_id not in blocked], [o for o in outcomes if o.task_id in blocked], unbroken
 
 
-# PostgreSQL only. Of the edges whose child could be locked, those that one of these ends may break.
+# PostgreSQL only. Of the edges whose child could be locked, those that one of these ends may break. The locked ones are
+# looked up, not joined: of a join it may expect one row, and compare each edge with each of them.
 _LOCK_WAITING = f"""
 WITH e AS MATERIALIZED (SELECT parent, child, ok FROM schedd_edges WHERE {{e}}),
 l AS MATERIALIZED (SELECT t.id FROM schedd_tasks t WHERE t.id = ANY(ARRAY(SELECT child FROM e))
   AND t.state = {st.WAITING} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED)
-SELECT e.parent, e.child, e.ok, CASE WHEN l.id IS NULL THEN 0 ELSE 1 END FROM e LEFT JOIN l ON l.id = e.child
-WHERE l.id IS NULL OR (e.ok & :bits) <> :bits
+SELECT * FROM (SELECT parent, child, ok, CASE WHEN child IN (SELECT id FROM l) THEN 1 ELSE 0 END AS locked FROM e) f
+WHERE f.locked = 0 OR (f.ok & :bits) <> :bits
 """
 _STILL_WAITING = (
     "SELECT e.parent, e.child FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
@@ -112,7 +113,7 @@ def look_below(connection: sa.Connection, dialect: Dialect, level: dict[int, int
             for child, parent in spawned.items():
                 reached.setdefault(child, set()).update(roots[parent])
                 below[child] = END_BIT[TaskState.CANCELLED]
-        bound = {"ids": bind_rows(sorted(level)), "bits": functools.reduce(or_, level.values())}
+        bound = {"ids": dialect.bind_ids(sorted(level)), "bits": functools.reduce(or_, level.values())}
         edges = run(connection, _LOCK_WAITING.format(e=dialect.among("parent")), bound)
         unbroken = unbroken and not edges
         # Not locked: held by somebody, or no longer waiting (then there is nothing to release).

@@ -82,7 +82,7 @@ def release(
         for bit in sorted({END_BIT[state] for state in frontier.values()}):
             ids = [task_id for task_id, state in frontier.items() if END_BIT[state] == bit]
             meet = (_MEET_PG if dialect.name == "postgresql" else _MEET).format(parents=dialect.among("parent"))
-            met = run(connection, meet, {"ids": bind_rows(ids), "bit": bit})
+            met = run(connection, meet, {"ids": dialect.bind_ids(ids), "bit": bit})
             ready += sum(1 for row in met if row[0] == st.SCHEDULED)
         frontier, unbroken, awaited = ended, False, True  # of the next ones nothing is known
     return ready
@@ -136,7 +136,7 @@ def _break(
         if not ids:
             continue
         sql = _BROKEN.format(parents=dialect.among("parent"), broken=broken, children=_AMONG_THEM[dialect.name])
-        for parent, child, on_end, otherwise in run(connection, sql, {"ids": bind_rows(ids)}):
+        for parent, child, on_end, otherwise in run(connection, sql, {"ids": dialect.bind_ids(ids)}):
             verdict = judge(ends[parent], _WHENS[on_end], _OTHERWISES[otherwise])
             waits_in_vain = verdict is Verdict.WAIT and parent in removed
             if verdict in (Verdict.FAIL, Verdict.SKIP) or waits_in_vain:

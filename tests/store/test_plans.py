@@ -12,6 +12,9 @@ import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, task
 from scheduler.store import statement
+from scheduler.store.finish import _FOLLOWS
+from scheduler.store.locking import _LOCK_WAITING
+from scheduler.store.release import _MEET_PG
 from scheduler.testing import drain, engine_of
 from support.fleet import Fleet, rows, run_claimed, step, write
 
@@ -184,3 +187,29 @@ def test_an_end_reads_its_children_not_all_that_wait(fleet: Fleet, tell: Callabl
     each = (figures(jobs, FETCHED).n - before.n) / ran
     tell(f"{each:.1f} rows read for each task, beside 20,000 that wait")
     assert each <= 20
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("edges", [3_000, 9_000, 90_000])
+def test_an_end_finds_its_edges_by_the_index(fleet: Fleet, edges: int) -> None:
+    """However many there are: of 9,000 that nobody had analysed yet all were read, at each turn."""
+    jobs = fleet.worker(plain, lease=30.0)
+    step(jobs)
+    write(jobs, "ALTER TABLE schedd_edges SET (autovacuum_enabled = off)")
+    write(
+        jobs,
+        "INSERT INTO schedd_edges (parent, child, on_end, otherwise, ok) "
+        "SELECT i / 3, 1000000 + i, 0, 0, 1 FROM generate_series(1, :edges) AS i",
+        edges=edges,
+    )
+    dialect = jobs.database.dialect
+    bound = {"ids": dialect.bind_ids(range(1, 101)), "bits": 1, "bit": 1, "usual": "0"}
+    with jobs.database.open().connect() as connection:
+        for sql in (
+            _LOCK_WAITING.format(e=dialect.among("parent")),
+            _MEET_PG.format(parents=dialect.among("parent")),
+            _FOLLOWS.format(among=dialect.among("parent")),
+        ):
+            text, _ = statement._compiled(sql, connection.dialect)
+            steps = plan(jobs, text, bound)
+            assert not [one for one in steps if one.startswith("Seq Scan schedd_edges")], "\n".join((text, *steps))
