@@ -228,7 +228,6 @@ class Supervisor:
     def _stop(self) -> Ended:
         """Drain; a second signal, or the end of the drain time, hands back what still runs."""
         drain, told = self.config.worker.drain, self._stops
-        logger.info("stopping: no new tasks, running ones have %g s", drain)
         self._notifier.stopping("running tasks finish")
         self._notifier.extend(drain + 2 * LAST_WRITE)
         self._deadline = time.monotonic() + drain
@@ -254,6 +253,7 @@ class Supervisor:
         """Drain until the deadline, which may be brought forward; returns what was still running then."""
         engine = self._service.engine
         engine.drain()
+        logger.info("stopping: no new tasks, running ones have %g s", self.config.worker.drain)  # and now that is so
         while (left := self._deadline - time.monotonic()) > 0 and self._service.is_running():
             if engine.wait_idle(min(left, LOOK_EVERY)):
                 break
