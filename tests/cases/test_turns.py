@@ -80,20 +80,26 @@ def test_waiting_for_other_writers_does_not(fleet: Fleet, clock: FakeClock, monk
     assert largest(jobs) == BATCH[1]
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each recording of ends, whether it was to be done without locking them first."""
+    found: list[bool] = []
+    real = turn.finish
+
+    def finish(*args: Any, quick: bool = False) -> Finished:
+        found.append(quick)
+        return real(*args, quick=quick)
+
+    monkeypatch.setattr(turn, "finish", finish)
+    return found
+
+
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 @pytest.mark.case(6)
 def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
-    fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, clock: FakeClock, asked: list[bool]
 ) -> None:
     """A turn writes without locking first. If that meets a row that somebody holds, it is done over, with locks."""
-    asked: list[bool] = []
-
-    def finish(*args: Any, quick: bool = False) -> Finished:
-        asked.append(quick)
-        return real(*args, quick=quick)
-
-    real = turn.finish
-    monkeypatch.setattr(turn, "finish", finish)
     jobs = fleet.worker(plain)
     held, free = jobs.task(plain).schedule(), jobs.task(plain).schedule()
     step(jobs)
@@ -124,15 +130,7 @@ def capped(ctx: Context) -> None: ...
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_only_ends_of_capped_kinds_are_locked_first(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-
-    def finish(*args: Any, quick: bool = False) -> Finished:
-        asked.append(quick)
-        return real(*args, quick=quick)
-
-    real = turn.finish
-    monkeypatch.setattr(turn, "finish", finish)
+def test_only_ends_of_capped_kinds_are_locked_first(fleet: Fleet, asked: list[bool]) -> None:
     jobs = fleet.worker(plain, capped)
     for kind in (plain, capped):
         done = jobs.task(kind).schedule()
