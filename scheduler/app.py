@@ -279,11 +279,10 @@ class Scheduler(Queries):
             if engine is None:
                 return []
             engine.drain()
-            left = engine.running_ids()
             trouble = engine.stop(hand_back_running=True)
             if trouble is not None:
                 raise trouble
-            return left
+            return engine.handed_back
 
     def is_running(self) -> bool:
         """Whether this process runs tasks."""

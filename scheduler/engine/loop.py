@@ -87,6 +87,7 @@ class Engine:
         self.duties = Duties(self.desk, self.turner, self.lease)
         self.draining = False  # it is about to stop
         self.told_to_drain = False  # by an operator
+        self.handed_back: list[int] = []  # tasks that still ran at a hard stop
         self.pid = os.getpid()
         self.incarnation = ""
         self.turns = 0
@@ -442,7 +443,7 @@ class Engine:
 
     def stop(self, *, hand_back_running: bool) -> StoreUnavailableError | None:
         """End the loop. ``hand_back_running``: the last write gives running tasks back, due in 2 s, without using an
-        attempt (for a process that is about to end). Otherwise nothing may be held.
+        attempt (for a process that is about to end); ``handed_back`` has their ids then. Otherwise nothing may be held.
 
         Returns what kept that last write from being made; then the lease runs out by itself, and others take over.
         """
@@ -491,11 +492,9 @@ class Engine:
         if hand_back_running:
             done = self._reported()
             now = self.desk.now()
-            extra = [
-                (a, hand_back(a, now, now + HAND_BACK_DELAY))
-                for key, a in list(self.desk.held.items())
-                if key not in done
-            ]
+            left = {key: attempt for key, attempt in list(self.desk.held.items()) if key not in done}
+            extra = [(attempt, hand_back(attempt, now, now + HAND_BACK_DELAY)) for attempt in left.values()]
+            self.handed_back = sorted({task_id for task_id, _ in left})
         self.turner.turn(connection, claiming=False, extra=extra)
         with self.database.write(connection) as c:
             workers.stop(c, self.worker, self.desk.now())

@@ -122,7 +122,10 @@ class ProcessPool:
         return not self._closed and self.spec.can_run(kind)
 
     def close(self) -> None:
-        """Kill every child, with everything that it started, and wait for their end. Nothing is reported any more."""
+        """Kill every child, with everything that it started, and wait for their end.
+
+        What they had said by then is dealt with and reported before this returns; nothing is after it.
+        """
         if self._pid != os.getpid():
             return
         with self._starting:
@@ -156,10 +159,10 @@ class ProcessPool:
         os.eventfd_read(self._bell)
 
     def _end(self) -> None:
-        if self.brood.nursery is not None:
-            self.brood.nursery.close()
+        self.brood.drop_nursery()
         gone = ProcessDied("the engine has stopped")
         for child in self.brood.children.values():
+            self._hear_last(child)
             for job in child.jobs.values():
                 answer_to(job, error=gone)
             child.close()
@@ -170,6 +173,13 @@ class ProcessPool:
             if what == "errand":
                 answer_to(values[0], error=gone)
         self.brood.close()
+
+    def _hear_last(self, child: Child) -> None:
+        """What has ended is not handed back to run again, and what has begun is in the history: even if it told us so
+        while nobody listened any more. Its questions are left: nobody hears the answers."""
+        self._take_all(child, (said for said in child.heard(most=MOST_CHUNKS) if said[0] != "ask"))
+        for attempt, outcome in child.held:
+            self._report(attempt, outcome)
 
     def _obey(self) -> None:
         while self._orders:

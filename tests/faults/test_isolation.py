@@ -17,6 +17,7 @@ from faults import isolated as kinds
 from faults.harness import attempts, history, result, rows, state, until
 from scheduler import Scheduler, Task, TaskFailedError
 from scheduler.engine.children import Child
+from scheduler.engine.procpool import ProcessPool
 from scheduler.store import read_history
 from support.databases import Database
 from support.leftovers import MARK, none_left
@@ -377,6 +378,48 @@ def test_a_hard_stop_kills_before_it_hands_back(database: Database, mark: str, t
     assert history(jobs, task_id) == [(1, "handed back")]
     assert state(jobs, task_id) == "scheduled"
     jobs.close()
+
+
+@pytest.fixture
+def deaf(database: Database, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
+    """It hears nothing more of its children, of which one is ready, but what there is to hear when it is closed."""
+    jobs = started(database, processes=1)
+    run(jobs, kinds.Pid())
+    take_all = ProcessPool._take_all
+
+    def hear(pool: ProcessPool, child: Child, messages: Any) -> None:
+        if pool._closed:
+            take_all(pool, child, messages)
+        else:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(ProcessPool, "_take_all", hear)
+    yield jobs
+    jobs.close()
+
+
+@pytest.mark.case(8)
+def test_what_began_unheard_is_in_the_history_after_a_hard_stop(deaf: Scheduler, mark: str, tmp_path: Path) -> None:
+    task_id = deaf.task(kinds.Hang(str(tmp_path / "notes"))).timeout(3600).schedule()
+    noted(tmp_path / "notes", "start")
+    assert deaf.stop_now() == [task_id]
+    none_left(mark, 0.5)
+    assert history(deaf, task_id) == [(1, "handed back")]
+    assert state(deaf, task_id) == "scheduled"
+
+
+@pytest.mark.case(8)
+def test_what_ended_unheard_is_not_run_again_after_a_hard_stop(deaf: Scheduler, mark: str) -> None:
+    task_id = deaf.task(kinds.Pid()).schedule()
+    pool = deaf.engine.desk.processes
+    assert pool is not None
+    (child,) = pool.brood.children.values()
+    child.talk.setblocking(True)
+    until(lambda: b"done" in child.talk.recv(65536, socket.MSG_PEEK), "it has ended")
+    assert deaf.stop_now() == []
+    none_left(mark, 0.5)
+    assert history(deaf, task_id) == [(1, "succeeded")]
+    assert state(deaf, task_id) == "success"
 
 
 # what is written
