@@ -36,6 +36,7 @@ from typing import Any
 
 import pages
 import report
+from contenders.collector import forget
 from works import POSTGRESQL, QUICK_STORED, REDIS, SQLITE, WORKS, Work
 
 CONTENDERS = {  # who -> modules, each with WORKS: (work, database) -> a function, or functions by variant
@@ -260,7 +261,9 @@ def one(what: str, url: str, size: int) -> Any:
     """In that process: measure."""
     work, _, who = what.partition(":")
     database = {"sqlite": SQLITE, "postgresql": POSTGRESQL}.get(url.partition(":")[0], REDIS)
-    return works_of(who.partition(",")[0])[work, database][who](url, size)
+    measured = works_of(who.partition(",")[0])[work, database][who]
+    forget()
+    return measured(url, size)
 
 
 def prepare(what: str, url: str, size: int) -> bool:

@@ -118,7 +118,7 @@ def engine(url: str, tasks: int) -> dict[str, float]:
     assert kind is not None
     kind.run = stages.counted(kind.run, "run")
     schedd.fill(jobs, tasks)
-    sys.setswitchinterval(0.001)
+    schedd.as_the_daemon_does()
     with jobs:
         # From here on, so that the first turns and the threads' start do not count.
         while schedd.ran < tasks // 20:

@@ -111,7 +111,7 @@ def _drained(jobs: Any, size: int) -> float:
     """Microseconds a task until the first ``size`` have run."""
     from contenders import schedd
 
-    sys.setswitchinterval(0.001)  # as schedd does
+    schedd.as_the_daemon_does()
     with jobs:
         assert jobs.engine.wait_ready(60)
         begun, already = time.perf_counter(), schedd.ran

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import psycopg
 
-from scheduler import Context, Scheduler, task
+from scheduler import Context, Scheduler, interpreter, task
 from scheduler.store.doorbell import make_bell
 from support.own_server import OwnServer
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--snapshot", action="store_true", help="an old snapshot is held open in the second half")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    sys.setswitchinterval(0.001)  # as schedd does
+    interpreter.tune()  # as schedd does
     told: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="schedd-bench-") as directory:
         Path(directory).chmod(0o755)

@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from scheduler import Context, Scheduler, Task
+from scheduler import Context, Scheduler, Task, interpreter
 
 
 class Noop(Task, isolation="process"):
@@ -57,7 +57,7 @@ def lifetime(jobs: Scheduler, task: Task) -> float:
 
 def one(tasks: int, processes: int) -> dict[str, float]:
     """One run in this process."""
-    sys.setswitchinterval(0.001)  # as schedd does
+    interpreter.tune()  # as schedd does
     with tempfile.TemporaryDirectory(prefix="schedd-bench-", dir=".") as directory:
         jobs = Scheduler(f"sqlite:///{directory}/bench.db", processes=processes)
         jobs.register(Noop)

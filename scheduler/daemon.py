@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scheduler import config as configuration
-from scheduler import log
+from scheduler import interpreter, log
 from scheduler.config import Config
 from scheduler.engine import cgroups
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
@@ -25,10 +25,6 @@ from scheduler.signals import Signals
 from scheduler.supervisor import FAILED, OK, UNREACHABLE, Ended, Service, Supervisor
 
 USAGE, INTERRUPTED = 2, 130
-# The engine's loop gives up the GIL at each call of the database; with busy handlers it then waits this long
-# to get it back, each time. At 1 ms it took twice as many turns beside four busy threads as at Python's 5 ms,
-# which got no less done.
-SWITCH_INTERVAL = 0.001
 
 logger = logging.getLogger("scheduler.daemon")
 
@@ -139,7 +135,7 @@ def _prepare() -> None:
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    interpreter.tune()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # what is it doing? kill -USR1 tells on stderr
 

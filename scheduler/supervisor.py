@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from scheduler import config as configuration
-from scheduler import log
+from scheduler import interpreter, log
 from scheduler.config import Config
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.modules import Loader
@@ -183,6 +183,7 @@ class Supervisor:
 
     def _bring_up(self) -> None:
         self._loader.set_up()
+        interpreter.freeze()
         self._service.start()
         self._service.engine.wait_ready()
 

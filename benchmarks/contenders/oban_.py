@@ -44,6 +44,7 @@ async def _drain(url: str, size: int) -> float:
     oban = Oban(pool=pool, queues={"default": CONCURRENCY})
     for at in range(0, size, BULK):
         await oban.enqueue_many(_job(n) for n in range(at, min(at + BULK, size)))
+    forget()
     begun = time.perf_counter()
     async with oban:
         while ran < size:  # noqa: ASYNC110

@@ -31,6 +31,7 @@ async def _open(url: str) -> tuple[procrastinate.App, procrastinate.tasks.Task, 
 async def _drain(url: str, size: int) -> float:
     app, noop, ran = await _open(url)
     await noop.batch_defer_async(*({"n": n, "text": "hello world"} for n in range(size)))
+    forget()
     begun = time.perf_counter()
     await app.run_worker_async(
         wait=False, concurrency=CONCURRENCY, delete_jobs="successful", install_signal_handlers=False

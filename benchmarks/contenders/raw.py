@@ -95,6 +95,7 @@ def _sqlite_fill(db: Driver, row: Row, wanted: Graph) -> None:
 
 def _sqlite_loop(db: Driver, size: int, turn: int, *, edges: bool) -> float:
     got: list[Any] = []
+    forget()
     begun = time.perf_counter()
     while True:
         db.execute("BEGIN IMMEDIATE")
@@ -157,6 +158,7 @@ def _array(values: Any) -> str:
 def _pg_loop(db: Driver, size: int, turn: int, *, edges: bool) -> float:
     got: list[Any] = []
     cursor = db.cursor()
+    forget()
     begun = time.perf_counter()
     while True:
         cursor.execute("BEGIN")

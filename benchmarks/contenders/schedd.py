@@ -1,4 +1,6 @@
-"""Ours, at its defaults, embedded in one process as threads of it; daemons are in schedd_daemons.py."""
+"""Ours, at its defaults, embedded in one process as threads of it, with the interpreter as the daemon sets it up;
+daemons are in schedd_daemons.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import Any
 from contenders.calls import Calls
 from contenders.collector import forget
 from contenders.graphs import parents_of
-from scheduler import AsyncContext, Context, Scheduler, task
+from scheduler import AsyncContext, Context, Scheduler, interpreter, task
 
 SLEEP = 0.005  # seconds
 BATCH = 5_000  # tasks that one batch of a preparation stores
@@ -56,6 +58,12 @@ def scheduler(url: str, **options: Any) -> Scheduler:
     return jobs
 
 
+def as_the_daemon_does() -> None:
+    """Set up the interpreter, right before the engine starts."""
+    interpreter.tune()
+    interpreter.freeze()
+
+
 def _store(jobs: Scheduler, size: int, kind: Any, wanted: Sequence[Sequence[int]], most: int) -> None:
     made: list[Any] = []
     for start in range(0, size, most):
@@ -74,7 +82,7 @@ def fill(jobs: Scheduler, size: int, kind: Any = noop, parents: int = 0) -> None
 
 def drained(jobs: Scheduler, size: int) -> dict[str, float]:
     """Tasks a second from the first turn until the last outcome is committed; tasks in a turn, on average."""
-    sys.setswitchinterval(0.001)  # as schedd does
+    as_the_daemon_does()
     with jobs:
         assert jobs.engine.wait_ready(60)
         begun, already, turns = time.perf_counter(), ran, jobs.engine.turns
@@ -136,8 +144,8 @@ def caller(url: str) -> Callable[[int], None]:
 
 def start(url: str, size: int) -> list[float]:
     """Milliseconds from the call of schedule() in another process to the first line of the body, worker idle."""
-    sys.setswitchinterval(0.001)
     jobs = scheduler(url)
+    as_the_daemon_does()
     with jobs:
         assert jobs.engine.wait_ready(60)
         return Calls("schedd", url, size).latencies(started)
@@ -153,7 +161,7 @@ def enqueue_beside(url: str, size: int) -> dict[str, Any]:
     assert other.stdin is not None
     assert other.stdout is not None
     assert other.stdout.readline() == "ready\n"
-    sys.setswitchinterval(0.001)
+    as_the_daemon_does()
     with jobs:
         assert jobs.engine.wait_ready(60)
         other.stdin.write("go\n")

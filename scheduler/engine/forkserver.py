@@ -14,7 +14,6 @@ Goes out: ``started`` TAG PID; ``failed`` TAG TEXT; ``ended`` PID STATUS (below 
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import math
 import os
@@ -27,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from scheduler import interpreter
 from scheduler.engine import cgroups, child
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -81,7 +81,7 @@ class ForkServer:
         except ImportError:
             pass  # whoever needs it will say so
         if not self.preload:
-            freeze()
+            interpreter.freeze()
 
     def obey(self) -> bool:
         """One order. False: there will be no more."""
@@ -218,16 +218,10 @@ def children() -> set[int]:
         return set()  # a kernel without this file: what stays in the children's groups is ended all the same
 
 
-def freeze() -> None:
-    """What is there already is never collected, so a child does not touch (and copy) all of it."""
-    gc.collect()
-    gc.freeze()
-
-
 def main() -> None:
     """``python -c "…main()" FD MODULE…``."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     server = ForkServer(control, sys.argv[2:])
-    freeze()
+    interpreter.freeze()
     server.serve()
