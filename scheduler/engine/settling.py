@@ -1,14 +1,18 @@
-"""What the engine does once ends are recorded: puts the attempts down, and tells what is worth telling."""
+"""What a turn is to record, and what the engine does once it is: it puts the attempts down, and tells what is worth
+telling.
+"""
 
 from __future__ import annotations
 
 import logging
 from operator import sub
+from typing import NamedTuple
 
 from scheduler.engine.alerts import letter_of
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.desk import Desk
 from scheduler.engine.planner import Planner
+from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Ends, Outcome
 from scheduler.model.running import envelope_fields, log_fields
 from scheduler.model.state import TaskState
@@ -22,12 +26,35 @@ SLOW = SECOND  # microseconds from which a success is worth a line
 Pairs = list[tuple[Attempt, Outcome]]
 
 
-def settle(desk: Desk, planner: Planner, outcomes: Pairs, finished: Finished) -> None:
-    """``outcomes``: without those that are deferred."""
+class Ended(NamedTuple):
+    """Attempts with their outcomes, and these by their columns. ``died``: whether some died with their process;
+    ``over``: whether none of their tasks may be claimed again; ``back``: how many are handed back, so that others may
+    run them at once."""
+
+    pairs: Pairs
+    ends: Ends
+    died: bool
+    over: bool
+    back: int
+
+    @classmethod
+    def of(cls, pairs: Pairs) -> Ended:
+        ends = Ends.of([o for _, o in pairs])
+        over = min(ends.states, default=st.FIRST_TERMINAL) >= st.FIRST_TERMINAL
+        back = 0 if over else sum(o.end is AttemptEnd.HANDED_BACK and o.run_at is None for _, o in pairs)
+        return cls(pairs, ends, AttemptEnd.LOST in ends.ends, over, back)
+
+    def keys(self) -> set[tuple[int, int]]:
+        """Their (task id, claim)."""
+        return set(zip(self.ends.task_ids, self.ends.claims, strict=True))
+
+
+def settle(desk: Desk, planner: Planner, ended: Ended, finished: Finished) -> None:
+    """``ended``: without those that are deferred."""
+    outcomes, ends = ended.pairs, ended.ends
     desk.put_down(outcomes)
     lost = {(o.task_id, o.claim) for o in finished.lost}
     all_told = log.isEnabledFor(logging.DEBUG) or desk.options.log_attempts == "all"
-    ends = Ends.of([o for _, o in outcomes])
     if ends.plain and not (all_told or lost) and max(map(sub, ends.finished_at, ends.started_at), default=0) <= SLOW:
         return  # as nearly always: hundreds of which there is nothing to tell
     for attempt, o in outcomes:

@@ -20,10 +20,10 @@ from scheduler.engine.plan import Plan
 from scheduler.engine.planner import ALONE, BATCH, QUICK, Planner
 from scheduler.engine.pools import Slots, take_waiting
 from scheduler.engine.recorder import Recorder
-from scheduler.engine.settling import Pairs, settle
+from scheduler.engine.settling import Ended, Pairs, settle
 from scheduler.errors import StoreUnavailableError
 from scheduler.model import state as st
-from scheduler.model.outcome import AttemptEnd, Ends, Outcome
+from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.registry import SlotKey
 from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store import claim as claims
@@ -141,8 +141,8 @@ class Turner:
         if not urgent:
             outcomes = self.deferred + (extra or [])
             self.deferred = []
-            while desk.outcomes and (len(outcomes) < self.planner.batch or not claiming):
-                outcomes.append(desk.outcomes.popleft())
+            count = min(len(desk.outcomes), self.planner.batch - len(outcomes)) if claiming else len(desk.outcomes)
+            outcomes += [desk.outcomes.popleft() for _ in range(count)]
             outcomes += self._stale()
             requests, desk.put_off = desk.put_off, []
             while desk.requests and len(requests) < REQUESTS:
@@ -155,25 +155,27 @@ class Turner:
         answers: list[Answer | None] = []
         woken = 0
         marked: set[tuple[int, int]] = set()
-        gone, died, over, back = _look_over(outcomes)
+        ended = Ended.of(outcomes)
+        gone = ended.keys()
         quick = not (requests or put_off) and self._may_be_quick(outcomes)
         recording: Future[Finished] | None = None
         try:
-            if quick and claiming and not died and self._beside(outcomes):
-                recording = self._record(outcomes)
+            if quick and claiming and not ended.died and self._beside(outcomes):
+                recording = self._record(ended)
             with desk.database.write(connection) as c:
                 begun = desk.monotonic()  # what other writers took before makes no turn of ours smaller
                 dialect = desk.database.dialect
                 now = desk.now()
                 unsure = self._unsure and self._give_back_unknown(c, now)
                 if outcomes and recording is None:
-                    if died:
+                    if ended.died:
                         outcomes = deaths.judge(c, outcomes)
-                    write = finish_one_by_one if self._careful else partial(finish, quick=quick)
+                        ended = Ended.of(outcomes)
+                    write = finish_one_by_one if self._careful else partial(finish, ends=ended.ends, quick=quick)
                     finished = _own(outcomes, write(c, dialect, self.worker, [o for _, o in outcomes], now))
                     if self.limits.known:
                         self.limits.recorded(c, outcomes, finished)
-                    if died:
+                    if ended.died:
                         deaths.count(c, outcomes, finished)
                 if requests:
                     answers, woken = self._answer(c, requests, now)
@@ -189,7 +191,7 @@ class Turner:
                     else:
                         ready = woken + (finished.ready if finished else 0)
                         told = finished is not None and finished.told  # what was replaced may run again
-                        rely = over and not (ready or told or self._unsure or requests or self.limits.known)
+                        rely = ended.over and not (ready or told or self._unsure or requests or self.limits.known)
                         due = self.lanes.look(c, self.planner.serves, now, fresh=fresh, rely=rely)
                         if self.lanes.whole:
                             every = due
@@ -216,7 +218,7 @@ class Turner:
                 self.deferred = outcomes + self.deferred
             else:
                 with suppress(Exception):  # the claim's error is told; what could not be recorded waits
-                    self._recorded(recording, outcomes, back)
+                    self._recorded(recording, ended)
             raise
         self._unsure = unsure or bool(claimed)  # until they are handed out
         busy = False
@@ -235,24 +237,24 @@ class Turner:
         picked = {claims.LANE_OF(p): p.limit for p in plan.picks}
         got = got_of(plan.picks, claimed)
         backlog = any(0 < most <= got[lane] for lane, most in picked.items())
-        unseen = False
+        unseen, back = False, ended.back
         if recording is None:
             if finished is not None:
-                self._settle(outcomes, finished)
+                self._settle(ended, finished)
             ready = finished.ready if finished is not None else 0
             self.handout.give(claimed, plan, admission.start_by)
             self._unsure = unsure
         else:
-            finished = self._hand_out_beside(recording, outcomes, back, claimed, plan, admission.start_by, unsure)
+            finished = self._hand_out_beside(recording, ended, claimed, plan, admission.start_by, unsure)
             ready = back = 0  # they are among what was freed
             # The claim passes over what the recording held, too: what gave less may have more.
             short = any(got[lane] < most for lane, most in picked.items())
-            unseen = finished is None or bool(finished.ready or finished.told) or short or not over
+            unseen = finished is None or bool(finished.ready or finished.told) or short or not ended.over
         opened = self.limits.opens(outcomes, finished, claimed, every, now)
         self._fit(desk.monotonic() - begun, max(len(outcomes), len(claimed)))
-        ended, freed = False, 0
+        schedule_ended, freed = False, 0
         if not urgent:  # nobody looks at that one's result
-            ended, self._schedule_ended = self._schedule_ended, False
+            schedule_ended, self._schedule_ended = self._schedule_ended, False
             freed = self._freed()
         if self._overlooked:
             connection.info[waits.OVERLOOKED], self._overlooked = True, False
@@ -266,7 +268,7 @@ class Turner:
             woken + freed + ready + back,
             min(self.lanes.next_due, admission.again) if claiming else FOREVER,
             busy or (claiming and self.lanes.unfinished) or backlog,
-            ended,
+            schedule_ended,
             unseen,
             opened,
         )
@@ -291,13 +293,13 @@ class Turner:
             and not (self._unsure or self._careful)
         )
 
-    def _record(self, outcomes: Pairs) -> Future[Finished] | None:
+    def _record(self, ended: Ended) -> Future[Finished] | None:
         """Begin to record them in a transaction of their own; None if that is not possible at present."""
         assert self.recorder is not None
-        desk, rows = self.desk, [o for _, o in outcomes]
+        desk, rows = self.desk, [o for _, o in ended.pairs]
 
         def write(connection: sa.Connection) -> Finished:
-            finished = finish(connection, desk.database.dialect, self.worker, rows, desk.now(), quick=True)
+            finished = finish(connection, desk.database.dialect, self.worker, rows, desk.now(), ended.ends, quick=True)
             FAILPOINTS.hit("before commit beside the claim")
             return finished
 
@@ -306,8 +308,7 @@ class Turner:
     def _hand_out_beside(
         self,
         recording: Future[Finished],
-        outcomes: Pairs,
-        back: int,
+        ended: Ended,
         claimed: list[Claimed],
         plan: Plan,
         start_by: Mapping[str, int],
@@ -318,7 +319,7 @@ class Turner:
         A suspect starts only once what has ended is recorded: should it kill the process, that would be blamed, too.
         If it cannot be, the next turn gives the claims back.
         """
-        for attempt, o in outcomes:
+        for attempt, o in ended.pairs:
             if attempt.lost:
                 self.desk.losing.discard((o.task_id, o.claim))  # its body has ended, recorded or not
         if not any(c.lane.startswith(SUSPECT_LANE) for c in claimed):
@@ -326,25 +327,25 @@ class Turner:
                 self.handout.give(claimed, plan, start_by)
                 self._unsure = unsure
             finally:
-                finished = self._recorded(recording, outcomes, back)
+                finished = self._recorded(recording, ended)
             return finished
-        finished = self._recorded(recording, outcomes, back)
+        finished = self._recorded(recording, ended)
         if finished is not None:
             self.handout.give(claimed, plan, start_by)
             self._unsure = unsure
         return finished
 
-    def _recorded(self, recording: Future[Finished], outcomes: Pairs, back: int) -> Finished | None:
-        """Wait until they are recorded; ``back`` of them are handed back. None: they wait for the next turn.
+    def _recorded(self, recording: Future[Finished], ended: Ended) -> Finished | None:
+        """Wait until they are recorded. None: they wait for the next turn.
 
         Raises what kept them from being recorded; then they wait, too. What else it brought about is told by this turn,
         or by the next one that succeeds.
         """
         assert self.recorder is not None
         try:
-            finished = _own(outcomes, recording.result())
+            finished = _own(ended.pairs, recording.result())
         except BaseException as error:
-            self.deferred = outcomes + self.deferred
+            self.deferred = ended.pairs + self.deferred
             self._backlog = False
             if isinstance(error, ContendedError):
                 self._locks_first_until = self.desk.monotonic() + LOCKING
@@ -353,18 +354,18 @@ class Turner:
             self.recorder.failed()
             raise
         self._overlooked |= self.recorder.flagged(waits.OVERLOOKED)
-        self.desk.freed.append(finished.ready + back)
-        self._settle(outcomes, finished)
+        self.desk.freed.append(finished.ready + ended.back)
+        self._settle(ended, finished)
         FAILPOINTS.hit("after commit beside the claim")
         return finished
 
-    def _settle(self, outcomes: Pairs, finished: Finished) -> None:
+    def _settle(self, ended: Ended, finished: Finished) -> None:
         if finished.deferred:
             deferred = {(o.task_id, o.claim) for o in finished.deferred}
-            self.deferred += [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) in deferred]
-            outcomes = [pair for pair in outcomes if (pair[1].task_id, pair[1].claim) not in deferred]
-        self._schedule_ended |= any(map(_SCHEDULE_OF, [attempt for attempt, _ in outcomes]))
-        settle(self.desk, self.planner, outcomes, finished)
+            self.deferred += [pair for pair in ended.pairs if (pair[1].task_id, pair[1].claim) in deferred]
+            ended = Ended.of([pair for pair in ended.pairs if (pair[1].task_id, pair[1].claim) not in deferred])
+        self._schedule_ended |= any(map(_SCHEDULE_OF, [attempt for attempt, _ in ended.pairs]))
+        settle(self.desk, self.planner, ended, finished)
 
     def _answer(self, connection: sa.Connection, requests: list[Request], now: int) -> tuple[list[Answer | None], int]:
         """Do what running attempts ask for; whatever they write extends the lease. Returns how many tasks woke, too."""
@@ -468,16 +469,6 @@ class Turner:
             if attempt.started_mono <= since:
                 rows.append((*key, at))
         return rows
-
-
-def _look_over(outcomes: Pairs) -> tuple[set[tuple[int, int]], bool, bool, int]:
-    """Their (task id, claim); whether some died with their process; whether none may be claimed again; and how many
-    are handed back, so that others may run them at once."""
-    seen = Ends.of([o for _, o in outcomes])
-    gone = set(zip(seen.task_ids, seen.claims, strict=True))
-    over = min(seen.states, default=st.FIRST_TERMINAL) >= st.FIRST_TERMINAL
-    back = 0 if over else sum(o.end is AttemptEnd.HANDED_BACK and o.run_at is None for _, o in outcomes)
-    return gone, AttemptEnd.LOST in seen.ends, over, back
 
 
 def _own(outcomes: Pairs, finished: Finished) -> Finished:

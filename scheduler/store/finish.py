@@ -5,7 +5,7 @@ A row counts as ours while (worker, claim) still match and it is claimed or runn
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from scheduler.store.locking import lock_ends, look_below
 from scheduler.store.new_task import INLINE
 from scheduler.store.release import release
 from scheduler.store.replacing import settle
-from scheduler.store.statement import Columns, change_over, run, run_over
+from scheduler.store.statement import Columns, change_across, run, run_across, run_over
 
 DAY = 86_400 * 1_000_000
 KEY_RETENTION = DAY
@@ -190,7 +190,6 @@ class _Written(NamedTuple):
     recorded: Collection[object] = ()
     awaited: bool | None = None  # whether anybody waits for an end, if that was asked
     unbroken: Mapping[int, int] = MappingProxyType({})  # bits of ends that are known to break no edge, by task
-    columns: Ends | None = None  # those kept, if somebody has looked at them so already
 
     def plus(self, other: _Written) -> _Written:
         return _Written(
@@ -211,29 +210,33 @@ def finish(
     worker: int,
     outcomes: Sequence[Outcome],
     now: int,
+    ends: Ends | None = None,
     *,
     quick: bool = False,
 ) -> Finished:
     """Write the outcomes that ``worker`` still holds, their attempts and what follows for dependents.
 
+    ``ends``: the outcomes by their columns, if somebody has looked at them so already.
     ``quick`` (PostgreSQL): without locking the usual successes first, which takes as long as half the writing. Raises
     ContendedError if somebody holds one of them, or what waits below: then roll back, and lock first.
     """
     deferred: list[Outcome] = []
     unbroken: Mapping[int, int] = {}
+    ends = Ends.of(outcomes) if ends is None else ends
     if dialect.name == "sqlite":
-        wrote = _write(connection, dialect, worker, outcomes, now)
+        wrote = _write(connection, dialect, worker, outcomes, now, ends)
         unbroken = wrote.unbroken
     elif quick:
-        wrote, rest, unbroken = _succeed_at_once(connection, dialect, worker, outcomes, now)
+        wrote, rest, unbroken = _succeed_at_once(connection, dialect, worker, outcomes, now, ends)
         if rest:
             rest, deferred, also = lock_ends(connection, dialect, worker, rest)
-            more = _write(connection, dialect, worker, rest, now, usual=False)
+            more = _write(connection, dialect, worker, rest, now, Ends.of(rest), usual=False)
             wrote, unbroken = wrote.plus(more), {**unbroken, **also}
     else:
         outcomes, deferred, unbroken = lock_ends(connection, dialect, worker, outcomes)
-        wrote = _write(connection, dialect, worker, outcomes, now)
-    ends = wrote.columns or Ends.of(wrote.kept)
+        ends = Ends.of(outcomes) if deferred else ends
+        wrote = _write(connection, dialect, worker, outcomes, now, ends)
+    ends = ends if wrote.kept is outcomes else Ends.of(wrote.kept)
     _record(connection, worker, wrote, ends)
     if any(ends.results) or any(ends.logs):
         _write_values(connection, dialect, wrote.kept)
@@ -262,35 +265,36 @@ def _write(
     worker: int,
     outcomes: Sequence[Outcome],
     now: int,
+    ends: Ends,
     *,
     usual: bool = True,
 ) -> _Written:
-    """Write the tasks' rows. ``usual``: the usual successes, if there are any, are still to be written."""
+    """Write the tasks' rows. ``ends``: the same outcomes by their columns; ``usual``: the usual successes, if there are
+    any, are still to be written.
+    """
     bound = {"worker": worker, "now": now}
     if dialect.name == "sqlite":
-        ends = Ends.of(outcomes)
         only_successes = ends.states.count(st.SUCCESS) == len(outcomes)
         sound = _succeed_all_plainly(connection, dialect, ends, bound) if only_successes else None
         if sound is not None:
             ended = dict.fromkeys(ends.task_ids, TaskState.SUCCESS)
             unbroken = {parent: END_BIT[TaskState.SUCCESS] for parent, whole in sound.items() if whole}
-            return _Written(ended, outcomes, [], list(sound), [], unbroken=unbroken, columns=ends)
-    successes = [
-        (o.task_id, o.claim, o.started_at, o.finished_at, _kept_in_row(o)) for o in outcomes if o.state == st.SUCCESS
-    ]
+            return _Written(ended, outcomes, [], list(sound), [], unbroken=unbroken)
+    successes = Ends.of([o for o in outcomes if o.state == st.SUCCESS])
     recorded: Collection[object] = ()
     awaited: bool | None = None
     if dialect.name == "postgresql":
-        recorded, parents, awaited = _succeed_and_record(connection, outcomes if usual else (), bound)
+        told = _told(outcomes, ends) if usual else ()
+        recorded, parents, awaited = _succeed_and_record(connection, told, bound)
         states = dict.fromkeys(recorded, TaskState.SUCCESS)
     else:
-        plain = run_over(connection, _SUCCEED_PLAINLY_GIVING, _SUCCEED_COLUMNS, successes, bound)
+        plain = run_across(connection, _SUCCEED_PLAINLY_GIVING, _SUCCEED_COLUMNS, _succeeded(successes), bound)
         parents = [row[0] for row in plain if row[3]]
         states = {(row[0], row[1]): TaskState.SUCCESS for row in plain}
     ended = dict.fromkeys([task_id for task_id, _ in states], TaskState.SUCCESS)
     if len(states) == len(outcomes):
         return _Written(ended, outcomes, [], parents, [], recorded, awaited)
-    rest = [row for row in successes if (row[0], row[1]) not in states]
+    rest = [row for row in zip(*_succeeded(successes), strict=True) if (row[0], row[1]) not in states]
     others = [_other_row(o) for o in outcomes if o.state != st.SUCCESS]
     overruled: list[int] = []
     written = run_over(connection, _SUCCEED, _SUCCEED_COLUMNS, rest, bound)
@@ -308,10 +312,6 @@ def _write(
     return _Written(ended, kept, lost, parents, overruled, recorded, awaited)
 
 
-def _kept_in_row(o: Outcome) -> str | None:
-    return o.result if o.result is None or len(o.result) <= INLINE else None
-
-
 def _succeeded(ends: Ends) -> tuple[Sequence[object], ...]:
     """Columns of _SUCCEED_COLUMNS for successes only."""
     results: Sequence[str | None] = ends.results
@@ -321,16 +321,17 @@ def _succeeded(ends: Ends) -> tuple[Sequence[object], ...]:
 
 
 def _succeed_at_once(
-    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int
+    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int, ends: Ends
 ) -> tuple[_Written, Sequence[Outcome], Mapping[int, int]]:
     """Write the usual successes. Returns also the other outcomes, and the ends that are known to break no edge."""
-    told = _told(outcomes)
+    told = _told(outcomes, ends)
     if not told:
         return _Written({}, [], [], [], []), outcomes, {}
-    bound = {"worker": worker, "now": now, "all": len(told), "patience": _PATIENCE}
+    given = len(told[0])
+    bound = {"worker": worker, "now": now, "all": given, "patience": _PATIENCE}
     try:
-        ((some, count, usual),) = run_over(connection, _SUCCEED_UNLOCKED, _TOLD_COLUMNS, told, bound)
-        recorded = {(row[0], row[1]) for row in (told if count == len(told) else some or ())}
+        ((some, count, usual),) = run_across(connection, _SUCCEED_UNLOCKED, _TOLD_COLUMNS, told, bound)
+        recorded = _recorded(told, some, count)
         follows = _FOLLOWS.format(among=dialect.among("parent"))
         ids = dialect.bind_ids([task_id for task_id, _ in recorded])
         # The rows are ours by now: nobody adds a child or a wait any more without seeing how they ended.
@@ -351,33 +352,37 @@ def _succeed_at_once(
     return _Written(ended, kept, [], parents, [], recorded, awaited), rest, bits if below.unbroken else {}
 
 
-def _told(outcomes: Sequence[Outcome]) -> list[tuple[Any, ...]]:
-    """The successes among them, as rows of _TOLD_COLUMNS."""
-    ends = Ends.of(outcomes)
-    if ends.plain:
-        told = (ends.numbers, ends.claimed_at, [_SUCCEEDED] * len(outcomes))
-        return list(zip(*_succeeded(ends), *told, strict=True))
-    return [
-        (o.task_id, o.claim, o.started_at, o.finished_at, _kept_in_row(o), o.number, o.claimed_at, o.end.code)
-        for o in outcomes
-        if o.state == st.SUCCESS
-    ]
+def _told(outcomes: Sequence[Outcome], ends: Ends) -> tuple[Sequence[Any], ...]:
+    """The successes among them, by _TOLD_COLUMNS; nothing if there is none."""
+    if not ends.plain:
+        ends = Ends.of([o for o in outcomes if o.state == st.SUCCESS])
+    if not ends.task_ids:
+        return ()
+    return *_succeeded(ends), ends.numbers, ends.claimed_at, [end.code for end in ends.ends]
+
+
+def _recorded(
+    told: tuple[Sequence[Any], ...], some: Iterable[Sequence[int]] | None, count: int
+) -> set[tuple[int, int]]:
+    """(task id, claim) of those written: all that were ``told``, if so many were."""
+    if count == len(told[0]):
+        return set(zip(told[0], told[1], strict=True))
+    return {(task_id, claim) for task_id, claim in some or ()}
 
 
 def _succeed_and_record(
-    connection: sa.Connection, outcomes: Sequence[Outcome], bound: Mapping[str, object]
+    connection: sa.Connection, told: tuple[Sequence[Any], ...], bound: Mapping[str, object]
 ) -> tuple[set[tuple[int, int]], list[int], bool | None]:
     """PostgreSQL: write the usual successes, which are locked, with their attempts' records.
 
     Returns (task id, claim) of those written, which of them have children, and whether anybody waits for an end.
     """
-    told = _told(outcomes)
     if not told:
         return set(), [], None
-    ((some, count, parents, awaited),) = run_over(
-        connection, _SUCCEED_LOCKED, _TOLD_COLUMNS, told, {**bound, "all": len(told)}
+    ((some, count, parents, awaited),) = run_across(
+        connection, _SUCCEED_LOCKED, _TOLD_COLUMNS, told, {**bound, "all": len(told[0])}
     )
-    return {(row[0], row[1]) for row in (told if count == len(told) else some or ())}, parents or [], awaited
+    return _recorded(told, some, count), parents or [], awaited
 
 
 def _succeed_all_plainly(
@@ -388,9 +393,9 @@ def _succeed_all_plainly(
 
     RETURNING costs SQLite a third of such an update, so the rows are counted, and taken back if one is missing.
     """
-    rows = list(zip(*_succeeded(ends), strict=True))
     run(connection, "SAVEPOINT schedd_plain", {})
-    usual = change_over(connection, _SUCCEED_PLAINLY, _SUCCEED_COLUMNS, rows, bound) == len(rows)
+    changed = change_across(connection, _SUCCEED_PLAINLY, _SUCCEED_COLUMNS, _succeeded(ends), bound)
+    usual = changed == len(ends.task_ids)
     if not usual:
         run(connection, "ROLLBACK TO schedd_plain", {})
     run(connection, "RELEASE schedd_plain", {})
@@ -437,8 +442,8 @@ def _record(connection: sa.Connection, worker: int, wrote: _Written, ends: Ends)
         return
     if ends.plain and not wrote.recorded:
         told = (ends.claimed_at, ends.started_at, ends.finished_at, [_SUCCEEDED] * len(wrote.kept))
-        rows = list(zip(ends.task_ids, ends.claims, ends.numbers, *told, strict=True))
-        run_over(connection, _RECORD_PLAIN, _PLAIN_COLUMNS, rows, {"worker": worker})
+        whole = (ends.task_ids, ends.claims, ends.numbers, *told)
+        run_across(connection, _RECORD_PLAIN, _PLAIN_COLUMNS, whole, {"worker": worker})
         return
     plain: list[tuple[object, ...]] = []
     failed: list[tuple[object, ...]] = []

@@ -86,9 +86,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     real = turn.finish
 
-    def finish(*args: Any, quick: bool = False) -> Finished:
-        found.append(quick)
-        return real(*args, quick=quick)
+    def finish(*args: Any, **given: Any) -> Finished:
+        found.append(given.get("quick", False))
+        return real(*args, **given)
 
     monkeypatch.setattr(turn, "finish", finish)
     return found
