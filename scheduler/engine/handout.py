@@ -11,7 +11,7 @@ from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk
 from scheduler.engine.plan import Plan
 from scheduler.engine.planner import QUICK, Planner
-from scheduler.engine.pools import Slots
+from scheduler.engine.pools import Slots, ThreadSlots
 from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.ports import SECOND
 from scheduler.store import claim as claims
@@ -19,16 +19,29 @@ from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
 
 log = logging.getLogger("scheduler.engine")
 
+MANY = 50  # tasks from which on it matters when their bodies begin
 BESIDE = SECOND  # until a task may be claimed again whose last body has not ended here
 
 
 class HandOut:
     """See the module."""
 
-    def __init__(self, desk: Desk, slots: Mapping[SlotKey, Slots], planner: Planner) -> None:
+    def __init__(self, desk: Desk, slots: Mapping[SlotKey, Slots], planner: Planner, *, holds: bool) -> None:
+        """``holds``: bodies may be held back until :meth:`release`."""
         self.desk = desk
         self.slots = slots
         self.planner = planner
+        self._holds = holds
+        self._held: list[ThreadSlots] = []
+
+    def release(self) -> None:
+        """Let bodies begin that were held back: the loop's thread is about to be in the database for a while.
+
+        SQLite works in that thread, but without the interpreter. Hundreds of bodies of microseconds then take it from
+        nobody; at any other moment the loop would have to wait for it until all of them have ended.
+        """
+        while self._held:
+            self._held.pop().release()
 
     def give(self, claimed: list[Claimed], plan: Plan, start_by: Mapping[str, int]) -> None:
         """``start_by``: when (microseconds) a body of these kinds has to have begun, or it goes back."""
@@ -66,11 +79,19 @@ class HandOut:
                             attempt.apart = True
         for sort, attempts in batches.items():
             slots = self.slots[sort]
+            wake = self._wake_for(attempts, slots)
+            if wake == 1 and self._may_hold(attempts) and isinstance(slots, ThreadSlots):
+                self._held.append(slots)
+                slots.hold()
             try:
-                slots.submit(attempts, self._wake_for(attempts, slots))
+                slots.submit(attempts, wake)
             except (RuntimeError, OSError) as error:  # no thread can be started for it
                 log.warning("%d tasks go back for %d s: %s", len(attempts), BESIDE // SECOND, error)
                 self._take_back(attempts, slots)
+
+    def _may_hold(self, attempts: list[Attempt]) -> bool:
+        """Whether they are many, and the loop goes on at once, with ends to record."""
+        return self._holds and len(attempts) >= MANY and bool(self.desk.outcomes)
 
     def _take_back(self, attempts: list[Attempt], slots: Slots) -> None:
         now = self.desk.now()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -25,6 +26,8 @@ from scheduler.ports import Spawner
 
 Report = Callable[[Attempt, Outcome], None]
 log = logging.getLogger("scheduler.engine")
+
+HELD = 0.001  # seconds that threads wait for release() at most
 
 
 class Slots(Protocol):
@@ -93,6 +96,8 @@ class ThreadSlots:
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._threads = 0
         self._idle = 0
+        self._go = threading.Event()  # cleared: threads that were idle do not begin yet
+        self._go.set()
         self._told = False  # that no more threads can be had
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
@@ -101,7 +106,16 @@ class ThreadSlots:
         self.waiting.extend(attempts)
         self._wake(min(wake, len(attempts)))
 
+    def hold(self) -> None:
+        """Threads that are woken from now on begin at :meth:`release`, or a millisecond later by themselves."""
+        self._go.clear()
+
+    def release(self) -> None:
+        """See :meth:`hold`."""
+        self._go.set()
+
     def nudge(self) -> None:
+        self._go.set()
         self._wake(len(self.waiting))
 
     def _wake(self, count: int) -> None:
@@ -132,6 +146,7 @@ class ThreadSlots:
                 self._idle -= 1
                 if not going_on:
                     return
+                self._go.wait(HELD)
                 continue
             try:
                 outcome = execute(attempt, runtime)

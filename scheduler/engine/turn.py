@@ -88,7 +88,7 @@ class Turner:
         self._schedule_ended = self._overlooked = False  # by what was recorded beside a claim, and not told yet
         self.planner = Planner(desk, slots, self.limits)
         self.lanes = Lanes(desk.monotonic)
-        self.handout = HandOut(desk, slots, self.planner)
+        self.handout = HandOut(desk, slots, self.planner, holds=recorder is None)
 
     def gather(self) -> None:
         """Where bodies of microseconds wait for a slot: let them end, so that one turn records them, not one the first
@@ -171,12 +171,14 @@ class Turner:
                     if ended.died:
                         outcomes = deaths.judge(c, outcomes)
                         ended = Ended.of(outcomes)
-                    write = finish_one_by_one if self._careful else partial(finish, ends=ended.ends, quick=quick)
+                    usual = partial(finish, ends=ended.ends, quick=quick, meanwhile=self.handout.release)
+                    write = finish_one_by_one if self._careful else usual
                     finished = _own(outcomes, write(c, dialect, self.worker, [o for _, o in outcomes], now))
                     if self.limits.known:
                         self.limits.recorded(c, outcomes, finished)
                     if ended.died:
                         deaths.count(c, outcomes, finished)
+                self.handout.release()
                 if requests:
                     answers, woken = self._answer(c, requests, now)
                 started = self._started(gone)

@@ -5,7 +5,7 @@ A row counts as ours while (worker, claim) still match and it is claimed or runn
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -213,10 +213,12 @@ def finish(
     ends: Ends | None = None,
     *,
     quick: bool = False,
+    meanwhile: Callable[[], object] | None = None,
 ) -> Finished:
     """Write the outcomes that ``worker`` still holds, their attempts and what follows for dependents.
 
-    ``ends``: the outcomes by their columns, if somebody has looked at them so already.
+    ``ends``: the outcomes by their columns, if somebody has looked at them so already; ``meanwhile`` (SQLite): called
+    before the statement that takes longest, if that is one for all of them.
     ``quick`` (PostgreSQL): without locking the usual successes first, which takes as long as half the writing. Raises
     ContendedError if somebody holds one of them, or what waits below: then roll back, and lock first.
     """
@@ -224,7 +226,7 @@ def finish(
     unbroken: Mapping[int, int] = {}
     ends = Ends.of(outcomes) if ends is None else ends
     if dialect.name == "sqlite":
-        wrote = _write(connection, dialect, worker, outcomes, now, ends)
+        wrote = _write(connection, dialect, worker, outcomes, now, ends, meanwhile=meanwhile)
         unbroken = wrote.unbroken
     elif quick:
         wrote, rest, unbroken = _succeed_at_once(connection, dialect, worker, outcomes, now, ends)
@@ -268,6 +270,7 @@ def _write(
     ends: Ends,
     *,
     usual: bool = True,
+    meanwhile: Callable[[], object] | None = None,
 ) -> _Written:
     """Write the tasks' rows. ``ends``: the same outcomes by their columns; ``usual``: the usual successes, if there are
     any, are still to be written.
@@ -275,7 +278,7 @@ def _write(
     bound = {"worker": worker, "now": now}
     if dialect.name == "sqlite":
         only_successes = ends.states.count(st.SUCCESS) == len(outcomes)
-        sound = _succeed_all_plainly(connection, dialect, ends, bound) if only_successes else None
+        sound = _succeed_all_plainly(connection, dialect, ends, bound, meanwhile) if only_successes else None
         if sound is not None:
             ended = dict.fromkeys(ends.task_ids, TaskState.SUCCESS)
             unbroken = {parent: END_BIT[TaskState.SUCCESS] for parent, whole in sound.items() if whole}
@@ -386,7 +389,11 @@ def _succeed_and_record(
 
 
 def _succeed_all_plainly(
-    connection: sa.Connection, dialect: Dialect, ends: Ends, bound: Mapping[str, object]
+    connection: sa.Connection,
+    dialect: Dialect,
+    ends: Ends,
+    bound: Mapping[str, object],
+    meanwhile: Callable[[], object] | None,
 ) -> dict[int, bool] | None:
     """Write the usual: every outcome is a success that holds. None, if it is not the usual; else the tasks with
     children, and whether their success breaks none of the edges to these.
@@ -394,6 +401,8 @@ def _succeed_all_plainly(
     RETURNING costs SQLite a third of such an update, so the rows are counted, and taken back if one is missing.
     """
     run(connection, "SAVEPOINT schedd_plain", {})
+    if meanwhile is not None:
+        meanwhile()
     changed = change_across(connection, _SUCCEED_PLAINLY, _SUCCEED_COLUMNS, _succeeded(ends), bound)
     usual = changed == len(ends.task_ids)
     if not usual:

@@ -1,0 +1,143 @@
+"""On SQLite hundreds of quick bodies begin when the loop's thread is in the database, and has no use for the
+interpreter."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from scheduler import Context, Scheduler, TaskState, task
+from scheduler.engine.handout import MANY, HandOut
+from scheduler.engine.pools import ThreadSlots
+from scheduler.model.registry import THREAD
+from scheduler.ports import spawn_thread
+from scheduler.store import statement
+from scheduler.testing import engine_of
+from support.fleet import Fleet, step
+
+both = pytest.mark.parametrize("dialect", ["sqlite", "postgresql"], indirect=True)
+sqlite = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+PATIENCE = 20.0
+
+
+@task
+def quick(ctx: Context) -> None: ...
+
+
+class Flood:
+    """A worker that is stepped, with threads: it takes ``MANY`` tasks a turn, and has as many ends to record then."""
+
+    def __init__(self, jobs: Scheduler) -> None:
+        self.jobs = jobs
+        self.engine = engine_of(jobs)
+        self.desk = self.engine.desk
+        self.slots = ThreadSlots("medium", 2 * MANY, self.desk, self.desk.report, spawn_thread)
+        self.engine.slots[1, THREAD] = self.slots
+        self.ids = [jobs.task(quick).schedule() for _ in range(4 * MANY)]
+        step(jobs)  # begins at once: nothing else is to be done
+        self.ran(2 * MANY)
+        self.desk.means["quick"] = 1e-5
+        self.engine.turner.planner.batch = MANY
+
+    def ran(self, count: int) -> None:
+        self.until(lambda: len(self.desk.outcomes) == count)
+
+    def until(self, over: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not over():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def finish(self) -> None:
+        self.until(lambda: step(self.jobs) is None and not self.desk.held)
+        assert {self.jobs.get_task_status(i) for i in self.ids} == {TaskState.SUCCESS}
+
+
+@pytest.fixture
+def flood(fleet: Fleet) -> Iterator[Flood]:
+    made = Flood(fleet.worker(quick, pools={"high": (0, 0), "medium": (2 * MANY, 0), "low": (0, 0)}))
+    yield made
+    for slots in made.engine.slots.values():
+        slots.close()
+
+
+class Gate(threading.Event):
+    """Threads that wait for it wait as long as it takes."""
+
+    asked = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.is_set():
+            self.asked += 1
+        return super().wait(PATIENCE)
+
+
+@sqlite
+def test_they_wait_for_the_next_statement(flood: Flood) -> None:
+    gate = flood.slots._go = Gate()
+    gate.set()
+    step(flood.jobs)
+    flood.until(lambda: gate.asked > 0)
+    assert len(flood.slots.waiting) == MANY
+    assert len(flood.desk.outcomes) == MANY
+    step(flood.jobs)  # records these, and claims the rest
+    flood.until(lambda: len(flood.desk.outcomes) >= MANY)
+    flood.finish()
+
+
+@both
+def test_they_begin_by_themselves_should_there_be_no_next_statement(flood: Flood) -> None:
+    """The loop may fail, be told to stop, or wait for another writer."""
+    step(flood.jobs)
+    flood.ran(2 * MANY)
+    flood.finish()
+
+
+@both
+def test_only_where_the_loops_own_thread_does_the_databases_work(flood: Flood, fleet: Fleet) -> None:
+    held: list[bool] = []
+    flood.slots.hold = lambda: held.append(True)  # type: ignore[method-assign]
+    step(flood.jobs)
+    assert bool(held) == (fleet.database.dialect == "sqlite")
+    flood.finish()
+
+
+@sqlite
+def test_nothing_is_held_back_when_the_loop_has_nothing_to_record(flood: Flood) -> None:
+    held: list[bool] = []
+    flood.slots.hold = lambda: held.append(True)  # type: ignore[method-assign]
+    flood.engine.turner.planner.batch = 2 * MANY
+    step(flood.jobs)
+    assert not held
+    flood.finish()
+
+
+@sqlite
+def test_they_begin_right_before_the_statement_that_takes_longest(
+    flood: Flood, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step(flood.jobs)
+    seen: list[str] = []
+    raw, release = statement._raw, HandOut.release
+
+    def told(connection: Any, text: str, bound: Any) -> Any:
+        seen.append(" ".join(text.split()[:2]))
+        return raw(connection, text, bound)
+
+    def released(handout: HandOut) -> None:
+        if handout._held:
+            seen.append("released")
+        release(handout)
+
+    monkeypatch.setattr(statement, "_raw", told)
+    monkeypatch.setattr(HandOut, "release", released)
+    step(flood.jobs)
+    at = seen.index("released")
+    assert seen[at - 1] == "SAVEPOINT schedd_plain"
+    assert seen[at + 1].startswith("WITH j(id,")
+    assert seen.count("released") == 1
+    flood.finish()
