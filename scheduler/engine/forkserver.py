@@ -26,8 +26,8 @@ from typing import Any
 
 import msgspec
 
-from scheduler import interpreter
 from scheduler.engine import cgroups, child
+from scheduler.interpreter import freeze
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # Seconds after SIGKILL in which they have not become fewer: what is still there cannot be killed (another user's, or
@@ -81,7 +81,7 @@ class ForkServer:
         except ImportError:
             pass  # whoever needs it will say so
         if not self.preload:
-            interpreter.freeze()
+            freeze()
 
     def obey(self) -> bool:
         """One order. False: there will be no more."""
@@ -223,5 +223,5 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     server = ForkServer(control, sys.argv[2:])
-    interpreter.freeze()
+    freeze()
     server.serve()
