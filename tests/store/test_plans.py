@@ -85,6 +85,13 @@ def turns(jobs: Scheduler) -> int:
     return ran
 
 
+def no_autovacuum(jobs: Scheduler) -> None:
+    """Not of other tables either: its snapshot keeps claims from forgetting the index's dead rows, and they are counted
+    each time."""
+    for (table,) in rows(jobs, "SELECT relname FROM pg_stat_user_tables"):
+        write(jobs, f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+
+
 def figures(jobs: Scheduler, sql: str) -> Any:
     recorder = engine_of(jobs).turner.recorder
     for its in (engine_of(jobs)._conn(), recorder and recorder._connection):
@@ -135,7 +142,7 @@ def test_a_full_table_is_neither_read_nor_sorted(fleet: Fleet, many: int, tell: 
     step(jobs)
     postgres = jobs.database.dialect.name == "postgresql"
     if postgres:
-        write(jobs, "ALTER TABLE schedd_tasks SET (autovacuum_enabled = off)")
+        no_autovacuum(jobs)
         write(jobs, "ANALYZE schedd_tasks")
     with jobs.batch() as batch:
         for _ in range(500):
