@@ -36,7 +36,7 @@ from typing import Any
 
 import pages
 import report
-from contenders.collector import forget
+from contenders.collector import forget, seldom
 from works import POSTGRESQL, QUICK_STORED, REDIS, SQLITE, WORKS, Work
 
 CONTENDERS = {  # who -> modules, each with WORKS: (work, database) -> a function, or functions by variant
@@ -262,6 +262,7 @@ def one(what: str, url: str, size: int) -> Any:
     work, _, who = what.partition(":")
     database = {"sqlite": SQLITE, "postgresql": POSTGRESQL}.get(url.partition(":")[0], REDIS)
     measured = works_of(who.partition(",")[0])[work, database][who]
+    seldom()
     forget()
     return measured(url, size)
 

@@ -272,7 +272,10 @@ class Scheduler(Queries):
 
     def stop_now(self) -> list[int]:
         """Stop for a process that is about to end: the last write hands what runs back, due 2 s later, without using
-        an attempt. Returns those ids. Raises StoreUnavailableError if that could not be written."""
+        an attempt. Returns the ids of what was handed back: not of what ended meanwhile, or was cancelled.
+
+        Raises StoreUnavailableError if that could not be written.
+        """
         self._forget_parents_engine()
         with self._lifecycle:
             engine, self._engine = self._engine, None

@@ -242,20 +242,22 @@ class Supervisor:
             logger.error("could not hand back what still runs: it starts again when this worker's lease ends")
             return Ended(UNREACHABLE, hard=True)
         try:
-            left = work.result()
+            left, busy = work.result()
         except StoreUnavailableError:  # told by the engine; what still runs starts again when the lease ends
             return Ended(UNREACHABLE, hard=True)
         if left:
             logger.warning("%d tasks were still running; they start again", len(left), extra={"tasks": left[:100]})
         logger.info("stopped")
-        return Ended(OK, hard=bool(left))
+        return Ended(OK, hard=busy)
 
-    def _end(self) -> list[int]:
-        """Drain until the deadline, which may be brought forward; returns what was still running then."""
+    def _end(self) -> tuple[list[int], bool]:
+        """Drain until the deadline, which may be brought forward; returns what was handed back then, and whether
+        anything still ran."""
         engine = self._service.engine
         engine.drain()
         logger.info("stopping: no new tasks, running ones have %g s", self.config.worker.drain)  # and now that is so
         while (left := self._deadline - time.monotonic()) > 0 and self._service.is_running():
             if engine.wait_idle(min(left, LOOK_EVERY)):
                 break
-        return self._service.stop_now()
+        busy = bool(engine.running_ids())
+        return self._service.stop_now(), busy

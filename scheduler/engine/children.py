@@ -157,6 +157,9 @@ class Child:
                 self.talk_over = True
                 return
             yield from self.frames.feed(data)
+            if self.frames.broken:  # a body has written into it
+                self.talk_over = True
+                return
 
     def written(self) -> bytes:
         """What the child, or a program that it started, has written past Python."""

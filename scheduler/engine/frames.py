@@ -26,6 +26,7 @@ class Frames:
     """Takes a stream apart again."""
 
     def __init__(self) -> None:
+        self.broken = False  # there was something else in it: what came after is no message either
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[list[Any]]:
@@ -38,7 +39,11 @@ class Frames:
             (length,) = _LENGTH.unpack_from(rest, at)
             if end - at - 4 < length:
                 break
-            found.append(_decoder.decode(memoryview(rest)[at + 4 : at + 4 + length]))
+            try:
+                found.append(_decoder.decode(memoryview(rest)[at + 4 : at + 4 + length]))
+            except msgspec.DecodeError:
+                self.broken = True
+                break
             at += 4 + length
         del rest[:at]
         return found

@@ -87,7 +87,7 @@ class Engine:
         self.duties = Duties(self.desk, self.turner, self.lease)
         self.draining = False  # it is about to stop
         self.told_to_drain = False  # by an operator
-        self.handed_back: list[int] = []  # tasks that still ran at a hard stop
+        self.handed_back: list[int] = []  # tasks that still ran at a hard stop, and now wait for a worker
         self.pid = os.getpid()
         self.incarnation = ""
         self.turns = 0
@@ -492,10 +492,12 @@ class Engine:
         if hand_back_running:
             done = self._reported()
             now = self.desk.now()
-            left = {key: attempt for key, attempt in list(self.desk.held.items()) if key not in done}
-            extra = [(attempt, hand_back(attempt, now, now + HAND_BACK_DELAY)) for attempt in left.values()]
-            self.handed_back = sorted({task_id for task_id, _ in left})
-        self.turner.turn(connection, claiming=False, extra=extra)
+            extra = [
+                (a, hand_back(a, now, now + HAND_BACK_DELAY) if a.settled is None else a.settled)
+                for key, a in list(self.desk.held.items())
+                if key not in done
+            ]
+        self.handed_back = sorted(self.turner.turn(connection, claiming=False, extra=extra).given_back)
         with self.database.write(connection) as c:
             workers.stop(c, self.worker, self.desk.now())
         self._bell.ring()

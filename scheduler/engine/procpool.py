@@ -176,8 +176,8 @@ class ProcessPool:
 
     def _hear_last(self, child: Child) -> None:
         """What has ended is not handed back to run again, and what has begun is in the history: even if it told us so
-        while nobody listened any more. Its questions are left: nobody hears the answers."""
-        self._take_all(child, (said for said in child.heard(most=MOST_CHUNKS) if said[0] != "ask"))
+        while nobody listened any more."""
+        self._take_all(child, child.heard(most=MOST_CHUNKS))
         for attempt, outcome in child.held:
             self._report(attempt, outcome)
 
@@ -414,6 +414,8 @@ class ProcessPool:
                 child.held.append((job.attempt, outcome))
 
     def _ask(self, child: Child, number: int, asked: int, method: str, args: list[Any]) -> None:
+        if self._closed:
+            return  # it is to be killed: nobody hears the answer
         tag = child.tag
 
         def answer(fine: bool, value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -55,7 +55,7 @@ class TurnResult(NamedTuple):
     """``next_due``: when the next known task is due (microseconds); ``busy``: another turn may find work at once;
     ``ready``: how many tasks may run that could not before, here or elsewhere; ``unseen``: what was recorded beside the
     claim may have made work that this turn did not see; ``opened``: a cap has room again that this worker did not
-    take."""
+    take; ``given_back``: tasks that it handed back, which now wait for a worker."""
 
     finished: int
     claimed: int
@@ -65,6 +65,7 @@ class TurnResult(NamedTuple):
     schedule_ended: bool
     unseen: bool = False
     opened: bool = False
+    given_back: Collection[int] = ()
 
 
 class Turner:
@@ -104,6 +105,7 @@ class Turner:
             if self.desk.means.get(kind.name, 1.0) < QUICK:
                 coming += len(slots.waiting)
         if coming:
+            self.handout.release()
             self.desk.gather(min(self.planner.batch, len(self.desk.outcomes) + coming), GATHER)
 
     def has_work(self) -> bool:
@@ -139,10 +141,12 @@ class Turner:
         put_off = bool(self.deferred)
         requests: list[Request] = []
         if not urgent:
-            outcomes = self.deferred + (extra or [])
-            self.deferred = []
+            outcomes, self.deferred = self.deferred, []
             count = min(len(desk.outcomes), self.planner.batch - len(outcomes)) if claiming else len(desk.outcomes)
             outcomes += [desk.outcomes.popleft() for _ in range(count)]
+            if extra:  # but for what has ended since
+                known = {(o.task_id, o.claim) for _, o in outcomes}
+                outcomes += [(a, o) for a, o in extra if (o.task_id, o.claim) not in known]
             outcomes += self._stale()
             requests, desk.put_off = desk.put_off, []
             while desk.requests and len(requests) < REQUESTS:
@@ -178,7 +182,8 @@ class Turner:
                         self.limits.recorded(c, outcomes, finished)
                     if ended.died:
                         deaths.count(c, outcomes, finished)
-                self.handout.release()
+                if not urgent:
+                    self.handout.release()
                 if requests:
                     answers, woken = self._answer(c, requests, now)
                 started = self._started(gone)
@@ -273,6 +278,7 @@ class Turner:
             schedule_ended,
             unseen,
             opened,
+            _given_back(ended, finished) if finished is not None and not ended.over else (),
         )
 
     def _may_be_quick(self, outcomes: Pairs) -> bool:
@@ -471,6 +477,12 @@ class Turner:
             if attempt.started_mono <= since:
                 rows.append((*key, at))
         return rows
+
+
+def _given_back(ended: Ended, finished: Finished) -> set[int]:
+    """Without those whose end had been decided otherwise, and those that somebody's transaction holds."""
+    others = {o.task_id for o in (*finished.lost, *finished.deferred)} | finished.ended.keys()
+    return {o.task_id for _, o in ended.pairs if o.end is AttemptEnd.HANDED_BACK} - others
 
 
 def _own(outcomes: Pairs, finished: Finished) -> Finished:

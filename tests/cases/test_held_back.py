@@ -28,6 +28,18 @@ PATIENCE = 20.0
 def quick(ctx: Context) -> None: ...
 
 
+class Gate(threading.Event):
+    """Threads that wait for it wait as long as it takes, unless they are not ``patient``."""
+
+    asked = 0
+    patient = True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.is_set():
+            self.asked += 1
+        return super().wait(PATIENCE if self.patient else timeout)
+
+
 class Flood:
     """A worker that is stepped, with threads: it takes ``MANY`` tasks a turn, and has as many ends to record then."""
 
@@ -37,10 +49,14 @@ class Flood:
         self.desk = self.engine.desk
         self.slots = ThreadSlots("medium", 2 * MANY, self.desk, self.desk.report, spawn_thread)
         self.engine.slots[1, THREAD] = self.slots
-        self.ids = [jobs.task(quick).schedule() for _ in range(4 * MANY)]
-        step(jobs)  # begins at once: nothing else is to be done
+        self.gate = self.slots._go = Gate()
+        self.gate.set()
+        self.desk.means["quick"] = 1e-5  # so one thread is woken for them
+        self.ids = [jobs.task(quick).schedule() for _ in range(2 * MANY)]
+        step(jobs)  # they begin at once: nothing else is to be done
         self.ran(2 * MANY)
-        self.desk.means["quick"] = 1e-5
+        self.ids += [jobs.task(quick).schedule() for _ in range(2 * MANY)]
+        self.until(lambda: self.slots._idle == self.slots._threads and self.slots._tokens.empty())
         self.engine.turner.planner.batch = MANY
 
     def ran(self, count: int) -> None:
@@ -65,23 +81,10 @@ def flood(fleet: Fleet) -> Iterator[Flood]:
         slots.close()
 
 
-class Gate(threading.Event):
-    """Threads that wait for it wait as long as it takes."""
-
-    asked = 0
-
-    def wait(self, timeout: float | None = None) -> bool:
-        if not self.is_set():
-            self.asked += 1
-        return super().wait(PATIENCE)
-
-
 @sqlite
 def test_they_wait_for_the_next_statement(flood: Flood) -> None:
-    gate = flood.slots._go = Gate()
-    gate.set()
     step(flood.jobs)
-    flood.until(lambda: gate.asked > 0)
+    flood.until(lambda: flood.gate.asked > 0)
     assert len(flood.slots.waiting) == MANY
     assert len(flood.desk.outcomes) == MANY
     step(flood.jobs)  # records these, and claims the rest
@@ -92,6 +95,7 @@ def test_they_wait_for_the_next_statement(flood: Flood) -> None:
 @both
 def test_they_begin_by_themselves_should_there_be_no_next_statement(flood: Flood) -> None:
     """The loop may fail, be told to stop, or wait for another writer."""
+    flood.gate.patient = False
     step(flood.jobs)
     flood.ran(2 * MANY)
     flood.finish()
@@ -140,4 +144,23 @@ def test_they_begin_right_before_the_statement_that_takes_longest(
     assert seen[at - 1] == "SAVEPOINT schedd_plain"
     assert seen[at + 1].startswith("WITH j(id,")
     assert seen.count("released") == 1
+    flood.finish()
+
+
+@sqlite
+def test_a_turn_that_records_nothing_lets_none_begin(flood: Flood) -> None:
+    """One for high tasks only: it has no long statement, and the loop would wait for them."""
+    step(flood.jobs)
+    flood.until(lambda: flood.gate.asked > 0)
+    flood.engine.turner.turn(flood.engine._conn(), claiming=True, urgent=True)
+    assert not flood.gate.is_set()
+    flood.finish()
+
+
+@sqlite
+def test_what_the_loop_waits_for_begins(flood: Flood) -> None:
+    step(flood.jobs)
+    flood.until(lambda: flood.gate.asked > 0)
+    flood.engine.turner.gather()
+    assert flood.gate.is_set()
     flood.finish()

@@ -409,6 +409,23 @@ def test_what_began_unheard_is_in_the_history_after_a_hard_stop(deaf: Scheduler,
 
 
 @pytest.mark.case(8)
+def test_what_cannot_be_read_keeps_no_hard_stop_from_its_end(deaf: Scheduler, mark: str, tmp_path: Path) -> None:
+    task_id = deaf.task(kinds.Garble(str(tmp_path / "notes"))).timeout(3600).schedule()
+    noted(tmp_path / "notes", "start")
+    pool = deaf.engine.desk.processes
+    assert pool is not None
+    (child,) = pool.brood.children.values()
+    assert deaf.stop_now() == [task_id]
+    none_left(mark, 0.5)
+    assert child.talk.fileno() == -1
+    assert history(deaf, task_id) == [(1, "handed back")]
+
+
+def test_a_body_that_garbles_what_its_process_says_is_ended(jobs: Scheduler) -> None:
+    assert error_of(jobs, kinds.Garble()).startswith("ProcessDied: its process was killed by SIGKILL")
+
+
+@pytest.mark.case(8)
 def test_what_ended_unheard_is_not_run_again_after_a_hard_stop(deaf: Scheduler, mark: str) -> None:
     task_id = deaf.task(kinds.Pid()).schedule()
     pool = deaf.engine.desk.processes

@@ -1,0 +1,101 @@
+"""What the last write of a hard stop says of bodies that still run, or just have ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from scheduler import Context, Scheduler, TaskState, task
+from scheduler.engine.turn import Turner
+from support.databases import Database
+
+PATIENCE = 20.0
+
+
+def until(over: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not over():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Bodies:
+    """An engine with threads, whose bodies run until the test lets them go."""
+
+    def __init__(self, jobs: Scheduler) -> None:
+        self.jobs = jobs
+        self.go = threading.Event()  # for those that are to end
+        self.end = threading.Event()  # when the test is over
+
+        @task
+        def ends(ctx: Context) -> None:
+            self.go.wait(PATIENCE)
+
+        @task
+        def stays(ctx: Context) -> None:
+            self.end.wait(PATIENCE)
+
+        @task
+        def commits(ctx: Context) -> None:
+            with ctx.transaction():
+                pass
+            self.end.wait(PATIENCE)
+
+        self.kinds = {"ends": ends, "stays": stays, "commits": commits}
+        for kind in self.kinds.values():
+            jobs.register(kind)
+        jobs.start()
+
+    def begin(self, *names: str) -> list[int]:
+        ids = [int(self.jobs.task(self.kinds[name]).schedule()) for name in names]
+        held = self.jobs.engine.desk.held
+        until(lambda: {task_id for (task_id, _), a in list(held.items()) if a.started_at is not None} >= {*ids})
+        return ids
+
+    def told(self, task_id: int) -> tuple[TaskState, list[str]]:
+        return self.jobs.get_task_status(task_id), [a.outcome.value for a in self.jobs.get_attempts(task_id)]
+
+
+@pytest.fixture
+def bodies(database: Database) -> Iterator[Bodies]:
+    jobs = Scheduler(database.url)
+    made = Bodies(jobs)
+    yield made
+    made.go.set()
+    made.end.set()
+    jobs.close()
+
+
+@pytest.mark.case(8)
+def test_a_body_that_ends_before_the_last_write_has_ended(bodies: Bodies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the engine has made up its mind about what still runs."""
+    ended, still = bodies.begin("ends", "stays")
+    turn = Turner.turn
+
+    def late(turner: Turner, *args: Any, **given: Any) -> Any:
+        if given.get("extra"):
+            bodies.go.set()
+            until(lambda: turner.desk.outcomes)
+        return turn(turner, *args, **given)
+
+    monkeypatch.setattr(Turner, "turn", late)
+    assert bodies.jobs.stop_now() == [still]
+    assert bodies.told(ended) == (TaskState.SUCCESS, ["succeeded"])
+    assert bodies.told(still) == (TaskState.SCHEDULED, ["handed back"])
+
+
+@pytest.mark.case(8)
+def test_what_is_decided_already_is_not_named(bodies: Bodies, caplog: pytest.LogCaptureFixture) -> None:
+    committed, cancelled, still = bodies.begin("commits", "stays", "stays")
+    desk = bodies.jobs.engine.desk
+    until(lambda: any(a.settled is not None for a in list(desk.held.values())))
+    bodies.jobs.cancel_task(cancelled)
+    assert bodies.jobs.stop_now() == [still]
+    assert bodies.told(committed) == (TaskState.SUCCESS, ["succeeded"])
+    assert bodies.told(cancelled) == (TaskState.CANCELLED, ["cancelled"])
+    assert bodies.told(still) == (TaskState.SCHEDULED, ["handed back"])
+    assert "outcome dropped" not in caplog.text
