@@ -29,6 +29,11 @@ def tune() -> None:
     Before the program's own imports, so that what these set wins. A collector that is set to look less often stays so.
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
+    collect_seldom()
+
+
+def collect_seldom() -> None:
+    """The collector's part of :func:`tune`."""
     young, *older = gc.get_threshold()
     if 0 < young < YOUNG:  # 0: it does not look by itself at all
         gc.set_threshold(YOUNG, *older)

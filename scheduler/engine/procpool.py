@@ -43,6 +43,7 @@ LAST_CHUNKS = 64  # that a body may have left
 START_PATIENCE = 120.0  # seconds that a child may take to import the tasks' modules
 IDLE = 300.0  # seconds after which a child that has nothing to do is ended
 HOOK_PATIENCE = 60.0  # seconds that a hook may take
+GARBLED = "its process was killed: something in it had written into the socket through which it talks with the engine"
 HIGH = 0
 
 
@@ -457,7 +458,8 @@ class ProcessPool:
             limits = job.attempt.kind.options.limits if job.slots is not None else None
             over = memory == "limit"
             out = self._oom_kills > kills if child.place is None else memory == "system"
-            self._died(job, told_end(status, limits, out_of_memory=out, over_memory=over))
+            how = told_end(status, limits, out_of_memory=out, over_memory=over)
+            self._died(job, GARBLED if child.frames.broken else how)
         for attempt, outcome in child.held:
             self._report(attempt, outcome)
         self.brood.forget(child, status)

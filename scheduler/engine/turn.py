@@ -144,10 +144,10 @@ class Turner:
             outcomes, self.deferred = self.deferred, []
             count = min(len(desk.outcomes), self.planner.batch - len(outcomes)) if claiming else len(desk.outcomes)
             outcomes += [desk.outcomes.popleft() for _ in range(count)]
+            outcomes += self._stale()
             if extra:  # but for what has ended since
                 known = {(o.task_id, o.claim) for _, o in outcomes}
                 outcomes += [(a, o) for a, o in extra if (o.task_id, o.claim) not in known]
-            outcomes += self._stale()
             requests, desk.put_off = desk.put_off, []
             while desk.requests and len(requests) < REQUESTS:
                 requests.append(desk.requests.popleft())

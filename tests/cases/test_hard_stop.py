@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,15 +11,9 @@ import pytest
 from scheduler import Context, Scheduler, TaskState, task
 from scheduler.engine.turn import Turner
 from support.databases import Database
+from support.fleet import until
 
 PATIENCE = 20.0
-
-
-def until(over: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not over():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Bodies:

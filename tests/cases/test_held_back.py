@@ -4,8 +4,7 @@ interpreter."""
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from scheduler.model.registry import THREAD
 from scheduler.ports import spawn_thread
 from scheduler.store import statement
 from scheduler.testing import engine_of
-from support.fleet import Fleet, step
+from support.fleet import Fleet, step, until
 
 both = pytest.mark.parametrize("dialect", ["sqlite", "postgresql"], indirect=True)
 sqlite = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
@@ -56,20 +55,14 @@ class Flood:
         step(jobs)  # they begin at once: nothing else is to be done
         self.ran(2 * MANY)
         self.ids += [jobs.task(quick).schedule() for _ in range(2 * MANY)]
-        self.until(lambda: self.slots._idle == self.slots._threads and self.slots._tokens.empty())
+        until(lambda: self.slots._idle == self.slots._threads and self.slots._tokens.empty())
         self.engine.turner.planner.batch = MANY
 
     def ran(self, count: int) -> None:
-        self.until(lambda: len(self.desk.outcomes) == count)
-
-    def until(self, over: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not over():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: len(self.desk.outcomes) == count)
 
     def finish(self) -> None:
-        self.until(lambda: step(self.jobs) is None and not self.desk.held)
+        until(lambda: step(self.jobs) is None and not self.desk.held)
         assert {self.jobs.get_task_status(i) for i in self.ids} == {TaskState.SUCCESS}
 
 
@@ -84,11 +77,11 @@ def flood(fleet: Fleet) -> Iterator[Flood]:
 @sqlite
 def test_they_wait_for_the_next_statement(flood: Flood) -> None:
     step(flood.jobs)
-    flood.until(lambda: flood.gate.asked > 0)
+    until(lambda: flood.gate.asked > 0)
     assert len(flood.slots.waiting) == MANY
     assert len(flood.desk.outcomes) == MANY
     step(flood.jobs)  # records these, and claims the rest
-    flood.until(lambda: len(flood.desk.outcomes) >= MANY)
+    until(lambda: len(flood.desk.outcomes) >= MANY)
     flood.finish()
 
 
@@ -151,7 +144,7 @@ def test_they_begin_right_before_the_statement_that_takes_longest(
 def test_a_turn_that_records_nothing_lets_none_begin(flood: Flood) -> None:
     """One for high tasks only: it has no long statement, and the loop would wait for them."""
     step(flood.jobs)
-    flood.until(lambda: flood.gate.asked > 0)
+    until(lambda: flood.gate.asked > 0)
     flood.engine.turner.turn(flood.engine._conn(), claiming=True, urgent=True)
     assert not flood.gate.is_set()
     flood.finish()
@@ -160,7 +153,7 @@ def test_a_turn_that_records_nothing_lets_none_begin(flood: Flood) -> None:
 @sqlite
 def test_what_the_loop_waits_for_begins(flood: Flood) -> None:
     step(flood.jobs)
-    flood.until(lambda: flood.gate.asked > 0)
+    until(lambda: flood.gate.asked > 0)
     flood.engine.turner.gather()
     assert flood.gate.is_set()
     flood.finish()

@@ -422,7 +422,7 @@ def test_what_cannot_be_read_keeps_no_hard_stop_from_its_end(deaf: Scheduler, ma
 
 
 def test_a_body_that_garbles_what_its_process_says_is_ended(jobs: Scheduler) -> None:
-    assert error_of(jobs, kinds.Garble()).startswith("ProcessDied: its process was killed by SIGKILL")
+    assert error_of(jobs, kinds.Garble()).startswith("ProcessDied: its process was killed: something in it had written")
 
 
 @pytest.mark.case(8)

@@ -178,7 +178,7 @@ def test_an_end_reads_its_children_not_all_that_wait(fleet: Fleet, tell: Callabl
     """Also while the statistics do not know of them."""
     jobs = fleet.worker(plain, lease=30.0)
     step(jobs)
-    write(jobs, "ALTER TABLE schedd_tasks SET (autovacuum_enabled = off)")
+    no_autovacuum(jobs)
     write(
         jobs,
         "INSERT INTO schedd_tasks (state, queue, lane, pool, run_at, kind, created_at, payload, claim, unmet) "
@@ -202,7 +202,7 @@ def test_an_end_finds_its_edges_by_the_index(fleet: Fleet, edges: int) -> None:
     """However many there are: of 9,000 that nobody had analysed yet all were read, at each turn."""
     jobs = fleet.worker(plain, lease=30.0)
     step(jobs)
-    write(jobs, "ALTER TABLE schedd_edges SET (autovacuum_enabled = off)")
+    no_autovacuum(jobs)
     write(
         jobs,
         "INSERT INTO schedd_edges (parent, child, on_end, otherwise, ok) "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -52,6 +53,14 @@ def fleet(database: Database, clock: FakeClock) -> Iterator[Fleet]:
     made = Fleet(database, clock)
     yield made
     made.close()
+
+
+def until(over: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + seconds
+    while not over():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def step(jobs: Scheduler) -> None:
