@@ -143,10 +143,17 @@ class Planner:
     def _room(self, freed: dict[SlotKey, int], in_processes: dict[int, int]) -> Callable[[int, LaneHead], int]:
         desk = self.desk
         horizon = desk.monotonic() - desk.options.ahead
-        busy: dict[SlotKey, int] = {}  # slots whose body outlasts the horizon: they start nothing within the next one
+        busy: Counter[SlotKey] = Counter()  # slots whose body outlasts the horizon: they start nothing within the next
         for attempt in list(desk.held.values()):
             if attempt.started_at is not None and not attempt.ended and attempt.started_mono < horizon:
-                busy[attempt.sort] = busy.get(attempt.sort, 0) + 1
+                busy[attempt.sort] += 1
+        in_children = sum(busy[level, PROCESS] for level in LEVELS)
+
+        def moving_of(sort: SlotKey, size: int) -> int:
+            if sort[1] != PROCESS:
+                return max(0, size - busy[sort])  # lost bodies may be more than its slots
+            own = 1 if sort[0] == HIGH and size and not busy[sort] else 0  # the one that the pool has more for it
+            return max(own, size - in_children)  # the levels share the others
 
         def room(pool: int, head: LaneHead) -> int:
             kind = desk.registry.get(claims.kind_of(head.lane))
@@ -155,7 +162,7 @@ class Planner:
             slots = self.slots.get(sort)
             if slots is None or (sort[1] == PROCESS and pool != head.pool):
                 return 0  # the levels share the processes, so none has to help another
-            ahead, moving = 0, max(0, slots.size - busy.get(sort, 0))  # lost bodies may be more than its slots
+            ahead, moving = 0, moving_of(sort, slots.size)
             mean = desk.means.get(kind.name)
             if mean is not None and kind.name not in self.limits.known and not desk.options.max_concurrent:
                 # What the slots will start within the horizon; nothing, while what waits is not moving. Else what a

@@ -545,7 +545,26 @@ def test_a_high_task_does_not_wait_for_lower_ones(database: Database, mark: str)
     high = jobs.task(kinds.Pid()).priority("high").schedule()
     medium = jobs.task(kinds.Pid()).schedule()
     assert jobs.result(high, timeout=PATIENCE)
-    assert state(jobs, medium) == "scheduled", "the one child is taken, and the other is for high tasks"
+    jobs.cancel_task(held)
+    assert jobs.result(medium, timeout=PATIENCE)
+    end(jobs)
+
+
+@pytest.mark.case(60)
+def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(database: Database, mark: str) -> None:
+    jobs = started(database, processes=1)
+    assert result(jobs, run(jobs, kinds.Pid())), "from now on its kind is known to be quick"
+    held = jobs.task(kinds.Ask()).priority("low").schedule()
+    until(lambda: state(jobs, held) == "running", "it runs")
+    (body,) = jobs.engine.desk.held.values()
+    horizon = jobs.engine.options.ahead
+    until(lambda: body.started_mono < time.monotonic() - horizon, "it is not expected to end soon")
+    medium = jobs.task(kinds.Pid()).schedule()
+    for _ in range(3):
+        high = jobs.task(kinds.Pid()).priority("high").schedule()
+        assert jobs.result(high, timeout=PATIENCE), "the high tasks have a child of their own"
+    (row,) = rows(jobs, "SELECT state, claim FROM schedd_tasks WHERE id = :id", id=medium)
+    assert row.claim == 0, "those turns saw the medium one, too"
     jobs.cancel_task(held)
     assert jobs.result(medium, timeout=PATIENCE)
     end(jobs)

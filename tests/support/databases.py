@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from support import postgres_server
+from support.leftovers import stopping_engines
 from support.session import locked, shared_directory
 
 DIALECTS = ("sqlite", "postgresql")
@@ -52,10 +53,12 @@ def database(dialect: str, request: pytest.FixtureRequest) -> Iterator[Database]
         template: Path = request.getfixturevalue("_sqlite_template")
         with _short_directory() as directory:
             shutil.copyfile(template, directory / "jobs.db")
-            yield Database(f"sqlite:///{directory / 'jobs.db'}", dialect)
+            with stopping_engines():
+                yield Database(f"sqlite:///{directory / 'jobs.db'}", dialect)
     else:
         server: PostgresDatabases = request.getfixturevalue("postgres_databases")
-        yield Database(server.migrated(), dialect)
+        with stopping_engines():
+            yield Database(server.migrated(), dialect)
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
-"""Processes that should not be there any more."""
+"""Processes and engines that should not be there any more."""
 
 from __future__ import annotations
 
 import os
 import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MARK = "SCHEDD_TEST_MARK"
@@ -31,3 +34,27 @@ def none_left(value: str, timeout: float = 10.0) -> None:
     while left := marked(value):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.02)
+
+
+@contextmanager
+def stopping_engines() -> Iterator[None]:
+    """Stop every engine that was started meanwhile and that nobody stopped, as a failed test does not: it would claim
+    the tasks of those that come after it in the same database."""
+    from scheduler import Scheduler
+
+    started: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+    start = Scheduler.start
+
+    def noted(jobs: Scheduler) -> None:
+        started.add(jobs)
+        start(jobs)
+
+    Scheduler.start = noted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Scheduler.start = start  # type: ignore[method-assign]
+        for jobs in list(started):
+            if jobs.is_running():
+                jobs.stop_now()
+                jobs.close()
