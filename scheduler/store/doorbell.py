@@ -74,6 +74,7 @@ class SocketBell:
         self._spawn = spawn
         self._dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._closer = weakref.finalize(self, os.close, self._dirfd)
+        self._closer.atexit = False  # an engine's thread may ring until the process ends
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._listener: socket.socket | None = None
         self._lock_fd = -1

@@ -37,6 +37,7 @@ class _Lock:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
                 self._pid = os.getpid()
                 self._closer = weakref.finalize(self, os.close, self._fd)
+                self._closer.atexit = False  # an engine's thread may hold it until the process ends
             while True:
                 try:
                     fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
