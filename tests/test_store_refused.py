@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,26 @@ class Guarded:
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Somebody else has every connection."""
+        """Somebody else has every connection, those that schedd had among them."""
+        cut = (
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name LIKE 'schedd%' "
+            "AND usename = 'guest'"
+        )
         with ExitStack() as stack:
-            with suppress(psycopg.OperationalError):
-                while True:
-                    stack.enter_context(self.connect())
+            while self._fill(stack) or self.sql(cut):
+                pass  # one that was just ending had a place, or schedd was back sooner
             with pytest.raises(psycopg.OperationalError, match="connection slots"):
                 self.connect()
             yield
+
+    def _fill(self, stack: ExitStack) -> int:
+        """Take what connections there are. Returns how many there were."""
+        for number in itertools.count():
+            try:
+                stack.enter_context(self.connect())
+            except psycopg.OperationalError:
+                return number
+        raise AssertionError
 
 
 @pytest.fixture(scope="module")
@@ -173,12 +186,7 @@ def test_a_worker_that_gets_no_connection_any_more_goes_on_when_it_does(
     child = schedd(nursery, guarded.url())
     systemd.expect("READY=1")
     with guarded.full():
-        guarded.sql(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'schedd%' "
-            "AND usename = 'guest'"
-        )
-        with guarded.full():
-            child.expect("the server takes no more connections")
+        child.expect("the server takes no more connections")
     child.expect("the database is back")
     with Scheduler(guarded.url("postgres", "")) as jobs:
         jobs.stop()
