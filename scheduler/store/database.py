@@ -19,6 +19,7 @@ from scheduler.store import migrate
 from scheduler.store.dialect import Dialect, dialect_named, sqlite_too_old
 from scheduler.store.failures import StoreTrouble, explain
 from scheduler.store.gate import Gate
+from scheduler.store.pool import FairPool
 from scheduler.store.singles import MOST, Single, Singles
 from scheduler.store.statement import run
 from scheduler.store.transaction import LIMIT, Places, Transaction
@@ -171,6 +172,7 @@ class Database:
         try:
             engine = sa.create_engine(
                 self.url,
+                poolclass=FairPool,
                 **_POOL["postgresql"],
                 isolation_level="READ COMMITTED",
                 connect_args={
@@ -392,6 +394,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
             "timeout": _SQLITE_BUSY_MS / 1000,
             "cached_statements": 512,
         },
+        poolclass=FairPool,
         **_POOL["sqlite"],
     )
 

@@ -431,7 +431,7 @@ def test_who_waits_for_the_pools_last_one_gets_what_comes_back(store: Store) -> 
         other.start()
         assert begun.wait(30)
         pool: Any = store.open().pool
-        while not pool._pool.not_empty._waiters:  # until it waits there
+        while not pool._line._waiting:  # until it waits there
             time.sleep(0.001)
     assert done.wait(10)
     for connection in held:
