@@ -30,7 +30,7 @@ class Guard:
         self._loop_thread = loop_thread
         self._every = min(LONGEST, desk.options.lease / LOOKS)
         self._seen = 0.0
-        self._in_vain = 0  # looks since the loop went round: time in which we stood still ourselves is none of its
+        self._in_vain = 0.0  # seconds of ours since the loop went round: those in which we stood still are none of its
         self._over = threading.Event()
         self._mutex = threading.Lock()
         self._lapsed: list[Attempt] = []
@@ -42,20 +42,29 @@ class Guard:
         self._over.set()
 
     def _run(self) -> None:
-        while not self._over.wait(self._every):
-            self.look()
+        pause = self.pause()
+        while not self._over.wait(pause):
+            self.look(pause)
+            pause = self.pause()
 
-    def look(self) -> None:
-        """Tell what runs if the lease has run out; cut the loop's connection in time before that."""
+    def pause(self) -> float:
+        """Seconds until the next look: not after the lease has run out, for then others may begin."""
+        left = self.desk.lapses_at - self.desk.monotonic()
+        return min(self._every, left) if left > 0 else self._every
+
+    def look(self, waited: float) -> None:
+        """Tell what runs if the lease has run out; cut the loop's connection in time before that.
+
+        ``waited``: seconds since the last look.
+        """
         mono, lease, round_at = self.desk.monotonic(), self.desk.options.lease, self._went_round()
-        self._in_vain = self._in_vain + 1 if round_at == self._seen else 0
+        self._in_vain = self._in_vain + waited if round_at == self._seen else 0.0
         self._seen = round_at
         if mono >= self.desk.lapses_at:
             self._lapse()
-        stuck = self._in_vain * self._every
-        if mono >= self.desk.lapses_at - lease / 3 and stuck >= max(STUCK[0] * lease, STUCK[1]):
+        if mono >= self.desk.lapses_at - lease / 3 and self._in_vain >= max(STUCK[0] * lease, STUCK[1]):
             thread = self._loop_thread()
-            self._in_vain = 0
+            self._in_vain = 0.0
             if thread is not None and self.desk.database.cut(thread):
                 log.warning("the database has not answered for %.1f s: its connection is cut", mono - round_at)
 

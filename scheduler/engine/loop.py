@@ -232,6 +232,7 @@ class Engine:
             if self._told != str(error):
                 log.error("the database is away, trying again: %s", error)
             self._told = str(error)
+            self.lease.be_patient()  # it may be away for the others, too
         except Exception as error:
             # A row or a statement that we did not foresee must not end the loop; it is tried again, and told once.
             if self._told != repr(error):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("scheduler.engine")
 
 SKEW = 1.0  # seconds that this machine's clock may be off before it is told
+PATIENCE = 0.4  # of a lease
 ASIDE = 60.0  # seconds until schedules that could not be fired are looked at again
 
 
@@ -46,11 +47,15 @@ class Lease:
     def joined(self, begun: float) -> None:
         """The worker has got its first lease, by a transaction that began then (monotonic).
 
-        A worker that has just begun does not know whether the clock jumped a moment ago. The living renew every
-        lease/3; only who has not done so in this time either is dead.
+        A worker that has just begun does not know whether the clock jumped a moment ago.
         """
         self._extended(begun)
-        self.no_reaping_until = max(self.no_reaping_until, self.desk.monotonic() + 0.4 * self.desk.options.lease)
+        self.be_patient()
+
+    def be_patient(self) -> None:
+        """Something may have kept the others from renewing. The living do so, or try again, every lease/3; only who has
+        not in this time either is dead."""
+        self.no_reaping_until = max(self.no_reaping_until, self.desk.monotonic() + PATIENCE * self.desk.options.lease)
 
     def _extended(self, begun: float) -> None:
         if self._lapses:

@@ -7,6 +7,8 @@ import threading
 import pytest
 import sqlalchemy as sa
 
+from scheduler.engine.guard import LONGEST, LOOKS
+from scheduler.errors import StoreUnavailableError
 from scheduler.ports import SECOND
 from scheduler.store import workers
 from scheduler.testing import engine_of
@@ -54,6 +56,54 @@ def test_the_next_reap_is_when_the_next_lease_runs_out(bench: Bench) -> None:
     else:
         raise AssertionError("never taken back")
     assert 0 < (bench.jobs.database.now() - until) / SECOND < 0.1
+
+
+@pytest.mark.case(9, 10)
+def test_after_an_outage_the_others_have_time_to_renew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One had renewed right before it and is back in time for its own lease, the other's has run out meanwhile."""
+    ring_and_step(bench.jobs)
+    other = bench.worker()
+    ring_and_step(other)
+    bench.clock.advance(13)  # neither has just begun
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    bench.step("task").schedule()
+    ring_and_step(other)  # it renews, and claims
+    (held,) = engine_of(other).desk.held
+    bench.clock.advance(5)
+    engine.duties.timers.bring_forward("renew")
+    ring_and_step(bench.jobs)
+
+    def away() -> float:
+        raise StoreUnavailableError("away")
+
+    bench.clock.advance(18)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "step", away)
+        engine._round()
+    assert engine.worker
+    for seconds, state in ((0, "claimed"), (8, "claimed"), (3, "claimed"), (2, "scheduled")):
+        bench.clock.advance(seconds)
+        engine.duties.timers.bring_forward("reap")
+        engine.drain()
+        ring_and_step(bench.jobs)
+        assert bench.state(held[0]) == state, f"after another {seconds} s"
+
+
+@pytest.mark.case(4, 9)
+def test_the_guard_looks_when_the_lease_runs_out(bench: Bench) -> None:
+    """Not at its next look only: by then others may have begun what runs here."""
+    engine = engine_of(bench.jobs)
+    guard, every = engine.guard, engine.options.lease / LOOKS
+    assert guard.pause() == min(every, LONGEST), "it has no lease yet"
+    for left, pause in (
+        (100.0, min(every, LONGEST)),
+        (0.25, 0.25),
+        (0.0, min(every, LONGEST)),
+        (-5.0, min(every, LONGEST)),
+    ):
+        engine.desk.lapses_at = bench.clock.monotonic() + left
+        assert guard.pause() == pytest.approx(pause)
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
