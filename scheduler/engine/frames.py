@@ -12,6 +12,7 @@ import msgspec
 
 _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
+_LISTS = {*range(0x90, 0xA0), 0xDC, 0xDD}  # what a list begins with, and no text of Latin letters
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list)
 
@@ -31,12 +32,17 @@ class Frames:
 
     def feed(self, data: bytes) -> list[list[Any]]:
         """The messages that are complete now."""
+        found: list[list[Any]] = []
+        if self.broken:
+            return found
         rest = self._rest
         rest += data
         at, end = 0, len(rest)
-        found = []
-        while end - at >= 4:
+        while end - at > 4:
             (length,) = _LENGTH.unpack_from(rest, at)
+            if rest[at + 4] not in _LISTS or not length:
+                self.broken = True
+                break
             if end - at - 4 < length:
                 break
             try:
