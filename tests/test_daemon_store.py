@@ -280,28 +280,39 @@ def test_the_watchdog_is_told_while_the_server_is_away(
 
 
 IDLE = 0.005  # of a core
+# Waits a second, of all its threads, whatever else the machine does: about twice the mean when this was recorded.
+WAITS = {"sqlite": 8, "postgresql": 11}
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(240)
 def test_an_idle_daemon_costs_next_to_nothing(database: Database, nursery: Nursery, systemd: Systemd) -> None:
     child = schedd(nursery, database.url, WATCHDOG_USEC="2000000")
     systemd.expect("READY=1")
 
-    def spent() -> tuple[float, float]:
+    def spent() -> tuple[float, int, float]:
         systemd.expect("WATCHDOG=1")  # one a second: that is what time is measured by
-        threads = Path(f"/proc/{child.process.pid}/task").glob("*/schedstat")  # to the nanosecond, not to the tick
-        return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9, time.monotonic()
+        threads = list(Path(f"/proc/{child.process.pid}/task").iterdir())
+        # schedstat counts to the nanosecond, not to the tick
+        nanoseconds = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads)
+        switches = [(thread / "status").read_text().partition("\nvoluntary_ctxt_switches:")[2] for thread in threads]
+        return nanoseconds / 1e9, sum(int(text.split()[0]) for text in switches), time.monotonic()
 
     spent()  # starting up is not idling
     shares: list[float] = []
-    while not shares or (min(shares) >= IDLE and len(shares) < 6):  # a neighbour's load makes it dearer, never cheaper
-        before, start = spent()
+    waits: list[float] = []
+    bound = WAITS[database.dialect]
+    # A neighbour's load makes it dearer, never cheaper; and once in a while it has more to look after.
+    while not shares or ((min(shares) >= IDLE or min(waits) >= bound) and len(shares) < 12):
+        used, waited, start = spent()
         for _ in range(5):
-            after, end = spent()
-        shares.append((after - before) / (end - start))
+            used_then, waited_then, end = spent()
+        shares.append((used_then - used) / (end - start))
+        waits.append((waited_then - waited) / (end - start))
     status = Path(f"/proc/{child.process.pid}/status").read_text()
     resident = int(status.partition("VmRSS:")[2].split()[0]) / 1024
     assert min(shares) < IDLE
+    assert min(waits) < bound
     assert resident < 80
 
 

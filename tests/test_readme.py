@@ -115,6 +115,7 @@ def test_the_shop_runs_on_a_daemon(tmp_path: Path) -> None:
     assert "daily-report  daily_report  0 6 * * * Europe/Berlin" in schedules
 
 
+@pytest.mark.timeout(300)  # without its cache mypy reads everything anew
 def test_programs_pass_mypy_strict(tmp_path: Path) -> None:
     """As a user's would, who installed schedd and has no configuration for mypy."""
     (tmp_path / "mypy.ini").write_text("[mypy]\n")

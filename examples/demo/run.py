@@ -396,7 +396,17 @@ def main() -> int:
         if work is not None and keep():
             print(f"kept: {work}")
         elif work is not None:
-            shutil.rmtree(work, ignore_errors=True)
+            remove(work)
+
+
+def remove(work: Path) -> None:
+    """What the daemon had started ends a moment after it, and may put another file there meanwhile."""
+    deadline = time.monotonic() + 2
+    while True:
+        shutil.rmtree(work, ignore_errors=True)
+        if not work.exists() or time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
 
 
 def keep() -> bool:

@@ -524,6 +524,7 @@ def test_its_thread_ends_with_the_engine(database: Database) -> None:
         thread = recorder._thread
     assert made
     assert thread is not None
+    thread.join(20)
     assert not thread.is_alive()
     assert recorder.begin(lambda _: None) is None  # type: ignore[arg-type, return-value]
     assert {tuple(ends(jobs, i)) for i in batch.ids[::100]} == {("succeeded",)}

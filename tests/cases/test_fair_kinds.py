@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler import Context, Scheduler, task
-from scheduler.testing import FakeClock, drain, engine_of
-from support.databases import Database
+from scheduler import Context, task
+from scheduler.testing import drain, engine_of
+from support.fleet import Fleet, step
 
 
 @task
@@ -15,10 +15,8 @@ def quick(ctx: Context, n: int) -> None: ...
 def other(ctx: Context) -> None: ...
 
 
-def test_a_kind_without_a_known_duration_gets_in(database: Database) -> None:
-    jobs = Scheduler.for_testing(url=database.url, clock=FakeClock())
-    jobs.register(quick)
-    jobs.register(other)
+def test_a_kind_without_a_known_duration_gets_in(fleet: Fleet) -> None:
+    jobs = fleet.worker(quick, other)
     jobs.task(quick, 0).schedule()
     drain(jobs)  # now its duration is known, and it is claimed ahead
     with jobs.batch() as batch:
@@ -26,10 +24,8 @@ def test_a_kind_without_a_known_duration_gets_in(database: Database) -> None:
             batch.task(quick, n)
     engine = engine_of(jobs)
     for _ in range(4):
-        engine.ring()
-        engine.step()
+        step(jobs)
     assert engine.desk.in_flight[1, False] > 100  # a line longer than the pool's eight slots
     late = jobs.task(other).schedule()
-    engine.ring()
-    engine.step()
+    step(jobs)
     assert jobs.get_task_status(late) == "claimed"

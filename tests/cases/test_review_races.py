@@ -16,6 +16,7 @@ from scheduler.store.doorbell import ring_after_commit
 from scheduler.testing import engine_of
 from support.bench import Bench, Side, Step, ring_and_step
 from support.databases import Database
+from support.fleet import until
 
 on_postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 DAY = 86400.0
@@ -171,7 +172,7 @@ def test_many_tasks_in_one_transaction_ring_once(bench: Bench) -> None:
             ring_after_commit(connection, lambda: rung.append(2))
         with connection.begin():
             ring_after_commit(connection, lambda: rung.append(3))
-    threading.Event().wait(0.3)
+    until(lambda: set(rung) >= {1, 2, 3})
     assert {1, 2, 3} == set(rung)
 
 

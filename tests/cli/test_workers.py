@@ -31,7 +31,7 @@ def test_what_each_runs_is_named(ctl: Ctl, live: Bench) -> None:
     assert [(t["id"], t["kind"], t["since"]) for t in worker["running"]] == [
         (i, "Step", "1970-01-01T00:00:01Z") for i in running
     ]
-    assert abs(worker["skew"]) < 0.1  # on the same machine
+    assert abs(worker["skew"]) < 1  # on the same machine, which may be busy
     shown = ctl("workers").stdout
     assert f"{running[0]} Step, {running[1]} Step" in shown
     assert "and 2 more" in shown

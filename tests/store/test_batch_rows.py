@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,10 +28,11 @@ def work(ctx: Context, text: str) -> None: ...
 
 
 @pytest.fixture
-def jobs(database: Database) -> Scheduler:
+def jobs(database: Database) -> Iterator[Scheduler]:
     made = Scheduler.for_testing(url=database.url)
     made.register(work)
-    return made
+    yield made
+    made.close()
 
 
 def store(jobs: Scheduler, rows: list[Any], connection: Any = None) -> list[Any]:

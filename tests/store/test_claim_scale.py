@@ -11,7 +11,7 @@ from scheduler import Context, Scheduler, task
 from scheduler.engine.lanes import STRETCH
 from scheduler.store.claim import lane_heads
 from scheduler.testing import drain, engine_of
-from support.fleet import Fleet, rows, run_claimed, step, write
+from support.fleet import Fleet, no_autovacuum, rows, run_claimed, step, write
 
 READ = "SELECT idx_tup_read AS n FROM pg_stat_user_indexes WHERE indexrelname = 'ix_schedd_tasks_ready'"
 
@@ -120,6 +120,9 @@ def test_what_may_not_be_claimed_costs_a_claim_nothing(
     fleet: Fleet, tell: Callable[[str], None], ready: int, keys: int
 ) -> None:
     jobs = fleet.worker(plain, narrow, each, queues=["default"])
+    step(jobs)
+    if jobs.database.dialect.name == "postgresql":
+        no_autovacuum(jobs)
     schedule(jobs)
     drain(jobs)
     free = cost(jobs)

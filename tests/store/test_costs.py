@@ -7,7 +7,7 @@ change made something cheaper.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -38,10 +38,11 @@ def noop(ctx: Context, n: int) -> None:
 
 
 @pytest.fixture
-def jobs(database: Database) -> Scheduler:
+def jobs(database: Database) -> Iterator[Scheduler]:
     made = Scheduler.for_testing(url=database.url, clock=FakeClock())
     made.register(noop)
-    return made
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from scheduler.store.finish import _FOLLOWS
 from scheduler.store.locking import _LOCK_WAITING
 from scheduler.store.release import _MEET_PG
 from scheduler.testing import drain, engine_of
-from support.fleet import Fleet, rows, run_claimed, step, write
+from support.fleet import Fleet, no_autovacuum, rows, run_claimed, step, write
 
 READY = "ix_schedd_tasks_ready"
 YEAR = 365 * 86_400_000_000
@@ -83,13 +83,6 @@ def turns(jobs: Scheduler) -> int:
         step(jobs)
         ran += run_claimed(jobs)
     return ran
-
-
-def no_autovacuum(jobs: Scheduler) -> None:
-    """Not of other tables either: its snapshot keeps claims from forgetting the index's dead rows, and they are counted
-    each time."""
-    for (table,) in rows(jobs, "SELECT relname FROM pg_stat_user_tables"):
-        write(jobs, f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
 
 
 def figures(jobs: Scheduler, sql: str) -> Any:

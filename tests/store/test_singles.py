@@ -460,7 +460,10 @@ def test_a_dead_wire_is_waited_for_once(store: Store, monkeypatch: pytest.Monkey
 
 
 @on_postgres
-def test_a_restart_costs_those_who_store_one_call(database: Database, jobs: Scheduler) -> None:
+def test_a_restart_costs_those_who_store_one_call(
+    database: Database, jobs: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wires, "_TRUSTED", 60.0)  # used untried, however long the sessions take to end
     jobs.task(work).schedule()
     together(jobs.database, 8)
     pool: Any = jobs.database.open().pool
@@ -539,4 +542,4 @@ def test_a_dropped_scheduler_leaves_no_descriptor(database: Database) -> None:
     before = open_ones()
     for _ in range(5):
         drop()
-    assert open_ones() == before
+    assert open_ones() <= before  # fewer: what earlier tests left may be closed meanwhile

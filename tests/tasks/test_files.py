@@ -14,6 +14,7 @@ from scheduler import PermanentError
 from scheduler.tasks import FileIdGeneratorTask, blobs
 from scheduler.tasks.blobs import BlobMissing
 
+from .commands import descriptors
 from .fake import FakeContext
 from .uploads import DATA, id_of, run, store_of, tree, without_created
 
@@ -155,10 +156,10 @@ def test_what_crashed_writers_left_is_swept(settings: dict[str, Any]) -> None:
 
 
 def refused(path: Path | str, settings: dict[str, Any], text: str) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(PermanentError, match=text):
         run(path, settings)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
     assert tree(store_of(settings).root / "data") == set()
 
 

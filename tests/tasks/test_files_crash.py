@@ -16,6 +16,7 @@ from scheduler.errors import Cancelled
 from scheduler.tasks import FileIdGeneratorTask
 from scheduler.tasks.blobs import BlobStore
 
+from .commands import descriptors
 from .fake import FakeContext, file_settings
 from .uploads import DATA, id_of, run, store_of, tree, without_created
 
@@ -125,12 +126,12 @@ def test_cancelling_leaves_the_upload(upload: Path, settings: dict[str, Any]) ->
     with upload.open("wb") as file:
         file.truncate(20 << 20)
     ctx: Any = FakeContext(settings, cancel_when=lambda ctx: ctx.checks > 5)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(Cancelled):
         FileIdGeneratorTask(7, str(upload), "big").run(ctx)
     assert upload.exists()
     assert tree(store_of(settings).root) == set()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 @pytest.mark.parametrize("copied", [False, True])
