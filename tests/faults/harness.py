@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from faults import durable_kinds, kinds
 from scheduler import Scheduler
 from scheduler.engine import turn
+from scheduler.engine.options import DEFAULT_POOLS
 from scheduler.model import state as st
 from scheduler.store import read_history
 from scheduler.store.dialect import prepared
@@ -277,7 +278,10 @@ def freeze(process: Process, jobs: Scheduler) -> None:
 
 
 def _stopped(pid: int) -> bool:
-    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    try:
+        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # a thread has just ended
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
@@ -324,6 +328,20 @@ def all_ended(jobs: Scheduler, timeout: float = PATIENCE) -> None:
     while unfinished(jobs):
         assert time.monotonic() < deadline, f"not ended within {timeout:g} s: {counts(jobs)}"
         time.sleep(0.02)
+
+
+def all_take_part(fleet: Fleet, jobs: Scheduler, processes: list[Process]) -> None:
+    """Bodies in every one of these processes, which have the default pools and nothing else to do: one more under way
+    at once than there are slots without any one of them. Nobody knows how long they take, so none is claimed ahead."""
+    slots = DEFAULT_POOLS["medium"][0] + DEFAULT_POOLS["low"][0]  # idle ones of low help
+    with jobs.batch() as batch:
+        for _ in range(slots * (len(processes) - 1) + 1):
+            batch.task(kinds.Hold())
+    until(lambda: all(fleet.runs(i) for i in batch.ids), f"{len(batch.ids)} bodies are under way at once")
+    assert {run.pid for i in batch.ids for run in fleet.runs(i)} == {process.pid for process in processes}
+    for process in processes:
+        process.open()
+    all_ended(jobs)
 
 
 def history(jobs: Scheduler, task_id: int) -> list[tuple[int, str]]:

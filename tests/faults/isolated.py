@@ -33,8 +33,9 @@ def make_state() -> dict[str, Any]:
 def note(path: str, what: str) -> None:
     """A line in a file, whole whatever happens next."""
     if path:
+        line = f"{what} {os.getpid()} {time.monotonic_ns()}\n".encode()
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.write(fd, f"{what} {os.getpid()} {time.monotonic_ns()}\n".encode())
+        os.write(fd, line)
         os.close(fd)
 
 
@@ -110,7 +111,7 @@ class State(Task, isolation="process"):
         return ctx.state
 
 
-class Hang(Task, isolation="process", retry=AT_ONCE, timeout=0.3):
+class Hang(Task, isolation="process", retry=AT_ONCE, timeout=0.75):
     """Ignores everything, on its first attempt."""
 
     notes: str = ""
@@ -144,7 +145,7 @@ class Loop(Task, isolation="process"):
             note(self.notes, "cleaned")
 
 
-class ALoop(Task, isolation="process", timeout=0.3, retry=AT_ONCE):
+class ALoop(Task, isolation="process", timeout=0.75, retry=AT_ONCE):
     """Waits for ever, on its first attempt."""
 
     notes: str = ""
@@ -261,7 +262,7 @@ class Forks(Task, isolation="process"):
         return "child" if os.fork() == 0 else "parent"
 
 
-class Program(Task, isolation="process", timeout=0.5):
+class Program(Task, isolation="process"):
     """Waits for another program that ignores SIGTERM."""
 
     def run(self, ctx: Context) -> None:

@@ -277,25 +277,24 @@ class Big(Task, retry=AT_ONCE):
         return "x" * self.size
 
 
-class Attentive(Task, retry=AT_ONCE, timeout=0.25):
+class Attentive(Task, retry=AT_ONCE, timeout=0.75):
     """Asks its context all the time on the first attempt, and tells what that raised."""
 
     def run(self, ctx: Context) -> int:
         _link().note("start", ctx)
-        started = time.monotonic()
         try:
             while ctx.attempt == 1:
                 ctx.check_cancelled()
                 time.sleep(0.005)
         except TaskTimeout as error:
-            _link().say("timeout", task=ctx.id, after=time.monotonic() - started, error=str(error))
+            _link().say("timeout", task=ctx.id, now=time.monotonic(), error=str(error))
             raise
         finally:
             _link().note("end", ctx)
         return ctx.attempt
 
 
-class Deaf(Task, retry=AT_ONCE, timeout=0.25):
+class Deaf(Task, retry=AT_ONCE, timeout=0.75):
     """Overruns its timeout without asking its context, until the gate opens; only the first attempt."""
 
     def run(self, ctx: Context) -> int:
@@ -307,7 +306,7 @@ class Deaf(Task, retry=AT_ONCE, timeout=0.25):
         return ctx.attempt
 
 
-class Sleeper(Task, retry=AT_ONCE, timeout=0.25):
+class Sleeper(Task, retry=AT_ONCE, timeout=0.75):
     """An async body that waits for ever on the first attempt."""
 
     async def run(self, ctx: AsyncContext) -> int:
@@ -321,7 +320,7 @@ class Sleeper(Task, retry=AT_ONCE, timeout=0.25):
         return ctx.attempt
 
 
-class Stubborn(Task, retry=AT_ONCE, timeout=0.25):
+class Stubborn(Task, retry=AT_ONCE, timeout=0.75):
     """An async body that swallows what should end it until the gate opens; only the first attempt."""
 
     async def run(self, ctx: AsyncContext) -> int:

@@ -19,7 +19,7 @@ import pytest
 
 from faults import injected
 from faults.campaign import Campaign, Report
-from faults.harness import Fleet, Mother, Process, connect
+from faults.harness import Fleet, Mother, Process, connect, until
 from faults.injected import Fault
 from scheduler import Scheduler
 from support.own_server import OwnServer
@@ -61,6 +61,10 @@ class Ground:
         seed = int(os.environ.get("SCHEDD_SEED", random.randrange(10**6)))
         tell(f"seed {seed} (SCHEDD_SEED={seed} runs it again)")
         self.rng = random.Random(seed)
+
+    def outlasting(self) -> None:
+        """Leases that a busy machine does not lose, for faults that wait for none of them to run out."""
+        self.form = self.form._replace(lease=3.0)
 
     def start(self, url: str = "", clock: float = 0.0) -> Callable[[], Process]:
         """How to start one worker. It records even a single end beside the claim, if there is a backlog."""
@@ -118,6 +122,7 @@ def test_stopped_for_longer_than_the_lease(ground: Ground) -> None:
 
 @pytest.mark.case(9)
 def test_the_server_restarts(ground: Ground) -> None:
+    ground.outlasting()
     modes = ["fast", "immediate"] * 5
     faults = [injected.restart(ground.server, mode) for mode in modes[: max(2, min(10, ground.form.faults))]]
     made, _ = ground.campaign(faults, 1.5)
@@ -140,11 +145,12 @@ def test_the_way_to_the_server_breaks(ground: Ground) -> None:
 @pytest.mark.case(47)
 def test_wall_clocks_ten_minutes_off(ground: Ground) -> None:
     """Some are off from the start, some are set while they work; leases, due times and the graph do not notice."""
+    ground.outlasting()
     start = [ground.start(), ground.start(clock=600.0), ground.start(clock=-600.0)]
-    offsets = [600.0, -600.0, 0.0] * ground.form.faults
+    offsets = [1200.0, -1200.0, 0.0] * ground.form.faults  # the first is nobody's yet
     made, report = ground.campaign(
         [injected.clock(offset) for offset in offsets[: max(3, ground.form.faults)]], 0.5, start
     )
-    assert made.lines("the clock jumped"), "no clock was set"
+    until(lambda: made.lines("the clock jumped"), "a clock was set")
     assert report.rerun == 0
     assert not made.lines("lease was lost")

@@ -78,7 +78,7 @@ def test_nothing_outlives_a_daemon_that_is_killed(
     else:
         until(lambda: kinds.lines(tmp_path / "notes"), "it runs")
     daemon.kill()
-    none_left(mark, 2.0)
+    none_left(mark)
 
 
 @pytest.mark.case(8)

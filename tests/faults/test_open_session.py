@@ -131,6 +131,7 @@ def test_on_sqlite_such_a_session_holds_the_write_lock_and_no_more(
     until(lambda: len(worker.heard("body") + other.heard("body")) == 6, "both workers run bodies")
     queued = jobs.task(Work()).schedule()
     until(lambda: state(jobs, queued) == "success", "the workers are well")
+    until(lambda: {state(jobs, i) for i in parents} == {"running"}, "their rows say so")
     with open_session(database.url) as session:
         child = jobs.task(Work()).depend_on(parents).schedule(connection=session)
         with pytest.raises(sqlite3.OperationalError), sqlite3.connect(database.path, timeout=0) as raw:

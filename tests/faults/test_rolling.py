@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.harness import Fleet, all_ended, connect, history, result, rows, state, until
+from faults.harness import Fleet, all_ended, all_take_part, connect, history, result, rows, state, until
 from faults.kinds import Work
 from faults.versions import Fresh, Letter, NewLetter
 from scheduler import Scheduler
@@ -58,17 +58,14 @@ def _share(database: Database, scripts: str, fleet: Fleet) -> None:
         older = [int(caller.task(Letter("a")).schedule()) for _ in range(3)]
 
         new = fleet.worker(options=LEASE, extra=["NewLetter", "Fresh"], next=scripts)
-        with caller.batch() as batch:
-            for _ in range(300):
-                batch.task(Work(5.0))
         all_ended(caller, timeout=40)
+        all_take_part(fleet, caller, [old, new])
         for i in (*fresh, *letters):
             assert {run.pid for run in fleet.runs(i)} == {new.pid}
             assert history(caller, i) == [(1, "succeeded")]
         for i in older:
             (run,) = fleet.runs(i)
             assert result(caller, i) == (["upgraded", "a"] if run.pid == new.pid else "a")
-        assert {run.pid for i in batch.ids for run in fleet.runs(i)} == {old.pid, new.pid}
         versions = {r.version for r in rows(caller, "SELECT version FROM schedd_workers")}
         assert len(versions) == 2
         for process in (old, new):

@@ -121,23 +121,26 @@ def test_one_stands_still_for_longer_than_its_lease(pair: Pair) -> None:
     pair.daemons()
     (task,) = pair.held(1, "gate", Chatty)
     frozen, other = pair.by(task)
-    freeze(frozen, pair.jobs)
-    until(lambda: len(pair.fleet.runs(task)) == 2, "the other one runs it")
-    (lost,) = attempts(pair.jobs, task)
-    assert str(lost.outcome) == "lost"
-    assert f":{frozen.pid} " in (lost.error or "")
-    frozen.open()
-    frozen.kill(signal.SIGCONT)
-    until(lambda: frozen.lines("lease was lost"), "it is told")
-    other.open()
-    pair.ended([task])
-    assert history(pair.jobs, task) == [(1, "lost"), (2, "succeeded")]
-    stale, run = pair.fleet.runs(task)
-    assert stale.end is None, "its progress was taken although the lease was lost"
-    assert run.pid == other.pid
-    (row,) = rows(pair.jobs, "SELECT progress FROM schedd_tasks WHERE id = :id", id=task)
-    assert row.progress == 19
-    frozen.kill()  # its gate is open for all that come
+    try:
+        freeze(frozen, pair.jobs)
+        until(lambda: len(pair.fleet.runs(task)) == 2, "the other one runs it")
+        (lost,) = attempts(pair.jobs, task)
+        assert str(lost.outcome) == "lost"
+        assert f":{frozen.pid} " in (lost.error or "")
+        frozen.open()
+        frozen.kill(signal.SIGCONT)
+        until(lambda: frozen.lines("lease was lost"), "it is told")
+        other.open()
+        pair.ended([task])
+        assert history(pair.jobs, task) == [(1, "lost"), (2, "succeeded")]
+        stale, run = pair.fleet.runs(task)
+        assert stale.end is None, "its progress was taken although the lease was lost"
+        assert run.pid == other.pid
+        (row,) = rows(pair.jobs, "SELECT progress FROM schedd_tasks WHERE id = :id", id=task)
+        assert row.progress == 19
+    finally:
+        other.open()  # or its slot is taken for good
+        frozen.kill()  # it may stand still, and its gate is open for all that come
 
 
 @pytest.mark.soak
