@@ -77,6 +77,16 @@ MUTANTS = (
         ("tests/cases/test_claim_lease.py", "tests/store/test_fence.py"),
     ),
     Mutant(
+        "what runs is told when the lease runs out",
+        (Change("scheduler/engine/guard.py", "min(self._every, left) if left > 0 else self._every", "self._every"),),
+        ("tests/cases/test_review_leases.py",),
+    ),
+    Mutant(
+        "time to renew after an outage",
+        (Change("scheduler/engine/loop.py", "self.lease.be_patient()", "pass"),),
+        ("tests/cases/test_review_leases.py",),
+    ),
+    Mutant(
         "the release condition: all edges met",
         (
             Change(
