@@ -288,6 +288,18 @@ def test_expired_claims_are_taken_back_although_nobody_polls_their_queue(
     assert again.result(task_id, timeout=0) == "again"
 
 
+@pytest.mark.case(2)
+def test_only_whose_lease_has_run_out_loses_what_it_holds(fleet: Fleet, clock: FakeClock) -> None:
+    dying, living, other = (named(fleet, name, queues=[name]) for name in ("dying", "living", "other"))
+    lost, kept = (dying.task(note).queue(name).schedule() for name in ("dying", "living"))
+    for worker in (dying, living, other):
+        step(worker)
+    fleet.kill(dying)
+    let_pass(clock, LEASE + 2, other, living)  # the one that has nothing to lose is the first to look
+    assert (other.get_task_status(lost), other.get_task_status(kept)) == ("scheduled", "claimed")
+    assert (ends(other, lost), ends(other, kept)) == (["lost"], [])
+
+
 @pytest.mark.case(2, 10)
 def test_a_claim_that_never_started_gets_its_attempt_back(fleet: Fleet, clock: FakeClock) -> None:
     """The number grows, the budget does not shrink: workers that die use up nobody's attempts."""
