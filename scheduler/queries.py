@@ -241,12 +241,13 @@ class Queries:
         while True:
             with self.database.read() as connection:
                 open_ids = [i for i in wanted if i not in done]
-                # One statement for all that may still be going on, since there may be thousands, look after look.
-                for task_id, end in read_tasks.ends(connection, open_ids).items():
-                    if end is not None:
-                        task = read_tasks.get_task(connection, task_id)
-                        if task.state.terminal:
-                            done[task_id] = task
+                # One statement for all that may still be going on, and one for what has ended: there may be thousands.
+                ended = [i for i, end in read_tasks.ends(connection, open_ids).items() if end is not None]
+                found = {task.id: task for task in read_tasks.get_tasks(connection, ended)}
+                for task_id in ended:
+                    if task_id not in found:
+                        raise UnknownTaskError(task_id)  # its row has been removed
+                done |= {task_id: task for task_id, task in found.items() if task.state.terminal}
             if len(done) == len(set(wanted)):
                 return {task_id: done[task_id] for task_id in wanted}
             left = float("inf") if deadline is None else deadline - time.monotonic()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from operator import or_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -19,10 +19,9 @@ from scheduler.model.state import END_BIT, TaskState
 from scheduler.store import children
 from scheduler.store.cascade import lock_below
 from scheduler.store.dialect import Dialect, fence
+from scheduler.store.downward import BROKEN_BITS, tasks_below
 from scheduler.store.replacing import unsettleable
 from scheduler.store.statement import Columns, run, run_over
-
-BROKEN_BITS = END_BIT[TaskState.FAILED] | END_BIT[TaskState.SKIPPED]  # how an edge may end a task
 
 _PAIR: Columns = (("id", int), ("claim", int))
 _LOOK_HELD = (
@@ -93,7 +92,8 @@ class Below(NamedTuple):
 def look_below(connection: sa.Connection, dialect: Dialect, level: dict[int, int]) -> Below:
     """Lock what the end of these tasks (id -> bit of its end) would change, and tell below which somebody else does.
 
-    Level by level, since a child whose edge breaks ends too, and may end its own children.
+    A child whose edge breaks ends too, and may end its own children. Level by level as long as something is cancelled,
+    which ends what it spawned; all that is left at once.
     """
     unbroken = True
     blocked: set[int] = set()
@@ -113,19 +113,52 @@ def look_below(connection: sa.Connection, dialect: Dialect, level: dict[int, int
             for child, parent in spawned.items():
                 reached.setdefault(child, set()).update(roots[parent])
                 below[child] = END_BIT[TaskState.CANCELLED]
-        bound = {"ids": dialect.bind_ids(sorted(level)), "bits": functools.reduce(or_, level.values())}
-        edges = run(connection, _LOCK_WAITING.format(e=dialect.among("parent")), bound)
+        edges, held = _lock_children(connection, dialect, level)
         unbroken = unbroken and not edges
-        # Not locked: held by somebody, or no longer waiting (then there is nothing to release).
-        missed = {child for _, child, _, locked in edges if not locked}
-        if missed:
-            still = run(connection, _STILL_WAITING.format(e=dialect.among("e.parent")), bound)
-            for parent, child in still:
-                if child in missed:
-                    blocked |= roots[parent]
+        blocked |= {root for parent in held for root in roots[parent]}
         for parent, child, ok, locked in edges:
             if locked and level[parent] & ~ok:
                 reached.setdefault(child, set()).update(roots[parent])
                 below[child] = below.get(child, 0) | BROKEN_BITS
+        if below and not any(bits & END_BIT[TaskState.CANCELLED] for bits in below.values()):
+            blocked |= _lock_all_below(connection, dialect, reached)
+            break
         roots, level = reached, below
     return Below(blocked, unbroken and not blocked)
+
+
+def _lock_children(
+    connection: sa.Connection, dialect: Dialect, level: Mapping[int, int]
+) -> tuple[list[tuple[Any, ...]], set[int]]:
+    """Lock what waits for these (id -> bits). Returns edges (parent, child, ok, whether it is locked) that may break or
+    are not locked, and the parents of what somebody else holds."""
+    bound = {"ids": dialect.bind_ids(sorted(level)), "bits": functools.reduce(or_, level.values())}
+    edges = run(connection, _LOCK_WAITING.format(e=dialect.among("parent")), bound)
+    # Not locked: held by somebody, or no longer waiting (then there is nothing to release).
+    missed = {child for _, child, _, locked in edges if not locked}
+    if not missed:
+        return edges, set()
+    still = run(connection, _STILL_WAITING.format(e=dialect.among("e.parent")), bound)
+    return edges, {parent for parent, child in still if child in missed}
+
+
+def _lock_all_below(connection: sa.Connection, dialect: Dialect, roots: dict[int, set[int]]) -> set[int]:
+    """Lock what the end of these waiting tasks, failed or skipped, would change. ``roots``: whose end brings theirs
+    about. Returns those below which somebody else holds a row."""
+    down = tasks_below(connection, dialect, sorted(roots))
+    edges, held = _lock_children(connection, dialect, dict.fromkeys(down, BROKEN_BITS))
+    if not held:
+        return set()
+    following: dict[int, list[int]] = {}
+    for parent, child, _, locked in edges:
+        if locked:
+            following.setdefault(parent, []).append(child)
+    grown = list(roots)
+    while grown:  # until nothing more comes from above
+        parent = grown.pop()
+        for child in following.get(parent, ()):
+            known = roots.setdefault(child, set())
+            if not roots[parent] <= known:
+                known |= roots[parent]
+                grown.append(child)
+    return {root for parent in held for root in roots.get(parent, ())}

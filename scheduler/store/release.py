@@ -11,6 +11,7 @@ from scheduler.model.state import END_BIT, Otherwise, TaskState, Verdict, When, 
 from scheduler.store import children, waits
 from scheduler.store.cascade import cancel_below
 from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.downward import tasks_below
 from scheduler.store.new_task import broken_text, removed_text
 from scheduler.store.statement import run
 
@@ -42,6 +43,9 @@ SELECT e.parent, e.child, e.on_end, e.otherwise FROM e JOIN schedd_tasks c ON c.
 WHERE {{children}} c.state = {st.WAITING} ORDER BY e.child, e.parent
 """
 _NEVER_ON_SUCCESS = "ok IN (0, 2, 4, 6, 8, 10, 12, 14)"
+_LOCK = f"SELECT t.id FROM schedd_tasks t WHERE {{among}} AND t.state = {st.WAITING} ORDER BY t.id FOR UPDATE OF t"
+_EDGES = "SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {among} AND ok < 15 ORDER BY parent"
+_End = tuple[int, int, str, int]  # a task, its state, why, and the parent that brought it about
 _END = f"""
 UPDATE schedd_tasks SET state = j.state, error = j.error, error_class = 'DependencyFailed',
   ended_by = j.parent, finished_at = :now, held_key = NULL
@@ -143,12 +147,45 @@ def _break(
                 verdicts.setdefault(child, []).append((verdict, parent))
     if not verdicts:
         return {}
-    return _end(connection, dialect, [_ended(child, found, ends) for child, found in verdicts.items()], now)
+    first = [_ended(child, found, ends) for child, found in verdicts.items()]
+    return _end(connection, dialect, _all_below(connection, dialect, first), now)
 
 
-def _ended(
-    child: int, found: Sequence[tuple[Verdict, int]], ends: Mapping[int, TaskState]
-) -> tuple[int, int, str, int]:
+def _all_below(connection: sa.Connection, dialect: Dialect, rows: list[_End]) -> list[_End]:
+    """Rows of :func:`_end` for these waiting tasks, and for those below that end because of them.
+
+    At once, not level by level: the parents' turn waits for it, however long a chain is. What is stored below one of
+    them meanwhile is found by who looks again below what has ended.
+    """
+    down = tasks_below(connection, dialect, [row[0] for row in rows])
+    if len(down) == len(rows):
+        return rows
+    if dialect.name == "postgresql":
+        bound = {"ids": dialect.bind_ids(down)}
+        waiting = {row[0] for row in run(connection, _LOCK.format(among=dialect.among("t.id")), bound)}
+    else:
+        waiting = set(down)
+    edges: dict[int, list[tuple[int, int, int]]] = {}
+    sql = _EDGES.format(among=dialect.among("parent"))
+    for parent, *edge in run(connection, sql, {"ids": dialect.bind_ids(sorted(waiting))}):
+        edges.setdefault(parent, []).append(tuple(edge))
+    level = [row for row in rows if row[0] in waiting]
+    ended = list(level)
+    ends = {row[0]: TaskState.from_code(row[1]) for row in level}
+    while level:
+        verdicts: dict[int, list[tuple[Verdict, int]]] = {}
+        for parent, *_ in sorted(level):
+            for child, on_end, otherwise in edges.get(parent, ()):
+                verdict = judge(ends[parent], _WHENS[on_end], _OTHERWISES[otherwise])
+                if verdict in (Verdict.FAIL, Verdict.SKIP) and child in waiting and child not in ends:
+                    verdicts.setdefault(child, []).append((verdict, parent))
+        level = [_ended(child, found, ends) for child, found in verdicts.items()]
+        ends |= {row[0]: TaskState.from_code(row[1]) for row in level}
+        ended += level
+    return ended
+
+
+def _ended(child: int, found: Sequence[tuple[Verdict, int]], ends: Mapping[int, TaskState]) -> _End:
     # Failing weighs more than skipping, and a parent that is gone fails what waits for its retry.
     said = {v for v, _ in found}
     verdict = next(v for v in (Verdict.FAIL, Verdict.WAIT, Verdict.SKIP) if v in said)
@@ -159,9 +196,7 @@ def _ended(
     return child, state.code, broken_text([(p, ends[p]) for p in parents[:10]], state), parents[0]
 
 
-def _end(
-    connection: sa.Connection, dialect: Dialect, rows: Sequence[tuple[int, int, str, int]], now: int
-) -> dict[int, TaskState]:
+def _end(connection: sa.Connection, dialect: Dialect, rows: Sequence[_End], now: int) -> dict[int, TaskState]:
     source = dialect.rows({"id": int, "state": int, "error": str, "parent": int})
     done = connection.execute(prepared(_END.format(rows=source)), {"rows": bind_rows(rows), "now": now})
     return {row[0]: TaskState.from_code(row[1]) for row in done.fetchall()}

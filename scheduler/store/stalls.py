@@ -12,7 +12,8 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
-from scheduler.store.locking import BROKEN_BITS, look_below
+from scheduler.store.downward import BROKEN_BITS
+from scheduler.store.locking import look_below
 from scheduler.store.release import release
 from scheduler.store.replacing import settle, unsettleable
 

@@ -18,7 +18,8 @@ from scheduler.model.registry import Kind
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import Dialect, bind_rows, prepared
-from scheduler.store.locking import BROKEN_BITS, look_below
+from scheduler.store.downward import BROKEN_BITS
+from scheduler.store.locking import look_below
 from scheduler.store.release import release
 from scheduler.store.replacing import settle, unsettleable
 

@@ -6,6 +6,7 @@ change made something cheaper.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from scheduler import Context, Scheduler, task
+from scheduler import Context, PermanentError, Scheduler, task
 from scheduler.store import enqueue, statement
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
@@ -28,6 +29,7 @@ BOUNDS = {
     "batch of edges": ((22, 1), (3, 1)),
     "run": ((118, 11), (36, 15)),  # on PostgreSQL mostly two transactions a turn
     "run a graph": ((255, 25), (110, 25)),
+    "fail a chain": ((60, 5), (40, 5)),  # as many as for a chain of ten
 }
 WIDTH = 100  # of a layer of the graph
 
@@ -35,6 +37,11 @@ WIDTH = 100  # of a layer of the graph
 @task
 def noop(ctx: Context, n: int) -> None:
     """Does nothing."""
+
+
+@task
+def fails(ctx: Context) -> None:
+    raise PermanentError("no")
 
 
 @pytest.fixture
@@ -114,3 +121,18 @@ def test_of_running_them(jobs: Scheduler, database: Database, counted: Any, work
     assert drain(jobs) == TASKS
     batch(jobs, parents)
     check(counted(lambda: drain(jobs), again=False), work, database)
+
+
+@pytest.mark.parametrize("length", [10, TASKS])
+def test_of_a_chain_that_fails(jobs: Scheduler, database: Database, counted: Any, length: int) -> None:
+    """However long it is: a turn that asked for each of its tasks would outlast its worker's lease."""
+    jobs.register(fails)
+    with jobs.batch() as open_batch:
+        last: Any = open_batch.task(fails)
+        for n in range(length):
+            last = open_batch.task(noop, n).depend_on([last])
+    check(counted(lambda: drain(jobs), again=False), "fail a chain", database)
+    tasks = [jobs.get_task(i) for i in open_batch.ids]
+    assert {t.state.value for t in tasks[1:]} == {"failed"}
+    for parent, child in itertools.pairwise(tasks):
+        assert child.error == f"not run: task {parent.id} ended {parent.state}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -474,6 +475,31 @@ class TestOnPostgreSQL:
             assert states == [TaskState.DEAD, TaskState.FAILED, TaskState.FAILED]
         else:
             assert states == [TaskState.SUCCESS, TaskState.SCHEDULED, TaskState.WAITING]
+
+    @pytest.mark.parametrize("depth", [2, 3, 7])
+    def test_whoever_holds_a_row_far_below_defers_what_reaches_it_only(self, bare: Bare, depth: int) -> None:
+        worker = bare.worker("a")
+        parents = bare.task(count=3)
+        rows = {parent: [parent] for parent in parents}
+        for _ in range(depth):
+            for below in rows.values():
+                below += bare.task(below[-1])
+        shared = rows[parents[1]][1:2] + bare.task(rows[parents[0]][1], rows[parents[1]][1])  # two ways lead down there
+        for _ in range(depth):
+            shared += bare.task(shared[-1])
+        claimed = {c.id: c for c in bare.claim(worker)}
+        outcomes = [bare.outcome(claimed[i], AttemptEnd.DEAD, st.DEAD) for i in parents]
+        with bare.store.write() as caller:
+            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": shared[-1]})
+            with bare.store.write() as c:
+                c.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
+                done = finish(c, bare.dialect, worker, outcomes, bare.clock.now())
+            assert done.deferred == outcomes[:2]
+            assert set(done.ended) == {parents[2]}
+            assert {bare.row(i).state for i in rows[parents[2]][1:]} == {st.FAILED}
+            assert {bare.row(i).state for i in rows[parents[0]][1:] + shared[1:]} == {st.WAITING}
+        bare.finish(worker, *done.deferred)
+        assert {bare.row(i).state for i in [*chain.from_iterable(rows.values()), *shared]} == {st.DEAD, st.FAILED}
 
     @pytest.mark.parametrize("what", ["stamp", "mark_running", "reap"])
     def test_nothing_else_in_a_turn_waits_for_a_caller(self, bare: Bare, clock: FakeClock, what: str) -> None:
