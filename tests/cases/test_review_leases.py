@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from scheduler.engine.attempt import Attempt, execute
 from scheduler.engine.guard import LONGEST, LOOKS
-from scheduler.errors import StoreUnavailableError
+from scheduler.engine.upkeep import Lease
+from scheduler.errors import LeaseLost, StoreUnavailableError
 from scheduler.ports import SECOND
 from scheduler.store import workers
 from scheduler.testing import engine_of
@@ -128,3 +131,126 @@ def test_nobody_waits_for_a_worker_that_stands_still_while_it_renews(bench: Benc
         assert not thread.is_alive(), "the reaper waits for a row that nobody may ever unlock"
         holder.rollback()
     assert done == [[]]
+
+
+def begun(bench: Bench, name: str = "task") -> Attempt:
+    """An attempt whose body is under way."""
+    bench.step(name).schedule()
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    (slots,) = [slots for slots in engine.inline_slots() if slots.waiting]
+    attempt = slots.waiting.popleft()
+    attempt.started_at, attempt.started_mono = bench.clock.now(), bench.clock.monotonic()
+    return attempt
+
+
+def lapse(bench: Bench) -> None:
+    """The lease runs out, as far as this worker can tell."""
+    engine = engine_of(bench.jobs)
+    engine.desk.lapses_at = bench.clock.monotonic()
+    engine.guard.look(0.0)
+    engine.desk.lapses_at = float("inf")
+
+
+def renew(bench: Bench) -> None:
+    engine_of(bench.jobs).duties.timers.bring_forward("renew")
+    ring_and_step(bench.jobs)
+
+
+def end(bench: Bench, attempt: Attempt) -> None:
+    desk = engine_of(bench.jobs).desk
+    desk.report(attempt, execute(attempt, desk))
+    bench.drain()
+
+
+@pytest.mark.case(4, 9)
+def test_a_lease_that_is_renewed_after_all_lets_those_go_on_who_were_not_told(bench: Bench) -> None:
+    attempt, told = begun(bench), begun(bench, "told")
+    lapse(bench)
+    assert attempt.lost
+    assert told.lost
+    with pytest.raises(LeaseLost):
+        told.check(bench.clock.monotonic())
+    renew(bench)
+    assert not attempt.lost
+    assert told.lost, "it is ending, and goes back"
+    end(bench, attempt)
+    assert [a.outcome.value for a in bench.jobs.get_attempts(attempt.claimed.id)] == ["succeeded"]
+
+
+@pytest.mark.case(4)
+def test_no_renewal_gives_back_what_was_taken_from_a_body(bench: Bench) -> None:
+    """It had stalled before the lease ran out: its task is run again, here too once it has ended."""
+    attempt = begun(bench)
+    engine = engine_of(bench.jobs)
+    bench.execute("UPDATE schedd_tasks SET state = 1, worker = NULL, claimed_at = NULL")
+    engine.desk.lose(attempt)
+    lapse(bench)
+    renew(bench)
+    assert attempt.lost
+    end(bench, attempt)
+    assert not engine.desk.losing
+    assert bench.advance(1) == ["task"]
+    assert bench.state(attempt.claimed.id) == "success"
+
+
+@pytest.mark.case(4)
+def test_after_a_lease_that_was_lost_for_good_the_next_one_gives_nothing_back(bench: Bench) -> None:
+    attempt = begun(bench)
+    engine = engine_of(bench.jobs)
+    lapse(bench)
+    bench.execute("UPDATE schedd_workers SET state = 3")
+    dead = engine.worker
+    renew(bench)
+    assert engine.worker != dead
+    renew(bench)
+    assert attempt.lost
+
+
+@pytest.mark.case(4, 9)
+def test_a_renewal_at_the_last_moment_is_in_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard has seen that the lease is over, and waits for nobody but the loop, which renews it."""
+    attempt = begun(bench)
+    engine = engine_of(bench.jobs)
+
+    class Renewed:
+        def __enter__(self) -> None:
+            engine.desk.lapses_at += 30
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(engine.guard, "_mutex", Renewed())
+    engine.desk.lapses_at = bench.clock.monotonic()
+    engine.guard.look(0.0)
+    assert not attempt.lost
+
+
+@pytest.mark.case(4, 9)
+def test_who_waits_for_an_answer_is_told_that_the_lease_has_run_out(bench: Bench) -> None:
+    """The loop may be waiting for a server that never answers, and nobody else gives one."""
+    attempt = begun(bench)
+    desk = engine_of(bench.jobs).desk
+    desk.inline = None
+    asked = desk.request(attempt, "beat", {"percent": 5.0})
+    lapse(bench)
+    assert asked.done()
+    assert asked.result() == {"held": False}
+
+
+@pytest.mark.case(4)
+def test_a_lease_counts_from_before_it_was_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's answer may be late: the others count from when it wrote the row."""
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    lease = Lease(engine.desk, lapses=True)
+    real = workers.renew
+
+    def late(*given: Any) -> bool:
+        held = real(*given)
+        bench.clock.advance(7)
+        return held
+
+    monkeypatch.setattr(workers, "renew", late)
+    begun = bench.clock.monotonic()
+    assert lease.renew(engine._conn(), engine.worker, False)
+    assert engine.desk.lapses_at == begun + engine.options.lease
