@@ -1,0 +1,151 @@
+"""The pool of child processes told step by step, without any process: whatever ends, no attempt is lost or blamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scheduler.engine.attempt import Attempt, execute
+from scheduler.engine.children import CHUNK, Child, Job
+from scheduler.engine.frames import frame
+from scheduler.engine.options import ProcessOptions
+from scheduler.engine.processslots import ProcessSlots
+from scheduler.engine.processspec import Spec
+from scheduler.engine.procpool import ProcessPool
+from scheduler.errors import ProcessDied
+from scheduler.model.registry import PROCESS
+from scheduler.ports import spawn_thread
+from scheduler.testing import engine_of
+from support.bench import Bench, ring_and_step
+
+MEDIUM = 1
+
+
+class Pool:
+    """``pool``: one whose thread is this one; ``child``: said to be there; ``told``: (task id, how it ended)."""
+
+    def __init__(self, bench: Bench) -> None:
+        ring_and_step(bench.jobs)
+        self.bench = bench
+        self.desk = engine_of(bench.jobs).desk
+        self.told: list[tuple[int, str]] = []
+        options = ProcessOptions(children=1)
+        self.pool = ProcessPool(options, Spec(self.desk, options, spawn_thread), self.desk, self._report, spawn_thread)
+        self.slots = ProcessSlots(self.pool, MEDIUM, 1)
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self.pool.brood.groups = None
+        self.pool.brood.open(self.bell, lambda: None)
+        self.child = Child(1, None)
+        self.child.ready = True
+        self.pool.brood.children[1] = self.child
+        for one, listen in ((self.child.talk, self.pool._listen), (self.child.output, self.pool._read)):
+            self.pool.brood.selector.register(one, 1, lambda listen=listen: listen(self.child))
+
+    def _report(self, attempt: Attempt, outcome: Any) -> None:
+        self.told.append((attempt.claimed.id, outcome.end.value))
+
+    def claim(self, *names: str) -> list[Attempt]:
+        ids = [self.bench.step(name).schedule() for name in names]
+        ring_and_step(self.bench.jobs)
+        held = {key[0]: attempt for key, attempt in self.desk.held.items()}
+        for slots in engine_of(self.bench.jobs).inline_slots():
+            slots.waiting.clear()
+        for attempt in held.values():
+            attempt.sort = (MEDIUM, PROCESS)
+        return [held[i] for i in ids]
+
+    def give(self, *attempts: Attempt) -> list[int]:
+        """Hand them to the child, which takes them. Returns the jobs' numbers."""
+        self.slots.waiting.extend(attempts)
+        for attempt in attempts:
+            self.pool.means[attempt.kind.name] = 0.0001  # so that several go to one child
+            attempt.slot = self.slots
+            assert self.pool._give(self.child)
+            self.child.theirs.recv(CHUNK)
+        return list(self.child.jobs)
+
+    def says(self, *message: Any) -> None:
+        self.child._talk_theirs.send(frame(*message))
+
+
+@pytest.fixture
+def made(bench: Bench) -> Iterator[Pool]:
+    made = Pool(bench)
+    yield made
+    made.child.given_away()
+    os.close(made.bell)
+
+
+@pytest.mark.case(7, 60)
+def test_only_what_had_begun_dies_with_its_process(made: Pool) -> None:
+    """What the process had taken and not begun goes back to its slots, in order."""
+    first, second, third = made.claim("first", "second", "third")
+    one, *_ = made.give(first, second, third)
+    made.says("start", one, made.desk.now())
+    made.pool._bury(made.child, -11)
+    assert made.told == [(first.claimed.id, "dead")]
+    assert list(made.slots.waiting) == [second, third]
+    assert not made.pool._where
+    made.pool.brood.close()
+
+
+@pytest.mark.case(8)
+def test_what_has_ended_is_told_at_a_hard_stop_though_its_processes_have_not(made: Pool) -> None:
+    """Else it would be handed back, and done again."""
+    (attempt,) = made.claim("task")
+    (number,) = made.give(attempt)
+    made.says("start", number, made.desk.now())
+    outcome = execute(attempt, made.desk)
+    made.says("done", number, "processes", list(outcome))
+    made.pool._take_all(made.child, made.child.heard())
+    assert made.told == []
+    made.pool._end()
+    assert made.told == [(attempt.claimed.id, "succeeded")]
+
+
+@pytest.mark.case(8)
+def test_a_function_that_no_child_has_taken_ends_with_the_pool(made: Pool) -> None:
+    """What waits for it would keep its thread for ever."""
+    (attempt,) = made.claim("task")
+    answers: list[Future[Any]] = []
+    for _ in range(2):
+        job = Job(0, MEDIUM, ("cpu", "os:getpid", b""), attempt)
+        job.answer = Future()
+        answers.append(job.answer)
+        made.pool.tell("errand", job)
+        if len(answers) == 1:
+            made.pool._obey()  # this one has been heard of, the other has not
+    made.pool._end()
+    for answer in answers:
+        assert isinstance(answer.exception(0), ProcessDied)
+
+
+@pytest.mark.case(4)
+@pytest.mark.parametrize("why", ["the lease has run out", "it was taken"])
+def test_what_others_may_have_by_now_is_not_given_to_a_child(made: Pool, why: str) -> None:
+    (attempt,) = made.claim("task")
+    made.slots.waiting.append(attempt)
+    if why == "it was taken":
+        attempt.lost = True
+    else:
+        made.desk.lapses_at = made.desk.monotonic()
+    assert not made.pool._give(made.child)
+    assert made.told == [(attempt.claimed.id, "handed back")]
+    assert not made.child.jobs
+    made.pool.brood.close()
+
+
+def test_a_child_that_was_to_be_killed_before_it_had_a_number_is(made: Pool) -> None:
+    """The fork server tells of it later. What has it killed may be a body that has to end."""
+    killed: list[int] = []
+    brood = made.pool.brood
+    brood.kill(made.child)
+    brood.nursery = SimpleNamespace(kill=killed.append, events=lambda: [("started", 1, 4711)])  # type: ignore[assignment]
+    brood._hear_nursery()
+    assert killed == [4711]
+    brood.close()
