@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from scheduler import AsyncContext, Context, RetryPolicy, Scheduler, TaskState, task
 from scheduler.engine import turn
+from scheduler.engine.attempt import hand_back
 from scheduler.engine.pools import AsyncSlots, ThreadSlots
 from scheduler.engine.recorder import Recorder, Write
 from scheduler.errors import StoreUnavailableError
@@ -204,6 +205,37 @@ def test_what_the_last_recorded_end_makes_due_is_known(fleet: Fleet, clock: Fake
     drain(jobs)
     assert ends(jobs, ids[-1]) == ["retried", "succeeded"]
     each_ran_once(jobs, ids[:-1])
+
+
+@postgresql
+def test_what_is_handed_back_beside_a_claim_is_told_to_others(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No slot here began it in time: another worker may, at once."""
+    jobs, recorder = in_fours(fleet, plain)
+    engine = engine_of(jobs)
+    flood(jobs)
+    step(jobs)
+    (slots,) = [slots for slots in engine.inline_slots() if slots.waiting]
+    attempt = slots.waiting.pop()
+    assert run_claimed(jobs) == 3
+    engine.desk.report(attempt, hand_back(attempt, jobs.database.now()))
+    rings: list[str] = []
+    monkeypatch.setattr(engine._bell, "ring", lambda: rings.append("others"))
+    engine.step()
+    assert recorder.recorded == 1
+    assert rings == ["others"]
+
+
+@postgresql
+def test_whatever_a_recording_raises_its_turn_hears_of_it(fleet: Fleet) -> None:
+    """It waits for an answer, without any limit."""
+    jobs, _ = in_fours(fleet, plain)
+
+    def write(_: sa.Connection) -> Finished:
+        raise SystemExit(3)
+
+    recording = Recorder(jobs.database, 30.0, None).begin(write)
+    assert recording is not None
+    assert isinstance(recording.exception(0), SystemExit)
 
 
 @postgresql

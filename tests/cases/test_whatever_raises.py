@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from scheduler import AsyncContext, Context, Task, TaskState, task
-from scheduler.ports import SystemClock
-from scheduler.testing import drain
-from support.fleet import Fleet, ends, write
+from scheduler.engine import pools
+from scheduler.engine.attempt import Attempt, Runtime, execute
+from scheduler.model.outcome import Outcome
+from scheduler.ports import SystemClock, spawn_thread
+from scheduler.testing import drain, engine_of
+from support.fleet import Fleet, ends, step, until, write
 
 
 @task
@@ -90,6 +93,33 @@ def test_real_threads_and_event_loops_survive_it_too(fleet: Fleet) -> None:
     assert jobs.stop(drain=10) == []
     assert {ended[i].state for i in ids} == {TaskState.DEAD}
     assert [ended[i].state for i in good] == [TaskState.SUCCESS] * 2
+
+
+@pytest.mark.case(7)
+@pytest.mark.parametrize("raised", [SystemExit, _Own, MemoryError])
+def test_whatever_is_raised_around_a_body_leaves_its_thread_for_the_next(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
+) -> None:
+    jobs = fleet.worker(add)
+    bad, good = [jobs.task(add, 1, n).schedule() for n in range(2)]
+    step(jobs)
+    desk = engine_of(jobs).desk
+    attempts = [desk.held[key] for key in sorted(desk.held)]
+    assert [a.claimed.id for a in attempts] == [bad, good]
+
+    def run(attempt: Attempt, runtime: Runtime) -> Outcome:
+        if attempt is attempts[0]:
+            raise raised()
+        return execute(attempt, runtime)
+
+    monkeypatch.setattr(pools, "execute", run)
+    slots = pools.ThreadSlots("medium", 1, desk, desk.report, spawn_thread)
+    slots.submit(attempts, 1)
+    until(lambda: len(desk.outcomes) == 2)
+    slots.close()
+    assert [o.end.value for _, o in desk.outcomes] == ["dead", "succeeded"]
+    step(jobs)
+    assert [jobs.get_task_status(i) for i in (bad, good)] == [TaskState.DEAD, TaskState.SUCCESS]
 
 
 class Hooked(Task):
