@@ -13,14 +13,16 @@ import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, Task, task
 from scheduler.engine.attempt import execute
+from scheduler.engine.loop import Engine
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.spec import TaskId
 from scheduler.ports import FAILPOINTS
+from scheduler.store import claim as claims
 from scheduler.store import workers
 from scheduler.testing import FakeClock, drain, engine_of
 from support.bench import Bench, Step, ring_and_step, run_claimed
 from support.databases import Database
-from support.fleet import Fleet, step
+from support.fleet import Fleet, step, until
 
 
 @pytest.fixture
@@ -176,7 +178,7 @@ def test_an_upgrade_that_raises_systemexit_ends_only_its_task(database: Database
         spec.schema_version = 1
         task = jobs._caller.store([spec])[0]
         assert jobs.wait(task, 10)[task].state == "dead"
-        assert engine.running_ids() == []
+        until(lambda: not engine.desk.held)  # which follows the commit
         jobs.stop()
 
 
@@ -440,3 +442,179 @@ def test_a_drain_that_was_asked_for_outlives_a_turn_that_fails(bench: Bench, mon
             ring_and_step(bench.jobs)
     engine.step()
     assert engine.told_to_drain
+
+
+def quiet(bench: Bench) -> Engine:
+    """An engine that has nothing to do and knows it."""
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    engine.step()
+    return engine
+
+
+def away(*_: Any, **__: Any) -> Any:
+    raise StoreUnavailableError("away")
+
+
+@pytest.mark.case(9)
+def test_what_a_failed_round_was_for_is_done_by_the_next(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ring is used up by then."""
+    engine = quiet(bench)
+    task = bench.step("task").schedule()
+    engine.ring()
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.turner, "turn", away)
+        broken.setattr(engine._stop, "wait", lambda _: False)
+        assert engine._round() == 0.0
+    assert bench.state(task) == "scheduled"
+    engine.step()
+    assert bench.state(task) == "claimed"
+
+
+@pytest.mark.case(9)
+def test_a_database_that_is_back_is_noticed_before_a_lease_runs_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(bench.worker(lease=1.5))
+    waited: list[float] = []
+    monkeypatch.setattr(engine, "step", away)
+    monkeypatch.setattr(engine._stop, "wait", waited.append)
+    for _ in range(8):
+        engine._round()
+    assert waited[0] == 0.1
+    assert waited[-1] == max(waited) == 0.5
+
+
+@pytest.mark.case(6)
+def test_ends_that_wait_for_a_turn_outlive_an_urgent_one_that_fails(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes none of them, and may not lose them either."""
+    task = bench.step("task").schedule()
+    ring_and_step(bench.jobs)
+    run_claimed(bench.jobs)
+    engine = engine_of(bench.jobs)
+    with monkeypatch.context() as broken:
+        broken.setattr(claims, "claim", away)
+        for urgent in (False, True):
+            with pytest.raises(StoreUnavailableError):
+                engine.turner.turn(engine._conn(), claiming=True, urgent=urgent)
+    assert len(engine.turner.deferred) == 1
+    bench.drain()
+    assert (bench.state(task), bench.script.ran) == ("success", ["task"])
+    assert not engine.desk.held
+
+
+@pytest.mark.case(9)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("turns", ["quick", "careful"])
+def test_a_claim_that_nobody_knows_of_goes_back_though_somebody_holds_a_row(
+    bench: Bench, commit_unknown: Any, turns: str
+) -> None:
+    """Its own, so that it is left for later; or another's that ends, so that the turn is done over."""
+    quiet(bench)
+    engine = engine_of(bench.jobs)
+    ends = bench.step("ends").schedule()
+    ring_and_step(bench.jobs)
+    unknown = bench.step("unknown").schedule()
+    commit_unknown(bench.jobs)
+    with pytest.raises(StoreUnavailableError):
+        engine.turner.turn(engine._conn(), claiming=True)
+    assert bench.states(ends, unknown) == ["claimed", "claimed"]
+    assert {key[0] for key in engine.desk.held} == {ends}
+    run_claimed(bench.jobs)
+    locked = ends if turns == "quick" else unknown
+    with bench.jobs.database.write() as caller:
+        caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": locked})
+        ring_and_step(bench.jobs)
+    bench.drain()
+    assert bench.states(ends, unknown) == ["success", "success"]
+    assert (bench.script.ran, bench.jobs.get_task(unknown).attempt) == (["ends", "unknown"], 1)
+    assert not engine.desk.held
+
+
+@pytest.mark.case(8)
+def test_what_a_turn_claims_while_a_drain_begins_goes_back_with_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waited was returned before it was handed out."""
+    engine = quiet(bench)
+    task = bench.step("task").schedule()
+
+    def hit(name: str) -> None:
+        if name == "after claim":
+            engine.drain()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FAILPOINTS, "hit", hit)
+        ring_and_step(bench.jobs)
+    assert not any(slots.waiting for slots in engine.slots.values())
+    engine.step()
+    assert (bench.state(task), engine.desk.held, bench.script.ran) == ("scheduled", {}, [])
+
+
+def test_a_last_write_is_not_made_beside_a_turn_that_does_not_end(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would share a connection."""
+    jobs = Scheduler(database.url)
+    jobs.register(Fine)
+    jobs.start()
+    engine = jobs.engine
+    assert engine.wait_ready(10)
+    stuck, go, goodbyes = threading.Event(), threading.Event(), []
+
+    def never_ends() -> float:
+        stuck.set()
+        go.wait(30)
+        return 1.0
+
+    monkeypatch.setattr("scheduler.engine.loop.JOIN", 0.05)
+    monkeypatch.setattr(engine, "step", never_ends)
+    monkeypatch.setattr(engine, "_goodbye", goodbyes.append)
+    engine.ring()
+    assert stuck.wait(10)
+    trouble = engine.stop(hand_back_running=True)
+    go.set()
+    assert goodbyes == []
+    assert "still under way" in str(trouble)
+    assert engine._thread is not None
+    engine._thread.join(10)
+    jobs.close()
+
+
+def test_an_end_reported_right_before_the_engine_sleeps_is_not_slept_over(bench: Bench) -> None:
+    """Whoever reports it wakes nobody yet."""
+    bench.step("task").schedule()
+    ring_and_step(bench.jobs)
+    desk = engine_of(bench.jobs).desk
+    desk.sleep(0.0)
+    assert desk._bell.empty()
+    run_claimed(bench.jobs)
+    assert desk.outcomes
+    assert desk._bell.empty()
+
+    class Deaf:
+        def get(self, timeout: float) -> None:
+            raise AssertionError("it sleeps")
+
+    desk._bell = Deaf()  # type: ignore[assignment]
+    desk.sleep(60.0)
+    assert not desk._sleeping
+
+
+@pytest.mark.case(8)
+def test_what_was_put_off_is_answered_when_the_engine_stops_without_its_database(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.step("task").schedule()
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    (attempt,) = engine.desk.held.values()
+    engine.desk.inline = None
+    asked = engine.desk.request(attempt, "beat", {"percent": 5.0})
+    engine.desk.put_off.append(engine.desk.requests.popleft())
+    monkeypatch.setattr(engine, "_goodbye", away)
+    assert engine.stop(hand_back_running=True) is not None
+    with pytest.raises(StoreUnavailableError):
+        asked.result(0)
