@@ -13,8 +13,10 @@ from scheduler import LeaseLost, PermanentError
 from scheduler.errors import Cancelled, Collided
 from scheduler.ports import FAILPOINTS
 from scheduler.store import database as store
+from scheduler.store import effects
+from scheduler.store.finish import Finished
 from scheduler.store.transaction import is_transient
-from scheduler.testing import drain
+from scheduler.testing import drain, engine_of
 from support.fleet import let_pass, rows, run_claimed, step, write
 from support.flows import AsyncFlow, Flow, Stage
 
@@ -163,6 +165,30 @@ def test_a_task_cancelled_meanwhile_commits_nothing(stage: Stage, kind: Any, led
     task_id = stage.start(body, kind)
     stage.drain()
     assert (stage.state(task_id), ledger(), told) == ("cancelled", [], [Cancelled])
+
+
+def test_who_waits_for_somebodys_transaction_can_be_ended(
+    stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds a row that waits for this task, and may never let go of it."""
+    tries: list[int] = []
+
+    def held(connection: Any, dialect: Any, worker: int, outcomes: Any, now: int) -> Finished:
+        (attempt,) = engine_of(stage.jobs).desk.held.values()
+        attempt.cancelled = True
+        tries.append(attempt.claimed.id)
+        if len(tries) > 5:
+            raise AssertionError("it waits for ever")
+        return Finished({}, [], [outcomes[0]], 0)
+
+    async def body(ctx: Any) -> Any:
+        async with Both(ctx) as tx:
+            await tx.execute(ADD, {"entry": "paid"})
+
+    task_id = stage.start(body, kind)
+    monkeypatch.setattr(effects, "finish", held)
+    stage.drain()
+    assert (stage.state(task_id), ledger(), tries) == ("cancelled", [], [task_id])
 
 
 def test_in_a_step_its_checkpoint_commits_with_the_rows(stage: Stage, kind: Any, ledger: Any) -> None:

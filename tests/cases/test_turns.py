@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from scheduler import Context, RetryPolicy, Scheduler, TaskState, task
 from scheduler.engine import turn
 from scheduler.engine.lanes import STILL
+from scheduler.engine.loop import AGAIN
 from scheduler.engine.planner import BATCH
 from scheduler.engine.pools import InlineSlots
 from scheduler.engine.prefix import Prefix
@@ -101,6 +102,7 @@ def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
 ) -> None:
     """A turn writes without locking first. If that meets a row that somebody holds, it is done over, with locks."""
     jobs = fleet.worker(plain)
+    engine_of(jobs)._poll_every = lambda: 60.0  # type: ignore[method-assign]
     held, free = jobs.task(plain).schedule(), jobs.task(plain).schedule()
     step(jobs)
     assert run_claimed(jobs) == 2
@@ -109,6 +111,7 @@ def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
         step(jobs)
         assert jobs.get_task_status(free) is TaskState.SUCCESS
         assert jobs.get_task_status(held) is TaskState.CLAIMED
+        assert engine_of(jobs).duties.timers.left("poll") <= AGAIN  # nobody rings when it can be written
         assert asked == [True, False]
         clock.advance(turn.LOCKING)
         step(jobs)
