@@ -104,6 +104,7 @@ def test_what_has_ended_is_told_at_a_hard_stop_though_its_processes_have_not(mad
     made.says("done", number, "processes", list(outcome))
     made.pool._take_all(made.child, made.child.heard())
     assert made.told == []
+    assert not made.pool._where
     made.pool._end()
     assert made.told == [(attempt.claimed.id, "succeeded")]
 

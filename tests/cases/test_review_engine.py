@@ -87,6 +87,25 @@ def test_a_lost_worker_that_cannot_join_again_at_once_claims_nothing_meanwhile(
     assert engine.worker
 
 
+@pytest.mark.case(2)
+def test_what_waited_for_a_slot_when_the_lease_was_lost_takes_no_room_any_more(bench: Bench) -> None:
+    jobs = bench.worker(pools={"high": (0, 0), "medium": (2, 0), "low": (0, 0)})
+    first = [bench.step(f"first {n}").schedule() for n in range(2)]
+    ring_and_step(jobs)
+    engine = engine_of(jobs)
+    assert len(engine.desk.held) == 2
+    bench.execute("UPDATE schedd_workers SET state = 3")
+    engine.duties.timers.bring_forward("renew")
+    ring_and_step(jobs)
+    bench.execute("UPDATE schedd_tasks SET state = 1, worker = NULL, claimed_at = NULL WHERE state IN (1, 4)")
+    later = [bench.step(f"later {n}").schedule() for n in range(2)]
+    drain(jobs)
+    assert bench.states(*first, *later) == ["success"] * 4
+    assert sorted(bench.script.ran) == ["first 0", "first 1", "later 0", "later 1"]
+    assert not engine.desk.held
+    assert not any(engine.desk.in_flight.values())
+
+
 @pytest.mark.case(60)
 def test_a_suspect_for_a_pool_that_this_worker_lacks_holds_up_nobody(bench: Bench) -> None:
     suspect = bench.step("suspect").priority("low").schedule()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from scheduler.engine.attempt import Attempt, execute
+from scheduler.engine.attempt import Attempt, ended_by, execute
+from scheduler.engine.durable import Durable
 from scheduler.engine.guard import LONGEST, LOOKS
 from scheduler.engine.upkeep import Lease
 from scheduler.errors import LeaseLost, StoreUnavailableError
@@ -226,6 +227,23 @@ def test_a_renewal_at_the_last_moment_is_in_time(bench: Bench, monkeypatch: pyte
 
 
 @pytest.mark.case(4, 9)
+def test_who_was_refused_an_answer_goes_back_though_the_lease_is_renewed(bench: Bench) -> None:
+    """What it raises on its way out is no failure of its own."""
+    attempt = begun(bench)
+    desk = engine_of(bench.jobs).desk
+    durable = Durable(attempt, desk)
+    lapse(bench)
+    with pytest.raises(LeaseLost) as raised:
+        durable.settle({"held": False})
+    renew(bench)
+    outcome, _ = ended_by(attempt, desk, raised.value)
+    desk.report(attempt, outcome)
+    assert bench.drain() == ["task"]
+    assert bench.jobs.get_task(attempt.claimed.id).attempt == 1
+    assert [a.outcome.value for a in bench.jobs.get_attempts(attempt.claimed.id)][-1] == "succeeded"
+
+
+@pytest.mark.case(4, 9)
 def test_who_waits_for_an_answer_is_told_that_the_lease_has_run_out(bench: Bench) -> None:
     """The loop may be waiting for a server that never answers, and nobody else gives one."""
     attempt = begun(bench)
@@ -254,3 +272,17 @@ def test_a_lease_counts_from_before_it_was_asked_for(bench: Bench, monkeypatch: 
     begun = bench.clock.monotonic()
     assert lease.renew(engine._conn(), engine.worker, False)
     assert engine.desk.lapses_at == begun + engine.options.lease
+
+
+@pytest.mark.case(9, 47)
+def test_patience_after_an_outage_shortens_none_that_there_is(bench: Bench) -> None:
+    """The clock has jumped: every lease only looks as if it had run out."""
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    engine.lease.watch_clocks()
+    bench.clock.jump(3600)
+    assert engine.lease.watch_clocks()
+    until = bench.clock.monotonic() + engine.options.lease
+    assert engine.lease.no_reaping_until == until
+    engine.lease.be_patient()
+    assert engine.lease.no_reaping_until == until
