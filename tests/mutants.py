@@ -87,6 +87,67 @@ MUTANTS = (
         ("tests/cases/test_review_leases.py",),
     ),
     Mutant(
+        "a renewal gives back only what it has kept",
+        (
+            Change(
+                "scheduler/engine/guard.py",
+                "[attempt for attempt in list(self.desk.held.values()) if not attempt.lost]",
+                "list(self.desk.held.values())",
+            ),
+        ),
+        ("tests/cases/test_review_leases.py",),
+    ),
+    Mutant(
+        "a claim that nobody knows of is not forgotten",
+        (
+            Change(
+                "scheduler/engine/turn.py",
+                "return bool(finish(connection, self.desk.database.dialect, self.worker, unknown, now).deferred)",
+                "return finish(connection, self.desk.database.dialect, self.worker, unknown, now) is None",
+            ),
+        ),
+        ("tests/cases/test_review_engine.py",),
+        "postgresql",
+    ),
+    Mutant(
+        "ends outlive an urgent turn that fails",
+        (Change("scheduler/engine/turn.py", "outcomes + self.deferred", "outcomes"),),
+        ("tests/cases/test_review_engine.py",),
+    ),
+    Mutant(
+        "no end is slept over",
+        (
+            Change(
+                "scheduler/engine/desk.py",
+                "if self.outcomes or self.requests or self._rung:",
+                "if self.requests or self._rung:",
+            ),
+        ),
+        ("tests/cases/test_review_engine.py",),
+    ),
+    Mutant(
+        "what a dead child had not begun goes back",
+        (
+            Change(
+                "scheduler/engine/procpool.py",
+                "self._put_back([job for job in child.jobs.values() if not job.started])",
+                "pass",
+            ),
+        ),
+        ("tests/cases/test_child_pool.py",),
+    ),
+    Mutant(
+        "what has ended in a child is told at a hard stop",
+        (
+            Change(
+                "scheduler/engine/procpool.py",
+                "            self._report(attempt, outcome)\n\n    def _obey(",
+                "            pass\n\n    def _obey(",
+            ),
+        ),
+        ("tests/cases/test_child_pool.py",),
+    ),
+    Mutant(
         "the release condition: all edges met",
         (
             Change(
