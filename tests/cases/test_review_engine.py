@@ -526,9 +526,9 @@ def test_ends_that_wait_for_a_turn_outlive_an_urgent_one_that_fails(
 
 @pytest.mark.case(9)
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("turns", ["quick", "careful"])
+@pytest.mark.parametrize("locked", ["unknown", "ends"])
 def test_a_claim_that_nobody_knows_of_goes_back_though_somebody_holds_a_row(
-    bench: Bench, commit_unknown: Any, turns: str
+    bench: Bench, commit_unknown: Any, locked: str
 ) -> None:
     """Its own, so that it is left for later; or another's that ends, so that the turn is done over."""
     quiet(bench)
@@ -542,9 +542,9 @@ def test_a_claim_that_nobody_knows_of_goes_back_though_somebody_holds_a_row(
     assert bench.states(ends, unknown) == ["claimed", "claimed"]
     assert {key[0] for key in engine.desk.held} == {ends}
     run_claimed(bench.jobs)
-    locked = ends if turns == "quick" else unknown
+    row = {"id": unknown if locked == "unknown" else ends}
     with bench.jobs.database.write() as caller:
-        caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": locked})
+        caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), row)
         ring_and_step(bench.jobs)
     bench.drain()
     assert bench.states(ends, unknown) == ["success", "success"]
