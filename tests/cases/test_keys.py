@@ -27,7 +27,7 @@ from scheduler import (
 from scheduler.ports import SystemClock
 from scheduler.testing import FakeClock, drain
 from support.bench import Side
-from support.fleet import Fleet, ends, rows, run_claimed, step
+from support.fleet import Fleet, ends, let_pass, rows, run_claimed, step, write
 from support.processes import Child
 
 DAY = timedelta(days=1)
@@ -504,6 +504,44 @@ def test_keys_of_tasks_that_did_not_succeed_are_free_again(fleet: Fleet, end: st
     assert second.created
     assert second != first
     assert jobs.get_task(first).key == "k"  # still shown
+
+
+@pytest.mark.case(4, 30)
+@pytest.mark.parametrize("end", ["dead", "cancelled"])
+def test_the_key_of_what_ends_with_its_worker_is_free_again(fleet: Fleet, clock: FakeClock, end: str) -> None:
+    jobs = fleet.worker(echo, lease=30)
+    first = keyed(jobs, "x")
+    if end == "dead":  # it has killed two workers already
+        write(jobs, "UPDATE schedd_tasks SET suspect = 2, deaths = 2, lane = '!' || lane")
+    step(jobs)
+    if end == "cancelled":
+        jobs.cancel_task(first)
+    fleet.kill(jobs)
+    other = fleet.worker(echo, lease=30)
+    step(other)
+    let_pass(clock, 60, other)
+    assert other.get_task_status(first) == end
+    assert keyed(other, "y") != first
+
+
+@pytest.mark.case(30, 48, 50)
+@pytest.mark.parametrize("by", ["a cascade", "who spawned it", "its life's end"])
+def test_the_key_of_what_was_cancelled_by_something_else_is_free_again(fleet: Fleet, clock: FakeClock, by: str) -> None:
+    jobs = fleet.worker(echo)
+    above = jobs.task(echo, "above").after(3600).schedule()
+    builder = jobs.task(echo, "x").key("k").after(3600)
+    if by == "a cascade":
+        builder = builder.depend_on(above)
+    first = (builder.max_duration(60) if by == "its life's end" else builder).schedule()
+    if by == "who spawned it":
+        write(jobs, "UPDATE schedd_tasks SET spawned_by = :above WHERE id = :id", above=above, id=first)
+    if by == "its life's end":
+        clock.advance(60)
+        drain(jobs)
+    else:
+        jobs.cancel_task(above, cascade=by == "a cascade")
+    assert jobs.get_task_status(first) is TaskState.CANCELLED
+    assert keyed(jobs, "y") != first
 
 
 @pytest.mark.case(30)

@@ -205,7 +205,7 @@ def test_one_that_is_always_quiet_ends_dead(
     letters: list[Any] = []
     jobs = fleet.worker(*KINDS, state=room, on_dead_letter=letters.append)
     room.body = lambda ctx: pass_time(clock, 65, jobs)
-    task_id = jobs.task(kind).schedule()
+    task_id = jobs.task(kind).key("k").schedule()
     child = jobs.task(unwatched).depend_on(task_id, when="failure").schedule()
     for _ in range(12):
         drain(jobs)
@@ -219,6 +219,7 @@ def test_one_that_is_always_quiet_ends_dead(
     assert ends(jobs, task_id) == ["lost"] * attempts
     assert [letter.id for letter in letters] == [task_id]
     assert jobs.get_task_status(child) is S.SUCCESS
+    assert jobs.task(kind).key("k").schedule() != task_id, "its key is free again"
 
 
 def test_one_that_was_asked_to_end_ends(fleet: Fleet, room: Room, clock: FakeClock) -> None:
