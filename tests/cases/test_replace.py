@@ -533,6 +533,108 @@ def test_a_cancel_before_means_the_old_set_only(fleet: Fleet) -> None:
     sound(jobs)
 
 
+@pytest.mark.case(29, 48)
+def test_a_cancel_before_does_not_mean_the_new_set_though_the_worker_dies(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = fleet.worker(note, state=[])
+    first = put(jobs, "one")
+    step(jobs)
+    jobs.cancel_task(first)
+    put(jobs, "two")
+    fleet.kill(jobs)
+    other = fleet.worker(note, state=[])
+    step(other)
+    let_pass(clock, 100, other)
+    drain(other)
+    assert other.state == ["two"]
+    assert (other.get_task_status(first), ends(other, first)) == ("success", ["lost", "succeeded"])
+    sound(other)
+
+
+@pytest.mark.case(29, 30)
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("old", ["one", "die", "fail"])
+def test_its_key_is_held_until_the_new_set_has_run(fleet: Fleet, old: str, cancelled: bool) -> None:
+    jobs = fleet.worker(note, state=[])
+    first = put(jobs, old)
+    step(jobs)
+    run_claimed(jobs)
+    if cancelled:
+        jobs.cancel_task(first)  # means the old set
+    put(jobs, "two")
+    engine_of(jobs).turner.turn(engine_of(jobs)._connection, claiming=False)
+    assert jobs.get_task_status(first) is TaskState.SCHEDULED
+    assert jobs.task(note, "beside it").key("k").schedule() == first
+    drain(jobs)
+    assert jobs.state == [old, "two"]
+    sound(jobs)
+
+
+@pytest.mark.case(29, 48)
+@pytest.mark.parametrize("by", ["who spawned it", "a cascade"])
+def test_a_cancel_from_above_means_the_new_set_too(fleet: Fleet, by: str) -> None:
+    jobs = fleet.worker(note, state=[])
+    above = jobs.task(note, "die").schedule()
+    drain(jobs)
+    one = jobs.task(note, "one").key("k")
+    first = (one.depend_on(above, otherwise="run") if by == "a cascade" else one).schedule()
+    step(jobs)
+    jobs.retry_task(above)
+    if by == "who spawned it":
+        write(jobs, "UPDATE schedd_tasks SET spawned_by = :above WHERE id = :id", above=above, id=first)
+    else:
+        below = jobs.task(note, "below").depend_on(above).schedule()
+    put(jobs, "two", *([above] if by == "a cascade" else []))
+    jobs.cancel_task(above, cascade=by == "a cascade")
+    assert jobs.get_task(first).cancel_requested is not None
+    run_claimed(jobs)
+    drain(jobs)
+    assert jobs.state == ["die", "one"]
+    assert (jobs.get_task_status(first), ends(jobs, first)) == ("cancelled", ["cancelled"])
+    if by == "a cascade":
+        assert jobs.get_task_status(below) is TaskState.CANCELLED
+    sound(jobs)
+
+
+@pytest.mark.case(4, 29)
+def test_what_the_old_set_did_to_its_workers_is_not_held_against_the_new_one(fleet: Fleet) -> None:
+    jobs = fleet.worker(note, state=[])
+    first = put(jobs, "one")
+    write(jobs, "UPDATE schedd_tasks SET suspect = 5, deaths = 2, lane = '!note' WHERE id = :id", id=first)
+    put(jobs, "two")
+    (left,) = rows(jobs, "SELECT suspect, deaths, lane FROM schedd_tasks")
+    assert tuple(left) == (0, 0, "note")
+
+
+@pytest.mark.case(29, 34)
+def test_the_new_set_has_not_started_whatever_the_old_one_had(fleet: Fleet) -> None:
+    jobs = fleet.worker(note, state=[])
+    first = put(jobs, "snooze")
+    drain(jobs)
+    put(jobs, "two")
+    parent = jobs.task(note, "parent").after(3600).schedule()
+    jobs.add_dependency(first, parent)
+    assert jobs.get_task_status(first) is TaskState.WAITING
+    jobs.retry_task(parent)
+    drain(jobs)
+    assert jobs.state == ["snooze", "parent", "two"]
+    sound(jobs)
+
+
+@pytest.mark.case(29, 30)
+def test_the_key_of_what_cannot_be_read_is_free_again(fleet: Fleet) -> None:
+    jobs = fleet.worker(note, state=[])
+    first = put(jobs, "one")
+    step(jobs)
+    put(jobs, "two")
+    write(jobs, "UPDATE schedd_task_values SET value = 'broken' WHERE name = 'replacement'")
+    run_claimed(jobs)
+    drain(jobs)
+    assert jobs.get_task_status(first) is TaskState.DEAD
+    assert jobs.task(note, "three").key("k").schedule() != first
+    drain(jobs)
+    assert jobs.state == ["one", "three"]
+
+
 @task
 def durable(ctx: Context, text: str) -> str:
     """Two steps, and a sleep between them."""
