@@ -132,6 +132,32 @@ def test_reaping_does_not_wait_for_an_open_session_either(bench: Bench) -> None:
     assert bench.states(parent, child) == ["cancelled", "failed"]
 
 
+@on_postgres
+@pytest.mark.case(29, 65)
+def test_nor_does_it_where_the_new_set_ends_at_once(bench: Bench) -> None:
+    """What waits for a replaced task ends with it, as the new set's parent has failed long since."""
+    dead = bench.ended("dead")
+    dying = bench.worker(queues=["default"], lease=30)
+    task_id = bench.step("one").key("k").schedule()
+    child = bench.step("child", task_id).schedule()
+    ring_and_step(dying)
+    bench.step("two", dead).key("k", conflict="replace").schedule()
+    other = bench.worker()
+    bench.clock.advance(31)
+    with bench.jobs.database.write() as session:
+        bench.jobs.task(Step("grandchild")).depend_on(child).schedule(connection=session)
+
+        def reap() -> int:
+            with other.database.write() as connection:
+                connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
+                found = workers.reap(connection, other.database.dialect, bench.clock.now())
+            return sum(one.tasks for one in found)
+
+        assert Side(reap).result() == 0
+    assert Side(reap).result() == 1
+    assert bench.states(task_id, child) == ["failed", "failed"]
+
+
 @pytest.mark.case(36)
 def test_reviving_many_takes_few_statements(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.script.failing.add("root")

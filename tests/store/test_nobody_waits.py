@@ -1,0 +1,113 @@
+"""Ends while somebody's open transaction holds what has to change with them: nobody waits, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.outcome import AttemptEnd, Failure
+from scheduler.model.spec import EdgeSpec, TaskSpec
+from scheduler.model.state import Otherwise, TaskState, When
+from scheduler.store import policies, stalls, workers
+from scheduler.store.claim import Claimed
+from scheduler.store.enqueue import enqueue
+from scheduler.store.finish import finish
+from scheduler.testing import FakeClock
+from support.databases import Database
+
+from .test_fence import Bare
+
+pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def bare(database: Database, clock: FakeClock) -> Iterator[Bare]:
+    made = Bare(database.url, clock)
+    yield made
+    made.store.dispose()
+
+
+def hold(session: sa.Connection, task_id: int) -> None:
+    session.execute(sa.text("SELECT 1 FROM schedd_tasks WHERE id = :id FOR UPDATE"), {"id": task_id})
+
+
+def impatient(connection: sa.Connection) -> None:
+    """Waiting for a row is an error."""
+    connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
+
+
+def give_back(bare: Bare, how: str, worker: int, claimed: Claimed) -> int:
+    """End this claim. Returns how many tasks were written."""
+    now = bare.clock.now()
+    with bare.store.write() as c:
+        impatient(c)
+        if how == "reaped":
+            return sum(one.tasks for one in workers.reap(c, bare.dialect, now))
+        if how == "stalled":
+            quiet = [(claimed.id, claimed.claim, claimed.claimed_at, "quiet")]
+            return len(stalls.reclaim(c, bare.dialect, worker, quiet, now).again)
+        outcome = bare.outcome(claimed, AttemptEnd.SNOOZED, st.SCHEDULED, run_at=now, refund=1)
+        return 1 - len(finish(c, bare.dialect, worker, [outcome], now).deferred)
+
+
+@pytest.mark.case(29, 65)
+@pytest.mark.parametrize("held", ["what waits for it", "a parent of the new set"])
+@pytest.mark.parametrize("how", ["recorded", "reaped", "stalled"])
+def test_a_replaced_task(bare: Bare, clock: FakeClock, how: str, held: str) -> None:
+    """Its new set may end at once, and with it what waits for it."""
+    worker = bare.worker("a")
+    (parent,) = bare.task()
+    (first,) = bare.claim(worker)
+    if held == "what waits for it":
+        bare.finish(worker, bare.outcome(first, AttemptEnd.DEAD, st.DEAD, failure=Failure("no", "ValueError")))
+    (task_id,) = bare.task(key="k")
+    (claimed,) = bare.claim(worker)
+    (child,) = bare.task(task_id)
+    assert bare.task(parent, key="k", conflict="replace") == [task_id]
+    clock.advance(31)
+    if how == "reaped" and held == "a parent of the new set":  # which the same worker holds
+        bare.finish(worker, bare.outcome(first, AttemptEnd.SNOOZED, st.SCHEDULED, run_at=clock.now() + 10**9))
+    with bare.store.connect() as session, session.begin():
+        hold(session, child if held == "what waits for it" else parent)
+        assert give_back(bare, how, worker, claimed) == 0
+        assert bare.row(task_id).state == st.CLAIMED
+    assert give_back(bare, how, worker, claimed) == 1
+    ended = st.FAILED if held == "what waits for it" else st.WAITING
+    assert (bare.row(task_id).state, bare.row(child).state) == (ended, ended)
+
+
+@pytest.mark.case(50, 65)
+def test_a_life_that_ends(bare: Bare, clock: FakeClock) -> None:
+    (task_id,) = bare.task(max_duration=60_000_000)
+    (child,) = bare.task(task_id)
+    clock.advance(61)
+
+    def judged() -> list[int]:
+        with bare.store.write() as c:
+            impatient(c)
+            return list(policies.apply(c, bare.dialect, clock.now()).cancelled)
+
+    with bare.store.connect() as session, session.begin():
+        hold(session, child)
+        assert judged() == []
+    assert judged() == [task_id]
+    assert TaskState.from_code(bare.row(child).state) is TaskState.FAILED
+
+
+@pytest.mark.case(25, 33)
+def test_the_holder_of_a_key_that_a_batch_depends_on(bare: Bare) -> None:
+    """It must not end between the look at it and the commit: nobody would release what waits for it."""
+    worker = bare.worker("a")
+    (holder,) = bare.task(key="k")
+    (claimed,) = bare.claim(worker)
+    keyed = TaskSpec("kind", "{}", "kind", key="k")
+    waits = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(0, When.SUCCESS, Otherwise.FAIL, local=True)])
+    with bare.store.write() as c:
+        found, child = enqueue(c, [keyed, waits], bare.clock.now(), ours=True)
+        assert (found, found.created) == (holder, False)
+        assert bare.finish(worker, bare.outcome(claimed)).deferred
+    assert bare.finish(worker, bare.outcome(claimed)).ended == {holder: TaskState.SUCCESS}
+    assert bare.row(child).state == st.SCHEDULED
