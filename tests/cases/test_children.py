@@ -13,7 +13,7 @@ from scheduler import Context, DuplicateKeyError, RetryPolicy, Scheduler, Task, 
 from scheduler.errors import TaskCancelledError, TaskFailedError, UnknownTaskError
 from scheduler.testing import drain
 from support.databases import Database
-from support.fleet import rows, run_claimed, step
+from support.fleet import rows, run_claimed, step, write
 from support.flows import AsyncFlow, Flow, Play, Stage
 
 PATIENCE = 20
@@ -407,6 +407,62 @@ def test_retention_leaves_what_a_live_task_spawned_or_awaits(stage: Stage, kind:
     assert stage.jobs.result(task_id, 0) == 2
     stage.clock.advance(86400 * 2)
     assert stage.jobs.cleanup_completed_tasks(24) == 2
+
+
+@pytest.mark.case(51, 56)
+def test_retention_leaves_a_result_that_somebody_awaits(stage: Stage, kind: Any) -> None:
+    other = stage.jobs.task(Double(1)).after(60).schedule()
+    elsewhere = Scheduler.for_testing(url=stage.database.url, clock=stage.clock, state=stage.play)
+    elsewhere.register(Double)  # and nothing else
+
+    async def body(ctx: Any) -> Any:
+        return await ctx.await_task(other)
+
+    task_id = stage.start(body, kind)
+    stage.drain()
+    stage.clock.advance(60)
+    drain(elsewhere)
+    elsewhere.close()
+    stage.clock.advance(86400 * 9)
+    assert stage.jobs.cleanup_completed_tasks(24) == 0
+    stage.drain()
+    assert stage.jobs.result(task_id, 0) == 2
+
+
+@pytest.mark.case(25, 48, 56)
+def test_a_cancel_leaves_alone_what_was_found_by_its_key(stage: Stage, kind: Any) -> None:
+    other = stage.jobs.task(Double(1)).key("k").after(60).schedule()
+
+    async def body(ctx: Any) -> Any:
+        found = await ctx.spawn(stage.jobs.task(Double(2)).key("k"))
+        assert int(found) == other
+        await ctx.sleep_for(1000)
+
+    task_id = stage.start(body, kind)
+    stage.drain()
+    assert stage.jobs.cancel_task(task_id).affected == ()
+    stage.drain(60)
+    assert stage.state(other) == "success"
+    assert stage.play.done == [("double", 1)]
+
+
+@pytest.mark.case(56)
+def test_what_has_ended_and_lives_again_is_awaited_again(stage: Stage, kind: Any) -> None:
+    """Opened again before the one who awaits it came to look."""
+    other = stage.jobs.task(Double(1)).after(60).schedule()
+
+    async def body(ctx: Any) -> Any:
+        return await ctx.await_task(other)
+
+    task_id = stage.start(body, kind)
+    stage.drain()
+    stage.jobs.cancel_task(other)
+    stage.jobs.retry_task(other)
+    write(stage.jobs, "UPDATE schedd_tasks SET run_at = run_at + 60000000 WHERE id = :id", id=other)
+    assert drain(stage.jobs, limit=3) == 1
+    assert stage.state(task_id) == "suspended"
+    stage.drain(60)
+    assert stage.jobs.result(task_id, 0) == 2
 
 
 # fan-out
