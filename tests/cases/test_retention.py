@@ -18,7 +18,7 @@ from scheduler import (
     UnknownTaskError,
     task,
 )
-from scheduler.store import retention
+from scheduler.store import retention, workers
 from scheduler.store.why import why
 from scheduler.testing import FakeClock, drain, engine_of
 from support.fleet import Fleet, rows, step, write
@@ -289,3 +289,19 @@ def test_what_would_go_is_what_goes(fleet: Fleet, clock: FakeClock) -> None:
         seen.append((done.tasks, done.results, done.outcomes, done.events))
     assert seen == [(0, 0, 1, 0), (0, 4, 0, 0), (4, 0, 0, 0), (1, 0, 0, 0), (2, 0, 5, 1)]
     assert jobs.get_task_status(parent) == "success"
+
+
+def test_a_dead_worker_stays_in_the_list_while_it_holds_something(fleet: Fleet, clock: FakeClock) -> None:
+    """Its claims are found by its row: without that nobody would ever take them back."""
+    jobs, other = make(fleet, queues=["default"]), make(fleet)
+    task_id = jobs.task(echo, "a").schedule()
+    step(jobs)
+    write(other, "UPDATE schedd_workers SET state = 3")
+    clock.advance(30 * DAY)
+    assert sweep(other).workers == 0
+    with other.database.write() as connection:
+        (found,) = workers.reap(connection, other.database.dialect, clock.now())
+    assert found.tasks == 1
+    assert sweep(other).workers == 1
+    drain(other)
+    assert other.result(task_id, timeout=0) == "a"

@@ -93,6 +93,18 @@ def test_a_changed_fixed_delay_never_runs_beside_itself(bench: Bench) -> None:
     assert bench.advance(1) == ["tick"]
 
 
+@pytest.mark.case(46, 51)
+def test_a_fixed_delay_goes_on_though_its_run_has_been_removed(bench: Bench) -> None:
+    tick(bench).every(60, mode="fixed_delay").schedule()
+    bench.clock.advance(60)
+    ring_and_step(bench.jobs)
+    assert next_at(bench) == FOREVER
+    bench.execute("DELETE FROM schedd_tasks")  # long after its end, before anybody looked
+    ring_and_step(bench.jobs)
+    bench.script.ran.clear()
+    assert bench.advance(60) == ["tick"]
+
+
 @pytest.mark.case(43, 46)
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_pausing_while_another_engine_fires_takes_no_slot_back(bench: Bench) -> None:

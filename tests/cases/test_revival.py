@@ -293,3 +293,14 @@ def test_a_claim_that_went_back_keeps_its_edges_as_they_were(bench: Bench) -> No
         assert checks.wrong_counts(connection) == []
     bench.drain()
     assert bench.advance(60) == ["child"]
+
+
+@pytest.mark.case(4, 36)
+def test_what_it_did_to_its_workers_is_forgotten(bench: Bench) -> None:
+    task_id = dies(bench, "task")
+    bench.drain()
+    bench.execute("UPDATE schedd_tasks SET suspect = 3, deaths = 3, lane = '!' || lane")
+    bench.jobs.retry_task(task_id)
+    with bench.jobs.database.read() as connection:
+        left = connection.exec_driver_sql("SELECT suspect, deaths, lane FROM schedd_tasks").one()
+    assert tuple(left) == (0, 0, "Step")

@@ -17,7 +17,7 @@ from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
 from scheduler.store import control, waits, workers
 from scheduler.store import finish as store_finish
-from scheduler.store.claim import Claimed, Pick, claim, mark_running
+from scheduler.store.claim import Claimed, Pick, claim, clear_suspicion, count_death, mark_running
 from scheduler.store.database import Database as Store
 from scheduler.store.enqueue import enqueue
 from scheduler.store.finish import ContendedError, Finished, finish
@@ -290,6 +290,41 @@ def test_running_is_marked_under_the_fence(bare: Bare, clock: FakeClock) -> None
     assert mark(first, 1) is TaskState.SUCCESS
 
 
+@pytest.mark.case(4)
+def test_who_is_a_suspect_is_told_under_the_fence(bare: Bare) -> None:
+    worker = bare.worker("a")
+    (task_id,) = bare.task()
+    (first,) = bare.claim(worker)
+    bare.finish(worker, bare.outcome(first, AttemptEnd.HANDED_BACK, st.SCHEDULED)._replace(started_at=None))
+    (second,) = bare.claim(worker)
+    with bare.store.write() as c:
+        c.execute(sa.text("UPDATE schedd_tasks SET lane = '!kind', suspect = 2"))
+    before = bare.row(task_id)
+    with bare.store.write() as c:
+        clear_suspicion(c, worker, task_id, first.claim)
+        clear_suspicion(c, worker + 1, task_id, second.claim)
+        count_death(c, task_id, first.claim)
+    assert bare.row(task_id) == before
+    with bare.store.write() as c:
+        clear_suspicion(c, worker, task_id, second.claim)
+    assert bare.row(task_id).lane == "kind"
+
+
+@pytest.mark.case(4)
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_body_that_came_to_an_end_is_no_suspect_any_more(bare: Bare, begun: bool) -> None:
+    """One that never began proves nothing."""
+    worker = bare.worker("a")
+    (task_id,) = bare.task()
+    (claimed,) = bare.claim(worker)
+    with bare.store.write() as c:
+        c.execute(sa.text("UPDATE schedd_tasks SET lane = '!kind', suspect = 2"))
+    outcome = bare.outcome(claimed, AttemptEnd.RETRIED, st.RETRY, failure=Failure("no", "ValueError"))
+    bare.finish(worker, outcome if begun else outcome._replace(started_at=None))
+    row = bare.row(task_id)
+    assert (row.suspect, row.lane) == ((0, "kind") if begun else (2, "!kind"))
+
+
 @pytest.mark.case(3)
 def test_a_reaped_lease_cannot_be_renewed(bare: Bare, clock: FakeClock) -> None:
     first, second = bare.worker("a"), bare.worker("b")
@@ -301,6 +336,21 @@ def test_a_reaped_lease_cannot_be_renewed(bare: Bare, clock: FakeClock) -> None:
     with bare.store.write() as c:
         assert workers.renew(c, first, clock.now(), LEASE)
         assert not workers.renew(c, second, clock.now(), LEASE)
+
+
+@pytest.mark.case(2, 3)
+def test_who_reaps_spares_itself(bare: Bare, clock: FakeClock) -> None:
+    """Its own lease may have run out, too, while it stood still: it renews that, and what it holds stays its own."""
+    first, second = bare.worker("a"), bare.worker("b")
+    mine, other = bare.task(count=2)
+    (claimed,) = bare.claim(first, 1)
+    bare.claim(second, 1)
+    clock.advance(31)
+    with bare.store.write() as c:
+        assert [one.worker for one in workers.reap(c, bare.dialect, clock.now(), spare=first)] == [second]
+        assert workers.renew(c, first, clock.now(), LEASE)
+    assert (bare.row(mine).state, bare.row(other).state) == (st.CLAIMED, st.SCHEDULED)
+    assert bare.finish(first, bare.outcome(claimed)).ended == {mine: TaskState.SUCCESS}
 
 
 @pytest.mark.case(3)
