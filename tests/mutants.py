@@ -237,6 +237,55 @@ MUTANTS = (
         (Change("scheduler/model/rate.py", "if until > now - self.period))", "if until > now))"),),
         ("tests/cases/test_rates.py",),
     ),
+    Mutant(
+        "a replaced task keeps its key",
+        (
+            Change(
+                "scheduler/store/finish.py",
+                "  held_key = CASE WHEN {T}.rerun <> 1\n      AND ({T}.cancel_requested",
+                "  held_key = CASE WHEN {T}.rerun <> 3\n      AND ({T}.cancel_requested",
+            ),
+        ),
+        ("tests/cases/test_replace.py",),
+    ),
+    Mutant(
+        "a cancel from above means what replaced it, too",
+        (
+            Change(
+                "scheduler/store/children.py",
+                "rerun = CASE WHEN rerun = 1 THEN 2 ELSE rerun END",
+                "rerun = rerun",
+            ),
+        ),
+        ("tests/cases/test_replace.py",),
+    ),
+    Mutant(
+        "the key of what ends with its worker",
+        (
+            Change(
+                "scheduler/store/workers.py",
+                "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, ",
+                "",
+            ),
+        ),
+        ("tests/cases/test_keys.py::test_the_key_of_what_ends_with_its_worker_is_free_again",),
+    ),
+    Mutant(
+        "a dead worker stays while it holds something",
+        (Change("scheduler/store/retention.py", "WHERE t.worker = schedd_workers.id AND", "WHERE t.worker < 0 AND"),),
+        ("tests/cases/test_retention.py",),
+    ),
+    Mutant(
+        "a fixed delay goes on though its run is gone",
+        (Change("scheduler/store/schedules.py", "AND (t.id IS NULL OR t.state >=", "AND (t.state >="),),
+        ("tests/cases/test_review_schedules.py",),
+    ),
+    Mutant(
+        "a key's holder that a batch depends on is held",
+        (Change("scheduler/store/enqueue.py", "if not lock and len(self.specs) > 1:", "if False:"),),
+        ("tests/store/test_nobody_waits.py",),
+        "postgresql",
+    ),
 )
 
 
