@@ -325,6 +325,22 @@ def test_a_body_that_came_to_an_end_is_no_suspect_any_more(bare: Bare, begun: bo
     assert (row.suspect, row.lane) == ((0, "kind") if begun else (2, "!kind"))
 
 
+@pytest.mark.case(2, 4)
+def test_a_new_claim_has_not_started_whatever_the_last_one_had(bare: Bare, clock: FakeClock) -> None:
+    first, second = bare.worker("a"), bare.worker("b")
+    (task_id,) = bare.task()
+    (claimed,) = bare.claim(first)
+    bare.finish(first, bare.outcome(claimed, AttemptEnd.RETRIED, st.RETRY, failure=Failure("no", "ValueError")))
+    assert bare.row(task_id).started_at is not None
+    bare.claim(second)
+    assert bare.row(task_id).started_at is None
+    clock.advance(31)
+    bare.reap()
+    with bare.store.read() as c:
+        started = c.execute(sa.text("SELECT started_at FROM schedd_attempts WHERE claim = 2")).scalar_one()
+    assert started is None
+
+
 @pytest.mark.case(3)
 def test_a_reaped_lease_cannot_be_renewed(bare: Bare, clock: FakeClock) -> None:
     first, second = bare.worker("a"), bare.worker("b")
