@@ -159,6 +159,19 @@ def test_a_row_that_a_caller_holds_is_woken_later(bare: Bare, database: Database
     assert waiter.due
 
 
+@pytest.mark.case(4, 54)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_claim_that_somebody_is_changing_is_asked_about_again(bare: Bare) -> None:
+    """He may be taking it back: nothing is written for it meanwhile."""
+    waiter = Waiter(bare)
+    with bare.store.connect() as session, session.begin():
+        session.execute(sa.text("SELECT 1 FROM schedd_tasks WHERE id = :id FOR UPDATE"), {"id": waiter.id})
+        with bare.store.write() as c:
+            assert waiter.ask(c) is None
+    with bare.store.write() as c:
+        assert "until" in waiter.ask(c)
+
+
 @pytest.mark.case(57)
 def test_a_stale_claim_registers_and_records_nothing(bare: Bare, clock: FakeClock) -> None:
     waiter = Waiter(bare)
