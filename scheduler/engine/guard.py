@@ -18,19 +18,19 @@ log = logging.getLogger("scheduler.engine")
 
 LOOKS = 12  # in the time of one lease
 LONGEST = 2.0  # seconds between two looks at most
-STUCK = (0.4, 1.0)  # a round of the loop waits in vain that takes longer: than this part of a lease, than these seconds
+STUCK = (0.4, 1.0)  # an answer is waited for in vain that takes longer: than this part of a lease, than these seconds
 
 
 class Guard:
-    """See the module. ``went_round``: when the loop last did (monotonic); ``loop_thread``: its ident."""
+    """See the module. ``last_sign``: when the loop last gave one of life (monotonic); ``loop_thread``: its ident."""
 
-    def __init__(self, desk: Desk, went_round: Callable[[], float], loop_thread: Callable[[], int | None]) -> None:
+    def __init__(self, desk: Desk, last_sign: Callable[[], float], loop_thread: Callable[[], int | None]) -> None:
         self.desk = desk
-        self._went_round = went_round
+        self._last_sign = last_sign
         self._loop_thread = loop_thread
         self._every = min(LONGEST, desk.options.lease / LOOKS)
         self._seen = 0.0
-        self._in_vain = 0.0  # seconds of ours since the loop went round: those in which we stood still are none of its
+        self._in_vain = 0.0  # seconds of ours since that sign: those in which we stood still are none of its
         self._over = threading.Event()
         self._mutex = threading.Lock()
         self._lapsed: list[Attempt] = []
@@ -57,16 +57,16 @@ class Guard:
 
         ``waited``: seconds since the last look.
         """
-        mono, lease, round_at = self.desk.monotonic(), self.desk.options.lease, self._went_round()
-        self._in_vain = self._in_vain + waited if round_at == self._seen else 0.0
-        self._seen = round_at
+        mono, lease, sign_at = self.desk.monotonic(), self.desk.options.lease, self._last_sign()
+        self._in_vain = self._in_vain + waited if sign_at == self._seen else 0.0
+        self._seen = sign_at
         if mono >= self.desk.lapses_at:
             self._lapse()
         if mono >= self.desk.lapses_at - lease / 3 and self._in_vain >= max(STUCK[0] * lease, STUCK[1]):
             thread = self._loop_thread()
             self._in_vain = 0.0
             if thread is not None and self.desk.database.cut(thread):
-                log.warning("the database has not answered for %.1f s: its connection is cut", mono - round_at)
+                log.warning("the database has not answered for %.1f s: its connection is cut", mono - sign_at)
 
     def _lapse(self) -> None:
         with self._mutex:

@@ -83,7 +83,7 @@ class Engine:
         recorder = Recorder(database, options.lease, None if inline else spawn) if beside else None
         self.turner = Turner(self.desk, self.slots, recorder)
         self.lease = Lease(self.desk, lapses=not inline)
-        self.guard = Guard(self.desk, lambda: self._went_round, lambda: self._thread.ident if self._thread else None)
+        self.guard = Guard(self.desk, self._last_sign, lambda: self._thread.ident if self._thread else None)
         self.duties = Duties(self.desk, self.turner, self.lease)
         self.draining = False  # it is about to stop
         self.told_to_drain = False  # by an operator
@@ -125,6 +125,10 @@ class Engine:
     def loop_age(self) -> float:
         """Seconds since the loop last went round; it goes round while the database is away, too."""
         return self.desk.monotonic() - self._went_round
+
+    def _last_sign(self) -> float:
+        """When it last went round, or got an answer from the server: a long turn is not one that waits in vain."""
+        return max(self._went_round, self.database.answered_at)
 
     def start(self) -> None:
         """Start the loop in a thread of its own. Raises StoreUnavailableError if the database cannot be opened."""

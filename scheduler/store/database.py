@@ -21,7 +21,7 @@ from scheduler.store.failures import StoreTrouble, explain
 from scheduler.store.gate import Gate
 from scheduler.store.pool import FairPool
 from scheduler.store.singles import MOST, Single, Singles
-from scheduler.store.statement import run
+from scheduler.store.statement import ANSWERED, run
 from scheduler.store.transaction import LIMIT, Places, Transaction
 from scheduler.store.wires import KEEPALIVES, Wires
 
@@ -53,6 +53,7 @@ class Database:
         self.auto_migrate = auto_migrate if auto_migrate is not None else dialect.name == "sqlite"
         self._offset = 0
         self._calibrated: tuple[int, float] | None = None  # wall and monotonic time of the last calibration
+        self.answered_at = 0.0  # when the server last answered a turn (monotonic)
         self._wires: Wires | None = None
         self._engine: sa.Engine | None = None
         self._singles: Singles | None = None
@@ -184,6 +185,7 @@ class Database:
         except ModuleNotFoundError as error:
             raise ConfigError(f"{self.url.drivername} needs a driver: pip install 'schedd[postgres]'") from error
         self._wires = Wires(engine)
+        sa.event.listen(engine, "after_cursor_execute", _tell_answer)
         return engine
 
     def _make_gate(self) -> Gate:
@@ -261,9 +263,9 @@ class Database:
     def connect(self, idle_limit: float | None = None) -> sa.Connection:
         """A connection of the caller's own, for :meth:`write`. Raises StoreUnavailableError.
 
-        ``idle_limit``: seconds without anything happening after which the server (PostgreSQL) ends a transaction: a
-        process that stands still, or a machine that is gone, must not keep its locks. Behind a pooler that is the
-        pooler's to do.
+        ``idle_limit`` (an engine's, for its turns): seconds without anything happening after which the server
+        (PostgreSQL) ends a transaction: a process that stands still, or a machine that is gone, must not keep its
+        locks. Behind a pooler that is the pooler's to do.
         """
         try:
             connection = self.open().connect()
@@ -271,9 +273,14 @@ class Database:
                 limit = max(1, round(idle_limit * 1000))
                 connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = {limit}")
                 connection.commit()
+            if idle_limit is not None:
+                connection.info[ANSWERED] = self._answered
             return connection
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
+
+    def _answered(self) -> None:
+        self.answered_at = self.clock.monotonic()
 
     def transaction(self, idle: float) -> Transaction:
         """A connection for a handler's own rows. Raises StoreUnavailableError.
@@ -312,6 +319,12 @@ def _no_transaction(connection: sa.Connection) -> Iterator[None]:
             connection.invalidate()
         else:
             raw.autocommit = False
+
+
+def _tell_answer(connection: sa.Connection, *_: object) -> None:
+    answered = connection.info.get(ANSWERED)
+    if answered is not None:
+        answered()
 
 
 def _tell_transaction(context: sa.engine.ExceptionContext) -> None:

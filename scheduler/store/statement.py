@@ -16,6 +16,7 @@ import sqlalchemy as sa
 _SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
 _MOST = 256  # rows of one statement on SQLite, where each row is text of the statement
 _INSERTED = 1024  # values of one INSERT on SQLite: more take no less time
+ANSWERED = "schedd_answered"  # in a connection's info (PostgreSQL): to be called with each answer
 _ROWS = "j"
 _AMONG = re.compile(r"\{among (\w+)\}")
 Columns = tuple[tuple[str, type], ...]
@@ -200,6 +201,9 @@ def _raw(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ..
         cursor = driver.execute(text, bound)
         if connection.dialect.name == "sqlite":
             return cursor.fetchall() if cursor.description is not None else []
+        answered = connection.info.get(ANSWERED)
+        if answered is not None:
+            answered()
         # psycopg's description makes an object of each column.
         return cursor.fetchall() if cursor.pgresult.nfields else []
     except Exception as error:  # no context manager here: it would cost as much as the rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from scheduler.engine.upkeep import Lease
 from scheduler.errors import LeaseLost, StoreUnavailableError
 from scheduler.ports import SECOND
 from scheduler.store import workers
+from scheduler.store.statement import run
 from scheduler.testing import engine_of
 from support.bench import Bench, ring_and_step
 
@@ -108,6 +110,36 @@ def test_the_guard_looks_when_the_lease_runs_out(bench: Bench) -> None:
     ):
         engine.desk.lapses_at = bench.clock.monotonic() + left
         assert guard.pause() == pytest.approx(pause)
+
+
+@pytest.mark.case(9)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_long_turn_that_gets_answers_is_not_cut(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what takes longer than a lease would be begun again and again, and nothing else be done."""
+    ring_and_step(bench.jobs)
+    engine, clock = engine_of(bench.jobs), bench.clock
+    cut: list[int] = []
+    monkeypatch.setattr(bench.jobs.database, "cut", lambda thread: cut.append(thread) or 1)
+    monkeypatch.setattr(engine.guard, "_loop_thread", lambda: 7)
+    recorder = engine.turner.recorder
+    assert recorder is not None
+    recording = recorder._ready()
+    assert recording is not None
+
+    def pass_by(work: Callable[[], object]) -> list[int]:
+        """Most of a lease, with this now and then; what was cut."""
+        cut.clear()
+        engine.desk.lapses_at = clock.monotonic() + engine.options.lease
+        for _ in range(14):
+            clock.advance(2)
+            work()
+            engine.guard.look(2.0)
+        return cut
+
+    assert pass_by(lambda: run(engine._conn(), "SELECT 1", {})) == []
+    assert pass_by(lambda: engine._conn().exec_driver_sql("SELECT 1")) == []
+    assert pass_by(lambda: run(recording, "SELECT 1", {})) == []
+    assert pass_by(bench.jobs.list_tasks) == [7], "another one's answers are no sign of the loop's life"
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
