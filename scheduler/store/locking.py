@@ -145,8 +145,12 @@ def _lock_children(
 def _lock_all_below(connection: sa.Connection, dialect: Dialect, roots: dict[int, set[int]]) -> set[int]:
     """Lock what the end of these waiting tasks, failed or skipped, would change. ``roots``: whose end brings theirs
     about. Returns those below which somebody else holds a row."""
-    down = tasks_below(connection, dialect, sorted(roots))
-    edges, held = _lock_children(connection, dialect, dict.fromkeys(down, BROKEN_BITS))
+    edges: list[tuple[Any, ...]] = []
+    held: set[int] = set()
+    down: list[int] = []
+    while len(found := tasks_below(connection, dialect, sorted(roots))) > len(down):  # or stored before it was locked
+        down = found
+        edges, held = _lock_children(connection, dialect, dict.fromkeys(down, BROKEN_BITS))
     if not held:
         return set()
     following: dict[int, list[int]] = {}

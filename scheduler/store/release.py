@@ -77,8 +77,9 @@ def release(
         frontier |= dict.fromkeys(cancel_below(connection, dialect, cancelled, now), TaskState.CANCELLED)
     while frontier:
         # Broken edges first: a child that another edge makes ready in the same moment must not start.
-        ended = {} if unbroken else _break(connection, dialect, frontier, now)
+        # Of what a cancelled one spawned only what waits for itself fails with it: the rest ends cancelled, too.
         cancelled = [task_id for task_id, state in frontier.items() if state is TaskState.CANCELLED]
+        ended = {} if unbroken else _break(connection, dialect, frontier, now, deep=not cancelled)
         if cancelled:
             ended |= dict.fromkeys(children.cancel(connection, dialect, cancelled, now), TaskState.CANCELLED)
         if awaited:
@@ -132,7 +133,10 @@ def _break(
     ends: Mapping[int, TaskState],
     now: int,
     removed: Collection[int] = (),
+    *,
+    deep: bool = True,
 ) -> dict[int, TaskState]:
+    """End what edges on these ended parents break; ``deep``: and so on down."""
     successes = [i for i, state in ends.items() if state is TaskState.SUCCESS]
     others = [i for i, state in ends.items() if state is not TaskState.SUCCESS]
     verdicts: dict[int, list[tuple[Verdict, int]]] = {}
@@ -148,7 +152,7 @@ def _break(
     if not verdicts:
         return {}
     first = [_ended(child, found, ends) for child, found in verdicts.items()]
-    return _end(connection, dialect, _all_below(connection, dialect, first), now)
+    return _end(connection, dialect, _all_below(connection, dialect, first) if deep else first, now)
 
 
 def _all_below(connection: sa.Connection, dialect: Dialect, rows: list[_End]) -> list[_End]:
@@ -160,11 +164,16 @@ def _all_below(connection: sa.Connection, dialect: Dialect, rows: list[_End]) ->
     down = tasks_below(connection, dialect, [row[0] for row in rows])
     if len(down) == len(rows):
         return rows
-    if dialect.name == "postgresql":
-        bound = {"ids": dialect.bind_ids(down)}
-        waiting = {row[0] for row in run(connection, _LOCK.format(among=dialect.among("t.id")), bound)}
-    else:
-        waiting = set(down)
+    ended = _judge_below(connection, dialect, rows, set(down))
+    if dialect.name == "postgresql":  # only what ends is waited for; then its edges stay as they are
+        bound = {"ids": dialect.bind_ids([row[0] for row in ended])}
+        locked = {row[0] for row in run(connection, _LOCK.format(among=dialect.among("t.id")), bound)}
+        ended = _judge_below(connection, dialect, rows, locked)
+    return ended
+
+
+def _judge_below(connection: sa.Connection, dialect: Dialect, rows: list[_End], waiting: set[int]) -> list[_End]:
+    """These, as far as they are among the ``waiting`` ones, and those of the others that end because of them."""
     edges: dict[int, list[tuple[int, int, int]]] = {}
     sql = _EDGES.format(among=dialect.among("parent"))
     for parent, *edge in run(connection, sql, {"ids": dialect.bind_ids(sorted(waiting))}):

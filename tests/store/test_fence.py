@@ -15,12 +15,13 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
-from scheduler.store import control, waits, workers
+from scheduler.store import children, control, waits, workers
 from scheduler.store import finish as store_finish
 from scheduler.store.claim import Claimed, Pick, claim, clear_suspicion, count_death, mark_running
 from scheduler.store.database import Database as Store
 from scheduler.store.enqueue import enqueue
 from scheduler.store.finish import ContendedError, Finished, finish
+from scheduler.store.release import release
 from scheduler.store.workers import WorkerInfo
 from scheduler.testing import FakeClock
 from support.databases import Database
@@ -594,3 +595,14 @@ class TestOnPostgreSQL:
             bare.reap()
             assert bare.row(held).state == st.SCHEDULED
             assert bare.history(held) == [(1, "lost")]
+
+
+def test_what_a_cancelled_task_spawned_ends_cancelled_also_below_what_fails_with_it(bare: Bare) -> None:
+    (parent,) = bare.task()
+    (first,) = bare.task(parent)
+    (second,) = bare.task(first)
+    (third,) = bare.task(second)
+    with bare.store.write() as c:
+        children.adopt(c, bare.dialect, [(first, parent), (second, parent)])
+        release(c, bare.dialect, [(parent, TaskState.CANCELLED)], bare.clock.now())
+    assert [bare.row(i).state for i in (first, second, third)] == [st.FAILED, st.CANCELLED, st.FAILED]

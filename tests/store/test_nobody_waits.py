@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -11,10 +12,11 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Failure
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
-from scheduler.store import policies, stalls, workers
+from scheduler.store import locking, policies, stalls, workers
 from scheduler.store.claim import Claimed
 from scheduler.store.enqueue import enqueue
 from scheduler.store.finish import finish
+from scheduler.store.release import release
 from scheduler.testing import FakeClock
 from support.databases import Database
 
@@ -111,3 +113,52 @@ def test_the_holder_of_a_key_that_a_batch_depends_on(bare: Bare) -> None:
         assert bare.finish(worker, bare.outcome(claimed)).deferred
     assert bare.finish(worker, bare.outcome(claimed)).ended == {holder: TaskState.SUCCESS}
     assert bare.row(child).state == st.SCHEDULED
+
+
+def task_below(bare: Bare, parent: int, when: When = When.SUCCESS, otherwise: Otherwise = Otherwise.FAIL) -> int:
+    spec = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(parent, when, otherwise)])
+    with bare.store.write() as c:
+        return int(enqueue(c, [spec], bare.clock.now(), ours=True)[0])
+
+
+@pytest.mark.case(24)
+def test_what_a_cascade_does_not_end_is_not_waited_for(bare: Bare) -> None:
+    """It would, should the one above be skipped: but that fails, and its handler runs."""
+    (parent,) = bare.task()
+    failing = task_below(bare, parent)
+    handler = task_below(bare, failing, When.FAILURE, Otherwise.SKIP)
+    last = task_below(bare, handler)
+    with bare.store.connect() as session, session.begin():
+        hold(session, last)
+        with bare.store.write() as c:
+            impatient(c)
+            assert release(c, bare.dialect, [(parent, TaskState.CANCELLED)], bare.clock.now()) == 1
+    assert [bare.row(i).state for i in (failing, handler, last)] == [st.FAILED, st.SCHEDULED, st.WAITING]
+
+
+@pytest.mark.case(24)
+def test_what_is_stored_below_before_it_is_locked_is_seen(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = bare.worker("a")
+    (parent,) = bare.task()
+    first = task_below(bare, parent)
+    second = task_below(bare, first)
+    (claimed,) = bare.claim(worker)
+    outcome = bare.outcome(claimed, AttemptEnd.DEAD, st.DEAD, failure=Failure("no", "ValueError"))
+    below = locking.tasks_below
+    late: list[int] = []
+    with bare.store.connect() as session, session.begin():
+
+        def look(*args: Any) -> list[int]:
+            found = below(*args)
+            if not late:  # right behind the look
+                late.append(task_below(bare, second))
+                late.append(task_below(bare, late[0]))
+                hold(session, late[1])
+            return found
+
+        monkeypatch.setattr(locking, "tasks_below", look)
+        with bare.store.write() as c:
+            impatient(c)
+            assert finish(c, bare.dialect, worker, [outcome], bare.clock.now()).deferred == [outcome]
+    bare.finish(worker, outcome)
+    assert [bare.row(i).state for i in (parent, first, second, *late)] == [st.DEAD, *[st.FAILED] * 4]
