@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from pathlib import Path
@@ -49,5 +48,5 @@ def gone(mark: str, seconds: float = 10) -> bool:
 
 
 def descriptors() -> int:
-    gc.collect()  # what earlier tests left in cycles is not to be closed between two counts
+    """How many are open. It may become less by itself: what earlier tests left in cycles is closed at some time."""
     return len(os.listdir("/proc/self/fd"))

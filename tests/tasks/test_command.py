@@ -183,7 +183,7 @@ def test_what_cannot_be_started_is_permanent(tmp_path: Path) -> None:
             run(*argv)
     with pytest.raises(PermanentError, match=r"working directory .* does not exist"):
         run("true", cwd=str(tmp_path / "nowhere"))
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_working_directory_that_vanishes_at_the_last_moment(tmp_path: Path) -> None:

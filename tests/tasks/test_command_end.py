@@ -36,7 +36,7 @@ def test_timeout_ends_the_whole_family(mark: str) -> None:
     with pytest.raises(TaskTimeout, match=r"longer than its timeout of 0.5 s"):
         sh(FAMILY + "wait", env={"MARK": mark}, timeout=0.5)
     assert not carriers(mark)
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 @pytest.mark.parametrize("interruption", [Cancelled("cancelled"), TaskTimeout("too long"), KeyboardInterrupt()])
@@ -46,7 +46,7 @@ def test_whatever_unwinds_the_body_leaves_nothing(interruption: BaseException, m
     with pytest.raises(type(interruption)):
         sh(FAMILY + "wait", ctx, env={"MARK": mark})
     assert not carriers(mark)
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_the_grace_period_is_given(mark: str) -> None:
@@ -157,7 +157,7 @@ def test_descriptors_do_not_leak() -> None:
         run("true")
         with pytest.raises(CommandFailed):
             run("false")
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_threads_at_a_time(mark: str) -> None:
@@ -167,4 +167,4 @@ def test_threads_at_a_time(mark: str) -> None:
     with ThreadPoolExecutor(8) as threads:
         texts = list(threads.map(lambda n: run("printf", "%s", f"{n}-{mark}")["output_tail"], range(24)))
     assert texts == [f"{n}-{mark}" for n in range(24)]
-    assert descriptors() == before
+    assert descriptors() <= before

@@ -131,7 +131,7 @@ def test_cancelling_leaves_the_upload(upload: Path, settings: dict[str, Any]) ->
         FileIdGeneratorTask(7, str(upload), "big").run(ctx)
     assert upload.exists()
     assert tree(store_of(settings).root) == set()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 @pytest.mark.parametrize("copied", [False, True])
