@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -77,7 +78,21 @@ class Bench:
         """Run all that is due; the names that ran meanwhile, in order."""
         before = len(self.script.ran)
         drain(self.jobs)
+        while not self.clock.steps and self._due_in_a_moment():
+            time.sleep(0.01)
+            drain(self.jobs)
         return self.script.ran[before:]
+
+    def _due_in_a_moment(self) -> bool:
+        """Something that another caller made due at once: each measures the server's clock for itself, and on a busy
+        machine not quite the same."""
+        now = self.jobs.database.now()
+        with self.jobs.database.read() as connection:
+            found = connection.execute(
+                sa.text("SELECT 1 FROM schedd_tasks WHERE state BETWEEN 1 AND 3 AND run_at > :now AND run_at < :soon"),
+                {"now": now, "soon": now + 300_000},
+            )
+            return found.first() is not None
 
     def advance(self, seconds: float) -> list[str]:
         self.clock.advance(seconds)
