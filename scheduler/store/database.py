@@ -21,7 +21,7 @@ from scheduler.store.failures import StoreTrouble, explain
 from scheduler.store.gate import Gate
 from scheduler.store.pool import FairPool
 from scheduler.store.singles import MOST, Single, Singles
-from scheduler.store.statement import ANSWERED, run
+from scheduler.store.statement import ANSWERED, run, tell_answer
 from scheduler.store.transaction import LIMIT, Places, Transaction
 from scheduler.store.wires import KEEPALIVES, Wires
 
@@ -185,7 +185,7 @@ class Database:
         except ModuleNotFoundError as error:
             raise ConfigError(f"{self.url.drivername} needs a driver: pip install 'schedd[postgres]'") from error
         self._wires = Wires(engine)
-        sa.event.listen(engine, "after_cursor_execute", _tell_answer)
+        sa.event.listen(engine, "after_cursor_execute", tell_answer)
         return engine
 
     def _make_gate(self) -> Gate:
@@ -319,12 +319,6 @@ def _no_transaction(connection: sa.Connection) -> Iterator[None]:
             connection.invalidate()
         else:
             raw.autocommit = False
-
-
-def _tell_answer(connection: sa.Connection, *_: object) -> None:
-    answered = connection.info.get(ANSWERED)
-    if answered is not None:
-        answered()
 
 
 def _tell_transaction(context: sa.engine.ExceptionContext) -> None:

@@ -188,6 +188,13 @@ def _copied(values: Sequence[object]) -> Sequence[str]:
     return text.split("\0")
 
 
+def tell_answer(connection: sa.Connection, *_: object) -> None:
+    """Call what waits in ``connection`` for a sign of the server; SQLAlchemy's own statements come here as an event."""
+    answered = connection.info.get(ANSWERED)
+    if answered is not None:
+        answered()
+
+
 def _raise_as_sqlalchemy(connection: sa.Connection, text: str, error: Exception) -> NoReturn:
     errors: Any = connection.dialect.loaded_dbapi
     if not isinstance(error, errors.Error):
@@ -201,9 +208,7 @@ def _raw(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ..
         cursor = driver.execute(text, bound)
         if connection.dialect.name == "sqlite":
             return cursor.fetchall() if cursor.description is not None else []
-        answered = connection.info.get(ANSWERED)
-        if answered is not None:
-            answered()
+        tell_answer(connection)
         # psycopg's description makes an object of each column.
         return cursor.fetchall() if cursor.pgresult.nfields else []
     except Exception as error:  # no context manager here: it would cost as much as the rest
