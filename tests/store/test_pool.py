@@ -157,3 +157,20 @@ def test_all_who_hurry_get_their_turn() -> None:
     sys.setswitchinterval(interval)
     assert (len(line._free), len(line._waiting), inside) == (3, 0, [0])
     assert most[0] <= 3
+
+
+@pytest.mark.parametrize("handed_over", [True, False])
+def test_one_that_is_interrupted_takes_no_place_along(monkeypatch: pytest.MonkeyPatch, handed_over: bool) -> None:
+    line = Line(1)
+    pass_on = line._pass_on
+
+    def interrupt() -> None:
+        monkeypatch.undo()
+        if handed_over:
+            pass_on()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(line, "_pass_on", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        line.enter(0.0)
+    assert (len(line._free), len(line._waiting)) == (1, 0)
