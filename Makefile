@@ -6,7 +6,8 @@ VENV ?= $(if $(filter file,$(origin PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.schedd-installed
 PYTEST_ARGS ?=
-JOBS ?= auto
+# One more than there are cores: many tests wait for child processes, or for a clock.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test soak faults vm cases mutants lint format bench bench-check clean
@@ -45,7 +46,7 @@ demo: setup
 	$(PY) examples/demo/run.py $(if $(PHOTO),"PHOTO=$(PHOTO)")
 
 test: setup
-	$(PY) -m pytest -n $(JOBS) -m "not soak" $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not soak" $(PYTEST_ARGS)
 
 soak: setup
 	$(PY) -m pytest -m "soak and not faults" --timeout=1800 $(PYTEST_ARGS)
@@ -54,7 +55,7 @@ faults: setup
 	$(PY) -m pytest -m "soak and faults" --timeout=1800 $(PYTEST_ARGS)
 
 cases: setup
-	$(PY) -m pytest -n $(JOBS) -m "case and not soak" --cases -q $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "case and not soak" --cases -q $(PYTEST_ARGS)
 
 vm: setup
 	PY="$(abspath $(PY))" sh tests/vm/run.sh
