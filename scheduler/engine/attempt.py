@@ -177,7 +177,7 @@ def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
             else:
                 with runtime.around_run(ctx):
                     result = attempt.kind.run(ready, ctx)
-            if _strict(attempt):
+            if attempt.claimed.claim > 1 and _strict(attempt):
                 _look_back(attempt, runtime)
             return _succeed(attempt, runtime, result)
         except BaseException as error:
@@ -201,7 +201,7 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
         try:
             with runtime.around_run(ctx) if runtime.around_run is not None else nullcontext():
                 result = await attempt.kind.run(ready, ctx)
-            if _strict(attempt):
+            if attempt.claimed.claim > 1 and _strict(attempt):
                 await asyncio.to_thread(_look_back, attempt, runtime)
             outcome = _succeed(attempt, runtime, result)
             await _end_tasks(attempt)
@@ -223,11 +223,11 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
 
 
 def _strict(attempt: Attempt) -> bool:
-    """Whether what is recorded counts although the handler has not asked for it.
+    """Of one that is not the task's first: whether what is recorded counts although the handler has not asked for it.
 
     Not of the others, who would only be told: a read that hangs on a dead wire would keep the slot of a retried task.
     """
-    return attempt.kind.options.determinism == "strict" and attempt.claimed.claim > 1 and attempt.settled is None
+    return attempt.kind.options.determinism == "strict" and attempt.settled is None
 
 
 def _look_back(attempt: Attempt, runtime: Runtime) -> None:
@@ -262,7 +262,8 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
     mono = runtime.monotonic()
     if mono >= runtime.lapses_at:
         return hand_back(attempt, now)  # we stood still, or were cut off: another worker may have it by now
-    if attempt.too_new:
+    kind = attempt.kind
+    if c.schema_version != kind.options.schema_version and attempt.too_new:
         return hand_back(attempt, now, now + round(NEWER * SECOND))
     attempt.started_at = now
     attempt.started_mono = mono
@@ -273,7 +274,7 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
     try:
         if c.payload is None:
             raise PayloadError("the payload is missing from the database")
-        return attempt.kind.decode(c.payload, c.schema_version, c.id)
+        return kind.decode(c.payload, c.schema_version, c.id)
     except BaseException as error:  # SystemExit of a build() or an upgrade() included
         # Whatever is wrong with the row or its upgrade will be wrong next time: set it aside, with the reason.
         return _for_good(attempt, runtime, describe(error))

@@ -11,16 +11,18 @@ import queue
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from itertools import compress, repeat
+from operator import attrgetter, sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.engine.alerts import Alerts
 from scheduler.engine.attempt import Attempt, StoredDrafts
 from scheduler.engine.options import EngineOptions
 from scheduler.errors import StoreUnavailableError
-from scheduler.model.outcome import Outcome
+from scheduler.model.outcome import Ends, Outcome
 from scheduler.model.registry import Registry, SlotKey
 from scheduler.store import asked_children, checkpoints, relatives
 from scheduler.store.asked import Answer
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 _GLANCE = 0.0003  # seconds between looks at what comes in
 _GLANCES = 3  # looks after which it has stopped to come in
 _WEIGHT = 0.2  # of each duration in a kind's moving mean
-
+_SORT_OF, _KIND_OF = attrgetter("sort"), attrgetter("kind.name")
 
 _PATIENCE = 1000  # turns that an attempt in the engine's own thread waits for somebody's transaction to end
 
@@ -204,25 +206,26 @@ class Desk:
         self.held.update({(a.claimed.id, a.claimed.claim): a for a in attempts})
         self.in_flight[sort] = self.in_flight.get(sort, 0) + len(attempts)
 
-    def put_down(self, ended: Iterable[tuple[Attempt, Outcome]]) -> None:
-        """These attempts' outcomes are recorded, or can never be."""
-        took: dict[str, list[int]] = {}
-        sorts: list[SlotKey] = []
-        for attempt, outcome in ended:
-            key = outcome.task_id, outcome.claim
-            if self.held.pop(key, None) is None:
-                continue
-            sorts.append(attempt.sort)
-            if attempt.lost:
-                self.losing.discard(key)
-            if outcome.started_at is not None:
-                span, kind = outcome.finished_at - outcome.started_at, attempt.kind.name
-                if kind in took:
-                    took[kind].append(span)
-                else:
-                    took[kind] = [span]
-        for sort, count in Counter(sorts).items():
+    def put_down(self, attempts: Sequence[Attempt], ends: Ends) -> None:
+        """These attempts' outcomes (``ends``, in the same order) are recorded, or can never be."""
+        found = list(map(self.held.pop, zip(ends.task_ids, ends.claims, strict=True), repeat(None)))
+        started, finished = ends.started_at, ends.finished_at
+        if None in found:  # put down before
+            known = [one is not None for one in found]
+            attempts = list(compress(attempts, known))
+            started, finished = tuple(compress(started, known)), tuple(compress(finished, known))
+        for sort, count in Counter(map(_SORT_OF, attempts)).items():
             self.in_flight[sort] -= count
+        if self.losing:
+            self.losing -= {(a.claimed.id, a.claimed.claim) for a in attempts if a.lost}
+        took: dict[str, list[int]] = {}
+        kinds = list(map(_KIND_OF, attempts))
+        if len(set(kinds)) == 1 and None not in started:  # mostly
+            took[kinds[0]] = list(map(sub, finished, started))
+        else:
+            for kind, begun, ended in zip(kinds, started, finished, strict=True):
+                if begun is not None:
+                    took.setdefault(kind, []).append(ended - begun)
         for kind, spans in took.items():
             newest = sum(spans) / len(spans) / 1e6
             mean = self.means.get(kind)

@@ -49,7 +49,9 @@ class HandOut:
         at = desk.monotonic()
         left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
         batches: dict[SlotKey, list[Attempt]] = {}
-        for lane, rows in groupby(claimed, key=claims.LANE_OF):
+        one = claimed and len(plan.picks) == 1  # mostly
+        lanes = [(claims.LANE_OF(plan.picks[0]), claimed)] if one else groupby(claimed, key=claims.LANE_OF)
+        for lane, rows in lanes:
             kind = desk.registry.get(claims.kind_of(lane[1]))
             assert kind is not None, "only lanes of registered kinds are claimed"
             shares, of_lane = left[lane], list(rows)

@@ -24,7 +24,7 @@ from scheduler.engine.recorder import Recorder
 from scheduler.engine.turn import Turner
 from scheduler.engine.upkeep import Lease
 from scheduler.errors import StoreUnavailableError
-from scheduler.model.outcome import Outcome
+from scheduler.model.outcome import Ends, Outcome
 from scheduler.model.registry import Registry
 from scheduler.ports import FOREVER, SECOND, Spawner, random_incarnation, spawn_thread
 from scheduler.store import read_counts, waits, workers
@@ -390,7 +390,8 @@ class Engine:
         """The lease was reclaimed: everything held belongs to others now. Start over as a new worker."""
         log.error("this worker's lease was lost; its %d tasks were reclaimed", len(self.desk.held))
         now = self.desk.now()
-        self.desk.put_down([(attempt, hand_back(attempt, now)) for attempt in all_waiting(self.slots.values())])
+        waiting = all_waiting(self.slots.values())
+        self.desk.put_down(waiting, Ends.of([hand_back(attempt, now) for attempt in waiting]))
         for attempt in list(self.desk.held.values()):
             attempt.lost = True
             if attempt.slot is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
 from scheduler.engine.attempt import NEWER, Attempt
@@ -60,18 +60,19 @@ class Planner:
                 *(kind, attempt.claimed.schema_version, options.schema_version),
             )
 
-    def plan(self, admission: Admission, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
-        """The plan for those lanes that are not at their cap or rate: they take no room from the others."""
+    def plan(self, admission: Admission, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
+        """The plan for those lanes that are not at their cap or rate: they take no room from the others. ``held``: what
+        this worker holds once the turn has recorded what has ended."""
         if not self.limits.known:
-            return self._shares(due, gone)
+            return self._shares(due, held)
         before, due = -1, admission.admitted(due)
         while len(due) != before:
-            plan = self._shares(due, gone)
+            plan = self._shares(due, held)
             admission.look(plan.picks, due)
             before, due = len(due), admission.admitted(due)
         return Plan(admission.cut(plan.picks), plan.shares)
 
-    def _shares(self, due: list[LaneHead], gone: set[tuple[int, int]]) -> Plan:
+    def _shares(self, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
         desk = self.desk
         if not due or self.alone is not None:
             return Plan([], {})
@@ -81,19 +82,16 @@ class Planner:
             # A suspect runs beside nothing young: claim nothing until what is held has ended or has shown, by running
             # for a while, that it is not what kills workers. Bounded by ALONE, and by give_back for what waits.
             since = desk.monotonic() - ALONE
-            held = [a for k, a in desk.held.items() if k not in gone]
             old = [a for a in held if a.started_at is not None and a.started_mono <= since]
             plan = self._plan_suspect([h for h in due if h not in ordinary], old)
             if plan.picks:
                 return plan if len(old) == len(held) else Plan([], {})
-        freed = Counter(map(_SORT_OF, filter(None, map(desk.held.get, gone))))
-        total = sum(desk.in_flight.values()) - sum(freed.values())
         budget = self.batch
         if desk.options.max_concurrent:
-            budget = max(0, desk.options.max_concurrent - total)
-        return allocate(
-            ordinary, self._room(freed, self._in_processes(ordinary, freed)), budget, self._rotation, self.batch
-        )
+            budget = max(0, desk.options.max_concurrent - len(held))
+        taken = Counter(map(_SORT_OF, held))
+        room = self._room(held, taken, self._in_processes(ordinary, taken))
+        return allocate(ordinary, room, budget, self._rotation, self.batch)
 
     def sort_of(self, head: LaneHead) -> int:
         """What sort of slots runs the tasks of this lane. Suspects run in processes, where they can harm nobody."""
@@ -104,7 +102,7 @@ class Planner:
             return PROCESS
         return kind.sort
 
-    def _in_processes(self, heads: list[LaneHead], freed: dict[SlotKey, int]) -> dict[int, int]:
+    def _in_processes(self, heads: list[LaneHead], taken: Counter[SlotKey]) -> dict[int, int]:
         """How many tasks of each level to claim for the children, which the levels share: not more than are free, or
         they would wait for each other's."""
         due = sorted({h.pool for h in heads if (h.pool, PROCESS) in self.slots and self.sort_of(h) == PROCESS})
@@ -112,9 +110,7 @@ class Planner:
         if not due:
             return shares
         count = self.slots[due[0], PROCESS].size
-        held = {
-            level: self.desk.in_flight.get((level, PROCESS), 0) - freed.get((level, PROCESS), 0) for level in LEVELS
-        }
+        held = {level: taken[level, PROCESS] for level in LEVELS}
         free = count - sum(held.values())
         order = due if self._rotation % LOWEST_EVERY else due[::-1]
         for turn in range(max(0, free)):
@@ -140,11 +136,13 @@ class Planner:
             return Plan([], {})
         return allocate(suspects, room, 1, self._rotation, 1)
 
-    def _room(self, freed: dict[SlotKey, int], in_processes: dict[int, int]) -> Callable[[int, LaneHead], int]:
+    def _room(
+        self, held: Sequence[Attempt], taken: Counter[SlotKey], in_processes: dict[int, int]
+    ) -> Callable[[int, LaneHead], int]:
         desk = self.desk
         horizon = desk.monotonic() - desk.options.ahead
         busy: Counter[SlotKey] = Counter()  # slots whose body outlasts the horizon: they start nothing within the next
-        for attempt in list(desk.held.values()):
+        for attempt in held:
             if attempt.started_at is not None and not attempt.ended and attempt.started_mono < horizon:
                 busy[attempt.sort] += 1
         in_children = sum(busy[level, PROCESS] for level in LEVELS)
@@ -170,12 +168,12 @@ class Planner:
                 ahead = min(AHEAD * self.batch, int(moving * desk.options.ahead / max(mean, 1e-5)))
                 if waiting_since(slots) < horizon or (pool != head.pool and mean < QUICK):
                     ahead = 0
-            free = slots.size + ahead - desk.in_flight.get(sort, 0) + freed.get(sort, 0)
+            free = slots.size + ahead - taken[sort]
             if sort[1] == PROCESS and not ahead:
                 free = min(free, in_processes[pool])
             if free < 0 < moving and waiting_since(slots) >= horizon:
                 # The line is longer than the slots, and moves: what quick kinds have ahead keeps no other kind out.
-                own = sum(1 for a in list(desk.held.values()) if a.kind is kind and a.sort == sort)
+                own = sum(1 for a in held if a.kind is kind and a.sort == sort)
                 free = max(free, max(1, slots.size // 2) - own)
             return max(0, free)
 

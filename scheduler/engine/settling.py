@@ -5,6 +5,7 @@ telling.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from operator import sub
 from typing import NamedTuple
 
@@ -27,11 +28,13 @@ Pairs = list[tuple[Attempt, Outcome]]
 
 
 class Ended(NamedTuple):
-    """Attempts with their outcomes, and these by their columns. ``died``: whether some died with their process;
-    ``over``: whether none of their tasks may be claimed again; ``back``: how many are handed back, so that others may
-    run them at once."""
+    """Attempts with their outcomes, each by itself, and the latter by their columns. ``died``: whether some died with
+    their process; ``over``: whether none of their tasks may be claimed again; ``back``: how many are handed back, so
+    that others may run them at once."""
 
     pairs: Pairs
+    attempts: Sequence[Attempt]
+    outcomes: Sequence[Outcome]
     ends: Ends
     died: bool
     over: bool
@@ -39,10 +42,11 @@ class Ended(NamedTuple):
 
     @classmethod
     def of(cls, pairs: Pairs) -> Ended:
-        ends = Ends.of([o for _, o in pairs])
+        attempts, outcomes = zip(*pairs, strict=True) if pairs else ((), ())
+        ends = Ends.of(outcomes)
         over = min(ends.states, default=st.FIRST_TERMINAL) >= st.FIRST_TERMINAL
         back = 0 if over else sum(o.end is AttemptEnd.HANDED_BACK and o.run_at is None for _, o in pairs)
-        return cls(pairs, ends, AttemptEnd.LOST in ends.ends, over, back)
+        return cls(pairs, attempts, outcomes, ends, AttemptEnd.LOST in ends.ends, over, back)
 
     def keys(self) -> set[tuple[int, int]]:
         """Their (task id, claim)."""
@@ -51,13 +55,13 @@ class Ended(NamedTuple):
 
 def settle(desk: Desk, planner: Planner, ended: Ended, finished: Finished) -> None:
     """``ended``: without those that are deferred."""
-    outcomes, ends = ended.pairs, ended.ends
-    desk.put_down(outcomes)
+    ends = ended.ends
+    desk.put_down(ended.attempts, ends)
     lost = {(o.task_id, o.claim) for o in finished.lost}
     all_told = log.isEnabledFor(logging.DEBUG) or desk.options.log_attempts == "all"
     if ends.plain and not (all_told or lost) and max(map(sub, ends.finished_at, ends.started_at), default=0) <= SLOW:
         return  # as nearly always: hundreds of which there is nothing to tell
-    for attempt, o in outcomes:
+    for attempt, o in ended.pairs:
         if o.end is AttemptEnd.SUCCEEDED and not (all_told or lost) and o.finished_at - (o.started_at or 0) <= SLOW:
             continue
         if (o.task_id, o.claim) in lost:

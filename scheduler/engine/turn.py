@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.engine import deaths
-from scheduler.engine.attempt import hand_back
+from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk, Request
 from scheduler.engine.handout import HandOut
 from scheduler.engine.lanes import STRETCH, Lanes, got_of
@@ -29,9 +29,10 @@ from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store import claim as claims
 from scheduler.store import waits, workers
 from scheduler.store.asked import Answer, Asked
-from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
+from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead, Pick
 from scheduler.store.finish import ContendedError, Finished, finish
 from scheduler.store.requests import answer
+from scheduler.store.ripe import Ripe
 from scheduler.store.salvage import finish_one_by_one
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ class Turner:
         if not urgent:
             outcomes, self.deferred = self.deferred, []
             count = min(len(desk.outcomes), self.planner.batch - len(outcomes)) if claiming else len(desk.outcomes)
-            outcomes += [desk.outcomes.popleft() for _ in range(count)]
+            take = desk.outcomes.popleft
+            outcomes += [take() for _ in range(count)]
             outcomes += self._stale()
             if extra:  # but for what has ended since
                 known = {(o.task_id, o.claim) for _, o in outcomes}
@@ -163,6 +165,7 @@ class Turner:
         gone = ended.keys()
         quick = not (requests or put_off) and self._may_be_quick(outcomes)
         recording: Future[Finished] | None = None
+        ripe: Ripe | None = None
         try:
             if quick and claiming and not ended.died and self._beside(outcomes):
                 recording = self._record(ended)
@@ -175,9 +178,11 @@ class Turner:
                     if ended.died:
                         outcomes = deaths.judge(c, outcomes)
                         ended = Ended.of(outcomes)
-                    usual = partial(finish, ends=ended.ends, quick=quick, meanwhile=self.handout.release)
+                    begin, claims_too = self.handout.release, quick and claiming
+                    usual = partial(finish, ends=ended.ends, quick=quick, meanwhile=begin, claims=claims_too)
                     write = finish_one_by_one if self._careful else usual
-                    finished = _own(outcomes, write(c, dialect, self.worker, [o for _, o in outcomes], now))
+                    finished = _own(outcomes, write(c, dialect, self.worker, ended.outcomes, now))
+                    ripe = finished.ripe
                     if self.limits.known:
                         self.limits.recorded(c, outcomes, finished)
                     if ended.died:
@@ -186,7 +191,8 @@ class Turner:
                     self.handout.release()
                 if requests:
                     answers, woken = self._answer(c, requests, now)
-                started = self._started(gone)
+                held = [attempt for key, attempt in desk.held.items() if key not in gone]
+                started = self._started(held)
                 if started:
                     marked = claims.mark_running(c, dialect, self.worker, started)
                 self._absolve(c, gone)
@@ -199,19 +205,24 @@ class Turner:
                         ready = woken + (finished.ready if finished else 0)
                         told = finished is not None and finished.told  # what was replaced may run again
                         rely = ended.over and not (ready or told or self._unsure or requests or self.limits.known)
-                        due = self.lanes.look(c, self.planner.serves, now, fresh=fresh, rely=rely)
+                        due = self.lanes.look(c, self.planner.serves, now, fresh=fresh, rely=rely, ripe=ripe)
                         if self.lanes.whole:
                             every = due
                         elif self.limits.known:
                             due = list({claims.LANE_OF(h): h for h in (*self.limits.freed(outcomes), *due)}.values())
-                    plan = self.planner.plan(admission, due, gone)
-                    claimed = claims.claim(c, dialect, self.worker, plan.picks, now, self.lanes.prefix.start)
+                    plan = self.planner.plan(admission, due, held)
+                    claimed = claims.claim(c, dialect, self.worker, plan.picks, now, self.lanes.prefix.start, ripe)
                     admission.count(claimed)
                     if not urgent:
                         self.lanes.claimed(plan.picks, claimed)
                     if not (urgent or self.lanes.whole):
                         self.lanes.keep(admission.admitted(due), plan.picks, claimed)
-                    self._part(c, claimed)
+                    self._part(c, plan.picks, claimed)
+                if ripe is not None and finished is not None:
+                    ripe.schedule()
+                    if ripe.scheduled:
+                        self.lanes.forget()
+                        finished = finished._replace(ready=finished.ready + ripe.scheduled)
                 if outcomes and recording is None:
                     FAILPOINTS.hit("before finish commit")
                 if requests:
@@ -304,7 +315,7 @@ class Turner:
     def _record(self, ended: Ended) -> Future[Finished] | None:
         """Begin to record them in a transaction of their own; None if that is not possible at present."""
         assert self.recorder is not None
-        desk, rows = self.desk, [o for _, o in ended.pairs]
+        desk, rows = self.desk, ended.outcomes
 
         def write(connection: sa.Connection) -> Finished:
             finished = finish(connection, desk.database.dialect, self.worker, rows, desk.now(), ended.ends, quick=True)
@@ -372,7 +383,7 @@ class Turner:
             deferred = {(o.task_id, o.claim) for o in finished.deferred}
             self.deferred += [pair for pair in ended.pairs if (pair[1].task_id, pair[1].claim) in deferred]
             ended = Ended.of([pair for pair in ended.pairs if (pair[1].task_id, pair[1].claim) not in deferred])
-        self._schedule_ended |= any(map(_SCHEDULE_OF, [attempt for attempt, _ in ended.pairs]))
+        self._schedule_ended |= any(map(_SCHEDULE_OF, ended.attempts))
         settle(self.desk, self.planner, ended, finished)
 
     def _answer(self, connection: sa.Connection, requests: list[Request], now: int) -> tuple[list[Answer | None], int]:
@@ -442,11 +453,11 @@ class Turner:
             claims.clear_suspicion(connection, self.worker, c.id, c.claim)
             self.planner.alone = None
 
-    def _part(self, connection: sa.Connection, claimed: list[Claimed]) -> None:
+    def _part(self, connection: sa.Connection, picks: list[Pick], claimed: list[Claimed]) -> None:
         """A suspect that runs in a process of its own does not die with this one: should that happen, it is one of the
         bystanders again."""
         processes = self.desk.processes
-        if processes is None:
+        if processes is None or not any(pick.lane.startswith(SUSPECT_LANE) for pick in picks):
             return
         for c in claimed:
             if c.lane.startswith(SUSPECT_LANE) and processes.can_run(self.desk.registry.named(c.kind)):
@@ -464,18 +475,18 @@ class Turner:
 
     def unmarked(self) -> bool:
         """Whether a body is under way for so long that its row should say so."""
-        return bool(self._started(set()))
+        return bool(self._started(self.desk.held.values()))
 
-    def _started(self, gone: set[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """Bodies under way whose rows do not say so yet."""
+    def _started(self, attempts: Iterable[Attempt]) -> list[tuple[int, int, int]]:
+        """Those of these whose bodies are under way, and whose rows do not say so yet."""
         since = self.desk.monotonic() - MARK_AFTER
         rows = []
-        for key, attempt in self.desk.held.items():
+        for attempt in attempts:
             at = attempt.started_at
-            if at is None or attempt.marked or attempt.lost or key in gone:
+            if at is None or attempt.marked or attempt.lost:
                 continue
             if attempt.started_mono <= since:
-                rows.append((*key, at))
+                rows.append((attempt.claimed.id, attempt.claimed.claim, at))
         return rows
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -17,6 +17,9 @@ from scheduler.model import state as st
 from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.store.dialect import Dialect, bind_rows, fence, prepared
 from scheduler.store.statement import Columns, run, run_over
+
+if TYPE_CHECKING:
+    from scheduler.store.ripe import Ripe
 
 SUSPECT_LANE = "!"  # prefix of the lane of a task that must run alone (see upkeep.py)
 
@@ -84,8 +87,10 @@ _USUAL = tuple(name for name in Claimed._fields if name not in RARE)
 _NAMES = ", ".join(f"t.{name}" for name in _USUAL)
 _LANE_OF_ROW = itemgetter(*(_USUAL.index(name) for name in ("queue", "lane", "pool")))
 _KNOWN = ("queue", "lane", "pool", "kind", "claimed_at")  # on SQLite each pick is a statement of its own and knows them
-_GROWN = {"claim": "claim + 1", "attempt": f"attempt + CASE WHEN state = {st.SUSPENDED} THEN 0 ELSE 1 END"}
-_SQLITE_NAMES = ", ".join(_GROWN.get(name, name) for name in _USUAL if name not in _KNOWN)
+_GROWN = {"claim": "claim + 1", "attempt": f"attempt + CASE WHEN {{t}}state = {st.SUSPENDED} THEN 0 ELSE 1 END"}
+_READ_COLUMNS = tuple(name for name in _USUAL if name not in _KNOWN)
+READ_NAMES = ", ".join(f"{{t}}{_GROWN.get(name, name)}" for name in _READ_COLUMNS)  # as they are once it is claimed
+_READ = len(_READ_COLUMNS)
 _NOTHING_RARE = (None,) * len(RARE)
 _new = tuple.__new__  # a named tuple's own constructor takes three times as long
 CLAIMABLE = "state >= 1 AND state <= 3"
@@ -125,11 +130,12 @@ FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
 WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now
 ORDER BY run_at, id LIMIT :limit"""
 # Read, then written: RETURNING takes SQLite longer. Nobody can come between, the write lock is held from the start.
-_SQLITE_READ = f"SELECT {_SQLITE_NAMES} {_SQLITE_FIRST}"
+_SQLITE_READ = f"SELECT {READ_NAMES.format(t='')} {_SQLITE_FIRST}"
 _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET.format(t='')} WHERE id IN (SELECT id {_SQLITE_FIRST})"
 
 # A worker that was declared dead while it stood still must not claim: its claims would be taken back at once.
 _LIVE = "SELECT 1 FROM schedd_workers WHERE id = :worker AND state < 2"
+_SQLITE_CLAIM_RIPE = f"UPDATE schedd_tasks SET unmet = 0, {_SET.format(t='')} WHERE id IN {{ids}}"
 # An array is expected to hold ten ids. ``picked`` itself is expected to be a tenth of the backlog, as its LIMIT is not
 # known beforehand, and in a join with it PostgreSQL would read the whole table for each claim.
 _PG_CLAIM_IN = f"""
@@ -187,10 +193,12 @@ def claim(
     picks: Sequence[Pick],
     now: int,
     start: dict[tuple[str, str, int], tuple[int, int]] | None = None,
+    ripe: Ripe | None = None,
 ) -> list[Claimed]:
     """Claim due tasks for ``worker``, up to each pick's limit, earliest first within a lane.
 
-    ``start`` (PostgreSQL): (run_at, id) to begin at by lane; it is set to the last one claimed of each.
+    ``start`` (PostgreSQL): (run_at, id) to begin at by lane; it is set to the last one claimed of each. ``ripe``
+    (SQLite): of whose lanes nothing else is due.
     """
     if not picks:
         return []
@@ -201,8 +209,16 @@ def claim(
         for pick in picks:
             bound = {"worker": worker, "now": now, **pick._asdict()}
             rest = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), now, *_NOTHING_RARE)
-            claimed += [_new(Claimed, row + rest) for row in run(connection, _SQLITE_READ, bound)]
-            run(connection, _SQLITE_CLAIM, bound)
+            taken = ripe.take(LANE_OF(pick), pick.limit) if ripe is not None else ()
+            if taken:
+                claimed += [_new(Claimed, row[:_READ] + rest) for row in taken]
+                ids = bind_rows([row[0] for row in taken])
+                run(
+                    connection, _SQLITE_CLAIM_RIPE.format(ids=dialect.ids()), {"worker": worker, "now": now, "ids": ids}
+                )
+            else:
+                claimed += [_new(Claimed, row + rest) for row in run(connection, _SQLITE_READ, bound)]
+                run(connection, _SQLITE_CLAIM, bound)
     else:
         bound = {"worker": worker, "now": now}
         if start:

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 _SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
 _MOST = 256  # rows of one statement on SQLite, where each row is text of the statement
+_STEP = 8  # of which their number is a multiple, where rows may be filled up
 _INSERTED = 1024  # values of one INSERT on SQLite: more take no less time
 ANSWERED = "schedd_answered"  # in a connection's info (PostgreSQL): to be called with each answer
 _ROWS = "j"
@@ -56,8 +57,12 @@ def run_across(
     columns: Columns,
     values: Sequence[Sequence[object]],
     params: Mapping[str, object],
+    blank: Sequence[object] | None = None,
 ) -> list[tuple[Any, ...]]:
-    """:func:`run_over` rows that are given by their columns, which takes a sixth of the time to bind on SQLite."""
+    """:func:`run_over` rows that are given by their columns, which takes a sixth of the time to bind on SQLite.
+
+    ``blank``: a row that brings nothing about. On SQLite rows are filled up with it, so that one statement does.
+    """
     total = len(values[0])
     if not total:
         return []
@@ -71,11 +76,12 @@ def run_across(
     names = tuple(name for name, _ in columns)
     given: list[tuple[Any, ...]] = []
     at = 0
-    for count in _powers(total):
+    for count in _sizes(total, whole=blank is None):
         text, order = _over_values(sql, names, count, connection.dialect)
-        bound: list[object] = [None] * (count * len(columns))
+        bound = [*(blank or (None,) * len(columns))] * count
+        part = min(count, total - at) * len(columns)
         for i, column in enumerate(values):
-            bound[i :: len(columns)] = column[at : at + count]
+            bound[i : part : len(columns)] = column[at : at + count]
         bound += [params[name] for name in order]
         given += _raw(connection, text, bound)
         at += count
@@ -88,11 +94,12 @@ def change_across(
     columns: Columns,
     values: Sequence[Sequence[object]],
     params: Mapping[str, object],
+    blank: Sequence[object],
 ) -> int:
     """Like :func:`run_across` for a statement that returns nothing, on SQLite: the number of rows it changed."""
     driver: Any = connection.connection.dbapi_connection
     before: int = driver.total_changes
-    run_across(connection, sql, columns, values, params)
+    run_across(connection, sql, columns, values, params, blank)
     changed: int = driver.total_changes - before
     return changed
 
@@ -148,7 +155,7 @@ def _insert_values(connection: sa.Connection, table: str, across: _Across) -> No
     one = f"({', '.join('?' * len(across.varying))})"
     bound = list(chain.from_iterable(zip(*across.varying.values(), strict=True)))
     at = 0
-    for count in _powers(across.count, _INSERTED // len(across.varying)):
+    for count in _sizes(across.count, _INSERTED // len(across.varying)):
         text = f"INSERT INTO {table} ({names}) SELECT {picked} FROM (VALUES {', '.join([one] * count)})"
         size = count * len(across.varying)
         _raw(connection, text, [*constants, *bound[at : at + size]])
@@ -230,7 +237,7 @@ def _over_arrays(sql: str, columns: Columns) -> str:
     return _AMONG.sub(among, sql).replace("{rows}", f"{_ROWS}({names}) AS (SELECT * FROM unnest({arrays}))")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def _over_values(sql: str, names: tuple[str, ...], count: int, dialect: sa.Dialect) -> tuple[str, tuple[str, ...]]:
     text, order = _compiled(_AMONG.sub("", sql), dialect)
     assert text.lstrip().startswith("WITH {rows}"), "the rows' parameters come first"
@@ -239,11 +246,15 @@ def _over_values(sql: str, names: tuple[str, ...], count: int, dialect: sa.Diale
     return text.replace("{rows}", f"{_ROWS}({', '.join(names)}) AS (VALUES {values})"), order or ()
 
 
-def _powers(count: int, most: int = _MOST) -> Iterator[int]:
-    while count:
-        size = min(most, 1 << (count.bit_length() - 1))
-        yield size
-        count -= size
+def _sizes(count: int, most: int = _MOST, *, whole: bool = True) -> Iterator[int]:
+    """Sizes of statements for so many rows, of which there are few, so that few texts serve all counts. ``whole``: they
+    come to just as many; else the last one may hold more."""
+    while count > 0:
+        size = 1 << (count.bit_length() - 1)
+        if not whole and size < count < most:
+            size = -(-count // _STEP) * _STEP
+        yield min(most, size)
+        count -= min(most, size)
 
 
 def _array(values: Iterable[object], kind: type) -> str:

@@ -44,6 +44,7 @@ def rings_for_a_child(jobs: Scheduler, bell: DearBell) -> int:
     """How often it rings in turns that make a task ready."""
     parent = jobs.task(plain).schedule()
     child = jobs.task(plain).depend_on(parent).schedule()
+    jobs.task(plain).after(60).depend_on(parent).schedule()  # which it does not claim itself with that turn
     before = bell.rings
     for _ in range(3):
         step(jobs)

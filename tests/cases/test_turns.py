@@ -57,7 +57,7 @@ def test_a_slow_database_makes_turns_smaller(fleet: Fleet, clock: FakeClock, mon
 
 
 def test_after_a_slow_one_they_grow_to_the_most_again(fleet: Fleet) -> None:
-    """And no less: 253 rows are seven statements on SQLite, 256 are one."""
+    """Rounded down, the mean would stop short of it."""
     turner = engine_of(fleet.worker(plain)).turner
     turner._fit(0.030, BATCH[1])
     assert turner.planner.batch < BATCH[1]
@@ -219,10 +219,12 @@ def test_what_a_worker_itself_makes_due_is_looked_for(fleet: Fleet, looks: list[
     step(jobs)
     assert looks == [1]
     assert goes_on(jobs) == 4
-    assert looks == [1, 2]  # it has released one of another kind
+    # It has released one of another kind, which on SQLite it claims before that is among the lanes.
+    looked = 1 if jobs.database.dialect.name == "sqlite" else 2
+    assert looks == [1, looked]
     assert jobs.get_task_status(child) is TaskState.CLAIMED
     assert goes_on(jobs)
-    assert looks == [1, 2, 2]  # which is due again
+    assert looks == [1, looked, 2]  # which is due again
     assert jobs.get_task_status(child) is TaskState.CLAIMED
     assert goes_on(jobs)
     assert jobs.get_task_status(child) is TaskState.SUCCESS

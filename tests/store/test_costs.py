@@ -27,9 +27,9 @@ BOUNDS = {
     "single": ((1000, 0), (1000, 0)),
     "batch": ((10, 1), (2, 1)),
     "batch of edges": ((22, 1), (3, 1)),
-    "run": ((118, 11), (36, 15)),  # on PostgreSQL mostly two transactions a turn
-    "run a graph": ((255, 25), (110, 25)),
-    "fail a chain": ((60, 5), (40, 5)),  # as many as for a chain of ten
+    "run": ((75, 11), (36, 15)),  # on PostgreSQL mostly two transactions a turn
+    "run a graph": ((187, 25), (105, 25)),
+    "fail a chain": ((42, 5), (38, 5)),  # as many as for a chain of ten
 }
 WIDTH = 100  # of a layer of the graph
 
