@@ -156,7 +156,17 @@ MUTANTS = (
                 "CASE WHEN schedd_tasks.unmet >= 0 THEN",
             ),
         ),
+        ("tests/cases/test_revival.py",),
+    ),
+    Mutant(
+        "the same for what a turn claims as it releases it",
+        (Change("scheduler/store/ripe.py", "rows = [row for row in rows if _LEFT(row) <= 0]", "pass"),),
         ("tests/cases/test_dependencies.py",),
+    ),
+    Mutant(
+        "what is due before comes first",
+        (Change("scheduler/store/ripe.py", "if lane in known:", "if False:"),),
+        ("tests/cases/test_ripe.py",),
     ),
     Mutant(
         "the release condition: which ends meet an edge",
