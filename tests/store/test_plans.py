@@ -86,11 +86,16 @@ def turns(jobs: Scheduler) -> int:
 
 
 def figures(jobs: Scheduler, sql: str) -> Any:
-    recorder = engine_of(jobs).turner.recorder
-    for its in (engine_of(jobs)._conn(), recorder and recorder._connection):
+    """What the server has counted, once each session of these jobs has told: by itself each does so seconds later."""
+    recorder, engine = engine_of(jobs).turner.recorder, jobs.database.open()
+    pool: Any = engine.pool
+    idle = [engine.connect() for _ in range(pool.checkedin())]
+    for its in (engine_of(jobs)._conn(), recorder and recorder._connection, *idle):
         if its is not None:
             with jobs.database.write(its) as connection:
                 connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+    for its in idle:
+        its.close()
     return rows(jobs, sql)[0]
 
 
