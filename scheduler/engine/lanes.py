@@ -7,12 +7,13 @@ are kept between. As long as one stretch is all there is, which is nearly always
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from scheduler.engine.prefix import Prefix
-from scheduler.ports import FOREVER
+from scheduler.ports import FOREVER, SECOND
 from scheduler.store.claim import LANE_OF, Claimed, LaneHead, Pick, heads_of, lane_heads
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Lanes:
         self._still: list[LaneHead] = []  # of the last look, if it was at the whole, and each gave what was asked of it
         self._still_until = 0.0
         self._nothing_until = 0.0  # the last look was at the whole, and nothing was due
+        self._look_again = FOREVER  # when (microseconds) that is over, if a turn relies on it
         self._relied = False  # whether the last turn looked at nothing else
         self._first_later = FOREVER  # when the first task comes due that this round has met
         self._last_later = FOREVER  # the same of the last whole round
@@ -58,7 +60,7 @@ class Lanes:
     @property
     def next_due(self) -> int:
         """When the first of the tasks comes due that are not due yet (microseconds)."""
-        return min(self._first_later, self._last_later, self.prefix.again)
+        return min(self._first_later, self._last_later, self.prefix.again, self._look_again)
 
     def look(
         self,
@@ -75,8 +77,9 @@ class Lanes:
         rely = rely and not (fresh or (ripe is not None and ripe.scheduled))
         if not ripe:
             return self._look(connection, serves, now, fresh=fresh, rely=rely)
-        if rely and self._monotonic() < self._nothing_until:
-            self._relied = False
+        left = self._nothing_until - self._monotonic()
+        if rely and left > 0:
+            self._relied, self._look_again = False, now + math.ceil(left * SECOND)
             return ripe.join([], serves)
         due = self._look(connection, serves, now, fresh=fresh, rely=False)
         if self.whole:
@@ -90,7 +93,8 @@ class Lanes:
         self._relied = rely and bool(self._still) and self._monotonic() < self._still_until
         if self._relied:
             return [head for head in self._still if serves(head)]
-        self._still = []
+        self.forget()
+        self._look_again = FOREVER
         if fresh:
             self._owed = 1 if self._cursor is None else 2  # what is left of this round, and then one from the start
         if self._cursor is None:

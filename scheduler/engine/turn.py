@@ -54,8 +54,8 @@ MANY = 50  # ends from which on they are recorded beside the claim, in a transac
 
 class TurnResult(NamedTuple):
     """``next_due``: when the next known task is due (microseconds); ``busy``: another turn may find work at once;
-    ``ready``: how many tasks may run that could not before, here or elsewhere; ``unseen``: what was recorded beside the
-    claim may have made work that this turn did not see; ``opened``: a cap has room again that this worker did not
+    ``ready``: how many tasks may run that could not before, here or elsewhere; ``unseen``: what was recorded may have
+    made work that this turn did not see; ``opened``: a cap has room again that this worker did not
     take; ``given_back``: tasks that it handed back, which now wait for a worker."""
 
     finished: int
@@ -230,6 +230,7 @@ class Turner:
         except BaseException as error:
             self._careful = not isinstance(error, StoreUnavailableError | ContendedError)
             self.lanes.prefix.forget()  # what it has passed over was not claimed
+            self.lanes.forget()
             self._unsure = self._unsure or not isinstance(error, ContendedError)
             desk.requests.extendleft(reversed(requests))
             if recording is None:
@@ -239,9 +240,12 @@ class Turner:
                     self._recorded(recording, ended)
             raise
         self._unsure = unsure or bool(claimed)  # until they are handed out
-        busy = False
+        busy = unseen = False
         if not urgent:
             busy, self._careful = self._careful, False
+            unseen = busy  # a careful turn records, and looks at nothing
+            if busy or not claiming:
+                self.lanes.forget()
         if outcomes and recording is None:
             FAILPOINTS.hit("after finish commit")
         if requests:
@@ -255,7 +259,7 @@ class Turner:
         picked = {claims.LANE_OF(p): p.limit for p in plan.picks}
         got = got_of(plan.picks, claimed)
         backlog = any(0 < most <= got[lane] for lane, most in picked.items())
-        unseen, back = False, ended.back
+        back = ended.back
         if recording is None:
             if finished is not None:
                 self._settle(ended, finished)
@@ -439,6 +443,7 @@ class Turner:
         if not unknown:
             return False
         log.warning("%d tasks were claimed by a commit that was not answered: given back", len(unknown))
+        self.lanes.forget()
         return bool(finish(connection, self.desk.database.dialect, self.worker, unknown, now).deferred)
 
     def _absolve(self, connection: sa.Connection, gone: set[tuple[int, int]]) -> None:

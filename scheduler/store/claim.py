@@ -135,7 +135,8 @@ _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET.format(t='')} WHERE id IN (SELEC
 
 # A worker that was declared dead while it stood still must not claim: its claims would be taken back at once.
 _LIVE = "SELECT 1 FROM schedd_workers WHERE id = :worker AND state < 2"
-_SQLITE_CLAIM_RIPE = f"UPDATE schedd_tasks SET unmet = 0, {_SET.format(t='')} WHERE id IN {{ids}}"
+_RIPE = f"id IN {{ids}} AND state = {st.WAITING}"
+_SQLITE_CLAIM_RIPE = f"UPDATE schedd_tasks SET unmet = 0, {_SET.format(t='')} WHERE {_RIPE}"
 # An array is expected to hold ten ids. ``picked`` itself is expected to be a tenth of the backlog, as its LIMIT is not
 # known beforehand, and in a join with it PostgreSQL would read the whole table for each claim.
 _PG_CLAIM_IN = f"""

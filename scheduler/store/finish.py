@@ -250,10 +250,7 @@ def finish(
     if st.SUSPENDED in ends.states:  # first, so that what they no longer wait for and ends now does not wake them
         paused = [(o.task_id, o.claim) for o in wrote.kept if o.state == st.SUSPENDED]
         ready += waits.suspended(connection, dialect, paused, now)
-    ripe = release_ripe(connection, dialect, wrote.ended, now) if wrote.plain else None
-    if ripe is not None and not claims:
-        ripe.schedule()
-        ready += ripe.scheduled
+    ripe = release_ripe(connection, dialect, wrote.ended, now) if wrote.plain and claims else None
     parents = wrote.ended if wrote.plain and ripe is None else wrote.parents
     released = {i: wrote.ended[i] for i in parents if i in wrote.ended}
     if wrote.overruled:  # what a cancelled task spawned ends with it
@@ -267,7 +264,7 @@ def finish(
     if wrote.overruled:
         settle(connection, dialect, wrote.overruled, now)
         told = {o.task_id: o.end for o in wrote.kept if o.task_id in wrote.overruled}
-    return Finished(wrote.ended, wrote.lost, deferred, ready, told, ripe if claims else None)
+    return Finished(wrote.ended, wrote.lost, deferred, ready, told, ripe)
 
 
 def _write(

@@ -32,7 +32,7 @@ JOIN schedd_tasks t ON t.id = d.child WHERE t.state = {st.WAITING} LIMIT :most
 """
 _COUNT_DOWN = "WITH {rows} UPDATE schedd_tasks SET unmet = j.unmet FROM j WHERE schedd_tasks.id = j.id"
 _LEFT_COLUMNS: Columns = (("id", int), ("unmet", int))
-_SCHEDULE = f"UPDATE schedd_tasks SET state = {st.SCHEDULED}, unmet = 0 WHERE id IN {{ids}}"
+_SCHEDULE = f"UPDATE schedd_tasks SET state = {st.SCHEDULED}, unmet = 0 WHERE id IN {{ids}} AND state = {st.WAITING}"
 
 
 class Ripe:
@@ -92,6 +92,7 @@ class Ripe:
 def release_ripe(connection: sa.Connection, dialect: Dialect, succeeded: Collection[int], now: int) -> Ripe | None:
     """Meet the edges of tasks that have just succeeded; what becomes ready and is due by ``now`` is not written yet.
 
+    In a transaction that has written: what is read stays so until it ends.
     None, and nothing is done, if one of these edges breaks, or too much waits for them to be read.
     """
     bound = {"ids": bind_rows([*succeeded]), "bit": END_BIT[TaskState.SUCCESS], "most": MOST + 1}

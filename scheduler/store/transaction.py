@@ -150,6 +150,8 @@ class Transaction(sa.Connection):
         with self._busy:
             if self.expired:
                 raise self.too_long()
+            # If the handler has done nothing: what follows may go to the driver itself, which begins nothing on SQLite.
+            self._autobegin()
             yield
 
     def commit_now(self) -> None:

@@ -273,6 +273,89 @@ def test_more_lanes_than_one_look_takes_in(fleet: Fleet, clock: FakeClock, monke
     assert states(jobs, before, child) == ["claimed", "scheduled"]
 
 
+def claimed_after(jobs: Scheduler, clock: FakeClock, task_id: int) -> float:
+    """Seconds that the worker takes to claim it, if it pauses as long as it would."""
+    engine, begun = engine_of(jobs), clock.monotonic()
+    while states(jobs, task_id) == ["scheduled"]:
+        assert clock.monotonic() < begun + 10
+        clock.advance(max(engine._pause(), 0.001))
+        engine.step()
+    return clock.monotonic() - begun
+
+
+@pytest.fixture
+def jobs(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+    """A worker that looks once a second unless it is told."""
+    made = four(fleet, plain, other)
+    monkeypatch.setattr(engine_of(made), "_poll_every", lambda: 1.0)
+    return made
+
+
+def test_what_nobody_rang_for_is_found_a_quarter_of_a_second_later(
+    jobs: Scheduler, fleet: Fleet, clock: FakeClock
+) -> None:
+    """Children of its own do not keep a worker from looking what else there is."""
+    parent = jobs.task(plain).schedule()
+    child = jobs.task(plain).depend_on(parent).schedule()
+    step(jobs)
+    step(jobs)  # nothing else is due, and that is known for a while
+    clock.advance(0.2)
+    due = fleet.worker(other).task(other).schedule()
+    finish_and_claim(jobs)
+    assert states(jobs, child) == ["claimed"]
+    assert claimed_after(jobs, clock, due) <= lanes.STILL
+
+
+@pytest.mark.parametrize("rung", [True, False])
+def test_a_turn_after_a_failed_one_overlooks_nothing(
+    jobs: Scheduler, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, rung: bool
+) -> None:
+    """It records what the failed one could not, and does not look itself."""
+    parents = [jobs.task(plain).schedule() for _ in range(2)]
+    children = [jobs.task(plain).depend_on(parent).schedule() for parent in parents]
+    step(jobs)
+    step(jobs)
+    engine = engine_of(jobs)
+    (slots,) = [s for s in engine.inline_slots() if s.waiting]
+    assert slots.run_one()
+    due = jobs.task(other).schedule() if rung else None
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as m:
+        m.setattr("scheduler.engine.turn.finish", fail)
+        with pytest.raises(RuntimeError):
+            step(jobs)
+    clock.advance(0.1)  # as long as the loop waits after an error
+    engine._rescan = True
+    engine.step()
+    assert states(jobs, *children) == ["scheduled", "waiting"]
+    assert slots.run_one()
+    engine.step()
+    assert states(jobs, *children) == ["claimed"] * 2
+    assert due is None or claimed_after(jobs, clock, due) == 0
+
+
+def test_a_look_that_is_not_at_the_whole_proves_nothing(
+    fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = fleet.worker(plain, other, pools={"medium": (1, 0)}, max_concurrent_tasks=1)
+    parent = jobs.task(plain).schedule()
+    step(jobs)
+    step(jobs)
+    monkeypatch.setattr(lanes, "STRETCH", 2)
+    for kind in (plain, other):
+        jobs.task(kind).priority("high").after(60).schedule()
+    before = jobs.task(plain).schedule()
+    clock.advance(0.1)
+    child = jobs.task(plain).depend_on(parent).schedule()
+    step(jobs)
+    assert not engine_of(jobs).turner.lanes.whole
+    finish_and_claim(jobs)
+    assert states(jobs, before, child) != ["scheduled", "claimed"]
+
+
 @on_sqlite
 def test_that_it_comes_due_is_known_at_once(fleet: Fleet, clock: FakeClock) -> None:
     jobs = four(fleet)

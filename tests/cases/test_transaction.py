@@ -84,6 +84,44 @@ def test_rows_result_success_and_release_are_one_commit(stage: Stage, kind: Any,
     assert stage.ends(task_id) == ["succeeded"]
 
 
+def test_a_block_without_a_statement_is_one_transaction_too(
+    stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins with its end: what is written there commits together."""
+
+    async def body(ctx: Any) -> Any:
+        async with Both(ctx):
+            pass
+
+    def fail(name: str) -> None:
+        if name == "before transaction commit":
+            raise RuntimeError("no")
+
+    task_id, second = stage.start(body, kind), stage.start(body, kind)
+    with monkeypatch.context() as m:
+        m.setattr(FAILPOINTS, "hit", fail)
+        stage.drain()
+    assert (stage.state(task_id), stage.state(second)) == ("retry", "retry")
+    stage.drain(1)
+    assert (stage.state(task_id), stage.ends(task_id)) == ("success", ["retried", "succeeded"])
+
+
+def test_a_block_without_a_statement_whose_task_was_cancelled(stage: Stage, kind: Any, ledger: Any) -> None:
+    async def body(ctx: Any) -> Any:
+        stage.jobs.cancel_task(task_id)
+        async with Both(ctx):
+            pass
+
+    async def after(ctx: Any) -> Any: ...
+
+    task_id = stage.start(body, kind)
+    child = stage.start(after, kind)
+    stage.jobs.add_dependency(child, task_id, when="finished")
+    stage.drain()
+    assert (stage.state(task_id), stage.state(child)) == ("cancelled", "success")
+    assert stage.ends(task_id) == ["cancelled"]
+
+
 def test_what_raises_leaves_no_row_and_is_tried_again(stage: Stage, kind: Any, ledger: Any) -> None:
     async def body(ctx: Any) -> Any:
         async with Both(ctx) as tx:
