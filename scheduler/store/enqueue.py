@@ -35,6 +35,7 @@ from scheduler.store.new_task import (
     values_of,
 )
 from scheduler.store.paths import one_at_a_time, refuse_cycle
+from scheduler.store.release import release
 from scheduler.store.replacing import put_aside, replace_now
 from scheduler.store.statement import insert, run
 
@@ -181,7 +182,7 @@ class _Batch:
         self.decided: list[list[Any]] = []
         self.values: list[tuple[int, str, str]] = []
         self.edges: list[int] = []
-        self.replaced: list[tuple[Holder, TaskSpec, Placed]] = []
+        self.replaced: dict[int, tuple[Holder, TaskSpec, Placed]] = {}  # by id: of several sets only the last counts
 
     def store(self) -> list[TaskId]:
         if all(map(_stands_alone, self.specs)):
@@ -204,11 +205,15 @@ class _Batch:
             self._take_key(position)
         # One with a key may ask for an id when it is placed, which is not possible while rows are sent.
         self._flush(list(self._rows_placed(order)) if keyed else self._rows_placed(order))
-        for holder, spec, placed in self.replaced:
+        for holder, spec, placed in self.replaced.values():
             self._replace(holder, spec, placed)
-        for holder, spec, _ in self.replaced:
+        for holder, spec, _ in self.replaced.values():
             if spec.edges:
                 refuse_cycle(self.connection, self.dialect, holder.id, [edge.parent for edge in spec.edges])
+        # Once all edges to those that end at once are there, those of other new sets, too.
+        ended = [(i, p.end.state) for i, (h, _, p) in self.replaced.items() if p.end and h.state not in HELD]
+        if ended:
+            release(self.connection, self.dialect, ended, self.now)
         return self.ids
 
     def _rows_alone(self, new: Sequence[int]) -> Iterator[list[Any]]:
@@ -298,8 +303,8 @@ class _Batch:
         edges: Sequence[EdgeSpec] = self._resolved(spec) if spec.edges else ()
         placed = self.parents.place(edges) if edges else _PLACED
         if holder is not None:
-            self.replaced.append((holder, msgspec.structs.replace(spec, edges=edges), placed))
-            self.parents.ends[holder.id] = placed.end.state if placed.end and holder.state not in HELD else None
+            self.replaced[holder.id] = holder, msgspec.structs.replace(spec, edges=edges), placed
+            self.parents.ends[holder.id] = None  # if it ends at once, what waits for it is judged then
             return
         values = values_of(spec, self.now, placed)
         if position not in self.keyed:

@@ -64,7 +64,8 @@ def replace_now(
     made: int | None = None,
     cancelled: int | None = None,
 ) -> None:
-    """Give a task that no worker holds another set. ``spec.edges`` name stored tasks, and ``placed`` is what they say.
+    """Give a task that no worker holds another set. ``spec.edges`` name stored tasks, and ``placed`` is what they say:
+    if that ends the task at once, the caller releases what waits for it.
 
     ``made``: when the set was, if not now; ``cancelled``: the task has ended so at this instant, and stays ended.
     """
@@ -86,8 +87,6 @@ def replace_now(
         insert_values(connection, [(task_id, "payload", spec.payload)])
     if spec.edges:
         insert_edges(connection, [edge_row(edge, task_id) for edge in spec.edges])
-    if placed.end is not None and cancelled is None:
-        release(connection, dialect, [(task_id, placed.end.state)], now)
 
 
 def put_aside(connection: sa.Connection, dialect: Dialect, task_id: int, spec: TaskSpec, now: int) -> None:
@@ -139,6 +138,8 @@ def settle(connection: sa.Connection, dialect: Dialect, ids: Iterable[int], now:
         ended = row.finished_at if row.state == st.CANCELLED else None
         placed = parents.place(spec.edges)
         replace_now(connection, dialect, row.id, spec, placed, now, made=aside.at, cancelled=ended)
+        if placed.end is not None and ended is None:
+            release(connection, dialect, [(row.id, placed.end.state)], now)
 
 
 def _set_aside(connection: sa.Connection, dialect: Dialect, task_id: int, error: str, now: int) -> None:
