@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.bench import Bench, Step
+from support.bench import Bench, Step, ring_and_step
 
 pytestmark = pytest.mark.case(28, 31)
 
@@ -51,3 +51,13 @@ def test_only_the_last_set_of_a_batch_counts(bench: Bench) -> None:
     assert list(batch.ids) == [old, old]
     assert bench.states(old, below) == ["scheduled", "waiting"]
     assert bench.drain() == ["two", "below"]
+
+
+def test_one_that_runs_does_not_end_with_its_replacement(bench: Bench) -> None:
+    """What waits for it is judged when its attempt has ended, not by the parents of the set that is put aside."""
+    dead = bench.ended("dead")
+    task_id = bench.step("one").key("k").schedule()
+    below = bench.step("below", task_id).schedule()
+    ring_and_step(bench.jobs)
+    assert bench.step("two", dead).key("k", conflict="replace").schedule() == task_id
+    assert bench.states(task_id, below) == ["claimed", "waiting"]
