@@ -475,6 +475,7 @@ class Model:
             raise Wrong(f"task {task_id} was claimed while {t.state}")
         if t.run_at > now and not (woken_again and t.state == "suspended" and self.happened(t)):
             raise Wrong(f"task {task_id} was claimed {(t.run_at - now) / SECOND} s before its time")
+        t.run_at = min(t.run_at, now)
         if not t.begun and self.open_edges(t):
             raise Wrong(f"task {task_id} was claimed with open edges {self.verdicts(t)}")
         if claim != t.claim + 1:

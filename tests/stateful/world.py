@@ -66,6 +66,7 @@ class World:
         self.seats = [self._seat(), self._seat()]
         self.zombies: list[Seat] = []
         self.caller = self._scheduler()
+        self.postgresql = self.caller.database.dialect.name == "postgresql"
 
     def _scheduler(self) -> Scheduler:
         made = Scheduler.for_testing(
@@ -338,6 +339,8 @@ class World:
         }
         expired = state == "success" and row.key_until is not None and row.key_until <= self.now
         pairs["key"] = (None if expired else row.held_key, task.key_at(self.now))
+        if self.postgresql and task.state == "suspended" and self.model.happened(task):
+            task.run_at = min(task.run_at, row.run_at)  # woken once more, after the clock went back
         if task.state in ("waiting", "scheduled", "retry", "suspended"):
             pairs["due"] = (row.run_at, task.run_at)
         if task.state in ("waiting", "scheduled") and not task.begun:
