@@ -164,15 +164,21 @@ class Scheduler(Queries):
         engine = self._engine
         if engine is not None:
             engine.ring()
-        if others:
-            self._others_bell().ring()
+            if others:
+                engine.bell.ring()
+        elif others:
+            self._callers_bell().ring()
 
     def _others_bell(self) -> Bell:
         """By which the engines of other processes are woken. Not to be asked for by who holds what a stop waits for."""
         self._forget_parents_engine()
         engine = self._engine
-        if engine is not None:
-            return engine.bell
+        return self._callers_bell() if engine is None else engine.bell
+
+    def _callers_bell(self) -> Bell:
+        bell = self._bell
+        if bell is not None and self._bell_pid == os.getpid():
+            return bell
         with self._lifecycle:
             if self._bell is None or self._bell_pid != os.getpid():
                 self._bell = make_bell(self.database)

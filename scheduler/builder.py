@@ -293,7 +293,7 @@ class TaskBuilder(_Builder):
         """
         if self._batch is not None:
             raise ConfigError("this builder belongs to a batch, which stores it at its end; do not schedule() it")
-        return self._caller.store([self._finished({})], connection)[0]
+        return self._caller.store_one(self._finished({}), connection)
 
     async def schedule_async(self) -> TaskId:
         """:meth:`schedule` without blocking the event loop."""

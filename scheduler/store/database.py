@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -158,12 +158,7 @@ class Database:
                     raise
                 self._gate = self._make_gate()
                 sa.event.listen(engine, "handle_error", _tell_transaction)
-                self._singles = Singles(
-                    engine,
-                    self._wires,
-                    partial(self.calibrate, if_due=True),
-                    sum(_POOL[self.dialect.name].values()),
-                )
+                self._singles = Singles(engine, self._wires, partial(self.calibrate, if_due=True))
                 self._engine = engine
             return self._engine
 
@@ -225,7 +220,24 @@ class Database:
         """
         self.open()
         assert self._singles is not None
-        return Single(self._singles, self._gate.pass_through())
+        return Single(self._singles, self._gate)
+
+    def insert_alone(self, text: str, values: Sequence[object]) -> int:
+        """SQLite: insert a row, whose values ``?`` stand for, in a transaction of its own. Returns its id.
+
+        As :meth:`alone` does, in one go. Raises StoreUnavailableError.
+        """
+        engine = self.open()
+        assert self._singles is not None
+        gate = self._gate
+        entered = gate.enter()
+        try:
+            return self._singles.insert(text, values)
+        except sa.exc.SQLAlchemyError as error:
+            raise explain(error, engine.url) from error
+        finally:
+            if entered:
+                gate.leave()
 
     def change(self, work: Callable[[sa.Connection], T]) -> T:
         """Do ``work`` in a transaction of its own; again if the server ended it since two waited for each other.

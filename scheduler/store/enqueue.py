@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
+from itertools import compress
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -26,12 +27,14 @@ from scheduler.store.new_task import (
     EDGE_COLUMNS,
     INLINE,
     NEW,
+    USUAL_GIVEN,
     Parents,
     Placed,
     edge_row,
     insert_values,
     read_parents,
     row_of,
+    usual_values_of,
     values_of,
 )
 from scheduler.store.paths import one_at_a_time, refuse_cycle
@@ -46,7 +49,7 @@ _KEYED = (
     "ON CONFLICT (kind, held_key) WHERE held_key IS NOT NULL DO NOTHING RETURNING id"
 )
 _PLACED = Placed()
-_created = partial(int.__new__, TaskId)  # as TaskId() does, without a call of Python's
+_created: Callable[[int], TaskId] = partial(int.__new__, TaskId)  # as TaskId() does, without a call of Python's
 _CHUNK = 1024  # rows that are handed to the database at once
 _PAYLOAD = NEW.index("payload")
 # What a task's edges decide.
@@ -90,20 +93,30 @@ class Alone(NamedTuple):
     rung: bool
 
 
-def enqueue_alone(database: Database, spec: TaskSpec, bell: Bell) -> Alone | None:
-    """Store a task that is one row, in one statement and one round trip; None: it needs a transaction.
+def is_one_row(spec: TaskSpec) -> bool:
+    """Whether to store it is one statement."""
+    return not spec.edges and spec.key is None and len(spec.payload) <= INLINE
+
+
+def insert_alone(database: Database, spec: TaskSpec) -> TaskId:
+    """SQLite: store a task that is one row."""
+    given, values = _given_of(spec, database.now())
+    return _created(database.insert_alone(_listed_insert_of(given), values))
+
+
+def enqueue_alone(database: Database, spec: TaskSpec, bell: Bell) -> Alone:
+    """PostgreSQL: store a task that is one row, in one round trip.
 
     The statement rings with its commit if it may. A NOTIFY of its own would be another commit, for whose flush both
     sides wait.
     """
-    if not _stands_alone(spec) or len(spec.payload) > INLINE:
-        return None
     with database.alone() as connection:
-        values = _values_of_one(spec, database.now())
-        one, ring = _insert_of(tuple(values)), bell.carried()
+        given, values = _given_of(spec, database.now())
+        names, one = _insert_of(given)
+        named, ring = dict(zip(names, values, strict=True)), bell.carried()
         if ring is not None:
             try:
-                said = values | {"channel": CHANNEL, "own": ring}
+                said = named | {"channel": CHANNEL, "own": ring}
                 ((task_id, _),) = run(connection, _insert_and_ring(one), said)
                 return Alone(TaskId(task_id), True)
             except sa.exc.DBAPIError:
@@ -112,7 +125,7 @@ def enqueue_alone(database: Database, spec: TaskSpec, bell: Bell) -> Alone | Non
                     raise  # it may have been committed
                 # Nothing was. The bell may fail (its queue is full, say), the task not: what is wrong with that, the
                 # next one says.
-        ((task_id,),) = run(connection, one, values)
+        ((task_id,),) = run(connection, one, named)
         return Alone(TaskId(task_id), False)
 
 
@@ -135,17 +148,25 @@ def callers_connection(given: Any) -> sa.Connection:
 
 
 def _insert_one(connection: sa.Connection, spec: TaskSpec, now: int, ours: bool) -> TaskId:
-    values = _values_of_one(spec, now)
-    one = _insert_of(tuple(values))
-    ((task_id,),) = run(connection, one, values) if ours else connection.execute(prepared(one), values)
-    if "payload" not in values:
+    given, values = _given_of(spec, now)
+    names, one = _insert_of(given)
+    named = dict(zip(names, values, strict=True))
+    ((task_id,),) = run(connection, one, named) if ours else connection.execute(prepared(one), named)
+    if "payload" not in named:
         insert_values(connection, [(task_id, "payload", spec.payload)])
     return TaskId(task_id)
 
 
-def _values_of_one(spec: TaskSpec, now: int) -> dict[str, Any]:
-    # A NULL that is bound costs SQLite's driver 0.4 us: it looks for a way to adapt it.
-    return {name: value for name, value in row_of(spec, now, _PLACED).items() if value is not None}
+def _given_of(spec: TaskSpec, now: int) -> tuple[tuple[bool, ...], list[Any]]:
+    """Which columns of :data:`NEW` have a value, and these values.
+
+    A NULL that is bound costs SQLite's driver 0.4 us: it looks for a way to adapt it.
+    """
+    usual = usual_values_of(spec, now)
+    if usual is not None:
+        return USUAL_GIVEN, usual
+    values = values_of(spec, now, _PLACED)
+    return tuple([value is not None for value in values]), [value for value in values if value is not None]
 
 
 @lru_cache(maxsize=64)
@@ -154,8 +175,18 @@ def _insert_and_ring(insert: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _insert_of(names: tuple[str, ...]) -> str:
-    return f"INSERT INTO schedd_tasks ({', '.join(names)}) VALUES ({', '.join(f':{n}' for n in names)}) RETURNING id"
+def _insert_of(given: tuple[bool, ...]) -> tuple[tuple[str, ...], str]:
+    """The columns' names, and the statement that takes their values by these."""
+    names = tuple(compress(NEW, given))
+    marks = ", ".join(f":{name}" for name in names)
+    return names, f"INSERT INTO schedd_tasks ({', '.join(names)}) VALUES ({marks}) RETURNING id"
+
+
+@lru_cache(maxsize=64)
+def _listed_insert_of(given: tuple[bool, ...]) -> str:
+    """The same for SQLite's driver, which takes them in their order, and knows the new id without RETURNING."""
+    names = list(compress(NEW, given))
+    return f"INSERT INTO schedd_tasks ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
 
 class _Batch:

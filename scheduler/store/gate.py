@@ -13,9 +13,11 @@ import os
 import threading
 import time
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+TIMEOUT = 10.0  # seconds
 _STEP = 0.0003  # seconds between tries; short, because the holder's transactions are
 
 
@@ -26,6 +28,22 @@ class _Lock:
         self._fd = -1
         self._pid = 0
         self._closer: weakref.finalize[..., _Lock] | None = None
+
+    def take(self) -> bool:
+        """At once, if nobody has it; also False if there is anything to be done first. For that there is acquire()."""
+        if not self._mutex.acquire(blocking=False):
+            return False
+        try:
+            if self._pid == os.getpid():
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+        except OSError:
+            pass
+        except BaseException:
+            self._mutex.release()
+            raise
+        self._mutex.release()
+        return False
 
     def acquire(self, deadline: float) -> bool:
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -66,28 +84,31 @@ class Gate:
         self._next = _Lock(directory / "next") if directory is not None else None
         self._turn = _Lock(directory / "turn") if directory is not None else None
 
-    def pass_through(self, timeout: float = 10.0) -> AbstractContextManager[None]:
-        """Hold the turn, or after ``timeout`` seconds go on without it."""
+    def enter(self, timeout: float = TIMEOUT) -> bool:
+        """Take the turn, or after ``timeout`` seconds go on without it. Returns whether to :meth:`leave` then."""
         if self._next is None or self._turn is None:
-            return nullcontext()
-        return _Passage(self._next, self._turn, timeout)
+            return False
+        deadline = 0.0  # the clock is not asked where nobody is in the way
+        if not self._next.take():
+            deadline = time.monotonic() + timeout
+            if not self._next.acquire(deadline):
+                return False
+        try:
+            return self._turn.take() or self._turn.acquire(deadline or time.monotonic() + timeout)
+        finally:
+            self._next.release()
 
+    def leave(self) -> None:
+        """Give the turn back."""
+        assert self._turn is not None
+        self._turn.release()
 
-class _Passage:
-    __slots__ = ("_got", "_next", "_timeout", "_turn")
-
-    def __init__(self, next_: _Lock, turn: _Lock, timeout: float) -> None:
-        self._next, self._turn, self._timeout = next_, turn, timeout
-        self._got = False
-
-    def __enter__(self) -> None:
-        deadline = time.monotonic() + self._timeout
-        if self._next.acquire(deadline):
-            try:
-                self._got = self._turn.acquire(deadline)
-            finally:
-                self._next.release()
-
-    def __exit__(self, *_: object) -> None:
-        if self._got:
-            self._turn.release()
+    @contextmanager
+    def pass_through(self, timeout: float = TIMEOUT) -> Iterator[None]:
+        """Hold the turn, or after ``timeout`` seconds go on without it."""
+        entered = self.enter(timeout)
+        try:
+            yield
+        finally:
+            if entered:
+                self.leave()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 
 from scheduler.errors import UnknownDependencyError
@@ -67,6 +68,26 @@ _CODES = {
 _RARE = tuple(name for name in RARE if name in TaskSpec.__struct_fields__)
 _rare_of = attrgetter(*_RARE)
 _NOTHING_RARE = (None,) * len(_RARE)
+# Of a task that stands alone, and that nothing was said about but what it is to do, and when and where.
+_USUAL = (
+    "state",
+    "queue",
+    "lane",
+    "pool",
+    "run_at",
+    "kind",
+    "unmet",
+    "max_attempts",
+    "dead_letter",
+    "created_at",
+    "payload",
+    "extras",
+    "schema_version",
+)
+USUAL_GIVEN = tuple(name in _USUAL for name in NEW)
+_UNUSUAL = tuple(field.name for field in msgspec.structs.fields(TaskSpec) if field.default is None)
+_unusual_of = attrgetter(*_UNUSUAL)
+_NOTHING_UNUSUAL = (None,) * len(_UNUSUAL)
 
 
 class End(NamedTuple):
@@ -211,6 +232,30 @@ def values_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None)
         expires_at,
         look_at,  # check_at
     )
+
+
+def usual_values_of(spec: TaskSpec, now: int) -> list[Any] | None:
+    """Of :func:`values_of` a task without edges those that are not None, in a fourth of the time; None if they are
+    others than ``USUAL_GIVEN`` says."""
+    if _unusual_of(spec) != _NOTHING_UNUSUAL or spec.max_attempts is None or len(spec.payload) > INLINE:
+        return None
+    delay, run_at = spec.delay, spec.run_at
+    due = now + delay
+    return [
+        st.SCHEDULED,
+        spec.queue,
+        spec.lane,
+        spec.pool,
+        max(due, run_at),
+        spec.kind,
+        0,  # unmet
+        spec.max_attempts,
+        int(spec.dead_letter),
+        now,  # created_at
+        spec.payload,
+        0,  # extras
+        spec.schema_version,
+    ]
 
 
 def row_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None) -> dict[str, Any]:

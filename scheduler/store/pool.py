@@ -44,6 +44,10 @@ class Line:
         self._free.append(None)
         self._pass_on()
 
+    def has_room(self) -> bool:
+        """Whether a place is free, so that nobody waits."""
+        return bool(self._free)
+
     def _pass_on(self) -> None:
         while self._free and self._waiting:
             with suppress(IndexError):  # somebody else has just taken the last one
@@ -69,6 +73,7 @@ class FairPool(QueuePool):
         super().__init__(creator, pool_size, max_overflow, **options)
         self._places = pool_size + max_overflow
         self._line = Line(self._places)
+        self.has_room = self._line.has_room
 
     def _do_get(self) -> ConnectionPoolEntry:
         if not self._line.enter(self._timeout):

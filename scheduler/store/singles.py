@@ -8,38 +8,44 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
 
 from scheduler.store.failures import explain
+from scheduler.store.gate import Gate
+from scheduler.store.pool import FairPool
+from scheduler.store.statement import raise_as_sqlalchemy
 from scheduler.store.wires import Wires, let_go
 
 MOST = 2  # that are kept; more at once are checked out and given back
 
 
 class Singles:
-    """Those of one engine, on PostgreSQL (where there are ``wires``) in autocommit. Last in, first out.
+    """Those of one engine, on PostgreSQL (where there are ``wires``) in autocommit. Last in, first out."""
 
-    ``room``: how many connections the pool makes at most.
-    """
-
-    def __init__(
-        self, engine: sa.Engine, wires: Wires | None, calibrate: Callable[[sa.Connection], None], room: int
-    ) -> None:
+    def __init__(self, engine: sa.Engine, wires: Wires | None, calibrate: Callable[[sa.Connection], None]) -> None:
+        pool = engine.pool
+        assert isinstance(pool, FairPool)
         self.engine = engine
         self._wires = wires
         self._calibrate = calibrate
-        self._room = room
+        self._has_room = pool.has_room
         self._kept: deque[tuple[sa.Connection, Any, float]] = deque()  # with the driver's, and since when
         self._mutex = threading.RLock()  # a signal's handler may come in between
         self._closed = False
 
     def take(self) -> tuple[sa.Connection, Any]:
         """One, and the driver's own. Raises what SQLAlchemy raises."""
-        connection, raw = self._kept_one() or self._new_one()
+        try:
+            connection, raw, since = self._kept.pop()
+        except IndexError:
+            connection, raw = self._new_one()
+        else:
+            if self._wires is not None and not self._taken(self._wires, connection, raw, since):
+                connection, raw = self._new_one()
         if self._wires is not None:
             try:
                 self._calibrate(connection)
@@ -50,18 +56,13 @@ class Singles:
                 raise
         return connection, raw
 
-    def _kept_one(self) -> tuple[sa.Connection, Any] | None:
+    def _taken(self, wires: Wires, connection: sa.Connection, raw: Any, since: float) -> bool:
         try:
-            connection, raw, since = self._kept.pop()
-        except IndexError:
-            return None
-        if self._wires is not None:
-            try:
-                self._wires.taken(raw, since)
-            except self._wires.errors:
-                self.drop(connection, raw)
-                return None
-        return connection, raw
+            wires.taken(raw, since)
+        except wires.errors:
+            self.drop(connection, raw)
+            return False
+        return True
 
     def _new_one(self) -> tuple[sa.Connection, Any]:
         connection = self.engine.connect()
@@ -72,20 +73,42 @@ class Singles:
 
     def put_back(self, connection: sa.Connection, raw: Any) -> None:
         """Keep it, if it is fit and there is room, and nobody may be waiting for one of the pool's."""
-        if connection.in_transaction() or (self._wires is not None and raw.closed):
+        since = 0.0
+        if self._wires is None:
+            fit = not raw.in_transaction
+        elif fit := not (connection.in_transaction() or raw.closed):
+            since = time.monotonic()
+            self._wires.idle(raw)  # first: from then on another thread may take it
+        if not fit:
             self.drop(connection, raw)
             return
-        if self._wires is not None:
-            self._wires.idle(raw)  # first: from then on another thread may take it
-        pool: Any = self.engine.pool
         with self._mutex:
-            if not self._closed and len(self._kept) < MOST and pool.checkedout() < self._room:
-                self._kept.append((connection, raw, time.monotonic()))
+            if not self._closed and len(self._kept) < MOST and self._has_room():
+                self._kept.append((connection, raw, since))
                 return
         if self._closed:
             let_go(connection)
         else:
             connection.close()
+
+    def insert(self, text: str, values: Sequence[object]) -> int:
+        """SQLite: take one, insert a row, and put it back; straight on, for right after a flush of the log each call is
+        dear. Returns the row's id. Raises what SQLAlchemy raises."""
+        try:
+            kept = self._kept.pop()
+        except IndexError:
+            kept = *self._new_one(), 0.0
+        try:
+            new_id: int = kept[1].execute(text, values).lastrowid
+        except BaseException as error:
+            self.drop(kept[0], kept[1])
+            raise_as_sqlalchemy(kept[0], text, error)
+        with self._mutex:
+            if not self._closed and len(self._kept) < MOST and self._has_room():
+                self._kept.append(kept)
+                return new_id
+        self.put_back(kept[0], kept[1])
+        return new_id
 
     def drop(self, connection: sa.Connection, raw: Any) -> None:
         """Close it for good. If it has lost its server, so have those that lay there longer, here and in the pool, and
@@ -109,16 +132,16 @@ class Singles:
 
 
 class Single:
-    """A context: one of them, while ``passage`` is held. Raises StoreUnavailableError."""
+    """A context: one of them, once through the ``gate``. Raises StoreUnavailableError."""
 
-    __slots__ = ("_connection", "_passage", "_raw", "_singles")
+    __slots__ = ("_connection", "_entered", "_gate", "_raw", "_singles")
 
-    def __init__(self, singles: Singles, passage: AbstractContextManager[None]) -> None:
+    def __init__(self, singles: Singles, gate: Gate) -> None:
         self._singles = singles
-        self._passage = passage
+        self._gate = gate
 
     def __enter__(self) -> sa.Connection:
-        self._passage.__enter__()
+        self._entered = self._gate.enter()
         try:
             self._connection, self._raw = self._singles.take()
         except BaseException as error:
@@ -139,6 +162,7 @@ class Single:
             self._leave(error)
 
     def _leave(self, error: BaseException | None) -> None:
-        self._passage.__exit__(None, None, None)
+        if self._entered:
+            self._gate.leave()
         if isinstance(error, sa.exc.SQLAlchemyError):
             raise explain(error, self._singles.engine.url) from error

@@ -171,7 +171,7 @@ def _copy(connection: sa.Connection, table: str, columns: Columns, chunks: Itera
             for values in chunks:
                 copy.write(_copied_rows(columns, _Across(columns, values)))
     except Exception as error:
-        _raise_as_sqlalchemy(connection, text, error)
+        raise_as_sqlalchemy(connection, text, error)
 
 
 def _copied_rows(columns: Columns, across: _Across) -> str:
@@ -202,7 +202,8 @@ def tell_answer(connection: sa.Connection, *_: object) -> None:
         answered()
 
 
-def _raise_as_sqlalchemy(connection: sa.Connection, text: str, error: Exception) -> NoReturn:
+def raise_as_sqlalchemy(connection: sa.Connection, text: str, error: BaseException) -> NoReturn:
+    """What the driver raised, as SQLAlchemy would raise it; what is not the driver's, as it is."""
     errors: Any = connection.dialect.loaded_dbapi
     if not isinstance(error, errors.Error):
         raise error
@@ -219,7 +220,7 @@ def _raw(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ..
         # psycopg's description makes an object of each column.
         return cursor.fetchall() if cursor.pgresult.nfields else []
     except Exception as error:  # no context manager here: it would cost as much as the rest
-        _raise_as_sqlalchemy(connection, text, error)
+        raise_as_sqlalchemy(connection, text, error)
 
 
 @lru_cache(maxsize=256)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 
 from scheduler import Context, Scheduler, task
+from scheduler.model.spec import TaskSpec
+from scheduler.store.new_task import INLINE, USUAL_GIVEN, Placed, usual_values_of, values_of
 from support.databases import Database
 from support.fleet import rows
 
@@ -90,3 +94,38 @@ def test_ids_with_gaps_are_those_that_were_drawn(jobs: Scheduler) -> None:
     assert first == list(range(first[0], first[0] + 8, 2))
     assert store(jobs, [("b", None, None)]) == [first[-1] + 2]
     assert len(read(jobs, first)) == 4
+
+
+ONES = {int: 7, str: "x"}
+
+
+@pytest.mark.parametrize("field", msgspec.structs.fields(TaskSpec), ids=lambda field: field.name)
+def test_a_usual_row_is_the_general_one_without_what_is_null(field: Any) -> None:
+    """Whatever a task is told, one field at a time."""
+    kinds = [kind for kind in ONES if str(kind.__name__) in str(field.type)]
+    spec = TaskSpec("k", "{}", "k")
+    if kinds:
+        setattr(spec, field.name, ONES[kinds[0]])
+    elif field.type is bool:
+        setattr(spec, field.name, not field.default)
+    general = values_of(spec, 1000, Placed())
+    usual = usual_values_of(spec, 1000)
+    if usual is None:
+        assert [value is not None for value in general] != list(USUAL_GIVEN)
+    else:
+        assert usual == list(compress(general, USUAL_GIVEN))
+        assert [value is not None for value in general] == list(USUAL_GIVEN)
+
+
+@pytest.mark.parametrize("change", [{"max_attempts": None}, {"payload": "x" * (INLINE + 1)}])
+def test_what_is_missing_or_stored_elsewhere_is_not_usual(change: dict[str, Any]) -> None:
+    assert usual_values_of(msgspec.structs.replace(TaskSpec("k", "{}", "k"), **change), 1000) is None
+
+
+@pytest.mark.parametrize(("run_at", "delay", "due"), [(0, 0, 1000), (5000, 0, 5000), (0, 300, 1300), (1200, 300, 1300)])
+def test_a_usual_row_is_due_at_the_later_time(run_at: int, delay: int, due: int) -> None:
+    spec = TaskSpec("k", "{}", "k", run_at=run_at, delay=delay)
+    usual = usual_values_of(spec, 1000)
+    assert usual is not None
+    assert due in usual
+    assert usual == list(compress(values_of(spec, 1000, Placed()), USUAL_GIVEN))

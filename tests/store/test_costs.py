@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from scheduler import Context, PermanentError, Scheduler, task
 from scheduler.store import enqueue, statement
+from scheduler.store.singles import Singles
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
 
@@ -68,6 +69,7 @@ def counted(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Callable[[Calla
 
     monkeypatch.setattr(statement, "_raw", counting(statement._raw))
     monkeypatch.setattr(enqueue, "insert", counting(enqueue.insert))
+    monkeypatch.setattr(Singles, "insert", counting(Singles.insert))
     engine = jobs.database.open()
 
     def executed(*_: object) -> None:

@@ -1,13 +1,18 @@
-"""SQLite's gate and doorbell, at the end of a program that has stopped nothing."""
+"""SQLite's gate: who is next; and with the doorbell, at the end of a program that has stopped nothing."""
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from scheduler.store.doorbell import SocketBell
+from scheduler.store.gate import Gate
+from support.fleet import until
 
 # What is registered first runs last, as a thread of an engine does that nobody has stopped.
 PROGRAM = """
@@ -38,3 +43,73 @@ def test_both_serve_until_the_very_end(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("passed\n", "")
     assert heard.wait(10.0)
     bell.close()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Gate, Gate]:
+    """As two processes have them, both having passed once."""
+    made = Gate(tmp_path), Gate(tmp_path)
+    for gate in made:
+        assert gate.enter()
+        gate.leave()
+    return made
+
+
+def test_who_waits_comes_before_who_has_just_had_the_turn(two: tuple[Gate, Gate]) -> None:
+    ours, theirs = two
+    order: list[str] = []
+
+    def wait() -> None:
+        with theirs.pass_through():
+            order.append("theirs")
+
+    assert ours.enter()
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert theirs._turn is not None
+    until(theirs._turn._mutex.locked)  # by then it has what comes before it
+    ours.leave()
+    with ours.pass_through():
+        order.append("ours")
+    waiter.join(10)
+    assert order == ["theirs", "ours"]
+
+
+@pytest.mark.parametrize("held", ["next", "turn"])
+def test_whose_patience_ends_goes_on_without_and_keeps_nobody_out(
+    two: tuple[Gate, Gate], tmp_path: Path, held: str
+) -> None:
+    ours, theirs = two
+    with open(tmp_path / held) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not ours.enter(timeout=0.01)
+    for gate in two:
+        assert gate.enter(timeout=0.0)
+        gate.leave()
+    with ours.pass_through():
+        assert not theirs.enter(timeout=0.0)
+    assert theirs.enter(timeout=0.0)
+
+
+def test_threads_of_one_process_pass_one_by_one(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    inside = most = passed = 0
+    counting = threading.Lock()
+
+    def pass_often() -> None:
+        nonlocal inside, most, passed
+        for _ in range(200):
+            with gate.pass_through():
+                with counting:
+                    inside += 1
+                    most = max(most, inside)
+                    passed += 1
+                with counting:
+                    inside -= 1
+
+    threads = [threading.Thread(target=pass_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (most, passed) == (1, 800)

@@ -320,6 +320,56 @@ def test_a_forked_child_leaves_them_to_its_parent(jobs: Scheduler, end: str) -> 
     assert len(jobs.list_tasks()) == (2 if end == "it uses the database" else 1)
 
 
+INSERT = "INSERT INTO schedd_events (name, emitted_at) VALUES (?, ?)"
+
+
+@on_sqlite
+def test_a_row_is_inserted_by_the_one_that_is_kept(store: Store) -> None:
+    raw = used(store)
+    assert [store.insert_alone(INSERT, [name, 1]) for name in "abc"] == [1, 2, 3]
+    assert kept(store) == [raw]
+    assert not raw.in_transaction
+    assert store._gate.enter(timeout=0.0)
+    store._gate.leave()
+
+
+@on_sqlite
+def test_whose_insert_fails_is_closed_and_the_gate_is_left(store: Store) -> None:
+    raw = used(store)
+    with pytest.raises(StoreUnavailableError, match="not migrated"):
+        store.insert_alone("INSERT INTO nowhere VALUES (?)", [1])
+    assert not kept(store)
+    assert closed(raw)
+    assert store._gate.enter(timeout=0.0)
+    store._gate.leave()
+    assert store.insert_alone(INSERT, ["a", 1]) == 1
+    assert len(kept(store)) == 1
+
+
+@on_sqlite
+def test_whoever_is_interrupted_as_it_inserts_leaves_nothing_behind(store: Store) -> None:
+    class Interrupted:
+        def execute(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    connection, raw = singles(store).take()
+    singles(store)._kept.append((connection, Interrupted(), 0.0))
+    with pytest.raises(KeyboardInterrupt):
+        store.insert_alone(INSERT, ["a", 1])
+    assert not kept(store)
+    assert closed(raw)
+    assert store._gate.enter(timeout=0.0)
+    store._gate.leave()
+
+
+@on_sqlite
+def test_what_inserts_while_the_others_are_closed_is_not_kept(store: Store) -> None:
+    old = singles(store)
+    old.close()
+    assert old.insert(INSERT, ["a", 1]) == 1
+    assert not old._kept
+
+
 @on_sqlite
 def test_the_gate_is_passed_before_it_is_used_and_left_whatever_happens(
     store: Store, monkeypatch: pytest.MonkeyPatch
