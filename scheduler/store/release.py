@@ -15,6 +15,7 @@ from scheduler.store.downward import tasks_below
 from scheduler.store.new_task import broken_text, removed_text
 from scheduler.store.statement import run
 
+MOST = 50_000  # children that one statement releases (PostgreSQL), or ends: an answer is waited for that long only
 _WHENS = tuple(When)
 _OTHERWISES = tuple(Otherwise)
 
@@ -29,13 +30,16 @@ RETURNING schedd_tasks.state
 """
 # The arrays: else PostgreSQL may read all that waits for a join with a few rows, of which it expects the wrong number.
 _AMONG_THEM = {"postgresql": "c.id = ANY(ARRAY(SELECT child FROM e)) AND", "sqlite": ""}
+# So many children at once. A million in one statement took longer than an answer is waited for.
 _MEET_PG = f"""
-WITH d AS MATERIALIZED (SELECT child, CAST(count(*) AS integer) AS n FROM schedd_edges
-  WHERE {{parents}} AND {_MET} GROUP BY child)
-UPDATE schedd_tasks t SET unmet = t.unmet - d.n,
+WITH d AS MATERIALIZED (SELECT child, CAST(count(*) AS integer) AS n
+  FROM (SELECT child FROM schedd_edges WHERE {{parents}} AND child > :after AND {_MET} OFFSET 0) e
+  GROUP BY child ORDER BY child LIMIT {{most}}),
+met AS (UPDATE schedd_tasks t SET unmet = t.unmet - d.n,
   state = CASE WHEN t.unmet - d.n <= 0 THEN {st.SCHEDULED} ELSE t.state END
-FROM d WHERE t.id = d.child AND t.id = ANY(ARRAY(SELECT child FROM d)) AND t.state = {st.WAITING}
-RETURNING t.state
+  FROM d WHERE t.id = d.child AND t.id = ANY(ARRAY(SELECT child FROM d)) AND t.state = {st.WAITING}
+  RETURNING t.state)
+SELECT (SELECT count(*) FROM met WHERE state = {st.SCHEDULED}), count(*), max(child) FROM d
 """
 _BROKEN = f"""
 WITH e AS MATERIALIZED (SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {{parents}} AND {{broken}})
@@ -86,10 +90,22 @@ def release(
             ready += waits.tasks_ended(connection, dialect, list(frontier), now)
         for bit in sorted({END_BIT[state] for state in frontier.values()}):
             ids = [task_id for task_id, state in frontier.items() if END_BIT[state] == bit]
-            meet = (_MEET_PG if dialect.name == "postgresql" else _MEET).format(parents=dialect.among("parent"))
-            met = run(connection, meet, {"ids": dialect.bind_ids(ids), "bit": bit})
-            ready += sum(1 for row in met if row[0] == st.SCHEDULED)
+            ready += _meet(connection, dialect, ids, bit)
         frontier, unbroken, awaited = ended, False, True  # of the next ones nothing is known
+    return ready
+
+
+def _meet(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], bit: int) -> int:
+    """Count down what waits for these, which have ended so. Returns how many became ready."""
+    bound = {"ids": dialect.bind_ids(ids), "bit": bit}
+    parents = dialect.among("parent")
+    if dialect.name == "sqlite":
+        return sum(1 for row in run(connection, _MEET.format(parents=parents), bound) if row[0] == st.SCHEDULED)
+    meet = _MEET_PG.format(parents=parents, most=MOST)
+    ready, met, last = 0, MOST, 0
+    while met == MOST:
+        ((some, met, last),) = run(connection, meet, {**bound, "after": last})
+        ready += some
     return ready
 
 
@@ -207,5 +223,9 @@ def _ended(child: int, found: Sequence[tuple[Verdict, int]], ends: Mapping[int, 
 
 def _end(connection: sa.Connection, dialect: Dialect, rows: Sequence[_End], now: int) -> dict[int, TaskState]:
     source = dialect.rows({"id": int, "state": int, "error": str, "parent": int})
-    done = connection.execute(prepared(_END.format(rows=source)), {"rows": bind_rows(rows), "now": now})
-    return {row[0]: TaskState.from_code(row[1]) for row in done.fetchall()}
+    ended: dict[int, TaskState] = {}
+    for at in range(0, len(rows), MOST):
+        bound = {"rows": bind_rows(rows[at : at + MOST]), "now": now}
+        done = connection.execute(prepared(_END.format(rows=source)), bound).fetchall()
+        ended |= {row[0]: TaskState.from_code(row[1]) for row in done}
+    return ended

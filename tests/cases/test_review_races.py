@@ -276,13 +276,13 @@ def test_who_schedules_while_it_stops_holds_nothing_that_the_stop_waits_for(
     jobs = Scheduler(database.url, auto_migrate=True)
     jobs.register(Step)
     came = threading.Event()
-    real = jobs._caller.bell
+    real = jobs._callers_bell
 
     def bell() -> Any:
         came.set()
         return real()
 
-    monkeypatch.setattr(jobs._caller, "bell", bell)
+    monkeypatch.setattr(jobs, "_callers_bell", bell)
 
     def write() -> None:
         with jobs.database.write() as connection:
