@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import random
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -23,7 +23,7 @@ from scheduler.engine.attempt import Attempt, StoredDrafts
 from scheduler.engine.options import EngineOptions
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import Ends, Outcome
-from scheduler.model.registry import Registry, SlotKey
+from scheduler.model.registry import Registry
 from scheduler.store import asked_children, checkpoints, relatives
 from scheduler.store.asked import Answer
 from scheduler.store.database import Database
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _GLANCE = 0.0003  # seconds between looks at what comes in
 _GLANCES = 3  # looks after which it has stopped to come in
 _WEIGHT = 0.2  # of each duration in a kind's moving mean
-_SORT_OF, _KIND_OF = attrgetter("sort"), attrgetter("kind.name")
+_KIND_OF = attrgetter("kind.name")
 
 _PATIENCE = 1000  # turns that an attempt in the engine's own thread waits for somebody's transaction to end
 
@@ -78,7 +78,6 @@ class Desk:
         self.worker = 0  # the id that this engine's claims are held under
         self.lapses_at = float("inf")  # when the lease runs out unless it is renewed (monotonic)
         self.held: dict[tuple[int, int], Attempt] = {}
-        self.in_flight: dict[SlotKey, int] = {}  # by the slots' sort: running, waiting, not yet reported
         self.losing: set[tuple[int, int]] = set()  # claims that were taken from bodies that are still under way
         self.means: dict[str, float] = {}  # seconds by kind
         self.alerts = Alerts(None, None)
@@ -201,10 +200,9 @@ class Desk:
             idle = 0 if len(self.outcomes) > seen else idle + 1
             seen = len(self.outcomes)
 
-    def take_up(self, attempts: Sequence[Attempt], sort: SlotKey) -> None:
-        """Attempts were claimed for the slots of this sort."""
+    def take_up(self, attempts: Sequence[Attempt]) -> None:
+        """Attempts were claimed."""
         self.held.update({(a.claimed.id, a.claimed.claim): a for a in attempts})
-        self.in_flight[sort] = self.in_flight.get(sort, 0) + len(attempts)
 
     def put_down(self, attempts: Sequence[Attempt], ends: Ends) -> None:
         """These attempts' outcomes (``ends``, in the same order) are recorded, or can never be."""
@@ -214,8 +212,6 @@ class Desk:
             known = [one is not None for one in found]
             attempts = list(compress(attempts, known))
             started, finished = tuple(compress(started, known)), tuple(compress(finished, known))
-        for sort, count in Counter(map(_SORT_OF, attempts)).items():
-            self.in_flight[sort] -= count
         if self.losing:
             self.losing -= {(a.claimed.id, a.claimed.claim) for a in attempts if a.lost}
         took: dict[str, list[int]] = {}

@@ -68,7 +68,7 @@ class HandOut:
                 if kind.name in start_by:
                     for attempt in attempts:
                         attempt.start_by = start_by[kind.name]
-                desk.take_up(attempts, sort)
+                desk.take_up(attempts)
                 if desk.losing:
                     attempts = self._not_beside_themselves(attempts)
                 if attempts:

@@ -95,7 +95,7 @@ class Turner:
     def gather(self) -> None:
         """Where bodies of microseconds wait for a slot: let them end, so that one turn records them, not one the first
         and another one the rest. Not while a high task is under way: what waits for it is urgent, too."""
-        if not self.desk.outcomes or any(count for (pool, _), count in self.desk.in_flight.items() if pool == HIGH):
+        if not self.desk.outcomes:
             return
         coming = 0
         for slots in self.slots.values():
@@ -105,7 +105,7 @@ class Turner:
                 continue
             if self.desk.means.get(kind.name, 1.0) < QUICK:
                 coming += len(slots.waiting)
-        if coming:
+        if coming and not any(attempt.pool == HIGH for attempt in self.desk.held.values()):
             self.handout.release()
             self.desk.gather(min(self.planner.batch, len(self.desk.outcomes) + coming), GATHER)
 
@@ -227,6 +227,12 @@ class Turner:
                     FAILPOINTS.hit("before finish commit")
                 if requests:
                     FAILPOINTS.hit("before answer commit")
+            if outcomes and recording is None:
+                FAILPOINTS.hit("after finish commit")
+            if requests:
+                FAILPOINTS.hit("after answer commit")
+            if claimed:
+                FAILPOINTS.hit("after claim")
         except BaseException as error:
             self._careful = not isinstance(error, StoreUnavailableError | ContendedError)
             self.lanes.prefix.forget()  # what it has passed over was not claimed
@@ -246,12 +252,6 @@ class Turner:
             unseen = busy  # a careful turn records, and looks at nothing
             if busy or not claiming:
                 self.lanes.forget()
-        if outcomes and recording is None:
-            FAILPOINTS.hit("after finish commit")
-        if requests:
-            FAILPOINTS.hit("after answer commit")
-        if claimed:
-            FAILPOINTS.hit("after claim")
         for key in marked:
             if key in desk.held:
                 desk.held[key].marked = True

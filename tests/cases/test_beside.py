@@ -129,7 +129,7 @@ def drain(jobs: Scheduler) -> None:
 def each_ran_once(jobs: Scheduler, ids: list[int]) -> None:
     assert [ends(jobs, i) for i in ids] == [["succeeded"]] * len(ids)
     assert all(jobs.get_task_status(i) is TaskState.SUCCESS for i in ids)
-    assert not engine_of(jobs).desk.in_flight or not any(engine_of(jobs).desk.in_flight.values())
+    assert not engine_of(jobs).desk.held
 
 
 @postgresql

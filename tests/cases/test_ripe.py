@@ -214,6 +214,7 @@ def test_a_turn_that_fails_loses_none(fleet: Fleet, monkeypatch: pytest.MonkeyPa
         step(jobs)
         run_claimed(jobs)
     assert states(jobs, parent, child) == ["success"] * 2
+    assert not engine_of(jobs).desk.held
 
 
 def test_what_was_left_comes_before_what_comes_next(fleet: Fleet, clock: FakeClock) -> None:
