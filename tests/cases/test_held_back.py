@@ -151,6 +151,23 @@ def test_a_turn_that_records_nothing_lets_none_begin(flood: Flood) -> None:
 
 
 @sqlite
+def test_while_a_high_task_is_under_way_the_loop_waits_for_none(flood: Flood, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it is urgent, too."""
+    step(flood.jobs)
+    until(lambda: flood.gate.asked > 0)
+    waited: list[float] = []
+    monkeypatch.setattr(flood.desk, "gather", lambda _, seconds: waited.append(seconds))
+    high = next(iter(flood.desk.held.values()))
+    usual, high.sort = high.sort, (0, THREAD)
+    flood.engine.turner.gather()
+    assert not waited
+    high.sort = usual
+    flood.engine.turner.gather()
+    assert waited
+    flood.finish()
+
+
+@sqlite
 def test_what_the_loop_waits_for_begins(flood: Flood) -> None:
     step(flood.jobs)
     until(lambda: flood.gate.asked > 0)

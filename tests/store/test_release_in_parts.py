@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from scheduler import Context, PermanentError, Scheduler, TaskState, task
+from scheduler.model.state import END_BIT
 from scheduler.store import release, statement
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
@@ -50,6 +51,18 @@ def test_every_child_is_released_once(jobs: Scheduler, children: int) -> None:
     assert drain(jobs) == PARENTS + children - 1
     left = rows(jobs, "SELECT id, state, unmet FROM schedd_tasks WHERE state < 6 ORDER BY id")
     assert left == [(below[0] - 1, 1, 0), (below[-1], 0, 1)]
+
+
+def test_how_many_became_ready_is_told(jobs: Scheduler) -> None:
+    parent = jobs.task(work).schedule()
+    other = jobs.task(work).schedule()
+    with jobs.batch() as batch:
+        for n in range(CHILDREN):
+            batch.task(work).depend_on([parent, other] if n == 4 else parent)
+    with jobs.database.write() as connection:
+        bit = END_BIT[TaskState.SUCCESS]
+        assert release._meet(connection, jobs.database.dialect, [parent], bit) == CHILDREN - 1
+        assert release._meet(connection, jobs.database.dialect, [other], bit) == 1
 
 
 def test_every_child_ends(jobs: Scheduler) -> None:

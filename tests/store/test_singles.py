@@ -23,9 +23,11 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.ports import SystemClock
 from scheduler.store import enqueue, wires
 from scheduler.store.database import Database as Store
+from scheduler.store.doorbell import make_bell
 from scheduler.store.singles import MOST, Singles
 from scheduler.store.statement import run
 from support.databases import Database, PostgresDatabases
+from support.fleet import until
 from support.proxy import Proxy
 
 on_postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
@@ -360,6 +362,56 @@ def test_whoever_is_interrupted_as_it_inserts_leaves_nothing_behind(store: Store
     assert closed(raw)
     assert store._gate.enter(timeout=0.0)
     store._gate.leave()
+
+
+@on_sqlite
+def test_what_inserts_where_nobody_keeps_it_is_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = used(store)
+    monkeypatch.setattr(singles(store), "_has_room", lambda: False)
+    assert store.insert_alone(INSERT, ["a", 1]) == 1
+    assert not kept(store)
+    monkeypatch.undo()
+    with store.write() as connection:  # it went back to the pool
+        assert connection.connection.dbapi_connection is raw
+
+
+@on_sqlite
+def test_no_more_are_kept_than_there_is_use_for(store: Store) -> None:
+    taken = [singles(store).take() for _ in range(MOST + 1)]
+
+    class WhileOthersComeBack:
+        in_transaction = False
+
+        def execute(self, *said: Any) -> Any:
+            for one in taken[1:]:
+                singles(store).put_back(*one)
+            return taken[0][1].execute(*said)
+
+    singles(store)._kept.append((taken[0][0], WhileOthersComeBack(), 0.0))
+    assert store.insert_alone(INSERT, ["a", 1]) == 1
+    assert kept(store) == [raw for _, raw in taken[1:]]
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_single_task_is_rung_for(jobs: Scheduler, database: Database, runs: bool) -> None:
+    """By a program that only stores as by one that runs tasks itself, and hears of its own."""
+    other = Store(database.url, SystemClock())
+    other.open()
+    bell = make_bell(other)
+    heard = threading.Event()
+    bell.listen("somebody", heard.set)
+    until(lambda: bell.works)
+    if runs:
+        jobs.start()
+        jobs.wait([jobs.task(work).schedule()], 20)
+        until(lambda: not jobs.engine.desk.held)
+    heard.clear()
+    new = jobs.task(work).schedule()
+    assert heard.wait(20)
+    if runs:
+        assert jobs.wait([new], 20)[new].state == "success"
+    bell.close()
+    other.dispose()
 
 
 @on_sqlite
