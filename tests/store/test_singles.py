@@ -367,9 +367,11 @@ def test_whoever_is_interrupted_as_it_inserts_leaves_nothing_behind(store: Store
 @on_sqlite
 def test_what_inserts_where_nobody_keeps_it_is_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = used(store)
+    ((its, _, _),) = singles(store)._kept
     monkeypatch.setattr(singles(store), "_has_room", lambda: False)
     assert store.insert_alone(INSERT, ["a", 1]) == 1
     assert not kept(store)
+    assert its.closed
     monkeypatch.undo()
     with store.write() as connection:  # it went back to the pool
         assert connection.connection.dbapi_connection is raw
