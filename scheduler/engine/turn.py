@@ -11,8 +11,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.engine import deaths
+from scheduler.engine.answering import Answering
 from scheduler.engine.attempt import Attempt, hand_back
-from scheduler.engine.desk import Desk, Request
+from scheduler.engine.desk import Desk
 from scheduler.engine.handout import HandOut
 from scheduler.engine.lanes import STRETCH, Lanes, got_of
 from scheduler.engine.limits import Admission, Limits
@@ -25,13 +26,11 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.registry import SlotKey
-from scheduler.ports import FAILPOINTS, FOREVER, SECOND
+from scheduler.ports import FAILPOINTS, FOREVER
 from scheduler.store import claim as claims
-from scheduler.store import waits, workers
-from scheduler.store.asked import Answer, Asked
+from scheduler.store import waits
 from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead, Pick
 from scheduler.store.finish import ContendedError, Finished, finish
-from scheduler.store.requests import answer
 from scheduler.store.ripe import Ripe
 from scheduler.store.salvage import finish_one_by_one
 
@@ -45,8 +44,6 @@ HIGH = 0
 
 TURN = 0.012  # seconds that a turn should take at most: what was rung for meanwhile waits for its end
 GATHER = 0.005  # seconds that a turn waits for such bodies' ends
-REQUESTS = 500  # of running attempts that one turn answers
-PATIENT = 0.1  # seconds that a request is asked again at once; from then on with every turn that there is anyway
 _SCHEDULE_OF = attrgetter("claimed.schedule")
 LOCKING = 1.0  # seconds that turns lock rows before they write them, after somebody held one that a turn wrote at once
 MANY = 50  # ends from which on they are recorded beside the claim, in a transaction of their own
@@ -140,7 +137,7 @@ class Turner:
         desk = self.desk
         outcomes: Pairs = []
         put_off = bool(self.deferred)
-        requests: list[Request] = []
+        requests = Answering(desk)
         if not urgent:
             outcomes, self.deferred = self.deferred, []
             count = min(len(desk.outcomes), self.planner.batch - len(outcomes)) if claiming else len(desk.outcomes)
@@ -150,16 +147,12 @@ class Turner:
             if extra:  # but for what has ended since
                 known = {(o.task_id, o.claim) for _, o in outcomes}
                 outcomes += [(a, o) for a, o in extra if (o.task_id, o.claim) not in known]
-            requests, desk.put_off = desk.put_off, []
-            while desk.requests and len(requests) < REQUESTS:
-                requests.append(desk.requests.popleft())
+            requests.take()
         claimed: list[Claimed] = []
         finished: Finished | None = None
         plan = Plan([], {})
         due: list[LaneHead] = []
         every: list[LaneHead] | None = None
-        answers: list[Answer | None] = []
-        woken = 0
         marked: set[tuple[int, int]] = set()
         ended = Ended.of(outcomes)
         gone = ended.keys()
@@ -190,7 +183,7 @@ class Turner:
                 if not urgent:
                     self.handout.release()
                 if requests:
-                    answers, woken = self._answer(c, requests, now)
+                    requests.answer(c, self.worker, now, one_by_one=self._careful)
                 held = [attempt for key, attempt in desk.held.items() if key not in gone]
                 started = self._started(held)
                 if started:
@@ -202,7 +195,7 @@ class Turner:
                         heads = self.lanes.prefix.heads(c, now, STRETCH, urgent=True)
                         due = [h for h in heads if h.pool == HIGH and h.run_at <= now and self.planner.serves(h)]
                     else:
-                        ready = woken + (finished.ready if finished else 0)
+                        ready = requests.woken + (finished.ready if finished else 0)
                         told = finished is not None and finished.told  # what was replaced may run again
                         rely = ended.over and not (ready or told or self._unsure or requests or self.limits.known)
                         due = self.lanes.look(c, self.planner.serves, now, fresh=fresh, rely=rely, ripe=ripe)
@@ -238,7 +231,7 @@ class Turner:
             self.lanes.prefix.forget()  # what it has passed over was not claimed
             self.lanes.forget()
             self._unsure = self._unsure or not isinstance(error, ContendedError)
-            desk.requests.extendleft(reversed(requests))
+            requests.put_back()
             if recording is None:
                 self.deferred = outcomes + self.deferred
             else:
@@ -255,7 +248,7 @@ class Turner:
         for key in marked:
             if key in desk.held:
                 desk.held[key].marked = True
-        busy = self._tell_answers(requests, answers) or busy
+        busy = requests.tell() or busy
         picked = {claims.LANE_OF(p): p.limit for p in plan.picks}
         got = got_of(plan.picks, claimed)
         backlog = any(0 < most <= got[lane] for lane, most in picked.items())
@@ -287,7 +280,7 @@ class Turner:
         return TurnResult(
             len(outcomes),
             len(claimed),
-            woken + freed + ready + back,
+            requests.woken + freed + ready + back,
             min(self.lanes.next_due, admission.again) if claiming else FOREVER,
             busy or (claiming and self.lanes.unfinished) or backlog,
             schedule_ended,
@@ -390,15 +383,6 @@ class Turner:
         self._schedule_ended |= any(map(_SCHEDULE_OF, ended.attempts))
         settle(self.desk, self.planner, ended, finished)
 
-    def _answer(self, connection: sa.Connection, requests: list[Request], now: int) -> tuple[list[Answer | None], int]:
-        """Do what running attempts ask for; whatever they write extends the lease. Returns how many tasks woke, too."""
-        desk = self.desk
-        asked = [Asked(r.attempt.claimed.id, r.attempt.claimed.claim, r.what, r.args) for r in requests]
-        given, woken = answer(connection, desk.database.dialect, self.worker, asked, now, one_by_one=self._careful)
-        if any(one is None or one["held"] for one in given):
-            workers.renew(connection, self.worker, now, round(desk.options.lease * SECOND))
-        return given, woken
-
     def _freed(self) -> int:
         """How many tasks may run because of transactions that attempts have committed themselves."""
         freed = 0
@@ -407,19 +391,6 @@ class Turner:
         if freed:
             self.lanes.forget()
         return freed
-
-    def _tell_answers(self, requests: list[Request], answers: list[Answer | None]) -> bool:
-        """Tell those who asked. Returns whether some that could not be answered are to be asked again at once."""
-        desk = self.desk
-        again = False
-        for r, given in zip(requests, answers, strict=True):
-            if given is None:
-                desk.put_off.append(r)
-                again = again or desk.monotonic() - r.at < PATIENT
-            elif r.answer.set_running_or_notify_cancel():  # else an async body was cancelled while it waited
-                r.attempt.last_sign = desk.monotonic()
-                r.answer.set_result(given)
-        return again
 
     def _fit(self, took: float, tasks: int) -> None:
         """Let the next turn be as large as fits into its time on this machine, with this database."""
