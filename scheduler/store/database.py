@@ -222,9 +222,10 @@ class Database:
         assert self._singles is not None
         return Single(self._singles, self._gate)
 
-    def insert_alone(self, text: str, values: Sequence[object]) -> int:
-        """SQLite: insert a row, whose values ``?`` stand for, in a transaction of its own. Returns its id.
+    def insert_alone(self, make: Callable[[], tuple[str, Sequence[object]]]) -> int:
+        """SQLite: insert a row in a transaction of its own. Returns its id.
 
+        ``make``: the statement and its values, asked for once nobody else writes: not before, for it reads the clock.
         As :meth:`alone` does, in one go. Raises StoreUnavailableError.
         """
         engine = self.open()
@@ -232,7 +233,7 @@ class Database:
         gate = self._gate
         entered = gate.enter()
         try:
-            return self._singles.insert(text, values)
+            return self._singles.insert(*make())
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, engine.url) from error
         finally:

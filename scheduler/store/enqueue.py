@@ -100,8 +100,12 @@ def is_one_row(spec: TaskSpec) -> bool:
 
 def insert_alone(database: Database, spec: TaskSpec) -> TaskId:
     """SQLite: store a task that is one row."""
-    given, values = _given_of(spec, database.now())
-    return _created(database.insert_alone(_listed_insert_of(given), values))
+
+    def row() -> tuple[str, list[Any]]:
+        given, values = _given_of(spec, database.now())
+        return _listed_insert_of(given), values
+
+    return _created(database.insert_alone(row))
 
 
 def enqueue_alone(database: Database, spec: TaskSpec, bell: Bell) -> Alone:

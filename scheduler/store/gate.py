@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TIMEOUT = 10.0  # seconds
@@ -39,8 +39,8 @@ class _Lock:
                 return True
         except OSError:
             pass
-        except BaseException:
-            self._mutex.release()
+        except BaseException:  # somebody's Ctrl-C, right after it was had
+            self._leave_all()
             raise
         self._mutex.release()
         return False
@@ -66,14 +66,22 @@ class _Lock:
                     time.sleep(_STEP)
         except OSError:
             pass
-        except BaseException:  # somebody's Ctrl-C: the next one is not to wait for ever
-            self._mutex.release()
+        except BaseException:  # the next one is not to wait for ever
+            self._leave_all()
             raise
         self._mutex.release()
         return False
 
     def release(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        finally:
+            self._mutex.release()
+
+    def _leave_all(self) -> None:
+        with suppress(OSError):
+            if self._pid == os.getpid():
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
         self._mutex.release()
 
 
@@ -93,10 +101,17 @@ class Gate:
             deadline = time.monotonic() + timeout
             if not self._next.acquire(deadline):
                 return False
+        entered = False
         try:
-            return self._turn.take() or self._turn.acquire(deadline or time.monotonic() + timeout)
+            entered = self._turn.take() or self._turn.acquire(deadline or time.monotonic() + timeout)
         finally:
-            self._next.release()
+            try:
+                self._next.release()
+            except BaseException:
+                if entered:
+                    self._turn.release()
+                raise
+        return entered
 
     def leave(self) -> None:
         """Give the turn back."""

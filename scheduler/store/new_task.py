@@ -239,14 +239,12 @@ def usual_values_of(spec: TaskSpec, now: int) -> list[Any] | None:
     others than ``USUAL_GIVEN`` says."""
     if _unusual_of(spec) != _NOTHING_UNUSUAL or spec.max_attempts is None or len(spec.payload) > INLINE:
         return None
-    delay, run_at = spec.delay, spec.run_at
-    due = now + delay
     return [
         st.SCHEDULED,
         spec.queue,
         spec.lane,
         spec.pool,
-        max(due, run_at),
+        max(now + spec.delay, spec.run_at),
         spec.kind,
         0,  # unmet
         spec.max_attempts,

@@ -30,10 +30,11 @@ RETURNING schedd_tasks.state
 """
 # The arrays: else PostgreSQL may read all that waits for a join with a few rows, of which it expects the wrong number.
 _AMONG_THEM = {"postgresql": "c.id = ANY(ARRAY(SELECT child FROM e)) AND", "sqlite": ""}
-# So many children at once. A million in one statement took longer than an answer is waited for.
+# So many children at once. A million in one statement took longer than an answer is waited for. By ``child`` itself
+# PostgreSQL expected one row where they are newer than its statistics, and compared each with each.
 _MEET_PG = f"""
 WITH d AS MATERIALIZED (SELECT child, CAST(count(*) AS integer) AS n
-  FROM (SELECT child FROM schedd_edges WHERE {{parents}} AND child > :after AND {_MET} OFFSET 0) e
+  FROM (SELECT child FROM schedd_edges WHERE {{parents}} AND child + 0 > :after AND {_MET} OFFSET 0) e
   GROUP BY child ORDER BY child LIMIT {{most}}),
 met AS (UPDATE schedd_tasks t SET unmet = t.unmet - d.n,
   state = CASE WHEN t.unmet - d.n <= 0 THEN {st.SCHEDULED} ELSE t.state END

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.store import gate as gates
 from scheduler.store.doorbell import SocketBell
 from scheduler.store.gate import Gate
 from support.fleet import until
@@ -26,6 +27,7 @@ def last():
     with gate.pass_through(timeout=1.0):
         print("passed")
 
+from scheduler.store import gate as gates
 from scheduler.store.doorbell import SocketBell
 from scheduler.store.gate import Gate
 
@@ -89,6 +91,42 @@ def test_whose_patience_ends_goes_on_without_and_keeps_nobody_out(
     with ours.pass_through():
         assert not theirs.enter(timeout=0.0)
     assert theirs.enter(timeout=0.0)
+
+
+class Interrupting:
+    """``fcntl``, but a Ctrl-C comes right after so many locks were had, or given back."""
+
+    LOCK_EX, LOCK_NB, LOCK_UN = fcntl.LOCK_EX, fcntl.LOCK_NB, fcntl.LOCK_UN
+
+    def __init__(self, how: int, after: int) -> None:
+        self.how, self.left = how, after
+
+    def flock(self, fd: int, how: int) -> None:
+        fcntl.flock(fd, how)
+        if how & self.how:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["its first time", "later"])
+@pytest.mark.parametrize(
+    ("how", "after"), [(fcntl.LOCK_EX, 1), (fcntl.LOCK_EX, 2), (fcntl.LOCK_UN, 1), (fcntl.LOCK_UN, 2)]
+)
+def test_whoever_is_interrupted_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool, how: int, after: int
+) -> None:
+    ours, theirs = Gate(tmp_path), Gate(tmp_path)
+    if not first:
+        with ours.pass_through():
+            pass
+    with monkeypatch.context() as m:
+        m.setattr(gates, "fcntl", Interrupting(how, after))
+        with pytest.raises(KeyboardInterrupt), ours.pass_through():
+            pass
+    for gate in (theirs, ours):
+        assert gate.enter(timeout=0.0)
+        gate.leave()
 
 
 def test_threads_of_one_process_pass_one_by_one(tmp_path: Path) -> None:

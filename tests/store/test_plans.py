@@ -219,3 +219,44 @@ def test_an_end_finds_its_edges_by_the_index(fleet: Fleet, edges: int) -> None:
             steps = plan(jobs, text, bound)
             found = [one for one in steps if one.startswith("Seq Scan schedd_edges") or "ix_schedd_edges_child" in one]
             assert not found, "\n".join((text, *steps))
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_later_parts_of_a_release_are_found_as_the_first_one_is(fleet: Fleet) -> None:
+    """Also where they are newer than what is known of the table: each child was compared with each other one."""
+    jobs = fleet.worker(plain, lease=30.0)
+    step(jobs)
+    no_autovacuum(jobs)
+    older, most, children = 20_000, 6_000, 18_000
+
+    def store(state: int, first: int, last: int) -> None:
+        write(
+            jobs,
+            "INSERT INTO schedd_tasks (id, state, queue, lane, pool, run_at, kind, created_at, payload, claim, unmet) "
+            f"SELECT i, {state}, 'default', 'plain', 1, i, 'plain', i, '', 0, 1 FROM generate_series({first}, {last}) i",
+        )
+
+    def depend(parent: str, first: int, last: int) -> None:
+        write(
+            jobs,
+            "INSERT INTO schedd_edges (parent, child, on_end, otherwise, ok) "
+            f"SELECT {parent}, i + 1, 0, 0, 1 FROM generate_series({first}, {last}) AS i",
+        )
+
+    store(6, 1, older)  # a graph that has run
+    depend("i", 1, older)
+    for table in ("schedd_tasks", "schedd_edges"):
+        write(jobs, f"ANALYZE {table}")
+    parent, first = older + 999, older + 1000
+    last = first + children - 1
+    store(0, first, last)
+    depend(str(parent), first - 1, last - 1)
+    depend("i", last + 1, last + 10_000)
+    dialect = jobs.database.dialect
+    sql = _MEET_PG.format(parents=dialect.among("parent"), most=most)
+    with jobs.database.open().connect() as connection:
+        text, _ = statement._compiled(sql, connection.dialect)
+    for after in (0, first + most - 1, first + 2 * most - 1):
+        steps = plan(jobs, text, {"ids": dialect.bind_ids([parent]), "bit": 1, "after": after})
+        found = [one for one in steps if one.startswith(("Nested Loop", "Seq Scan")) or "ix_schedd_edges_child" in one]
+        assert not found, "\n".join((str(after), text, *steps))

@@ -24,8 +24,10 @@ from scheduler.ports import SystemClock
 from scheduler.store import enqueue, wires
 from scheduler.store.database import Database as Store
 from scheduler.store.doorbell import make_bell
+from scheduler.store.gate import Gate
 from scheduler.store.singles import MOST, Singles
 from scheduler.store.statement import run
+from scheduler.testing import FakeClock
 from support.databases import Database, PostgresDatabases
 from support.fleet import until
 from support.proxy import Proxy
@@ -328,7 +330,7 @@ INSERT = "INSERT INTO schedd_events (name, emitted_at) VALUES (?, ?)"
 @on_sqlite
 def test_a_row_is_inserted_by_the_one_that_is_kept(store: Store) -> None:
     raw = used(store)
-    assert [store.insert_alone(INSERT, [name, 1]) for name in "abc"] == [1, 2, 3]
+    assert [store.insert_alone(lambda name=name: (INSERT, [name, 1])) for name in "abc"] == [1, 2, 3]
     assert kept(store) == [raw]
     assert not raw.in_transaction
     assert store._gate.enter(timeout=0.0)
@@ -339,13 +341,33 @@ def test_a_row_is_inserted_by_the_one_that_is_kept(store: Store) -> None:
 def test_whose_insert_fails_is_closed_and_the_gate_is_left(store: Store) -> None:
     raw = used(store)
     with pytest.raises(StoreUnavailableError, match="not migrated"):
-        store.insert_alone("INSERT INTO nowhere VALUES (?)", [1])
+        store.insert_alone(lambda: ("INSERT INTO nowhere VALUES (?)", [1]))
     assert not kept(store)
     assert closed(raw)
     assert store._gate.enter(timeout=0.0)
     store._gate.leave()
-    assert store.insert_alone(INSERT, ["a", 1]) == 1
+    assert store.insert_alone(lambda: (INSERT, ["a", 1])) == 1
     assert len(kept(store)) == 1
+
+
+@on_sqlite
+def test_the_time_is_read_once_nobody_else_writes(database: Database) -> None:
+    clock = FakeClock()
+    jobs = Scheduler.for_testing(url=database.url, clock=clock)
+    jobs.register(work)
+    used(jobs.database)
+    assert jobs.database.bell_directory is not None
+    assert jobs.database._gate._turn is not None
+    with Gate(jobs.database.bell_directory).pass_through():
+        caller = threading.Thread(target=lambda: jobs.task(work).after(1).schedule())
+        caller.start()
+        until(jobs.database._gate._turn._mutex.locked)
+        clock.advance(2)
+    caller.join(20)
+    (stored,) = jobs.list_tasks()
+    assert stored.created_at.timestamp() * 1e6 == clock.now()
+    assert stored.run_at.timestamp() * 1e6 == clock.now() + 1e6
+    jobs.close()
 
 
 @on_sqlite
@@ -357,7 +379,7 @@ def test_whoever_is_interrupted_as_it_inserts_leaves_nothing_behind(store: Store
     connection, raw = singles(store).take()
     singles(store)._kept.append((connection, Interrupted(), 0.0))
     with pytest.raises(KeyboardInterrupt):
-        store.insert_alone(INSERT, ["a", 1])
+        store.insert_alone(lambda: (INSERT, ["a", 1]))
     assert not kept(store)
     assert closed(raw)
     assert store._gate.enter(timeout=0.0)
@@ -369,7 +391,7 @@ def test_what_inserts_where_nobody_keeps_it_is_closed(store: Store, monkeypatch:
     raw = used(store)
     ((its, _, _),) = singles(store)._kept
     monkeypatch.setattr(singles(store), "_has_room", lambda: False)
-    assert store.insert_alone(INSERT, ["a", 1]) == 1
+    assert store.insert_alone(lambda: (INSERT, ["a", 1])) == 1
     assert not kept(store)
     assert its.closed
     monkeypatch.undo()
@@ -390,7 +412,7 @@ def test_no_more_are_kept_than_there_is_use_for(store: Store) -> None:
             return taken[0][1].execute(*said)
 
     singles(store)._kept.append((taken[0][0], WhileOthersComeBack(), 0.0))
-    assert store.insert_alone(INSERT, ["a", 1]) == 1
+    assert store.insert_alone(lambda: (INSERT, ["a", 1])) == 1
     assert kept(store) == [raw for _, raw in taken[1:]]
 
 
