@@ -230,11 +230,9 @@ def test_later_parts_of_a_release_are_found_as_the_first_one_is(fleet: Fleet) ->
     older, most, children = 20_000, 6_000, 18_000
 
     def store(state: int, first: int, last: int) -> None:
-        write(
-            jobs,
-            "INSERT INTO schedd_tasks (id, state, queue, lane, pool, run_at, kind, created_at, payload, claim, unmet) "
-            f"SELECT i, {state}, 'default', 'plain', 1, i, 'plain', i, '', 0, 1 FROM generate_series({first}, {last}) i",
-        )
+        names = "id, state, queue, lane, pool, run_at, kind, created_at, payload, claim, unmet"
+        values = f"i, {state}, 'default', 'plain', 1, i, 'plain', i, '', 0, 1"
+        write(jobs, f"INSERT INTO schedd_tasks ({names}) SELECT {values} FROM generate_series({first}, {last}) AS i")
 
     def depend(parent: str, first: int, last: int) -> None:
         write(
