@@ -212,6 +212,7 @@ class _Batch:
         self.parents = Parents()
         self.holders: dict[int, Holder] = {}  # position -> who holds its key already
         self.keyed: set[int] = set()  # positions that were stored as they took their key
+        self.again: set[int] = set()  # ids that another position of the batch gives another set
         self.reserved: dict[int, int] = {}
         self.rows: list[Any] = []  # one row's values after the other's, as of the edges
         self.decided: list[list[Any]] = []
@@ -238,6 +239,7 @@ class _Batch:
         ]
         for *_, position in sorted(keyed):
             self._take_key(position)
+        self.again = {holder.id for i, holder in self.holders.items() if self.specs[i].conflict == "replace"}
         # One with a key may ask for an id when it is placed, which is not possible while rows are sent.
         self._flush(list(self._rows_placed(order)) if keyed else self._rows_placed(order))
         for holder, spec, placed in self.replaced.values():
@@ -340,6 +342,9 @@ class _Batch:
         if holder is not None:
             self.replaced[holder.id] = holder, msgspec.structs.replace(spec, edges=edges), placed
             self.parents.ends[holder.id] = None  # if it ends at once, what waits for it is judged then
+            return
+        if position in self.keyed and self.ids[position] in self.again:
+            self.parents.ends[self.ids[position]] = None  # as above; what this set says never counts
             return
         values = values_of(spec, self.now, placed)
         if position not in self.keyed:

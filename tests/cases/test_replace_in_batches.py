@@ -61,3 +61,28 @@ def test_one_that_runs_does_not_end_with_its_replacement(bench: Bench) -> None:
     ring_and_step(bench.jobs)
     assert bench.step("two", dead).key("k", conflict="replace").schedule() == task_id
     assert bench.states(task_id, below) == ["claimed", "waiting"]
+
+
+@pytest.mark.parametrize("otherwise", ["run", "fail", "skip"])
+@pytest.mark.parametrize("last", ["runs", "ends", "waits"])
+def test_of_a_key_that_is_new_the_last_set_counts_too(bench: Bench, otherwise: str, last: str) -> None:
+    """The first set ends at once, and what the batch lets wait for it is judged by what comes of the last one."""
+    dead, other = bench.ended("dead"), bench.step("other").after(60).schedule()
+    with bench.jobs.batch() as batch:
+        above = batch.task(Step("above")).depend_on(dead)
+        one = batch.task(Step("one")).depend_on(above).key("k", conflict="replace")
+        batch.task(Step("below")).depend_on(one, otherwise=otherwise)
+        two = batch.task(Step("two")).key("k", conflict="replace")
+        if last != "runs":
+            two.depend_on(dead if last == "ends" else other)
+    key, below = int(batch.ids[1]), int(batch.ids[2])
+    assert int(batch.ids[3]) == key
+    if last == "ends":
+        ended = {"run": "scheduled", "fail": "failed", "skip": "skipped"}[otherwise]
+        assert bench.states(key, below) == ["failed", ended]
+        return
+    assert bench.states(key, below) == ["scheduled" if last == "runs" else "waiting", "waiting"]
+    assert bench.step("three").key("k").schedule() == key
+    assert bench.jobs.get_task(key).error is None
+    ran = bench.drain() + bench.advance(60)
+    assert [name for name in ran if name != "other"] == ["two", "below"]
