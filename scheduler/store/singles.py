@@ -82,14 +82,17 @@ class Singles:
         if not fit:
             self.drop(connection, raw)
             return
+        self._keep((connection, raw, since))
+
+    def _keep(self, one: tuple[sa.Connection, Any, float]) -> None:
         with self._mutex:
             if not self._closed and len(self._kept) < MOST and self._has_room():
-                self._kept.append((connection, raw, since))
+                self._kept.append(one)
                 return
         if self._closed:
-            let_go(connection)
+            let_go(one[0])
         else:
-            connection.close()
+            one[0].close()
 
     def insert(self, text: str, values: Sequence[object]) -> int:
         """SQLite: take one, insert a row, and put it back; straight on, for right after a flush of the log each call is
@@ -103,11 +106,7 @@ class Singles:
         except BaseException as error:
             self.drop(kept[0], kept[1])
             raise_as_sqlalchemy(kept[0], text, error)
-        with self._mutex:
-            if not self._closed and len(self._kept) < MOST and self._has_room():
-                self._kept.append(kept)
-                return new_id
-        self.put_back(kept[0], kept[1])
+        self._keep(kept)
         return new_id
 
     def drop(self, connection: sa.Connection, raw: Any) -> None:

@@ -27,7 +27,6 @@ def last():
     with gate.pass_through(timeout=1.0):
         print("passed")
 
-from scheduler.store import gate as gates
 from scheduler.store.doorbell import SocketBell
 from scheduler.store.gate import Gate
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from scheduler import Context, PermanentError, Scheduler, TaskState, task
 from scheduler.model.state import END_BIT
@@ -75,12 +77,12 @@ def test_every_child_ends(jobs: Scheduler) -> None:
 def test_no_statement_releases_more(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     store(jobs, work)
     step(jobs)
-    told: list[tuple[int, int, int]] = []
+    told: list[tuple[Any, ...]] = []
     raw = statement._raw
 
-    def telling(*args: object) -> list[tuple[int, int, int]]:
-        answer: list[tuple[int, int, int]] = raw(*args)  # type: ignore[arg-type]
-        if "SET unmet" in str(args[1]):
+    def telling(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:
+        answer = raw(connection, text, bound)
+        if "SET unmet" in text:
             told.extend(answer)
         return answer
 
