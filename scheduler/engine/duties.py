@@ -29,6 +29,8 @@ T = TypeVar("T")
 log = logging.getLogger("scheduler.engine")
 
 REAP_EVERY = 2.0  # seconds
+EARLY = 0.05  # of the time between two: done with what else is due, so that an idle engine wakes once for all
+WITH_OTHERS = 0.45  # the same of what is due every second time only
 SWEEP_EVERY = 60.0
 SWEEP_AGAIN = 0.2  # seconds to the next batch at least, so that retention never keeps work waiting
 SWEEP_REST = 4  # times as long as a batch took: behind an old snapshot on PostgreSQL each one walks past all that died
@@ -51,10 +53,10 @@ class Timers:
         mono = self._monotonic()
         self._due = {name: mono + after for name, after in seconds.items()}
 
-    def at(self, name: str, every: float) -> bool:
-        """Whether it is due; then it is due again after ``every`` seconds."""
+    def at(self, name: str, every: float, early: float = 0.0) -> bool:
+        """Whether it is due, or will be within this part of ``every``; then it is due again after ``every`` seconds."""
         mono = self._monotonic()
-        if mono < self._due.get(name, 0.0):
+        if mono + early * every < self._due.get(name, 0.0):
             return False
         self._due[name] = mono + every
         return True
@@ -89,6 +91,7 @@ class Duties:
         self.sweeper = Sweeper(desk)
         self.known_kinds = 0  # so many are published
         self._overlooked = self._judged = False  # whether there is such work
+        self.claimable = True  # whether there was something to claim when somebody last asked
         self._troubles: dict[str, str] = {}
 
     def attempt(self, duty: str, work: Callable[[], T]) -> T | None:
@@ -119,14 +122,14 @@ class Duties:
         """Read what other programs say of their kinds."""
 
         def learn() -> None:
-            with self.desk.database.read(connection) as c:
+            with self.desk.database.glance(connection) as c:
                 self.turner.limits.learn(c)
 
         self.attempt("reading the kinds' limits", learn)
 
     def reap(self, connection: sa.Connection, bell: Bell) -> bool:
         """Take back what dead workers held. True: there was something."""
-        if not self.timers.at("reap", min(REAP_EVERY, self.desk.options.lease / 3)):
+        if not self.timers.at("reap", min(REAP_EVERY, self.desk.options.lease / 3), WITH_OTHERS):
             return False
         found = self.attempt("reaping", lambda: self.lease.reap(connection, self.turner.worker, bell.known_dead))
         self.timers.bring_forward("reap", self.lease.next_reap())
@@ -138,19 +141,20 @@ class Duties:
         if self.timers.at("sweep", SWEEP_EVERY) and self.attempt("retention", lambda: self.sweeper.sweep(connection)):
             self.timers.put("sweep", max(SWEEP_AGAIN, SWEEP_REST * (self.desk.monotonic() - begun)))
 
-    def look(self, connection: sa.Connection) -> None:
-        """See what the next three have to do."""
+    def look(self, connection: sa.Connection, *, polls: bool) -> None:
+        """See what the next three have to do, and if one ``polls`` whether there is something to claim."""
         soon = bool(connection.info.pop(waits.OVERLOOKED, False))
-        every = self.timers.at("all waits", ALL_WAITS_EVERY) or soon
-        scheduled = self.timers.at("schedules", self.desk.options.poll)  # the doorbell may have been missed
-        if not (self.timers.at("looks", LOOK_EVERY) or every or scheduled):
+        every = self.timers.at("all waits", ALL_WAITS_EVERY, EARLY) or soon
+        scheduled = self.timers.at("schedules", self.desk.options.poll, EARLY)  # the doorbell may have been missed
+        if not (self.timers.at("looks", LOOK_EVERY, EARLY) or every or scheduled or polls):
             return
 
         def ask() -> looks.Seen:
-            with self.desk.database.read(connection) as c:  # no write lock for what mostly finds nothing
-                return looks.look(c, self.desk.now(), every=every)
+            with self.desk.database.glance(connection) as c:  # no write lock for what mostly finds nothing
+                return looks.look(c, self.desk.now(), every=every, polls=polls)
 
         seen = self.attempt("looking for what is due", ask)
+        self.claimable = not polls or seen is None or seen.claimable
         if seen is None:
             return
         self._overlooked, self._judged = seen.overlooked, seen.judged

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from scheduler.engine.alerts import Alerts, Hook
 from scheduler.engine.attempt import Attempt, StoredDrafts, hand_back
 from scheduler.engine.desk import Desk
-from scheduler.engine.duties import CANCEL_EVERY, REAP_EVERY, SWEEP_EVERY, Duties
+from scheduler.engine.duties import CANCEL_EVERY, EARLY, REAP_EVERY, SWEEP_EVERY, Duties
 from scheduler.engine.guard import Guard
 from scheduler.engine.logs import Capture
 from scheduler.engine.options import EngineOptions
@@ -301,7 +301,7 @@ class Engine:
         return self.turner.unmarked() or any(waiting_since(s) < horizon for s in self.slots.values())
 
     def _poll_is_due(self) -> bool:
-        return self.duties.timers.left("poll") <= 0
+        return self.duties.timers.left("poll") <= EARLY * self._poll_every()
 
     def _pause(self) -> float:
         if self._rescan or self._go_on or self.turner.has_work():
@@ -346,7 +346,10 @@ class Engine:
         self._obey_if_asked(connection)
         reclaimed = duties.reap(connection, self._bell)
         duties.make_way(connection)
-        duties.look(connection)
+        polls = self._poll_is_due() and self.turner.at_rest()
+        duties.look(connection, polls=polls)
+        if polls and not duties.claimable:
+            timers.put("poll", self._poll_every())
         fired = duties.fire(connection, rung=False, claims=self.claims)
         woken = duties.wake_overlooked(connection)
         freed = duties.apply_policies(connection)
@@ -374,7 +377,7 @@ class Engine:
 
     def _obey(self, connection: sa.Connection) -> None:
         """Do what the worker's own row says."""
-        with self.database.read(connection) as c:
+        with self.database.glance(connection) as c:
             told = workers.told(c, self.worker)
         if told.dead:
             self._lost(connection)

@@ -110,6 +110,11 @@ class Turner:
         """Whether outcomes or requests wait to be written."""
         return bool(self.desk.outcomes or self.desk.requests)
 
+    def at_rest(self) -> bool:
+        """Whether a turn would do nothing, should there be nothing to claim. Not while some place in the ready index is
+        kept: only a turn knows how to look past what died in front of it."""
+        return not (self.desk.held or self.deferred or self._unsure or self._careful or self.lanes.prefix.start)
+
     def turn(
         self,
         connection: sa.Connection,

@@ -121,7 +121,7 @@ class Lease:
         if mono < self.no_reaping_until:
             return self.no_reaping_until - mono
         left = ((self.next_lapse or 0) - self.desk.now()) / SECOND
-        return left + 0.005 if left > 0 else float("inf")
+        return left + 0.005 if left >= 0 else float("inf")
 
     def reap(
         self, connection: sa.Connection, worker: int | None, known_dead: Callable[[], list[str]]
@@ -130,7 +130,7 @@ class Lease:
         self._dead += known_dead()
         patient = self.desk.monotonic() < self.no_reaping_until
         if not self._dead:
-            with self.desk.database.read(connection) as c:  # no write lock for a look that mostly finds nothing
+            with self.desk.database.glance(connection) as c:  # no write lock for a look that mostly finds nothing
                 self.next_lapse, found_dead = workers.look_for_dead(c, worker)
             if patient or not (found_dead or 0 < self.next_lapse < self.desk.now()):
                 return []
@@ -181,7 +181,7 @@ class Schedules:
             self._aside.clear()
             self._aside_until = desk.monotonic() + ASIDE
         if not self._aside:
-            with desk.database.read(connection) as c:  # no write lock for a look that mostly finds nothing
+            with desk.database.glance(connection) as c:  # no write lock for a look that mostly finds nothing
                 self.next_at = schedules.next_look(c)
             if not self.due():
                 return 0
@@ -224,7 +224,7 @@ def apply_policies(desk: Desk, connection: sa.Connection) -> bool:
 
 def pass_on_cancels(desk: Desk, connection: sa.Connection, worker: int) -> None:
     """Let running bodies know that they were asked to end."""
-    with desk.database.read(connection) as c:  # no write lock for a look that mostly finds nothing
+    with desk.database.glance(connection) as c:  # no write lock for a look that mostly finds nothing
         asked = control.cancel_requests(c, worker, list(desk.held))
     for key in asked:
         attempt = desk.held.get(key)

@@ -52,8 +52,8 @@ def limit_of(options: Mapping[str, Any]) -> Limit | None:
 
 def known(connection: sa.Connection) -> dict[str, Limit]:
     """The kinds with a cap or a rate, as the newest of the workers' programs published them."""
-    rows = connection.execute(prepared("SELECT name, options FROM schedd_kinds"))
-    found = ((row.name, limit_of(msgspec.json.decode(row.options))) for row in rows)
+    rows = run(connection, "SELECT name, options FROM schedd_kinds", {})
+    found = ((name, limit_of(msgspec.json.decode(options))) for name, options in rows)
     return {name: limit for name, limit in found if limit is not None}
 
 

@@ -255,21 +255,28 @@ class Database:
         raise AssertionError("unreachable")
 
     @contextmanager
-    def read(self, connection: sa.Connection | None = None) -> Iterator[sa.Connection]:
-        """A transaction that only reads, without a lock. Raises StoreUnavailableError.
-
-        ``connection``: one that stays open between transactions. Taken where it may read as well as any other
-        (PostgreSQL), for it spares the pool's question whether the server is still there; BEGIN and COMMIT, too: a
-        statement of its own is one round trip, not three.
-        """
+    def read(self) -> Iterator[sa.Connection]:
+        """A transaction that only reads, without a lock. Raises StoreUnavailableError."""
         engine = self.open()
         try:
-            if connection is not None and self.dialect.name != "sqlite":
+            with engine.connect() as fresh:
+                yield fresh.execution_options(schedd_reads=True)
+        except sa.exc.SQLAlchemyError as error:
+            raise explain(error, self.url) from error
+
+    @contextmanager
+    def glance(self, connection: sa.Connection) -> Iterator[sa.Connection]:
+        """For single statements that only read, each given to :func:`run`, on a connection that stays open between
+        transactions: without a lock, and without BEGIN and COMMIT, which would make three round trips of one.
+
+        Raises StoreUnavailableError.
+        """
+        try:
+            if self.dialect.name == "sqlite":
+                yield connection
+            else:
                 with _no_transaction(connection):
                     yield connection
-            else:
-                with engine.connect() as fresh:
-                    yield fresh.execution_options(schedd_reads=True)
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
 

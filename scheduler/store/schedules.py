@@ -18,6 +18,7 @@ from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.enqueue import enqueue
+from scheduler.store.statement import run
 
 _BATCH = 100
 NEXT_LOOK = (
@@ -117,7 +118,7 @@ def next_due(connection: sa.Connection, dialect: Dialect, aside: Collection[str]
 
 def next_look(connection: sa.Connection) -> int:
     """When there may be something to do for :func:`tick`: 0 while a fixed-delay run goes on, FOREVER for never."""
-    found = connection.execute(prepared(NEXT_LOOK)).scalar()
+    ((found,),) = run(connection, NEXT_LOOK, {})
     return FOREVER if found is None else int(found)
 
 

@@ -22,6 +22,7 @@ from scheduler.store.downward import BROKEN_BITS
 from scheduler.store.locking import look_below
 from scheduler.store.release import release
 from scheduler.store.replacing import settle, unsettleable
+from scheduler.store.statement import run
 
 LIVE, DRAINING, STOPPED, DEAD = range(4)
 WORKER_STATES = ("live", "draining", "stopped", "dead")
@@ -139,10 +140,8 @@ class Told(NamedTuple):
 
 def told(connection: sa.Connection, worker: int) -> Told:
     """Read the worker's own row."""
-    row = connection.execute(
-        prepared("SELECT state, drain_requested FROM schedd_workers WHERE id = :worker"), {"worker": worker}
-    ).one_or_none()
-    return Told(True, False) if row is None else Told(row.state >= STOPPED, row.drain_requested is not None)
+    rows = run(connection, "SELECT state, drain_requested FROM schedd_workers WHERE id = :worker", {"worker": worker})
+    return Told(rows[0][0] >= STOPPED, rows[0][1] is not None) if rows else Told(True, False)
 
 
 def ask_to_drain(connection: sa.Connection, worker: int, now: int, *, drain: bool) -> None:
@@ -185,6 +184,7 @@ _DEAD_HOLDING = (
     f"schedd_workers w WHERE w.state >= {STOPPED} AND EXISTS "
     "(SELECT 1 FROM schedd_tasks t WHERE t.worker = w.id AND t.state >= 4 AND t.state <= 5)"
 )
+_LOOK_FOR_DEAD = f"SELECT ({_NEXT_LAPSE}), EXISTS (SELECT 1 FROM {_DEAD_HOLDING})"
 
 
 def reap(
@@ -227,15 +227,14 @@ def reap(
 
 def next_lapse(connection: sa.Connection, spare: int | None) -> int:
     """When the next lease of another worker runs out; 0 if there is none."""
-    found = connection.execute(prepared(f"SELECT ({_NEXT_LAPSE})"), {"spare": -1 if spare is None else spare}).scalar()
+    ((found,),) = run(connection, f"SELECT ({_NEXT_LAPSE})", {"spare": -1 if spare is None else spare})
     return int(found or 0)
 
 
 def look_for_dead(connection: sa.Connection, spare: int | None) -> tuple[int, bool]:
     """:func:`next_lapse`, and whether there is a worker found dead whose claims nobody has taken back yet."""
-    sql = f"SELECT ({_NEXT_LAPSE}) AS next, EXISTS (SELECT 1 FROM {_DEAD_HOLDING}) AS found"
-    row = connection.execute(prepared(sql), {"spare": -1 if spare is None else spare}).one()
-    return int(row.next or 0), bool(row.found)
+    ((lapse, found),) = run(connection, _LOOK_FOR_DEAD, {"spare": -1 if spare is None else spare})
+    return int(lapse or 0), bool(found)
 
 
 def _take_back(

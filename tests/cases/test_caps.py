@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from scheduler import Context, Scheduler, task
 from scheduler.model.texts import rfc3339
 from scheduler.ports import FOREVER
+from scheduler.store import statement
 from scheduler.store.why import why
 from scheduler.testing import FakeClock, drain, engine_of
 from support.bench import Side
@@ -212,16 +213,22 @@ def test_the_newest_program_sets_the_cap(fleet: Fleet, clock: FakeClock) -> None
     assert held(old) == 3
 
 
-def test_kinds_without_limits_cost_no_statement(database: Database, fleet: Fleet) -> None:
+def test_kinds_without_limits_cost_no_statement(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = fleet.worker(wide)
     jobs.task(wide).schedule()
     drain(jobs)
     seen: list[str] = []
+    raw = statement._raw
 
-    def saw(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        seen.append(statement)
+    def saw(_c: Any, _cursor: Any, text: str, *_: Any) -> None:
+        seen.append(text)
+
+    def saw_raw(connection: sa.Connection, text: str, bound: Any) -> Any:
+        seen.append(text)
+        return raw(connection, text, bound)
 
     sa.event.listen(jobs.database.open(), "before_cursor_execute", saw)
+    monkeypatch.setattr(statement, "_raw", saw_raw)
     jobs.task(wide).schedule()
     drain(jobs)
     assert seen

@@ -22,6 +22,10 @@ READY = "ix_schedd_tasks_ready"
 YEAR = 365 * 86_400_000_000
 SCANNED = "SELECT seq_scan AS scans, seq_tup_read AS n FROM pg_stat_user_tables WHERE relname = 'schedd_tasks'"
 READ = f"SELECT idx_tup_read AS n FROM pg_stat_user_indexes WHERE indexrelname = '{READY}'"
+# For each task claimed. Mostly 2; 42 if all that was claimed before is read again by each look and each claim, as it is
+# while somebody's snapshot, be it of a test beside this one, keeps it from being forgotten. To read all that is due
+# would be 78.
+MOST_READ = 60
 TURNS = 12  # more than the five after which a prepared statement may get one plan for all its parameters
 
 
@@ -160,7 +164,7 @@ def test_a_full_table_is_neither_read_nor_sorted(fleet: Fleet, many: int, tell: 
             scanned, read = figures(jobs, SCANNED), figures(jobs, READ)
             assert scanned.n == before[0].n, f"{when}: {scanned.scans - before[0].scans} scans of the whole table"
             each = (read.n - before[1].n) / now
-            assert each <= 10, when
+            assert each <= MOST_READ, when
             told.append(f"{each:.2f} rows of the ready index for each task {when}")
         if not postgres or when == "analysed":
             assert check_plans(jobs, seen), "no claim was seen"
