@@ -255,6 +255,8 @@ class Engine:
         if not self.worker:
             self._join(connection)
         rung = self.desk.was_rung()
+        if rung and self.claims and self.duties.timers.left("renew") > 0 and self.turner.guess(connection):
+            self._give_way()
         fired = self._upkeep(connection)
         self._look |= rung  # after the turn
         for slots in self.slots.values():
@@ -289,7 +291,12 @@ class Engine:
             self._rescan = True
         if waits.OVERLOOKED in connection.info:
             self._rescan = True  # so that the next step comes at once and looks for them
-        if result.claimed and not (result.finished or self._go_on or self.inline or self.turner.has_work()):
+        if result.claimed and not (result.finished or self._go_on or self.turner.has_work()):
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """Let slots that were just handed something begin."""
+        if not self.inline:
             time.sleep(GIVE_WAY)
 
     def _wants_turn(self, rung: bool) -> bool:

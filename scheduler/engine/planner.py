@@ -10,11 +10,11 @@ from operator import attrgetter
 from scheduler.engine.attempt import NEWER, Attempt
 from scheduler.engine.desk import Desk
 from scheduler.engine.limits import Admission, Limits
-from scheduler.engine.plan import LEVELS, Plan, allocate
+from scheduler.engine.plan import LEVELS, Plan, Share, allocate
 from scheduler.engine.pools import Slots, waiting_since
 from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.store import claim as claims
-from scheduler.store.claim import SUSPECT_LANE, LaneHead
+from scheduler.store.claim import SUSPECT_LANE, LaneHead, Pick
 
 log = logging.getLogger("scheduler.engine")
 
@@ -71,6 +71,17 @@ class Planner:
             admission.look(plan.picks, due)
             before, due = len(due), admission.admitted(due)
         return Plan(admission.cut(plan.picks), plan.shares)
+
+    def one_of(self, head: LaneHead) -> Plan:
+        """The plan for one task of this lane, while nothing is held; empty if that is not for a thread of its level."""
+        kind = self.desk.registry.get(claims.kind_of(head.lane))
+        if kind is None or kind.sort == PROCESS or self.desk.options.max_concurrent:
+            return Plan([], {})
+        slots = self.slots.get((head.pool, kind.sort))
+        if slots is None or head.lane.startswith(SUSPECT_LANE) or not self.serves(head):
+            return Plan([], {})
+        lane = claims.LANE_OF(head)
+        return Plan([Pick(*lane, 1)], {lane: [Share(head.pool, 1)]})
 
     def _shares(self, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
         desk = self.desk

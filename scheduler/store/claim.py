@@ -153,6 +153,14 @@ RETURNING {_NAMES}, t.run_at
 """
 _PG_CLAIM = _PG_CLAIM_IN.format(start="")
 _PG_CLAIM_FROM = _PG_CLAIM_IN.format(start="AND (t.run_at, t.id) >= (p.from_at, p.from_id)")
+_CLAIM_ONE = f"""
+UPDATE schedd_tasks SET {_SET.format(t="")} WHERE id = (
+  SELECT t.id FROM schedd_tasks t
+  WHERE t.state >= 1 AND t.state <= 3 AND t.queue = :queue AND t.lane = :lane AND t.pool = :pool AND t.run_at <= :now
+    AND EXISTS ({_LIVE})
+  ORDER BY t.run_at, t.id LIMIT 1 {{skip_locked}})
+RETURNING {", ".join(_USUAL)}
+"""
 _BY_TIME = itemgetter(-1, 0)
 _PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int), ("n", int))
 _PICK_FROM_COLUMNS: Columns = (*_PICK_COLUMNS, ("from_at", int), ("from_id", int))
@@ -234,6 +242,13 @@ def claim(
     return _completed(connection, dialect, claimed)
 
 
+def claim_one(connection: sa.Connection, dialect: Dialect, worker: int, pick: Pick, now: int) -> list[Claimed]:
+    """:func:`claim` for one task at most, by one statement that needs no transaction around it."""
+    bound = {"worker": worker, "now": now, "queue": pick.queue, "lane": pick.lane, "pool": pick.pool}
+    rows = run(connection, _CLAIM_ONE.format(skip_locked=dialect.skip_locked), bound)
+    return _completed(connection, dialect, [_new(Claimed, row + _NOTHING_RARE) for row in rows])
+
+
 def _completed(connection: sa.Connection, dialect: Dialect, claimed: list[Claimed]) -> list[Claimed]:
     """Add long payloads and rare columns to the tasks that have them."""
     wanting = [c for c in claimed if c.extras or c.payload is None]
@@ -241,21 +256,11 @@ def _completed(connection: sa.Connection, dialect: Dialect, claimed: list[Claime
         return claimed
     long = [c.id for c in wanting if c.payload is None]
     rare = [c.id for c in wanting if c.extras]
-    payloads = {
-        row.task_id: row.value
-        for row in connection.execute(
-            prepared(
-                f"SELECT task_id, value FROM schedd_task_values WHERE name = 'payload' AND task_id IN {dialect.ids()}"
-            ),
-            {"ids": bind_rows(long)},
-        )
-    }
+    values = f"SELECT task_id, value FROM schedd_task_values WHERE name = 'payload' AND task_id IN {dialect.ids()}"
+    payloads = dict(run(connection, values, {"ids": bind_rows(long)}))
+    columns = f"SELECT id, {', '.join(RARE)} FROM schedd_tasks WHERE id IN {dialect.ids()}"
     extras = {
-        row[0]: dict(zip(RARE, row[1:], strict=True))
-        for row in connection.execute(
-            prepared(f"SELECT id, {', '.join(RARE)} FROM schedd_tasks WHERE id IN {dialect.ids()}"),
-            {"ids": bind_rows(rare)},
-        )
+        row[0]: dict(zip(RARE, row[1:], strict=True)) for row in run(connection, columns, {"ids": bind_rows(rare)})
     }
     return [
         c._replace(payload=payloads.get(c.id) if c.payload is None else c.payload, **extras.get(c.id, {}))

@@ -280,6 +280,20 @@ class Database:
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.url) from error
 
+    @contextmanager
+    def single(self, connection: sa.Connection) -> Iterator[sa.Connection]:
+        """As :meth:`glance` for a statement that writes, and is a transaction by itself.
+
+        Raises StoreUnavailableError.
+        """
+        entered = self._gate.enter()
+        try:
+            with self.glance(connection):
+                yield connection
+        finally:
+            if entered:
+                self._gate.leave()
+
     def connect(self, idle_limit: float | None = None) -> sa.Connection:
         """A connection of the caller's own, for :meth:`write`. Raises StoreUnavailableError.
 

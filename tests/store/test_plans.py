@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, task
 from scheduler.store import statement
+from scheduler.store.claim import LaneHead
 from scheduler.store.finish import _FOLLOWS
 from scheduler.store.locking import _LOCK_WAITING
 from scheduler.store.release import _MEET_PG, MOST
@@ -170,6 +171,46 @@ def test_a_full_table_is_neither_read_nor_sorted(fleet: Fleet, many: int, tell: 
             assert check_plans(jobs, seen), "no claim was seen"
         write(jobs, "ANALYZE schedd_tasks")
     tell(f"3 x {many:,} rows: {'; '.join(told) or 'every statement by an index'}")
+
+
+def test_a_guess_reads_the_head_of_its_lane(fleet: Fleet) -> None:
+    """Also with the statistics of an empty table."""
+    jobs = fleet.worker(plain, lease=30.0)
+    step(jobs)
+    postgres = jobs.database.dialect.name == "postgresql"
+    if postgres:
+        no_autovacuum(jobs)
+        write(jobs, "ANALYZE schedd_tasks")
+    turner, connection = engine_of(jobs).turner, engine_of(jobs)._conn()
+
+    def guesses() -> None:
+        for _ in range(TURNS):
+            assert turner.guess(connection)
+            run_claimed(jobs)
+            turner.turn(connection, claiming=False)
+
+    with jobs.batch() as batch:
+        for _ in range(TURNS + 1):
+            batch.task(plain)
+    turner._last_lane = LaneHead("default", "plain", 1, 0)
+    guesses()
+    fill(jobs, 20_000)
+    fleet.clock.advance(11)  # time to renew, and to plan anew
+    step(jobs)
+    run_claimed(jobs)
+    turner.turn(connection, claiming=False)
+    for when in ("with the statistics of an empty table", "analysed"):
+        before = [figures(jobs, SCANNED), figures(jobs, READ)] if postgres else []
+        seen = Seen()
+        with seen.watch(jobs):
+            guesses()
+        if before:
+            scanned, read = figures(jobs, SCANNED), figures(jobs, READ)
+            assert scanned.n == before[0].n, f"{when}: {scanned.scans - before[0].scans} scans of the whole table"
+            assert read.n - before[1].n <= 1000 * TURNS, when  # what that step claimed lies dead in front
+        if not postgres or when == "analysed":
+            assert check_plans(jobs, seen), "no claim was seen"
+        write(jobs, "ANALYZE schedd_tasks")
 
 
 FETCHED = "SELECT seq_tup_read + idx_tup_fetch AS n FROM pg_stat_user_tables WHERE relname = 'schedd_tasks'"

@@ -1,0 +1,294 @@
+"""Who is rung and has nothing to do claims of the lane that gave the last task, before it looks at all lanes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler import Context, Scheduler, TaskState, task
+from scheduler.engine import turn
+from scheduler.errors import StoreUnavailableError
+from scheduler.model.registry import THREAD
+from scheduler.store import claim as claims
+from scheduler.testing import FakeClock, engine_of
+from support.fleet import Fleet, ends, rows, run_claimed, step, write
+
+LOW, MEDIUM = 2, 1
+
+
+@task
+def plain(ctx: Context, text: str = "") -> int:
+    return len(text)
+
+
+@task(max_concurrency=5)
+def capped(ctx: Context) -> None: ...
+
+
+@task(isolation="process")
+def apart(ctx: Context) -> int:
+    return os.getpid()
+
+
+@pytest.fixture
+def guessed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tasks each guess brought."""
+    found: list[int] = []
+    claim_one = turn.claims.claim_one
+
+    def counting(*args: Any) -> list[claims.Claimed]:
+        claimed = claim_one(*args)
+        found.append(len(claimed))
+        return claimed
+
+    monkeypatch.setattr(turn.claims, "claim_one", counting)
+    return found
+
+
+def ran_one(fleet: Fleet, *types: Any, **options: Any) -> Scheduler:
+    """A worker that has run a task of the first of these types, and has nothing to do."""
+    jobs = fleet.worker(*types, **options)
+    jobs.task(types[0]).schedule()
+    work(jobs)
+    assert not engine_of(jobs).desk.held
+    return jobs
+
+
+def work(jobs: Scheduler) -> None:
+    """A ring, what it brings, and the turn that records that."""
+    step(jobs)
+    run_claimed(jobs)
+    step(jobs)
+
+
+def state(jobs: Scheduler, task_id: int) -> TaskState:
+    return jobs.get_task_status(task_id)
+
+
+def test_what_it_is_rung_for_is_claimed_without_a_look(fleet: Fleet, guessed: list[int], clock: FakeClock) -> None:
+    jobs = ran_one(fleet, plain)
+    guessed.clear()
+    ids = [jobs.task(plain).schedule() for _ in range(2)]
+    clock.advance(0.5)
+    at = jobs.database.now()
+    step(jobs)
+    assert guessed == [1]
+    held = {a.claimed.id: a for a in engine_of(jobs).desk.held.values()}
+    assert set(held) == set(ids), "the turn that follows finds the rest"
+    assert {(a.claimed.claim, a.claimed.attempt, a.claimed.kind, a.claimed.claimed_at) for a in held.values()} == {
+        (1, 1, "plain", at)
+    }
+    stored = rows(
+        jobs, "SELECT state, worker, claim, attempt, claimed_at, started_at FROM schedd_tasks WHERE state = 4"
+    )
+    assert {tuple(row) for row in stored} == {(4, engine_of(jobs).worker, 1, 1, at, None)}
+    run_claimed(jobs)
+    step(jobs)
+    assert [ends(jobs, i) for i in ids] == [["succeeded"]] * 2
+
+
+def test_it_waits_in_line_with_all_who_write(fleet: Fleet, guessed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = ran_one(fleet, plain)
+    turner, gate = engine_of(jobs).turner, jobs.database._gate
+    passed: list[str] = []
+    monkeypatch.setattr(gate, "enter", lambda *_: passed.append("in") or True)
+    monkeypatch.setattr(gate, "leave", lambda: passed.append("out"))
+    for _ in range(2):
+        jobs.task(plain).schedule()
+        passed.clear()
+        assert turner.guess(engine_of(jobs)._conn())
+        assert passed == ["in", "out"]
+        assert not turner._unsure, "the turn that follows need not ask what it holds"
+        run_claimed(jobs)
+        turner.turn(engine_of(jobs)._conn(), claiming=True)
+    assert guessed[-2:] == [1, 1]
+
+
+def test_all_that_a_task_brings_comes_with_it(fleet: Fleet, guessed: list[int]) -> None:
+    """Also what is read by a statement of its own."""
+    jobs = ran_one(fleet, plain)
+    long = "x" * 100_000
+    first = jobs.task(plain, long).correlation("order-7").schedule()
+    step(jobs)
+    assert guessed[-1] == 1
+    (attempt,) = engine_of(jobs).desk.held.values()
+    assert attempt.claimed.correlation == "order-7"
+    run_claimed(jobs)
+    step(jobs)
+    assert jobs.get_task(first).result == len(long)
+    second = jobs.task(plain).headers({"a": "b"}).schedule()
+    step(jobs)
+    (attempt,) = engine_of(jobs).desk.held.values()
+    assert attempt.claimed.id == second
+    assert attempt.claimed.headers is not None
+    run_claimed(jobs)
+    step(jobs)
+    assert guessed[-1] == 1
+    assert state(jobs, second) is TaskState.SUCCESS
+
+
+def test_who_was_too_late_looks_only_once(fleet: Fleet, guessed: list[int]) -> None:
+    """Each ring wakes all workers."""
+    jobs = ran_one(fleet, plain)
+    guessed.clear()
+    jobs.task(plain).after(3600).schedule()
+    for _ in range(3):
+        step(jobs)
+    assert guessed == [0]
+    jobs.task(plain).schedule()
+    work(jobs)
+    assert guessed == [0], "a turn claimed it"
+    jobs.task(plain).schedule()
+    step(jobs)
+    assert guessed == [0, 1]
+
+
+def hold(jobs: Scheduler) -> None:
+    jobs.task(plain).schedule()
+    step(jobs)
+
+
+def drain(jobs: Scheduler) -> None:
+    engine_of(jobs).drain()
+    step(jobs)  # so that its row says so
+
+
+def suspect(jobs: Scheduler) -> None:
+    """The last one claimed was."""
+    jobs.task(plain).schedule()
+    write(jobs, "UPDATE schedd_tasks SET lane = '!plain', suspect = 2 WHERE state = 1")
+    engine_of(jobs).turner._last_lane = None
+    work(jobs)
+
+
+def lost(jobs: Scheduler) -> None:
+    """A body still runs whose task was taken from it."""
+    engine_of(jobs).desk.losing.add((10**6, 1))
+
+
+def leave_to_newer(jobs: Scheduler) -> None:
+    engine_of(jobs).turner.planner._left["plain"] = float("inf")
+
+
+def let_renewal_be_due(jobs: Scheduler) -> None:
+    clock: Any = jobs.database.clock
+    clock.advance(11)
+
+
+def look_from_places(jobs: Scheduler) -> None:
+    """As behind an old snapshot."""
+    engine_of(jobs).turner.lanes.prefix.start[("default", "plain", MEDIUM)] = (0, 0)
+
+
+def be_told_how_many(jobs: Scheduler) -> None:
+    desk = engine_of(jobs).desk
+    desk.options = desk.options._replace(max_concurrent=2)
+
+
+def take_the_slots_away(jobs: Scheduler) -> None:
+    del engine_of(jobs).slots[MEDIUM, THREAD]
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        hold,
+        drain,
+        suspect,
+        lost,
+        leave_to_newer,
+        let_renewal_be_due,
+        look_from_places,
+        be_told_how_many,
+        take_the_slots_away,
+    ],
+)
+def test_a_turn_decides_where_there_is_more_to_it(
+    fleet: Fleet, guessed: list[int], meanwhile: Callable[[Scheduler], None]
+) -> None:
+    jobs = ran_one(fleet, plain)
+    meanwhile(jobs)
+    guessed.clear()
+    jobs.task(plain).schedule()
+    step(jobs)
+    assert guessed == []
+
+
+@pytest.mark.parametrize("types", [(plain, capped), (apart,)], ids=["a kind has a cap", "in a process"])
+def test_what_a_turn_has_to_share_out_is_not_guessed(fleet: Fleet, guessed: list[int], types: tuple[Any, ...]) -> None:
+    jobs = ran_one(fleet, *types)
+    guessed.clear()
+    last = jobs.task(types[0]).schedule()
+    work(jobs)
+    assert guessed == []
+    assert state(jobs, last) is TaskState.SUCCESS
+
+
+def test_it_takes_no_slot_from_another_level(fleet: Fleet, guessed: list[int]) -> None:
+    jobs = fleet.worker(plain, pools={"high": (1, 0), "medium": (1, 0), "low": (1, 0)})
+    jobs.task(plain).priority("low").schedule()
+    work(jobs)
+    engine_of(jobs).desk.means["plain"] = 1.0  # seconds, so that nothing is claimed ahead
+    ids = {jobs.task(plain).priority(level).schedule() for level in ("low", "low", "medium", "high")}
+    step(jobs)
+    assert guessed[-1] == 1
+    held = {attempt.claimed.id: attempt.pool for attempt in engine_of(jobs).desk.held.values()}
+    assert len(held) == 3
+    assert set(held) < ids
+    assert sorted(held.values()) == [0, 1, 2]
+
+
+def test_who_was_declared_dead_claims_nothing(fleet: Fleet, guessed: list[int]) -> None:
+    jobs = ran_one(fleet, plain)
+    dead = engine_of(jobs).worker
+    write(jobs, "UPDATE schedd_workers SET state = 3 WHERE id = :id", id=dead)
+    last = jobs.task(plain).schedule()
+    guessed.clear()
+    step(jobs)
+    assert guessed == [0]
+    assert rows(jobs, "SELECT count(*) AS n FROM schedd_tasks WHERE worker = :id", id=dead)[0].n == 0
+    assert state(jobs, last) is TaskState.SCHEDULED
+
+
+GIVEN_BACK = "1 tasks were claimed by a commit that was not answered: given back"
+
+
+def test_a_claim_whose_answer_does_not_come_is_given_back(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = ran_one(fleet, plain)
+    claim_one = turn.claims.claim_one
+
+    def unanswered(*args: Any) -> None:
+        assert len(claim_one(*args)) == 1
+        raise StoreUnavailableError("the answer was lost")
+
+    last = jobs.task(plain).schedule()
+    with monkeypatch.context() as broken:
+        broken.setattr(turn.claims, "claim_one", unanswered)
+        engine_of(jobs).ring()
+        with pytest.raises(StoreUnavailableError):
+            engine_of(jobs).step()
+    assert state(jobs, last) is TaskState.CLAIMED
+    assert not engine_of(jobs).desk.held
+    work(jobs)
+    assert caplog.messages.count(GIVEN_BACK) == 1
+    assert (ends(jobs, last), rows(jobs, "SELECT max(claim) AS n FROM schedd_tasks")[0].n) == (["succeeded"], 2)
+
+
+def test_a_claim_that_cannot_be_handed_out_is_given_back(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = ran_one(fleet, plain)
+    last = jobs.task(plain).schedule()
+    with monkeypatch.context() as broken:
+        broken.setattr(engine_of(jobs).turner.handout, "give", lambda *_: 1 / 0)
+        engine_of(jobs).ring()
+        with pytest.raises(ZeroDivisionError):
+            engine_of(jobs).step()
+    work(jobs)
+    assert caplog.messages.count(GIVEN_BACK) == 1
+    assert ends(jobs, last) == ["succeeded"]
