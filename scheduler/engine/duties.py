@@ -129,7 +129,9 @@ class Duties:
 
     def reap(self, connection: sa.Connection, bell: Bell) -> bool:
         """Take back what dead workers held. True: there was something."""
-        if not self.timers.at("reap", min(REAP_EVERY, self.desk.options.lease / 3), WITH_OTHERS):
+        # Only where the engine is awake for a poll: others may have many steps a second, each too early.
+        early = WITH_OTHERS if self.timers.left("poll") <= EARLY * self.desk.options.poll else 0.0
+        if not self.timers.at("reap", min(REAP_EVERY, self.desk.options.lease / 3), early):
             return False
         found = self.attempt("reaping", lambda: self.lease.reap(connection, self.turner.worker, bell.known_dead))
         self.timers.bring_forward("reap", self.lease.next_reap())

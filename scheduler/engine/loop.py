@@ -255,7 +255,12 @@ class Engine:
         if not self.worker:
             self._join(connection)
         rung = self.desk.was_rung()
-        if rung and self.claims and self.duties.timers.left("renew") > 0 and self.turner.guess(connection):
+        timers = self.duties.timers
+        if self.lease.watch_clocks():
+            timers.bring_forward("renew")
+        # Not under a lease that may have run out, nor what its policies should have cancelled meanwhile.
+        on_time = min(timers.left("renew"), timers.left("looks")) > 0
+        if rung and self.claims and on_time and self.turner.guess(connection):
             self._give_way()
         fired = self._upkeep(connection)
         self._look |= rung  # after the turn
@@ -336,8 +341,6 @@ class Engine:
     def _upkeep(self, connection: sa.Connection) -> bool:
         """What is due. Returns whether schedules were fired."""
         duties, timers = self.duties, self.duties.timers
-        if self.lease.watch_clocks():
-            timers.bring_forward("renew")
         # An engine renews before it reaps.
         if timers.at("renew", self.options.lease / 3):
             if self.lease.renew(connection, self.worker, not self.claims):

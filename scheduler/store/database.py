@@ -286,13 +286,15 @@ class Database:
 
         Raises StoreUnavailableError.
         """
-        entered = self._gate.enter()
+        gate = self._gate
+        entered = gate.enter()
         try:
             with self.glance(connection):
+                self.calibrate(connection, if_due=True)
                 yield connection
         finally:
             if entered:
-                self._gate.leave()
+                gate.leave()
 
     def connect(self, idle_limit: float | None = None) -> sa.Connection:
         """A connection of the caller's own, for :meth:`write`. Raises StoreUnavailableError.

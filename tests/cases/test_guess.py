@@ -292,3 +292,59 @@ def test_a_claim_that_cannot_be_handed_out_is_given_back(
     work(jobs)
     assert caplog.messages.count(GIVEN_BACK) == 1
     assert ends(jobs, last) == ["succeeded"]
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_it_is_not_early_by_a_clock_that_was_set(fleet: Fleet, guessed: list[int], clock: FakeClock) -> None:
+    """Times are the server's, and how far this machine's clock is off is measured anew."""
+    clock.steps = False  # as a machine's own
+    jobs = ran_one(fleet, plain)
+    later = jobs.task(plain).after(60).schedule()
+    step(jobs)
+    jobs.task(plain).schedule()
+    work(jobs)
+    guessed.clear()
+    engine_of(jobs).lease._seen = None  # which would notice the jump, and have the lease renewed first
+    clock.jump(100)
+    step(jobs)
+    assert guessed == [0]
+    assert rows(jobs, "SELECT claim FROM schedd_tasks WHERE id = :id", id=later)[0].claim == 0
+
+
+def test_it_claims_nothing_under_a_lease_that_ran_out(
+    fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine slept: the monotonic clock stood still."""
+    jobs = ran_one(fleet, plain)
+    jobs.task(plain).schedule()
+    engine, live = engine_of(jobs), []
+    give = engine.turner.handout.give
+
+    def looking(claimed: list[claims.Claimed], *rest: Any) -> None:
+        if claimed:
+            (row,) = rows(jobs, "SELECT lease_until FROM schedd_workers WHERE id = :id", id=engine.worker)
+            live.append(row.lease_until > jobs.database.now())
+        give(claimed, *rest)
+
+    monkeypatch.setattr(engine.turner.handout, "give", looking)
+    clock.jump(40)
+    step(jobs)
+    assert live == [True]
+
+
+def test_policies_come_first(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = ran_one(fleet, plain)
+    late = jobs.task(plain).max_delay(2).schedule()
+    clock.advance(5)
+    work(jobs)
+    assert state(jobs, late) is TaskState.CANCELLED
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_the_gate_that_was_entered_is_left(fleet: Fleet) -> None:
+    jobs = ran_one(fleet, plain)
+    gate = jobs.database._gate
+    with jobs.database.single(engine_of(jobs)._conn()):
+        jobs.database.dispose()
+    assert gate.enter(0.01)
+    gate.leave()

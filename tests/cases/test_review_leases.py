@@ -17,8 +17,9 @@ from scheduler.errors import LeaseLost, StoreUnavailableError
 from scheduler.ports import SECOND
 from scheduler.store import workers
 from scheduler.store.statement import run
-from scheduler.testing import engine_of
+from scheduler.testing import FakeClock, engine_of
 from support.bench import Bench, ring_and_step
+from support.fleet import Fleet
 
 
 @pytest.mark.case(2, 4)
@@ -318,3 +319,31 @@ def test_patience_after_an_outage_shortens_none_that_there_is(bench: Bench) -> N
     assert engine.lease.no_reaping_until == until
     engine.lease.be_patient()
     assert engine.lease.no_reaping_until == until
+
+
+@pytest.mark.case(10)
+@pytest.mark.parametrize(("lease", "most"), [(30.0, 7), (1.0, 25)])
+def test_a_busy_engine_looks_for_the_dead_no_more_often(
+    fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, lease: float, most: int
+) -> None:
+    """Than every two seconds, and when another's lease may have run out: each look is a question to the database."""
+    busy, other = fleet.worker(), fleet.worker(lease=lease)
+    for jobs in (busy, other):
+        ring_and_step(jobs)
+    engine, looked = engine_of(busy), 0
+    engine._bell.works = True  # type: ignore[misc]  # else it polls ten times a second
+    look = workers.look_for_dead
+
+    def counting(connection: sa.Connection, worker: int | None) -> tuple[int, bool]:
+        nonlocal looked
+        looked += worker == engine.worker
+        return look(connection, worker)
+
+    monkeypatch.setattr(workers, "look_for_dead", counting)
+    for n in range(2300):
+        if n == 1300:  # who has just joined is patient, and looks at another time
+            looked = 0
+        clock.advance(0.01)
+        ring_and_step(busy)
+        engine_of(other).step()
+    assert 4 <= looked <= most
