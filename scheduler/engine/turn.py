@@ -94,8 +94,8 @@ class Turner:
         """Claim one task of the lane that gave the last one, without looking at any. Whether there was one.
 
         For who is rung and has nothing to do: mostly it is that for which it was rung, and begins without waiting for a
-        look at all lanes; a turn is to follow. It is one task, of its own level's pool: what a turn would have chosen in
-        its place, be it a suspect, comes one body later.
+        look at all lanes; a turn is to follow. It is one task, of its own level's pool: what a turn would have chosen
+        in its place, be it a suspect, comes one body later.
         """
         lane, desk = self._last_lane, self.desk
         if lane is None or desk.losing or self.limits.known or not self.at_rest():
