@@ -1,0 +1,43 @@
+"""What nobody rang for is found by polling, though a worker at rest takes no turn without a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler import Context, task
+from scheduler.store import looks
+from scheduler.testing import FakeClock, engine_of
+from support.fleet import Fleet, step
+
+
+@task
+def plain(ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize("look", ["succeeds", "fails"])
+def test_a_ring_that_was_lost(fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, look: str) -> None:
+    """Within a second, also while the look that tells whether a turn is worth it cannot be made."""
+    jobs, caller = fleet.worker(plain), fleet.worker(plain)
+    step(jobs)
+    engine = engine_of(jobs)
+    engine._bell.works = True  # type: ignore[misc]  # else it polls ten times a second
+    for _ in range(3):
+        clock.advance(max(0.001, engine.step()))
+    turns = engine.turns
+    for _ in range(5):
+        clock.advance(max(0.001, engine.step()))
+    assert engine.turns == turns, "there was nothing to claim"
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("unforeseen")
+
+    if look == "fails":
+        monkeypatch.setattr(looks, "look", fails)
+    late = caller.task(plain).schedule()
+    begun = clock.monotonic()
+    while not engine.desk.held:
+        assert clock.monotonic() < begun + 1.1
+        clock.advance(max(0.001, engine.step()))
+    assert [attempt.claimed.id for attempt in engine.desk.held.values()] == [late]
