@@ -91,7 +91,6 @@ class Duties:
         self.sweeper = Sweeper(desk)
         self.known_kinds = 0  # so many are published
         self._overlooked = self._judged = False  # whether there is such work
-        self.claimable = True  # whether there was something to claim when somebody last asked
         self._troubles: dict[str, str] = {}
 
     def attempt(self, duty: str, work: Callable[[], T]) -> T | None:
@@ -127,10 +126,12 @@ class Duties:
 
         self.attempt("reading the kinds' limits", learn)
 
-    def reap(self, connection: sa.Connection, bell: Bell) -> bool:
-        """Take back what dead workers held. True: there was something."""
-        # Only where the engine is awake for a poll: others may have many steps a second, each too early.
-        early = WITH_OTHERS if self.timers.left("poll") <= EARLY * self.desk.options.poll else 0.0
+    def reap(self, connection: sa.Connection, bell: Bell, *, polls: bool) -> bool:
+        """Take back what dead workers held. True: there was something.
+
+        ``polls``: the engine is awake for a poll. Else there may be many steps a second, each of them too early.
+        """
+        early = WITH_OTHERS if polls else 0.0
         if not self.timers.at("reap", min(REAP_EVERY, self.desk.options.lease / 3), early):
             return False
         found = self.attempt("reaping", lambda: self.lease.reap(connection, self.turner.worker, bell.known_dead))
@@ -143,25 +144,25 @@ class Duties:
         if self.timers.at("sweep", SWEEP_EVERY) and self.attempt("retention", lambda: self.sweeper.sweep(connection)):
             self.timers.put("sweep", max(SWEEP_AGAIN, SWEEP_REST * (self.desk.monotonic() - begun)))
 
-    def look(self, connection: sa.Connection, *, polls: bool) -> None:
-        """See what the next three have to do, and if one ``polls`` whether there is something to claim."""
+    def look(self, connection: sa.Connection, *, polls: bool) -> bool:
+        """See what the next three have to do. False: one ``polls``, and there is nothing to claim."""
         soon = bool(connection.info.pop(waits.OVERLOOKED, False))
         every = self.timers.at("all waits", ALL_WAITS_EVERY, EARLY) or soon
         scheduled = self.timers.at("schedules", self.desk.options.poll, EARLY)  # the doorbell may have been missed
         if not (self.timers.at("looks", LOOK_EVERY, EARLY) or every or scheduled or polls):
-            return
+            return True
 
         def ask() -> looks.Seen:
             with self.desk.database.glance(connection) as c:  # no write lock for what mostly finds nothing
                 return looks.look(c, self.desk.now(), every=every, polls=polls)
 
         seen = self.attempt("looking for what is due", ask)
-        self.claimable = not polls or seen is None or seen.claimable
         if seen is None:
-            return
+            return True
         self._overlooked, self._judged = seen.overlooked, seen.judged
         if scheduled:
             self.schedules.seen(seen.next_fire)
+        return seen.claimable or not polls
 
     def fire(self, connection: sa.Connection, *, rung: bool, claims: bool) -> bool:
         """Make the tasks of schedules that are due. True: there were some."""

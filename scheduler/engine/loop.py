@@ -354,11 +354,10 @@ class Engine:
         if timers.at("look", self.options.lease / 3):
             self._look = True
         self._obey_if_asked(connection)
-        reclaimed = duties.reap(connection, self._bell)
+        polls = self._poll_is_due()
+        reclaimed = duties.reap(connection, self._bell, polls=polls)
         duties.make_way(connection)
-        polls = self._poll_is_due() and self.turner.at_rest()
-        duties.look(connection, polls=polls)
-        if polls and not duties.claimable:
+        if not duties.look(connection, polls=polls and self.turner.at_rest()):
             timers.put("poll", self._poll_every())
         fired = duties.fire(connection, rung=False, claims=self.claims)
         woken = duties.wake_overlooked(connection)

@@ -340,9 +340,9 @@ def test_what_a_recorded_end_left_to_be_done_is_told(fleet: Fleet, monkeypatch: 
         connection.info[waits.OVERLOOKED] = True  # as if it had collided with the end of another task awaited, too
         do(connection, write, done)
 
-    def watched(connection: sa.Connection, *, polls: bool) -> None:
+    def watched(connection: sa.Connection, *, polls: bool) -> bool:
         looked.append(bool(connection.info.get(waits.OVERLOOKED)))
-        look(connection, polls=polls)
+        return look(connection, polls=polls)
 
     monkeypatch.setattr(recorder, "_do", leaving_a_flag)
     monkeypatch.setattr(engine.duties, "look", watched)

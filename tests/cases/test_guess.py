@@ -16,7 +16,7 @@ from scheduler.store import claim as claims
 from scheduler.testing import FakeClock, engine_of
 from support.fleet import Fleet, ends, rows, run_claimed, step, write
 
-LOW, MEDIUM = 2, 1
+MEDIUM = 1
 
 
 @task

@@ -9,7 +9,7 @@ import pytest
 from scheduler import Context, task
 from scheduler.store import looks
 from scheduler.testing import FakeClock, engine_of
-from support.fleet import Fleet, step
+from support.fleet import Fleet, let_bell_work, step
 
 
 @task
@@ -22,7 +22,7 @@ def test_a_ring_that_was_lost(fleet: Fleet, clock: FakeClock, monkeypatch: pytes
     jobs, caller = fleet.worker(plain), fleet.worker(plain)
     step(jobs)
     engine = engine_of(jobs)
-    engine._bell.works = True  # type: ignore[misc]  # else it polls ten times a second
+    let_bell_work(jobs)
     for _ in range(3):
         clock.advance(max(0.001, engine.step()))
     turns = engine.turns

@@ -19,7 +19,7 @@ from scheduler.store import workers
 from scheduler.store.statement import run
 from scheduler.testing import FakeClock, engine_of
 from support.bench import Bench, ring_and_step
-from support.fleet import Fleet
+from support.fleet import Fleet, let_bell_work
 
 
 @pytest.mark.case(2, 4)
@@ -331,7 +331,7 @@ def test_a_busy_engine_looks_for_the_dead_no_more_often(
     for jobs in (busy, other):
         ring_and_step(jobs)
     engine, looked = engine_of(busy), 0
-    engine._bell.works = True  # type: ignore[misc]  # else it polls ten times a second
+    let_bell_work(busy)
     look = workers.look_for_dead
 
     def counting(connection: sa.Connection, worker: int | None) -> tuple[int, bool]:

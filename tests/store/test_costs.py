@@ -21,6 +21,7 @@ from scheduler.store import enqueue, statement
 from scheduler.store.singles import Singles
 from scheduler.testing import FakeClock, drain, engine_of
 from support.databases import Database
+from support.fleet import let_bell_work
 
 TASKS = 1000
 # work -> (statements, commits) on SQLite, on PostgreSQL. A BEGIN of SQLite's is a statement of ours; a single task's
@@ -134,7 +135,7 @@ def test_of_rest(jobs: Scheduler, database: Database, counted: Any) -> None:
     """An engine with nothing to do. What its CPU comes to is for benchmarks to say: to wake costs a machine that has
     slept more than all the rest."""
     engine, clock = engine_of(jobs), jobs.database.clock
-    engine._bell.works = True  # type: ignore[misc]  # where there is none it polls ten times as often
+    let_bell_work(jobs)
     steps = calls = 0
 
     def called(_frame: FrameType, event: str, _arg: object) -> None:

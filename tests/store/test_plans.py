@@ -81,6 +81,16 @@ def fill(jobs: Scheduler, many: int) -> None:
         )  # fmt: skip
 
 
+def on_an_empty_table(fleet: Fleet) -> Scheduler:
+    """A worker whose server knows, until somebody analyses the table anew, that there are no tasks."""
+    jobs = fleet.worker(plain, lease=30.0)
+    step(jobs)
+    if jobs.database.dialect.name == "postgresql":
+        no_autovacuum(jobs)
+        write(jobs, "ANALYZE schedd_tasks")
+    return jobs
+
+
 def turns(jobs: Scheduler) -> int:
     """Some turns; how many tasks ran."""
     ran = 0
@@ -141,12 +151,8 @@ def check_plans(jobs: Scheduler, seen: Seen) -> int:
 @pytest.mark.parametrize("many", [20_000, pytest.param(1_000_000, marks=pytest.mark.soak)], ids=["short", "long"])
 def test_a_full_table_is_neither_read_nor_sorted(fleet: Fleet, many: int, tell: Callable[[str], None]) -> None:
     """Also with the statistics of an empty table, as a server has them after a quiet night."""
-    jobs = fleet.worker(plain, lease=30.0)
-    step(jobs)
+    jobs = on_an_empty_table(fleet)
     postgres = jobs.database.dialect.name == "postgresql"
-    if postgres:
-        no_autovacuum(jobs)
-        write(jobs, "ANALYZE schedd_tasks")
     with jobs.batch() as batch:
         for _ in range(500):
             batch.task(plain)
@@ -175,12 +181,8 @@ def test_a_full_table_is_neither_read_nor_sorted(fleet: Fleet, many: int, tell: 
 
 def test_a_guess_reads_the_head_of_its_lane(fleet: Fleet) -> None:
     """Also with the statistics of an empty table."""
-    jobs = fleet.worker(plain, lease=30.0)
-    step(jobs)
+    jobs = on_an_empty_table(fleet)
     postgres = jobs.database.dialect.name == "postgresql"
-    if postgres:
-        no_autovacuum(jobs)
-        write(jobs, "ANALYZE schedd_tasks")
     turner, connection = engine_of(jobs).turner, engine_of(jobs)._conn()
 
     def guesses() -> None:

@@ -70,6 +70,11 @@ def step(jobs: Scheduler) -> None:
     engine.step()
 
 
+def let_bell_work(jobs: Scheduler) -> None:
+    """As if this inline engine had a doorbell: without one it polls ten times as often."""
+    engine_of(jobs)._bell.works = True  # type: ignore[misc]
+
+
 def run_claimed(jobs: Scheduler) -> int:
     """Run what this worker has claimed, without letting it take another turn. Returns how many bodies ran."""
     ran = 0
