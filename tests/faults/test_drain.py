@@ -40,7 +40,7 @@ def test_running_tasks_finish_and_queued_ones_stay_queued(fleet: Fleet, jobs: Sc
     queued = [jobs.task(Work()).schedule() for _ in range(20)]
     worker.send("stop", drain=30)
     until(lambda: rows(jobs, "SELECT 1 FROM schedd_workers WHERE state = 1"), "the worker says that it drains")
-    assert [state(jobs, i) for i in running] == ["running"] * 2
+    until(lambda: [state(jobs, i) for i in running] == ["running"] * 2, "their rows say that they run")
     worker.open()
     assert worker.expect("stopped") == {"at": "stopped", "left": [], "running": False}
     assert [history(jobs, i) for i in running] == [[(1, "succeeded")]] * 2
