@@ -45,7 +45,7 @@ ENGINE = (
     ("scheduler.engine.planner:Planner.plan", "claim"),
     ("scheduler.store.claim:claim", "claim"),
     ("scheduler.store.finish:finish", "finish"),
-    ("scheduler.engine.turn:Turner._settle", "hand-off"),
+    ("scheduler.engine.ledger:Ledger.settle", "hand-off"),
     ("scheduler.engine.handout:HandOut.give", "hand-off"),
     ("scheduler.engine.desk:Desk.report", "hand-off"),
     ("scheduler.engine.attempt:execute", "outcome"),

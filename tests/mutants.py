@@ -99,19 +99,13 @@ MUTANTS = (
     ),
     Mutant(
         "a claim that nobody knows of is not forgotten",
-        (
-            Change(
-                "scheduler/engine/turn.py",
-                "return bool(finish(connection, self.desk.database.dialect, self.worker, unknown, now).deferred)",
-                "return finish(connection, self.desk.database.dialect, self.worker, unknown, now) is None",
-            ),
-        ),
+        (Change("scheduler/engine/turn.py", "return bool(deferred)", "return False"),),
         ("tests/cases/test_review_engine.py",),
         "postgresql",
     ),
     Mutant(
         "ends outlive an urgent turn that fails",
-        (Change("scheduler/engine/turn.py", "outcomes + self.deferred", "outcomes"),),
+        (Change("scheduler/engine/ledger.py", "pairs + self.deferred", "pairs"),),
         ("tests/cases/test_review_engine.py",),
     ),
     Mutant(
@@ -217,7 +211,11 @@ MUTANTS = (
     ),
     Mutant(
         "a replaced task runs once more when its attempt has ended",
-        (Change("scheduler/store/finish.py", "CASE WHEN {T}.rerun = 1 THEN {st.SCHEDULED}", "CASE WHEN false THEN 0"),),
+        (
+            Change(
+                "scheduler/store/outcomes.py", "CASE WHEN {T}.rerun = 1 THEN {st.SCHEDULED}", "CASE WHEN false THEN 0"
+            ),
+        ),
         ("tests/cases/test_replace.py",),
     ),
     Mutant(
@@ -251,7 +249,7 @@ MUTANTS = (
         "a replaced task keeps its key",
         (
             Change(
-                "scheduler/store/finish.py",
+                "scheduler/store/outcomes.py",
                 "  held_key = CASE WHEN {T}.rerun <> 1\n      AND ({T}.cancel_requested",
                 "  held_key = CASE WHEN {T}.rerun <> 3\n      AND ({T}.cancel_requested",
             ),

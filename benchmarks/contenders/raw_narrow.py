@@ -5,8 +5,8 @@ costs any engine that has them."""
 from __future__ import annotations
 
 from contenders import raw
-from scheduler.ports import SystemClock
-from scheduler.store.database import Database
+from scheduler.store.connecting import make_engine
+from scheduler.store.urls import parse_url
 
 _TABLES = """
 CREATE TABLE schedd_tasks (id {id}, state {small}, queue TEXT, lane TEXT, pool {small}, run_at BIGINT, kind TEXT,
@@ -38,8 +38,7 @@ _ROW: raw.Row = {
 
 def opened(url: str) -> tuple[raw.Driver, raw.Row]:
     """A connection of the driver with the settings of schedd's store, to empty narrow tables, and a row."""
-    database = Database(url.replace("postgresql://", "postgresql+psycopg://"), SystemClock())
-    driver = database._make_engine().raw_connection().driver_connection
+    driver = make_engine(parse_url(url))[0].raw_connection().driver_connection
     assert driver is not None
     if url.startswith("postgresql"):
         driver.autocommit = True

@@ -20,7 +20,7 @@ def config_command() -> None:
 def check(session: Session, /) -> None:
     """Show each setting in effect and where it comes from, without passwords."""
     from scheduler.config import describe
-    from scheduler.store.database import parse_url
+    from scheduler.store.urls import parse_url
 
     config = session.config
     parse_url(config.store.url)

@@ -14,10 +14,12 @@ from typing import Any
 
 from scheduler.model.dead_letter import DeadLetter
 from scheduler.model.outcome import Outcome
+from scheduler.model.state import TaskState
 from scheduler.model.times import to_datetime
 from scheduler.ports import Spawner
 from scheduler.store.claim import Claimed
-from scheduler.store.read_tasks import TaskRecord
+from scheduler.store.database import Database
+from scheduler.store.read_tasks import TaskRecord, get_tasks
 
 log = logging.getLogger("scheduler.engine")
 
@@ -31,6 +33,8 @@ class Alerts:
 
     def __init__(self, hook: Hook | None, spawn: Spawner | None) -> None:
         self.hook = hook
+        # Ids of tasks that a transaction has made dead: should its commit not be answered, they are told of later.
+        self.owed: set[int] = set()
         self._spawn = spawn
         self._waiting: queue.SimpleQueue[DeadLetter | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -48,6 +52,17 @@ class Alerts:
                 self._thread = self._spawn(self._run, "schedd-alerts")
             except RuntimeError as error:  # the system's limit: the next one to tell tries again
                 log.warning("on_dead_letter has to wait: %s", error)
+
+    def tell_owed(self, database: Database) -> None:
+        """Tell of those that are ``owed`` and really dead. Raises StoreUnavailableError; then they stay owed."""
+        if not self.owed:
+            return
+        with database.read() as connection:
+            records = get_tasks(connection, sorted(self.owed))
+        self.owed.clear()
+        for record in records:
+            if record.state is TaskState.DEAD:
+                self.tell(_letter_of_record(record))
 
     def _run(self) -> None:
         while (letter := self._waiting.get()) is not None:
@@ -88,7 +103,7 @@ def letter_of(c: Claimed, o: Outcome) -> DeadLetter:
     )
 
 
-def letter_of_record(task: TaskRecord) -> DeadLetter:
+def _letter_of_record(task: TaskRecord) -> DeadLetter:
     """The same of a stored task."""
     return DeadLetter(
         **{name: getattr(task, name) for name in DeadLetter.__struct_fields__ if name != "finished_at"},

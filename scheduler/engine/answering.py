@@ -37,13 +37,13 @@ class Answering:
             self._requests.append(desk.requests.popleft())
 
     def put_back(self) -> None:
-        """They wait for the next turn: this one has failed."""
-        self._desk.requests.extendleft(reversed(self._requests))
+        """They wait for the next turn: this one has failed, perhaps when all was committed."""
+        self._desk.requests.extendleft(r._replace(again=True) for r in reversed(self._requests))
 
     def answer(self, connection: sa.Connection, worker: int, now: int, *, one_by_one: bool) -> None:
         """Do what is asked for; whatever is written extends the lease."""
         desk = self._desk
-        asked = [Asked(r.attempt.claimed.id, r.attempt.claimed.claim, r.what, r.args) for r in self._requests]
+        asked = [Asked(r.attempt.claimed.id, r.attempt.claimed.claim, r.what, r.args, r.again) for r in self._requests]
         dialect = desk.database.dialect
         self._answers, self.woken = answer(connection, dialect, worker, asked, now, one_by_one=one_by_one)
         if any(one is None or one["held"] for one in self._answers):

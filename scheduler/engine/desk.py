@@ -40,13 +40,15 @@ _PATIENCE = 1000  # turns that an attempt in the engine's own thread waits for s
 
 
 class Request(NamedTuple):
-    """What a running attempt asks for, waiting for its commit; see ``store/requests.py``. ``at``: monotonic."""
+    """What a running attempt asks for, waiting for its commit; see ``store/requests.py``. ``at``: monotonic;
+    ``again``: it may have been committed already, by a turn that failed then."""
 
     attempt: Attempt
     what: str
     args: Mapping[str, Any]
     answer: Future[Answer]
     at: float
+    again: bool = False
 
 
 class Desk:
@@ -213,7 +215,7 @@ class Desk:
             attempts = list(compress(attempts, known))
             started, finished = tuple(compress(started, known)), tuple(compress(finished, known))
         if self.losing:
-            self.losing -= {(a.claimed.id, a.claimed.claim) for a in attempts if a.lost}
+            self.losing.difference_update(zip(ends.task_ids, ends.claims, strict=True))
         took: dict[str, list[int]] = {}
         kinds = list(map(_KIND_OF, attempts))
         if len(set(kinds)) == 1 and None not in started:  # mostly

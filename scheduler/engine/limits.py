@@ -5,7 +5,7 @@ A kind without limits costs nothing here; of one that has some, nothing is claim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from scheduler.engine.attempt import Attempt
@@ -62,6 +62,10 @@ class Limits:
                 # Starts are slow here: allow them more time, and count that.
                 self._patience[kind] = min(limit.rate.most_patience, 2 * self.patience(kind, limit.rate))
             back[kind, attempt.start_by] = back.get((kind, attempt.start_by), 0) + 1
+        self.uncount(connection, back)
+
+    def uncount(self, connection: sa.Connection, back: Mapping[tuple[str, int], int]) -> None:
+        """Give back starts: how many, by kind and until when they count."""
         for (kind, until), starts in sorted(back.items()):
             caps.uncount(connection, self.desk.database.dialect, kind, until, starts)
             self.closed.pop(kind, None)

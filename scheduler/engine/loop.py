@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,30 +14,29 @@ from typing import TYPE_CHECKING, Any
 from scheduler.engine.alerts import Alerts, Hook
 from scheduler.engine.attempt import Attempt, StoredDrafts, hand_back
 from scheduler.engine.desk import Desk
-from scheduler.engine.duties import CANCEL_EVERY, EARLY, REAP_EVERY, SWEEP_EVERY, Duties
+from scheduler.engine.duties import CANCEL_EVERY, EARLY, Duties
 from scheduler.engine.guard import Guard
 from scheduler.engine.logs import Capture
+from scheduler.engine.membership import Membership
 from scheduler.engine.options import EngineOptions
-from scheduler.engine.pools import InlineSlots, all_waiting, make_slots, waiting_since
+from scheduler.engine.pools import InlineSlots, make_slots, waiting_since
 from scheduler.engine.recorder import Recorder
 from scheduler.engine.turn import Turner
 from scheduler.engine.upkeep import Lease
 from scheduler.errors import StoreUnavailableError
-from scheduler.model.outcome import Ends, Outcome
+from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry
 from scheduler.ports import FOREVER, SECOND, Spawner, random_incarnation, spawn_thread
 from scheduler.store import read_counts, waits, workers
 from scheduler.store.database import Database
-from scheduler.store.doorbell import Bell, SilentBell, make_bell
+from scheduler.store.doorbell import Bell
 from scheduler.store.wires import let_go
-from scheduler.store.workers import WorkerInfo
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 log = logging.getLogger("scheduler.engine")
 
-TOLD_EVERY = 0.25  # seconds between looks at what is asked of this worker
 URGENT_OVER = 50  # outcomes to be written from which on a high task that was rung for does not wait for them
 STUCK = 0.005  # seconds after which what waits in a pool gets more slots woken
 GIVE_WAY = 0.0002  # seconds for slots that were just woken to begin: they wait for the interpreter, which we have
@@ -76,8 +74,6 @@ class Engine:
         self.options = options
         self.inline = inline
         self._spawn = spawn
-        self._new_incarnation = incarnation
-        self._version = version
         self.slots = make_slots(self.desk, spawn, inline=inline)
         beside = database.dialect.name == "postgresql"
         recorder = Recorder(database, options.lease, None if inline else spawn) if beside else None
@@ -85,14 +81,20 @@ class Engine:
         self.lease = Lease(self.desk, lapses=not inline)
         self.guard = Guard(self.desk, self._last_sign, lambda: self._thread.ident if self._thread else None)
         self.duties = Duties(self.desk, self.turner, self.lease)
+        self.membership = Membership(
+            self.desk,
+            self.turner,
+            self.duties,
+            self.guard,
+            spawn=None if inline else spawn,
+            new_incarnation=incarnation,
+            version=version,
+        )
         self.draining = False  # it is about to stop
-        self.told_to_drain = False  # by an operator
         self.handed_back: list[int] = []  # tasks that still ran at a hard stop, and now wait for a worker
         self.pid = os.getpid()
-        self.incarnation = ""
         self.turns = 0
         self._connection: sa.Connection | None = None
-        self._bell: Bell = SilentBell()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._stopping = threading.Lock()
@@ -105,7 +107,6 @@ class Engine:
         self._go_on = False  # the last turn did not get to the end of what it knew
         self._away = 0.0
         self._told = ""
-        self._look = False  # somebody may have asked something of this worker
         self.capture = Capture(everything=options.capture_root)
         if inline:
             self.desk.inline = self._inline_requests
@@ -115,12 +116,12 @@ class Engine:
     @property
     def worker(self) -> int:
         """The id of this engine's row in the workers table; 0 before it has one."""
-        return self.turner.worker
+        return self.membership.worker
 
     @property
     def claims(self) -> bool:
         """Whether it takes new work: neither about to stop nor told to drain."""
-        return not (self.draining or self.told_to_drain)
+        return not (self.draining or self.membership.told_to_drain)
 
     def loop_age(self) -> float:
         """Seconds since the loop last went round; it goes round while the database is away, too."""
@@ -152,43 +153,7 @@ class Engine:
     @property
     def bell(self) -> Bell:
         """By which it wakes the engines of other processes."""
-        return self._bell
-
-    def _join(self, connection: sa.Connection) -> None:
-        """Become a worker: a new incarnation with a lease, and take back at once what the dead left behind."""
-        if not self.inline:
-            self._bell.close()
-            self._bell = make_bell(self.database, self._spawn)
-        self.incarnation = self._new_incarnation()
-        info = WorkerInfo(
-            self.incarnation,
-            socket.gethostname(),
-            os.getpid(),
-            self._version,
-            self.options.queues,
-            dict(self.options.pools),
-        )
-        if not self.inline:
-            try:
-                self._bell.listen(self.incarnation, self.desk.ring)
-            except OSError as error:
-                log.warning("no doorbell (%s): this engine polls instead", error)
-                self._bell.close()
-                self._bell = SilentBell()
-        kinds, begun = list(self.desk.registry), self.desk.monotonic()
-        with self.database.write(connection) as c:
-            lease, skew = round(self.options.lease * SECOND), self.database.offset
-            worker = workers.register(c, info, kinds, self.desk.now(), lease, skew)
-            if self.told_to_drain:  # by an operator, who did not mean this incarnation only
-                workers.ask_to_drain(c, worker, self.desk.now(), drain=True)
-            self.turner.limits.learn(c)
-        # Not before the commit: what was rolled back may be another worker's id next.
-        self.turner.worker = self.desk.worker = worker
-        self.duties.known_kinds = len(kinds)
-        self.lease.joined(begun)
-        self._bell.ring()  # who takes itself for alone rings for nobody
-        self.lease.reap(connection, self.worker, self._bell.known_dead)
-        self.duties.timers.restart(renew=self.options.lease / 3, reap=REAP_EVERY, sweep=SWEEP_EVERY)
+        return self.membership.bell
 
     def _conn(self) -> sa.Connection:
         if self._connection is None or self._connection.closed or self._connection.invalidated:
@@ -199,8 +164,8 @@ class Engine:
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
         let_go(connection)
-        if self.turner.recorder is not None:
-            self.turner.recorder.drop_connection()
+        if self.turner.ledger.recorder is not None:
+            self.turner.ledger.recorder.drop_connection()
 
     # going round
 
@@ -253,7 +218,7 @@ class Engine:
         """Upkeep that is due and one turn. Returns how many seconds nothing is due. Raises StoreUnavailableError."""
         connection = self._conn()
         if not self.worker:
-            self._join(connection)
+            self.membership.join(connection)
         rung = self.desk.was_rung()
         timers = self.duties.timers
         if self.lease.watch_clocks():
@@ -263,7 +228,7 @@ class Engine:
         if rung and self.claims and on_time and self.turner.guess(connection):
             self._give_way()
         fired = self._upkeep(connection)
-        self._look |= rung  # after the turn
+        self.membership.may_be_asked |= rung  # looked at after the turn
         for slots in self.slots.values():
             if waiting_since(slots) < self.desk.monotonic() - STUCK:
                 slots.nudge()
@@ -281,17 +246,17 @@ class Engine:
         fresh = rung or self._rescan or self.desk.now() >= self._next_due or self._poll_is_due()
         result = self.turner.turn(connection, claiming=self.claims, fresh=fresh)
         self.turns += 1
-        self.duties.timers.put("poll", AGAIN if self.turner.deferred else self._poll_every())
+        self.duties.timers.put("poll", AGAIN if self.turner.ledger.deferred else self._poll_every())
         self._next_due = result.next_due
         self._rescan, self._go_on = False, result.busy
         if not self.claims:
-            self._return_waiting()
+            self.turner.return_waiting()
         if result.schedule_ended:
             self.duties.schedules.look_again()
         # Where it takes a transaction, not for nobody; who has come since the last look polls until the next one, which
         # follows its ring.
-        if (result.ready or result.opened) and not (self._bell.dear and self.lease.alone()):
-            self._bell.ring()
+        if (result.ready or result.opened) and not (self.bell.dear and self.lease.alone()):
+            self.bell.ring()
         if result.schedule_ended or result.unseen or (result.ready and not self.turner.lanes.whole):
             self._rescan = True
         if waits.OVERLOOKED in connection.info:
@@ -325,7 +290,7 @@ class Engine:
         wait = min(wait, left("renew"), left("reap"))
         if self.claims:
             wait = min(wait, self.duties.schedules.seconds_until_due())
-        if self._look:
+        if self.membership.may_be_asked:
             wait = min(wait, left("told"))
         if any(s.waiting for s in self.slots.values()):
             wait = min(wait, STUCK)
@@ -336,26 +301,23 @@ class Engine:
         return max(0.0, wait)
 
     def _poll_every(self) -> float:
-        return self.options.poll if self._bell.works else 0.1
+        return self.options.poll if self.bell.works else 0.1
 
     def _upkeep(self, connection: sa.Connection) -> bool:
         """What is due. Returns whether schedules were fired."""
         duties, timers = self.duties, self.duties.timers
         # An engine renews before it reaps.
         if timers.at("renew", self.options.lease / 3):
-            if self.lease.renew(connection, self.worker, not self.claims):
-                self.guard.renewed()
-            else:
-                self._lost(connection)
-            if self.turner.recorder is not None:
-                self.turner.recorder.forget_plans()
+            self.membership.renew(connection, claims=self.claims)
+            if self.turner.ledger.recorder is not None:
+                self.turner.ledger.recorder.forget_plans()
             duties.learn_limits(connection)
         duties.publish(connection)
         if timers.at("look", self.options.lease / 3):
-            self._look = True
-        self._obey_if_asked(connection)
+            self.membership.may_be_asked = True
+        self._rescan |= self.membership.obey_if_asked(connection)
         polls = self._poll_is_due()
-        reclaimed = duties.reap(connection, self._bell, polls=polls)
+        reclaimed = duties.reap(connection, self.bell, polls=polls)
         duties.make_way(connection)
         if not duties.look(connection, polls=polls and self.turner.at_rest()):
             timers.put("poll", self._poll_every())
@@ -364,54 +326,18 @@ class Engine:
         freed = duties.apply_policies(connection)
         freed |= duties.watch(connection, self._reported, rung=False)
         if freed:
-            self._bell.ring()
+            self.bell.ring()
         self._rescan |= reclaimed or fired or woken or freed
         return fired
 
     def _heed(self, connection: sa.Connection, fired: bool) -> None:
         """What a ring may mean besides work that waits. Looked for after the turn: mostly it is that."""
-        self._obey_if_asked(connection)
+        self._rescan |= self.membership.obey_if_asked(connection)
         made = not fired and self.duties.fire(connection, rung=True, claims=self.claims)
         freed = self.duties.watch(connection, self._reported, rung=True)
         if freed:
-            self._bell.ring()
+            self.bell.ring()
         self._rescan |= made or freed
-
-    def _obey_if_asked(self, connection: sa.Connection) -> None:
-        if self._look and self.duties.timers.at("told", TOLD_EVERY):
-            self._look = False
-            if self._bell.dear and self.lease.alone():
-                self.duties.timers.bring_forward("reap")  # who rang may have just come
-            self.duties.attempt("reading what is asked of this worker", lambda: self._obey(connection))
-
-    def _obey(self, connection: sa.Connection) -> None:
-        """Do what the worker's own row says."""
-        with self.database.glance(connection) as c:
-            told = workers.told(c, self.worker)
-        if told.dead:
-            self._lost(connection)
-        elif told.drain != self.told_to_drain:
-            self.told_to_drain = told.drain
-            log.info("told to drain: no new tasks" if told.drain else "told to claim tasks again")
-            self.duties.timers.bring_forward("renew")  # which writes the new state
-            if told.drain:
-                self._return_waiting()
-            self._rescan = True
-
-    def _lost(self, connection: sa.Connection) -> None:
-        """The lease was reclaimed: everything held belongs to others now. Start over as a new worker."""
-        log.error("this worker's lease was lost; its %d tasks were reclaimed", len(self.desk.held))
-        now = self.desk.now()
-        waiting = all_waiting(self.slots.values())
-        self.desk.put_down(waiting, Ends.of([hand_back(attempt, now) for attempt in waiting]))
-        for attempt in list(self.desk.held.values()):
-            attempt.lost = True
-            if attempt.slot is not None:
-                attempt.slot.interrupt(attempt)
-        self.guard.reclaimed()
-        self.turner.planner.alone = None
-        self.turner.worker = 0  # should joining fail: no turn may claim for a worker that is dead
-        self._join(connection)
 
     def _report_start(self) -> None:
         try:
@@ -419,7 +345,7 @@ class Engine:
                 counts, more = read_counts.about(connection, COUNTED)  # a million took the loop a second, and 70 MB
         except StoreUnavailableError:
             return
-        told: dict[str, Any] = {"worker": self.worker, "incarnation": self.incarnation, **counts}
+        told: dict[str, Any] = {"worker": self.worker, "incarnation": self.membership.incarnation, **counts}
         log.info("ready", extra=told | {"counted_up_to": COUNTED} if more else told)
 
     # stopping
@@ -428,12 +354,8 @@ class Engine:
         """Claim nothing more; what no slot has started goes back at once."""
         self.draining = True
         self.duties.timers.bring_forward("renew")
-        self._return_waiting()
+        self.turner.return_waiting()
         self.desk.ring()
-
-    def _return_waiting(self) -> None:
-        for attempt in all_waiting(self.slots.values()):
-            self.desk.report(attempt, hand_back(attempt, self.desk.now()))
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until nothing is held any more. False if the time was not enough."""
@@ -457,7 +379,7 @@ class Engine:
 
     def _reported(self) -> set[tuple[int, int]]:
         """Claims whose outcome is known and about to be recorded."""
-        return {(o.task_id, o.claim) for _, o in [*self.desk.outcomes, *self.turner.deferred]}
+        return {(o.task_id, o.claim) for _, o in [*self.desk.outcomes, *self.turner.ledger.deferred]}
 
     def stop(self, *, hand_back_running: bool) -> StoreUnavailableError | None:
         """End the loop. ``hand_back_running``: the last write gives running tasks back, due in 2 s, without using an
@@ -495,9 +417,9 @@ class Engine:
         for slots in self.slots.values():
             slots.close()
         self.desk.alerts.close()
-        self._bell.close()
-        if self.turner.recorder is not None:
-            self.turner.recorder.close()
+        self.bell.close()
+        if self.turner.ledger.recorder is not None:
+            self.turner.ledger.recorder.close()
         self.capture.detach()
         self._drop_connection()
         return trouble
@@ -518,7 +440,7 @@ class Engine:
         self.handed_back = sorted(self.turner.turn(connection, claiming=False, extra=extra).given_back)
         with self.database.write(connection) as c:
             workers.stop(c, self.worker, self.desk.now())
-        self._bell.ring()
+        self.bell.ring()
 
     # inline (tests)
 

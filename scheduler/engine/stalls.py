@@ -12,14 +12,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from scheduler.engine.alerts import letter_of_record
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.desk import Desk
 from scheduler.model.state import TaskState
 from scheduler.model.texts import span_text
 from scheduler.ports import SECOND
-from scheduler.store import stalls
-from scheduler.store.read_tasks import get_tasks
+from scheduler.store import attempts, stalls
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -67,15 +65,22 @@ def _tell(attempt: Attempt, quiet: float) -> None:
 
 def _reclaim(desk: Desk, connection: sa.Connection, worker: int, quiet: list[Attempt]) -> bool:
     rows = [(a.claimed.id, a.claimed.claim, a.started_at or 0, f"stalled: no heartbeat for {_span(a)}") for a in quiet]
+    keys, dialect = {(row[0], row[1]) for row in rows}, desk.database.dialect
+    tried = keys & desk.losing
+    # Before the commit: should its answer get lost, none of them runs here beside itself.
+    desk.losing |= keys
     with desk.database.write(connection) as c:
-        taken = stalls.reclaim(c, desk.database.dialect, worker, rows, desk.now())
-        dead = get_tasks(c, [i for i, state in taken.ended.items() if state is TaskState.DEAD])
-    for key in taken.again:
+        taken = stalls.reclaim(c, dialect, worker, rows, desk.now())
+        gone = set(taken.again)
+        earlier = attempts.recorded(c, dialect, tried - gone) if tried - gone else {}  # by a commit without an answer
+        desk.alerts.owed.update(i for i, state in taken.ended.items() if state is TaskState.DEAD)
+    gone |= earlier.keys()
+    desk.losing -= keys - gone
+    for key in gone:
         if key in desk.held:
             desk.lose(desk.held[key])
-    for record in dead:
-        desk.alerts.tell(letter_of_record(record))
-    return bool(taken.again)
+    desk.alerts.tell_owed(desk.database)
+    return bool(gone)
 
 
 def _span(attempt: Attempt) -> str:

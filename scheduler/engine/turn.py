@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
-from operator import attrgetter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from scheduler.engine import deaths
 from scheduler.engine.answering import Answering
 from scheduler.engine.attempt import Attempt, hand_back
 from scheduler.engine.desk import Desk
 from scheduler.engine.handout import HandOut
 from scheduler.engine.lanes import STRETCH, Lanes, got_of
+from scheduler.engine.ledger import Ledger
 from scheduler.engine.limits import Admission, Limits
 from scheduler.engine.plan import Plan
 from scheduler.engine.planner import ALONE, BATCH, QUICK, Planner
-from scheduler.engine.pools import Slots, take_waiting
+from scheduler.engine.pools import Slots, all_waiting, take_waiting
 from scheduler.engine.recorder import Recorder
-from scheduler.engine.settling import Ended, Pairs, settle
+from scheduler.engine.settling import Ended, Pairs
 from scheduler.errors import StoreUnavailableError
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
@@ -30,9 +31,9 @@ from scheduler.ports import FAILPOINTS, FOREVER
 from scheduler.store import claim as claims
 from scheduler.store import waits
 from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead, Pick
-from scheduler.store.finish import ContendedError, Finished, finish
+from scheduler.store.finish import Finished, finish
+from scheduler.store.outcomes import ContendedError
 from scheduler.store.ripe import Ripe
-from scheduler.store.salvage import finish_one_by_one
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -43,10 +44,8 @@ MARK_AFTER = 0.005  # seconds a body has run before its row is marked running: s
 HIGH = 0
 
 TURN = 0.012  # seconds that a turn should take at most: what was rung for meanwhile waits for its end
+DOUBTS = 600.0  # seconds after a failed turn for which what it claimed is looked for
 GATHER = 0.005  # seconds that a turn waits for such bodies' ends
-_SCHEDULE_OF = attrgetter("claimed.schedule")
-LOCKING = 1.0  # seconds that turns lock rows before they write them, after somebody held one that a turn wrote at once
-MANY = 50  # ends from which on they are recorded beside the claim, in a transaction of their own
 
 
 class TurnResult(NamedTuple):
@@ -66,27 +65,63 @@ class TurnResult(NamedTuple):
     given_back: Collection[int] = ()
 
 
-class Turner:
-    """Takes turns for one worker. Not thread-safe: the engine's loop calls it.
+@dataclass(slots=True)
+class _Turn:
+    """What one turn has in hand."""
 
-    ``recorder``: records ends beside the claim where that helps, None where it never does (SQLite has one writer).
-    """
+    claiming: bool
+    urgent: bool
+    fresh: bool
+    ended: Ended
+    gone: set[tuple[int, int]]  # (task id, claim) of what has ended
+    requests: Answering
+    quick: bool  # what has ended may be written without locking it first
+    alone: Attempt | None  # the suspect that ran alone when it began
+    recording: Future[Finished] | None = None  # it is being recorded beside this turn's own transaction
+    began: float = 0.0  # monotonic
+    now: int = 0  # microseconds
+    unsure: bool = False  # claims are left that nobody here knows of
+    finished: Finished | None = None
+    marked: Collection[tuple[int, int]] = ()
+    due: Sequence[LaneHead] = ()
+    every: Sequence[LaneHead] | None = None  # what is due, if all lanes were looked at
+    plan: Plan = field(default_factory=lambda: Plan([], {}))
+    claimed: list[Claimed] = field(default_factory=list)
+    start_by: Mapping[str, int] = field(default_factory=dict)
+    again: int = FOREVER  # when something that is due and was refused may be claimed (microseconds)
+
+    @property
+    def ripe(self) -> Ripe | None:
+        return None if self.finished is None else self.finished.ripe
+
+    @property
+    def records(self) -> bool:
+        """Whether it writes what has ended itself."""
+        return bool(self.ended.pairs) and self.recording is None
+
+    def hit(self, if_it_records: str, if_it_answers: str) -> None:
+        """Failpoints around its commit."""
+        if self.records:
+            FAILPOINTS.hit(if_it_records)
+        if self.requests:
+            FAILPOINTS.hit(if_it_answers)
+
+
+class Turner:
+    """Takes turns for one worker. Not thread-safe: the engine's loop calls it. ``recorder``: see ``Ledger``."""
 
     def __init__(self, desk: Desk, slots: Mapping[SlotKey, Slots], recorder: Recorder | None) -> None:
         self.desk = desk
         self.slots = slots
-        self.recorder = recorder
         self.limits = Limits(desk)
         self.worker = 0
-        self.deferred: Pairs = []  # to be written with the next turn
-        self._locks_first_until = 0.0  # somebody held what was written without locking it (monotonic)
         self._unsure = False  # the last commit may or may not have been made
-        self._careful = False  # the last turn met something unforeseen
+        self._doubts_until = 0.0  # monotonic
+        # Starts that such a commit has counted: (task id, claim) -> kind, until when.
+        self._starts: dict[tuple[int, int], tuple[str, int]] = {}
         self._last_lane: LaneHead | None = None  # from which something was claimed
-        self._backlog = False  # some lane gave the last turn all that it asked for
-        self._released = False  # what the last turn recorded made others ready
-        self._schedule_ended = self._overlooked = False  # by what was recorded beside a claim, and not told yet
         self.planner = Planner(desk, slots, self.limits)
+        self.ledger = Ledger(desk, self.planner, self.limits, recorder)
         self.lanes = Lanes(desk.monotonic)
         self.handout = HandOut(desk, slots, self.planner, holds=recorder is None)
 
@@ -104,8 +139,12 @@ class Turner:
         if not plan.picks:
             return False
         self._unsure = True  # until it is handed out
-        with desk.database.single(connection) as c:
-            claimed = claims.claim_one(c, desk.database.dialect, self.worker, plan.picks[0], desk.now())
+        try:
+            with desk.database.single(connection) as c:
+                claimed = claims.claim_one(c, desk.database.dialect, self.worker, plan.picks[0], desk.now())
+        except BaseException:
+            self._doubt()
+            raise
         if claimed:
             FAILPOINTS.hit("after claim")
             self.handout.give(claimed, plan, {})
@@ -138,7 +177,7 @@ class Turner:
     def at_rest(self) -> bool:
         """Whether a turn would do nothing, should there be nothing to claim. Not while some place in the ready index is
         kept: only a turn knows how to look past what died in front of it."""
-        return not (self.desk.held or self.deferred or self._unsure or self.lanes.prefix.start)
+        return not (self.desk.held or self.ledger.deferred or self._unsure or self.lanes.prefix.start)
 
     def turn(
         self,
@@ -149,8 +188,8 @@ class Turner:
         urgent: bool = False,
         fresh: bool = True,
     ) -> TurnResult:
-        """One transaction, or two beside each other (``recorder``). On an error nothing is lost: outcomes and requests
-        wait for the next turn.
+        """One transaction, or two beside each other (``Ledger.begin``). On an error nothing is lost: outcomes and
+        requests wait for the next turn.
 
         ``urgent``: claim high tasks and do nothing else; recording what a flood has brought in would keep them waiting.
         ``fresh``: there may be work where there was none in the last turn.
@@ -158,262 +197,198 @@ class Turner:
         try:
             return self._turn(connection, claiming, extra, urgent, fresh)
         except ContendedError:
-            self._locks_first_until = self.desk.monotonic() + LOCKING
+            self.ledger.lock_first()
             return self._turn(connection, claiming, None, urgent, fresh)
 
     def _turn(
         self, connection: sa.Connection, claiming: bool, extra: Pairs | None, urgent: bool, fresh: bool
     ) -> TurnResult:
-        desk = self.desk
-        outcomes: Pairs = []
-        put_off = bool(self.deferred)
-        requests = Answering(desk)
-        if not urgent:
-            outcomes, self.deferred = self.deferred, []
-            count = min(len(desk.outcomes), self.planner.batch - len(outcomes)) if claiming else len(desk.outcomes)
-            take = desk.outcomes.popleft
-            outcomes += [take() for _ in range(count)]
-            outcomes += self._stale()
-            if extra:  # but for what has ended since
-                known = {(o.task_id, o.claim) for _, o in outcomes}
-                outcomes += [(a, o) for a, o in extra if (o.task_id, o.claim) not in known]
-            requests.take()
-        claimed: list[Claimed] = []
-        finished: Finished | None = None
-        plan = Plan([], {})
-        due: list[LaneHead] = []
-        every: list[LaneHead] | None = None
-        marked: set[tuple[int, int]] = set()
-        ended = Ended.of(outcomes)
-        gone = ended.keys()
-        quick = not (requests or put_off) and self._may_be_quick(outcomes)
-        recording: Future[Finished] | None = None
-        ripe: Ripe | None = None
+        turn = self._begin(claiming, extra, urgent, fresh)
         try:
-            if quick and claiming and not ended.died and self._beside(outcomes):
-                recording = self._record(ended)
-            with desk.database.write(connection) as c:
-                begun = desk.monotonic()  # what other writers took before makes no turn of ours smaller
-                dialect = desk.database.dialect
-                now = desk.now()
-                unsure = self._unsure and self._give_back_unknown(c, now)
-                if outcomes and recording is None:
-                    if ended.died:
-                        outcomes = deaths.judge(c, outcomes)
-                        ended = Ended.of(outcomes)
-                    begin, claims_too = self.handout.release, quick and claiming
-                    usual = partial(finish, ends=ended.ends, quick=quick, meanwhile=begin, claims=claims_too)
-                    write = finish_one_by_one if self._careful else usual
-                    finished = _own(outcomes, write(c, dialect, self.worker, ended.outcomes, now))
-                    ripe = finished.ripe
-                    if self.limits.known:
-                        self.limits.recorded(c, outcomes, finished)
-                    if ended.died:
-                        deaths.count(c, outcomes, finished)
-                if not urgent:
-                    self.handout.release()
-                if requests:
-                    requests.answer(c, self.worker, now, one_by_one=self._careful)
-                held = [attempt for key, attempt in desk.held.items() if key not in gone]
-                started = self._started(held)
-                if started:
-                    marked = claims.mark_running(c, dialect, self.worker, started)
-                self._absolve(c, gone)
-                admission = Admission(self.limits, c, now)
-                if claiming and not self._careful:
-                    if urgent:
-                        heads = self.lanes.prefix.heads(c, now, STRETCH, urgent=True)
-                        due = [h for h in heads if h.pool == HIGH and h.run_at <= now and self.planner.serves(h)]
-                    else:
-                        ready = requests.woken + (finished.ready if finished else 0)
-                        told = finished is not None and finished.told  # what was replaced may run again
-                        rely = ended.over and not (ready or told or self._unsure or requests or self.limits.known)
-                        due = self.lanes.look(c, self.planner.serves, now, fresh=fresh, rely=rely, ripe=ripe)
-                        if self.lanes.whole:
-                            every = due
-                        elif self.limits.known:
-                            due = list({claims.LANE_OF(h): h for h in (*self.limits.freed(outcomes), *due)}.values())
-                    plan = self.planner.plan(admission, due, held)
-                    claimed = claims.claim(c, dialect, self.worker, plan.picks, now, self.lanes.prefix.start, ripe)
-                    admission.count(claimed)
-                    if not urgent:
-                        self.lanes.claimed(plan.picks, claimed)
-                    if not (urgent or self.lanes.whole):
-                        self.lanes.keep(admission.admitted(due), plan.picks, claimed)
-                    self._part(c, plan.picks, claimed)
-                if ripe is not None and finished is not None:
-                    ripe.schedule()
-                    if ripe.scheduled:
-                        self.lanes.forget()
-                        finished = finished._replace(ready=finished.ready + ripe.scheduled)
-                if outcomes and recording is None:
-                    FAILPOINTS.hit("before finish commit")
-                if requests:
-                    FAILPOINTS.hit("before answer commit")
-            if outcomes and recording is None:
-                FAILPOINTS.hit("after finish commit")
-            if requests:
-                FAILPOINTS.hit("after answer commit")
-            if claimed:
+            if turn.quick and claiming and not (turn.ended.died or self._unsure):
+                turn.recording = self.ledger.begin(self.worker, turn.ended)
+            with self.desk.database.write(connection) as c:
+                self._transact(c, turn)
+                turn.hit("before finish commit", "before answer commit")
+            turn.hit("after finish commit", "after answer commit")
+            if turn.claimed:
                 FAILPOINTS.hit("after claim")
         except BaseException as error:
-            self._careful = not isinstance(error, StoreUnavailableError | ContendedError)
-            self.lanes.prefix.forget()  # what it has passed over was not claimed
-            self.lanes.forget()
-            self._unsure = self._unsure or not isinstance(error, ContendedError)
-            requests.put_back()
-            if recording is None:
-                self.deferred = outcomes + self.deferred
-            else:
-                with suppress(Exception):  # the claim's error is told; what could not be recorded waits
-                    self._recorded(recording, ended)
+            self._failed(turn, error)
             raise
-        self._unsure = unsure or bool(claimed)  # until they are handed out
+        return self._conclude(connection, turn)
+
+    def _begin(self, claiming: bool, extra: Pairs | None, urgent: bool, fresh: bool) -> _Turn:
+        """Take what the turn is to record and to answer."""
+        put_off = bool(self.ledger.deferred)
+        pairs: Pairs = []
+        requests = Answering(self.desk)
+        if not urgent:
+            pairs = self.ledger.take(self.planner.batch if claiming else None) + self._stale()
+            if extra:  # but for what has ended since
+                known = {(o.task_id, o.claim) for _, o in pairs}
+                pairs += [(a, o) for a, o in extra if (o.task_id, o.claim) not in known]
+            requests.take()
+        quick = not (requests or put_off) and self.ledger.may_be_quick(pairs)
+        ended = Ended.of(pairs)
+        return _Turn(claiming, urgent, fresh, ended, ended.keys(), requests, quick, self.planner.alone)
+
+    def _transact(self, c: sa.Connection, turn: _Turn) -> None:
+        """Everything that the turn does in its transaction."""
+        desk = self.desk
+        turn.began = desk.monotonic()  # what other writers took before makes no turn of ours smaller
+        now = turn.now = desk.now()
+        turn.unsure = self._unsure and self._give_back_unknown(c, now)
+        if turn.records:
+            begin, claims_too = self.handout.release, turn.quick and turn.claiming
+            turn.ended, turn.finished = self.ledger.write(
+                c, self.worker, turn.ended, now, quick=turn.quick, claims=claims_too, meanwhile=begin
+            )
+        if not turn.urgent:
+            self.handout.release()
+        if turn.requests:
+            turn.requests.answer(c, self.worker, now, one_by_one=self.ledger.careful)
+        held = [attempt for key, attempt in desk.held.items() if key not in turn.gone]
+        started = self._started(held)
+        if started:
+            turn.marked = claims.mark_running(c, desk.database.dialect, self.worker, started)
+        self._absolve(c, turn.gone)
+        if turn.claiming and not self.ledger.careful:
+            self._claim(c, turn, held)
+        ripe = turn.ripe
+        if ripe is not None and turn.finished is not None:
+            ripe.schedule()
+            if ripe.scheduled:
+                self.lanes.forget()
+                turn.finished = turn.finished._replace(ready=turn.finished.ready + ripe.scheduled)
+
+    def _claim(self, c: sa.Connection, turn: _Turn, held: list[Attempt]) -> None:
+        lanes, urgent = self.lanes, turn.urgent
+        admission = Admission(self.limits, c, turn.now)
+        due = self._due_high(c, turn.now) if urgent else self._due(c, turn)
+        plan = turn.plan = self.planner.plan(admission, due, held)
+        dialect = self.desk.database.dialect
+        claimed = claims.claim(c, dialect, self.worker, plan.picks, turn.now, lanes.prefix.start, turn.ripe)
+        turn.due, turn.claimed = due, claimed
+        admission.count(claimed)
+        if not urgent:
+            lanes.claimed(plan.picks, claimed)
+            if not lanes.whole:
+                lanes.keep(admission.admitted(due), plan.picks, claimed)
+        self._part(c, plan.picks, claimed)
+        turn.start_by, turn.again = admission.start_by, admission.again
+
+    def _due_high(self, c: sa.Connection, now: int) -> list[LaneHead]:
+        heads = self.lanes.prefix.heads(c, now, STRETCH, urgent=True)
+        return [h for h in heads if h.pool == HIGH and h.run_at <= now and self.planner.serves(h)]
+
+    def _due(self, c: sa.Connection, turn: _Turn) -> list[LaneHead]:
+        finished, known = turn.finished, self.limits.known
+        ready = turn.requests.woken + (finished.ready if finished else 0)
+        told = finished is not None and finished.told  # what was replaced may run again
+        rely = turn.ended.over and not (ready or told or self._unsure or turn.requests or known)
+        due = self.lanes.look(c, self.planner.serves, turn.now, fresh=turn.fresh, rely=rely, ripe=turn.ripe)
+        if self.lanes.whole:
+            turn.every = due
+        elif known:
+            due = list({claims.LANE_OF(h): h for h in (*self.limits.freed(turn.ended.pairs), *due)}.values())
+        return due
+
+    def _failed(self, turn: _Turn, error: BaseException) -> None:
+        """All of it may have been committed, or nothing."""
+        self.ledger.careful = not isinstance(error, StoreUnavailableError | ContendedError)
+        self.lanes.prefix.forget()  # what it has passed over was not claimed
+        self.lanes.forget()
+        if not isinstance(error, ContendedError):
+            self._doubt()
+        self._starts |= {
+            (c.id, c.claim): (c.kind, turn.start_by[c.kind]) for c in turn.claimed if c.kind in turn.start_by
+        }
+        if turn.alone is not None:
+            self.planner.alone = turn.alone
+        turn.requests.put_back()
+        if turn.recording is None:
+            self.ledger.put_back(turn.ended.pairs)
+        else:
+            with suppress(Exception):  # the claim's error is told; what could not be recorded waits
+                self.ledger.see_through(turn.recording, turn.ended)
+
+    def _conclude(self, connection: sa.Connection, turn: _Turn) -> TurnResult:
+        """It is committed: tell who asked, put down what has ended, hand out what was claimed."""
+        desk, ledger, ended, claimed, plan = self.desk, self.ledger, turn.ended, turn.claimed, turn.plan
+        self._unsure = turn.unsure or bool(claimed)  # until they are handed out
+        if self._starts and not turn.unsure:
+            self._starts.clear()
         if claimed:
             self._last_lane = LaneHead(*claims.LANE_OF(claimed[-1]), 0)
-        busy = unseen = False
-        if not urgent:
-            busy, self._careful = self._careful, False
-            unseen = busy  # a careful turn records, and looks at nothing
-            if busy or not claiming:
+        busy = False
+        if not turn.urgent:
+            busy, ledger.careful = ledger.careful, False  # a careful turn records, and looks at nothing
+            if busy or not turn.claiming:
                 self.lanes.forget()
-        for key in marked:
+        unseen = busy
+        for key in turn.marked:
             if key in desk.held:
                 desk.held[key].marked = True
-        busy = requests.tell() or busy
+        busy = turn.requests.tell() or busy
         picked = {claims.LANE_OF(p): p.limit for p in plan.picks}
         got = got_of(plan.picks, claimed)
         backlog = any(0 < most <= got[lane] for lane, most in picked.items())
-        back = ended.back
-        if recording is None:
-            if finished is not None:
-                self._settle(ended, finished)
-            ready = finished.ready if finished is not None else 0
-            self.handout.give(claimed, plan, admission.start_by)
-            self._unsure = unsure
+        if turn.recording is None:
+            if turn.finished is not None:
+                ledger.settle(ended, turn.finished)
+            made_ready = ended.back + (turn.finished.ready if turn.finished is not None else 0)
+            self._hand_out(turn)
         else:
-            finished = self._hand_out_beside(recording, ended, claimed, plan, admission.start_by, unsure)
-            ready = back = 0  # they are among what was freed
+            self._hand_out_beside(turn.recording, turn)
+            made_ready = 0  # they are among what was freed
             # The claim passes over what the recording held, too: what gave less may have more.
             short = any(got[lane] < most for lane, most in picked.items())
-            unseen = finished is None or bool(finished.ready or finished.told) or short or not ended.over
-        opened = self.limits.opens(outcomes, finished, claimed, every, now)
-        self._fit(desk.monotonic() - begun, max(len(outcomes), len(claimed)))
+            unseen = turn.finished is None or bool(turn.finished.ready or turn.finished.told) or short or not ended.over
+        finished = turn.finished
+        opened = self.limits.opens(ended.pairs, finished, claimed, turn.every, turn.now)
+        self._fit(desk.monotonic() - turn.began, max(len(ended.pairs), len(claimed)))
+        if ledger.overlooked:
+            connection.info[waits.OVERLOOKED], ledger.overlooked = True, False
         schedule_ended, freed = False, 0
-        if not urgent:  # nobody looks at that one's result
-            schedule_ended, self._schedule_ended = self._schedule_ended, False
+        if not turn.urgent:  # nobody looks at that one's result
+            schedule_ended, ledger.schedule_ended = ledger.schedule_ended, False
             freed = self._freed()
-        if self._overlooked:
-            connection.info[waits.OVERLOOKED], self._overlooked = True, False
-        if not urgent:
-            full = bool(due) and not plan.picks  # there was no room: what was known of the lanes still holds
-            self._backlog = backlog or (self._backlog and full)
-            self._released = finished is not None and finished.ready > 0
+            full = bool(turn.due) and not plan.picks  # there was no room: what was known of the lanes still holds
+            ledger.backlog = backlog or (ledger.backlog and full)
+            ledger.released = finished is not None and finished.ready > 0
         return TurnResult(
-            len(outcomes),
+            len(ended.pairs),
             len(claimed),
-            requests.woken + freed + ready + back,
-            min(self.lanes.next_due, admission.again) if claiming else FOREVER,
-            busy or (claiming and self.lanes.unfinished) or backlog,
+            turn.requests.woken + freed + made_ready,
+            min(self.lanes.next_due, turn.again) if turn.claiming else FOREVER,
+            busy or (turn.claiming and self.lanes.unfinished) or backlog,
             schedule_ended,
             unseen,
             opened,
             _given_back(ended, finished) if finished is not None and not ended.over else (),
         )
 
-    def _may_be_quick(self, outcomes: Pairs) -> bool:
-        """Whether ends may be written without locking them first: no row is known to be held, and nothing follows for
-        caps, rates and suspects."""
-        return (
-            self.planner.alone is None
-            and self.desk.monotonic() >= self._locks_first_until
-            and not self.limits.concern(outcomes)
-        )
+    def _hand_out(self, turn: _Turn) -> None:
+        self.handout.give(turn.claimed, turn.plan, turn.start_by)
+        self._unsure = turn.unsure
 
-    def _beside(self, outcomes: Pairs) -> bool:
-        """Whether to record these beside the claim, which then does not see what they make ready: mostly nothing, there
-        is more to claim than the slots take anyway, and more to record than a transaction of its own costs."""
-        return (
-            self.recorder is not None
-            and self._backlog
-            and not self._released
-            and len(outcomes) >= MANY
-            and not (self._unsure or self._careful)
-        )
-
-    def _record(self, ended: Ended) -> Future[Finished] | None:
-        """Begin to record them in a transaction of their own; None if that is not possible at present."""
-        assert self.recorder is not None
-        desk, rows = self.desk, ended.outcomes
-
-        def write(connection: sa.Connection) -> Finished:
-            finished = finish(connection, desk.database.dialect, self.worker, rows, desk.now(), ended.ends, quick=True)
-            FAILPOINTS.hit("before commit beside the claim")
-            return finished
-
-        return self.recorder.begin(write)
-
-    def _hand_out_beside(
-        self,
-        recording: Future[Finished],
-        ended: Ended,
-        claimed: list[Claimed],
-        plan: Plan,
-        start_by: Mapping[str, int],
-        unsure: bool,
-    ) -> Finished | None:
+    def _hand_out_beside(self, recording: Future[Finished], turn: _Turn) -> None:
         """Hand out what was claimed while the rest is recorded, and see that through, whatever happens.
 
         A suspect starts only once what has ended is recorded: should it kill the process, that would be blamed, too.
         If it cannot be, the next turn gives the claims back.
         """
-        for attempt, o in ended.pairs:
-            if attempt.lost:
-                self.desk.losing.discard((o.task_id, o.claim))  # its body has ended, recorded or not
-        if not any(c.lane.startswith(SUSPECT_LANE) for c in claimed):
-            try:
-                self.handout.give(claimed, plan, start_by)
-                self._unsure = unsure
-            finally:
-                finished = self._recorded(recording, ended)
-            return finished
-        finished = self._recorded(recording, ended)
-        if finished is not None:
-            self.handout.give(claimed, plan, start_by)
-            self._unsure = unsure
-        return finished
-
-    def _recorded(self, recording: Future[Finished], ended: Ended) -> Finished | None:
-        """Wait until they are recorded. None: they wait for the next turn.
-
-        Raises what kept them from being recorded; then they wait, too. What else it brought about is told by this turn,
-        or by the next one that succeeds.
-        """
-        assert self.recorder is not None
+        self.desk.losing.difference_update(turn.gone)  # their bodies have ended, recorded or not
+        if any(c.lane.startswith(SUSPECT_LANE) for c in turn.claimed):
+            turn.finished = self.ledger.see_through(recording, turn.ended)
+            if turn.finished is not None:
+                self._hand_out(turn)
+            return
         try:
-            finished = _own(ended.pairs, recording.result())
-        except BaseException as error:
-            self.deferred = ended.pairs + self.deferred
-            self._backlog = False
-            if isinstance(error, ContendedError):
-                self._locks_first_until = self.desk.monotonic() + LOCKING
-                return None
-            self._careful = self._careful or not isinstance(error, StoreUnavailableError)
-            self.recorder.failed()
-            raise
-        self._overlooked |= self.recorder.flagged(waits.OVERLOOKED)
-        self.desk.freed.append(finished.ready + ended.back)
-        self._settle(ended, finished)
-        FAILPOINTS.hit("after commit beside the claim")
-        return finished
-
-    def _settle(self, ended: Ended, finished: Finished) -> None:
-        if finished.deferred:
-            deferred = {(o.task_id, o.claim) for o in finished.deferred}
-            self.deferred += [pair for pair in ended.pairs if (pair[1].task_id, pair[1].claim) in deferred]
-            ended = Ended.of([pair for pair in ended.pairs if (pair[1].task_id, pair[1].claim) not in deferred])
-        self._schedule_ended |= any(map(_SCHEDULE_OF, ended.attempts))
-        settle(self.desk, self.planner, ended, finished)
+            self._hand_out(turn)
+        finally:
+            turn.finished = self.ledger.see_through(recording, turn.ended)
 
     def _freed(self) -> int:
         """How many tasks may run because of transactions that attempts have committed themselves."""
@@ -428,9 +403,19 @@ class Turner:
         """Let the next turn be as large as fits into its time on this machine, with this database."""
         if tasks >= BATCH[0] and took > 0:
             fits = min(BATCH[1], max(BATCH[0], int(tasks * TURN / took)))
-            self.planner.batch = -(
-                -(3 * self.planner.batch + fits) // 4
-            )  # rounded up, or it never gets back to the most
+            batch = (3 * self.planner.batch + fits) / 4
+            self.planner.batch = math.ceil(batch)  # rounded up, or it never gets back to the most
+
+    def _doubt(self) -> None:
+        """The last commit may or may not have been made, or is only being made yet, by a server that has not noticed
+        that nobody waits for it any more."""
+        self._unsure = True
+        self._doubts_until = self.desk.monotonic() + DOUBTS
+
+    def look_back(self) -> None:
+        """Let the next turn see whether anything is held that nobody here knows of. To be called now and then."""
+        if self.desk.monotonic() < self._doubts_until:
+            self._unsure = True
 
     def _give_back_unknown(self, connection: sa.Connection, now: int) -> bool:
         """Claims that a turn made whose commit came through without its answer: nobody here knows of them.
@@ -447,7 +432,11 @@ class Turner:
             return False
         log.warning("%d tasks were claimed by a commit that was not answered: given back", len(unknown))
         self.lanes.forget()
-        return bool(finish(connection, self.desk.database.dialect, self.worker, unknown, now).deferred)
+        deferred = finish(connection, self.desk.database.dialect, self.worker, unknown, now).deferred
+        held = {(o.task_id, o.claim) for o in deferred}
+        keys = [(o.task_id, o.claim) for o in unknown]
+        self.limits.uncount(connection, Counter(self._starts[k] for k in keys if k in self._starts and k not in held))
+        return bool(deferred)
 
     def _absolve(self, connection: sa.Connection, gone: set[tuple[int, int]]) -> None:
         """A suspect that has ended, or has run long enough, no longer keeps others waiting (nor is it blamed alone)."""
@@ -481,6 +470,11 @@ class Turner:
                 back += [(a, hand_back(a, desk.now())) for a in take_waiting(slots, since)]
         return back
 
+    def return_waiting(self) -> None:
+        """What no slot has started goes back: nothing more is to be claimed."""
+        for attempt in all_waiting(self.slots.values()):
+            self.desk.report(attempt, hand_back(attempt, self.desk.now()))
+
     def unmarked(self) -> bool:
         """Whether a body is under way for so long that its row should say so."""
         return bool(self._started(self.desk.held.values()))
@@ -502,11 +496,3 @@ def _given_back(ended: Ended, finished: Finished) -> set[int]:
     """Without those whose end had been decided otherwise, and those that somebody's transaction holds."""
     others = {o.task_id for o in (*finished.lost, *finished.deferred)} | finished.ended.keys()
     return {o.task_id for _, o in ended.pairs if o.end is AttemptEnd.HANDED_BACK} - others
-
-
-def _own(outcomes: Pairs, finished: Finished) -> Finished:
-    """What attempts' own transactions have committed was not to be written again, and is not lost."""
-    if not finished.lost:
-        return finished
-    own = {(o.task_id, o.claim) for a, o in outcomes if a.settled is not None and o.end is AttemptEnd.SUCCEEDED}
-    return finished._replace(lost=[o for o in finished.lost if (o.task_id, o.claim) not in own])

@@ -9,13 +9,10 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from scheduler.engine.alerts import letter_of_record
 from scheduler.engine.desk import Desk
-from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store import control, policies, retention, schedules, waits, workers
-from scheduler.store.finish import write_values
-from scheduler.store.read_tasks import get_tasks
+from scheduler.store.attempts import write_values
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -128,27 +125,26 @@ class Lease:
     ) -> list[workers.Reclaimed]:
         """Take back what dead workers held."""
         self._dead += known_dead()
+        alerts, database = self.desk.alerts, self.desk.database
+        alerts.tell_owed(database)  # by a commit that was not answered
         patient = self.desk.monotonic() < self.no_reaping_until
         if not self._dead:
-            with self.desk.database.glance(connection) as c:  # no write lock for a look that mostly finds nothing
+            with database.glance(connection) as c:  # no write lock for a look that mostly finds nothing
                 self.next_lapse, found_dead = workers.look_for_dead(c, worker)
             if patient or not (found_dead or 0 < self.next_lapse < self.desk.now()):
                 return []
-        with self.desk.database.write(connection) as c:
+        with database.write(connection) as c:
             found = workers.reap(
-                c, self.desk.database.dialect, self.desk.now(), known_dead=self._dead, spare=worker, lapsed=not patient
+                c, database.dialect, self.desk.now(), known_dead=self._dead, spare=worker, lapsed=not patient
             )
             self.next_lapse = workers.next_lapse(c, worker)
-            poisoned = [task for one in found for task in one.poisoned]
-            set_aside = get_tasks(c, poisoned) if poisoned else []
+            alerts.owed.update(task for one in found for task in one.poisoned)
         self._dead.clear()
         for one in found:
             log.warning("worker %s died or lost its lease: %d tasks reclaimed", one.label, one.tasks)
             for task in one.poisoned:
                 log.error("task killed its worker again and again, alone: set aside as dead", extra={"task": task})
-        for record in set_aside:
-            if record.state is TaskState.DEAD:
-                self.desk.alerts.tell(letter_of_record(record))
+        alerts.tell_owed(database)
         return found
 
 
@@ -242,15 +238,17 @@ def wake_overlooked(desk: Desk, connection: sa.Connection) -> bool:
 
 def keep_logs(desk: Desk, connection: sa.Connection) -> None:
     """Store what running bodies have written so far, for those who follow it."""
-    rows = []
+    rows, written = [], []
     for (task_id, claim), attempt in list(desk.held.items()):
         tail = attempt.tail
         if tail is not None and tail.added != attempt.tail_written:
-            attempt.tail_written = tail.added
+            written.append((attempt, tail.added))
             rows.append((task_id, f"log:{claim}", tail.text()))
     if rows:
         with desk.database.write(connection) as c:
             write_values(c, desk.database.dialect, rows)
+    for attempt, added in written:
+        attempt.tail_written = added
 
 
 class Sweeper:

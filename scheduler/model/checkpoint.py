@@ -62,10 +62,14 @@ class Replay:
         self._counts: Counter[str] = Counter()
 
     def meet(self, name: str, sort: Sort) -> tuple[str, int]:
-        """The name under which this is recorded, numbered if it is a repeat; and its place in the sequence."""
+        """The name under which this is recorded, numbered if it is a repeat; and its place in the sequence.
+
+        An event's name, or a kind's, may itself end like a number: then the first one has one, too, or it would be
+        taken for a repeat of another.
+        """
         self._counts[name] += 1
         count = self._counts[name]
-        label = name if count == 1 else f"{name}#{count}"
+        label = name if count == 1 and not _NUMBERED.search(name) else f"{name}#{count}"
         self.met[label] = sort
         return label, len(self.met)
 

@@ -14,12 +14,13 @@ Answer = dict[str, Any]
 
 
 class Asked(NamedTuple):
-    """One request: by whom, what, and its arguments."""
+    """One request: by whom, what, and its arguments. ``again``: it may have been done already."""
 
     task_id: int
     claim: int
     what: str
     args: Mapping[str, Any]
+    again: bool = False
 
     @property
     def key(self) -> tuple[int, int]:

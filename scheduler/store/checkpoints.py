@@ -86,6 +86,21 @@ def read(connection: sa.Connection, worker: int, task_id: int, claim: int) -> di
     return {row[0]: Recorded(Sort(row[1]), row[2], row[3]) for row in rows if row[0] is not None}
 
 
+def find(
+    connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int, str]]
+) -> dict[tuple[int, str], Recorded]:
+    """What is recorded under these names, by (task id, name)."""
+    named = dialect.rows({"task_id": int, "name": str})
+    rows = connection.execute(
+        prepared(
+            f"SELECT c.task_id, c.name, c.sort, c.value, c.failure FROM {named} j "
+            "JOIN schedd_checkpoints c ON c.task_id = j.task_id AND c.name = j.name"
+        ),
+        {"rows": bind_rows(labels)},
+    )
+    return {(row[0], row[1]): Recorded(Sort(row[2]), row[3], row[4]) for row in rows}
+
+
 def records(connection: sa.Connection, task_id: int) -> list[CheckpointRecord]:
     """All checkpoints of a task, in the order in which they were recorded."""
     rows = connection.execute(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -13,27 +12,20 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
+from scheduler.errors import SchedulerError
 from scheduler.ports import Clock
 from scheduler.store import migrate
-from scheduler.store.dialect import Dialect, dialect_named, sqlite_too_old
+from scheduler.store.connecting import make_engine
+from scheduler.store.dialect import Dialect, dialect_named
 from scheduler.store.failures import StoreTrouble, explain
 from scheduler.store.gate import Gate
-from scheduler.store.pool import FairPool
-from scheduler.store.singles import MOST, Single, Singles
-from scheduler.store.statement import ANSWERED, run, tell_answer
+from scheduler.store.singles import Single, Singles
+from scheduler.store.statement import ANSWERED
 from scheduler.store.transaction import LIMIT, Places, Transaction
-from scheduler.store.wires import KEEPALIVES, Wires
+from scheduler.store.urls import parse_url
+from scheduler.store.wires import Wires
 
-_SQLITE_BUSY_MS = 10_000
-_SQLITE_BUSY = 5  # the error code of "database is locked"
-_PG_CONNECT_TIMEOUT = 10
 _TRIES = 5
-# What is kept for single statements takes nobody's room; of a server's sessions five at most are idle.
-_POOL = {
-    "postgresql": {"pool_size": 5 - MOST, "max_overflow": 20 + 2 * MOST},
-    "sqlite": {"pool_size": 5, "max_overflow": 40 + MOST},
-}
 _CALIBRATED = 60.0  # seconds for which a calibration is good
 _JUMP = 0.5  # seconds by which wall and monotonic time may disagree since then
 _NEAR = 100_000  # microseconds: a calibration that took longer tells only between which bounds the offset is
@@ -144,7 +136,7 @@ class Database:
             self._leave_to_parent()
         with self._opening:
             if self._engine is None:
-                engine = self._make_engine()
+                engine, self._wires = make_engine(self.url)
                 try:
                     migrate.ensure(engine, self.auto_migrate)
                     if self.dialect.name == "postgresql":
@@ -161,27 +153,6 @@ class Database:
                 self._singles = Singles(engine, self._wires, partial(self.calibrate, if_due=True))
                 self._engine = engine
             return self._engine
-
-    def _make_engine(self) -> sa.Engine:
-        if self.dialect.name == "sqlite":
-            return _sqlite_engine(self.url)
-        try:
-            engine = sa.create_engine(
-                self.url,
-                poolclass=FairPool,
-                **_POOL["postgresql"],
-                isolation_level="READ COMMITTED",
-                connect_args={
-                    "connect_timeout": _PG_CONNECT_TIMEOUT,
-                    "application_name": "schedd",
-                    **{name: value for name, value in KEEPALIVES.items() if name not in self.url.query},
-                },
-            )
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"{self.url.drivername} needs a driver: pip install 'schedd[postgres]'") from error
-        self._wires = Wires(engine)
-        sa.event.listen(engine, "after_cursor_execute", tell_answer)
-        return engine
 
     def _make_gate(self) -> Gate:
         directory = self.bell_directory
@@ -360,100 +331,3 @@ def _no_transaction(connection: sa.Connection) -> Iterator[None]:
 def _tell_transaction(context: sa.engine.ExceptionContext) -> None:
     if isinstance(context.connection, Transaction):
         context.connection.failed(context.original_exception)
-
-
-def parse_url(url: str) -> sa.URL:
-    """Check a database URL without connecting. Raises ConfigError."""
-    try:
-        parsed = sa.make_url(url)
-        backend = parsed.get_backend_name()
-    except (sa.exc.ArgumentError, ValueError):
-        raise ConfigError(
-            f"store url {_masked(url)!r} is not a database URL; use sqlite:///schedd.db or postgresql+psycopg://user@host/db"
-        ) from None
-    if dialect_named(backend) is None:
-        raise ConfigError(f"store url: {backend} is not supported; use sqlite or postgresql+psycopg")
-    if backend == "postgresql" and parsed.drivername == "postgresql":
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
-        raise ConfigError(f"store url: driver {parsed.drivername} is not supported; use sqlite or postgresql+psycopg")
-    if backend == "sqlite" and parsed.database in (None, "", ":memory:"):
-        raise ConfigError(
-            "store url: an in-memory SQLite database does not survive a restart; "
-            "name a file (sqlite:///schedd.db), or use Scheduler.for_testing() in tests"
-        )
-    return parsed
-
-
-def _masked(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"{head.partition('://')[0]}://***@{tail}" if at else url
-
-
-def _set_up(raw: Any) -> None:
-    """Set a new connection to a SQLite file up; does no harm when it is done again."""
-    raw.isolation_level = None  # we begin ourselves: the driver would begin late, and never IMMEDIATE
-    cursor = raw.cursor()
-    # It has an effect only before the first table, and waits for whoever writes.
-    if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:
-        cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
-    # WAL and FULL: a commit survives a loss of power.
-    for pragma in (
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "temp_store=MEMORY",
-        "cache_size=-32000",
-        "journal_size_limit=67108864",
-    ):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _patiently(work: Callable[[], None]) -> None:
-    """Of programs that open a new file at the same moment SQLite tells some at once, without waiting, that it is locked
-    (only one can turn WAL on): they try again for as long as it would wait."""
-    deadline = time.monotonic() + _SQLITE_BUSY_MS / 1000
-    while True:
-        try:
-            return work()
-        except Exception as error:
-            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == _SQLITE_BUSY
-            if not busy or time.monotonic() >= deadline:
-                raise
-            time.sleep(0.01)
-
-
-def _sqlite_engine(url: sa.URL) -> sa.Engine:
-    problem = sqlite_too_old()
-    if problem is not None:
-        raise StoreUnavailableError(problem)
-    parent = Path(url.database or "").absolute().parent
-    if not parent.is_dir():
-        raise StoreUnavailableError(f"cannot open {url.database}: the directory {parent} does not exist; create it")
-    engine = sa.create_engine(
-        url,
-        connect_args={
-            "check_same_thread": False,
-            "timeout": _SQLITE_BUSY_MS / 1000,
-            "cached_statements": 512,
-        },
-        poolclass=FairPool,
-        **_POOL["sqlite"],
-    )
-
-    @sa.event.listens_for(engine, "connect")
-    def on_connect(raw: Any, _record: Any) -> None:
-        _patiently(lambda: _set_up(raw))
-
-    @sa.event.listens_for(engine, "begin")
-    def on_begin(connection: sa.Connection) -> None:
-        reads = connection.get_execution_options().get("schedd_reads", False)
-        begin = "BEGIN" if reads else "BEGIN IMMEDIATE"
-        if isinstance(connection, Transaction):
-            connection.about_to_begin()
-            connection.exec_driver_sql(begin)
-            connection.begun()
-        else:
-            run(connection, begin, {})
-
-    return engine

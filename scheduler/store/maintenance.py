@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.store import migrate
+from scheduler.store.connecting import make_engine
 from scheduler.store.database import Database
 from scheduler.store.failures import explain
 
@@ -39,7 +40,7 @@ def health(database: Database) -> Health:
     """Look at a database without changing it. Raises StoreUnavailableError."""
     if _missing(database):
         return Health(None, migrate.HEAD, 0, ())
-    engine = database._make_engine()
+    engine, _ = make_engine(database.url)
     try:
         with engine.connect().execution_options(schedd_reads=True) as connection:
             revision = migrate.current(connection)
@@ -59,7 +60,7 @@ def health(database: Database) -> Health:
 
 def upgrade_plan(database: Database) -> str:
     """The SQL that an upgrade would run; empty if there is nothing to do. Changes nothing."""
-    engine = sa.create_engine("sqlite://") if _missing(database) else database._make_engine()
+    engine = sa.create_engine("sqlite://") if _missing(database) else make_engine(database.url)[0]
     try:
         return migrate.upgrade_sql(engine)
     except sa.exc.SQLAlchemyError as error:
@@ -70,7 +71,7 @@ def upgrade_plan(database: Database) -> str:
 
 def upgrade(database: Database) -> None:
     """Bring the database to this program's revision. Raises StoreUnavailableError."""
-    engine = database._make_engine()
+    engine, _ = make_engine(database.url)
     try:
         migrate.upgrade_engine(engine)
     except sa.exc.SQLAlchemyError as error:

@@ -12,11 +12,11 @@ from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
 from scheduler.ports import FAILPOINTS
 from scheduler.store import envelopes, keys
+from scheduler.store.attempts import write_values
 from scheduler.store.control import reopen
 from scheduler.store.dead_letters import Filter, not_dead, write_audit
 from scheduler.store.dialect import dialect_of, prepared
 from scheduler.store.enqueue import enqueue
-from scheduler.store.finish import write_values
 from scheduler.store.new_task import INLINE
 
 _WHENS, _OTHERWISES = tuple(When), tuple(Otherwise)

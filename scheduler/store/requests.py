@@ -43,6 +43,7 @@ def answer(
     beats = [(a.task_id, a.claim, a.args.get("percent"), a.args.get("message")) for a in asked if a.what != "note"]
     held = control.stamp(connection, dialect, worker, beats, now) if beats else set()
     fenced = _fence(connection, dialect, worker, {a.key for a in asked if a.what in _WRITES and a.key in held})
+    done = _done(connection, dialect, asked)
     work = Work(connection, dialect, now)
     todo: dict[str, list[int]] = {}
     for i, one in enumerate(asked):
@@ -55,6 +56,8 @@ def answer(
                 answers[i] = None
             elif fenced[one.key] and one.what not in _EVEN_IF_CANCELLED:
                 answers[i] = {"held": True, "cancelled": True}
+            elif i in done:
+                answers[i] = {"held": True, "cancelled": fenced[one.key]} | done[i]
             else:
                 todo.setdefault(one.what, []).append(i)
     for what, handler in (_WRITES | _FREE).items():
@@ -80,6 +83,18 @@ def _fence(
         {"worker": worker, "rows": bind_rows(list(keys))},
     )
     return {(row[0], row[1]): row[2] is not None for row in found}
+
+
+def _done(connection: sa.Connection, dialect: Dialect, asked: Sequence[Asked]) -> dict[int, Answer]:
+    """Answers to those that are asked again although they have been done: by a commit that was not answered. What they
+    made is there, and must not be made twice."""
+    again = {i: one for i, one in enumerate(asked) if one.again and one.what in _WRITES}
+    known = checkpoints.find(connection, dialect, [one.label for one in again.values()]) if again else {}
+    return {
+        i: {"value": found.value} if found.failure is None else {"failure": found.failure}
+        for i, one in again.items()
+        if (found := known.get(one.label)) is not None and found.sort is _SORTS[one.what]
+    }
 
 
 def _alone(connection: sa.Connection, dialect: Dialect, worker: int, one: Asked, now: int) -> tuple[Answer | None, int]:
@@ -132,6 +147,14 @@ _WRITES: dict[str, _Handler] = {
     "await_event": asked_events.await_event,
     "spawn": asked_children.spawn,
     "await_tasks": asked_children.await_tasks,
+}
+_SORTS = {
+    "record": Sort.STEP,
+    "sleep": Sort.SLEEP,
+    "emit": Sort.EMIT,
+    "await_event": Sort.EVENT,
+    "spawn": Sort.SPAWN,
+    "await_tasks": Sort.TASK,
 }
 _EVEN_IF_CANCELLED = frozenset({"record"})  # it has been done
 _FREE: dict[str, _Handler] = {"note": _note}  # need no fence

@@ -11,7 +11,7 @@ from scheduler.model import state as st
 from scheduler.ports import SECOND
 from scheduler.store import checkpoints, events
 from scheduler.store.dialect import Dialect, bind_rows, prepared
-from scheduler.store.finish import RESULT_TTL
+from scheduler.store.outcomes import RESULT_TTL
 
 BATCH = 500
 WALK = 20_000  # ids that one review looks at

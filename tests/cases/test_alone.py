@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Scheduler, task
-from scheduler.engine import loop
-from scheduler.engine.loop import GIVE_WAY, TOLD_EVERY
+from scheduler.engine import duties, loop
+from scheduler.engine.loop import GIVE_WAY
+from scheduler.engine.membership import TOLD_EVERY
 from scheduler.store import workers
 from scheduler.store.doorbell import SilentBell
 from scheduler.testing import FakeClock, engine_of
@@ -36,7 +37,7 @@ class DearBell(SilentBell):
 
 def with_bell(jobs: Scheduler) -> DearBell:
     bell = DearBell()
-    engine_of(jobs)._bell = bell  # type: ignore[assignment]
+    engine_of(jobs).membership.bell = bell  # type: ignore[assignment]
     return bell
 
 
@@ -95,7 +96,7 @@ def test_it_is_alone_again_when_the_other_has_gone(fleet: Fleet, clock: FakeCloc
     step(first)
     assert not engine_of(first).lease.alone()
     second.stop()
-    clock.advance(loop.REAP_EVERY)
+    clock.advance(duties.REAP_EVERY)
     engine_of(first).step()
     assert engine_of(first).lease.alone()
 

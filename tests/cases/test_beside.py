@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import AsyncContext, Context, RetryPolicy, Scheduler, TaskState, task
-from scheduler.engine import turn
+from scheduler.engine import ledger
 from scheduler.engine.attempt import hand_back
 from scheduler.engine.pools import AsyncSlots, ThreadSlots
 from scheduler.engine.recorder import Recorder, Write
@@ -20,10 +20,12 @@ from scheduler.ports import SECOND, spawn_thread
 from scheduler.store import claim as claims
 from scheduler.store import waits
 from scheduler.store.dialect import PostgreSQL
-from scheduler.store.finish import ContendedError, Finished
+from scheduler.store.finish import Finished
+from scheduler.store.outcomes import ContendedError
 from scheduler.testing import FakeClock, engine_of
 from support.databases import Database
 from support.fleet import Fleet, ends, rows, run_claimed, step
+from support.lost_answers import fail_at
 
 pytestmark = pytest.mark.case(6)
 postgresql = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
@@ -93,7 +95,7 @@ class LateRecorder(Recorder):
 
 @pytest.fixture(autouse=True)
 def _few_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn, "MANY", 2)
+    monkeypatch.setattr(ledger, "MANY", 2)
 
 
 def in_fours(fleet: Fleet, *types: Any) -> tuple[Scheduler, LateRecorder]:
@@ -103,7 +105,7 @@ def in_fours(fleet: Fleet, *types: Any) -> tuple[Scheduler, LateRecorder]:
     turner.planner.batch = 4
     recorder = LateRecorder(jobs.database, 30.0, None)
     if jobs.database.dialect.name == "postgresql":
-        turner.recorder = recorder
+        turner.ledger.recorder = recorder
     return jobs, recorder
 
 
@@ -219,7 +221,7 @@ def test_what_is_handed_back_beside_a_claim_is_told_to_others(fleet: Fleet, monk
     assert run_claimed(jobs) == 3
     engine.desk.report(attempt, hand_back(attempt, jobs.database.now()))
     rings: list[str] = []
-    monkeypatch.setattr(engine._bell, "ring", lambda: rings.append("others"))
+    monkeypatch.setattr(engine.bell, "ring", lambda: rings.append("others"))
     engine.step()
     assert recorder.recorded == 1
     assert rings == ["others"]
@@ -250,7 +252,7 @@ def test_a_claim_that_fails_does_not_undo_what_is_recorded(fleet: Fleet, monkeyp
             engine_of(jobs).step()
     assert recorder.recorded == 1
     each_ran_once(jobs, ids[:4])
-    assert not engine_of(jobs).turner.deferred
+    assert not engine_of(jobs).turner.ledger.deferred
     step(jobs)
     drain(jobs)
     each_ran_once(jobs, ids)
@@ -272,7 +274,7 @@ def test_what_could_not_be_recorded_is_recorded_later(
         with pytest.raises(ZeroDivisionError if claiming == "too" else StoreUnavailableError):
             engine_of(jobs).step()
     assert recorder.recorded == 1
-    assert len(engine_of(jobs).turner.deferred) == 4
+    assert len(engine_of(jobs).turner.ledger.deferred) == 4
     assert len(rows(jobs, "SELECT 1 FROM schedd_tasks WHERE state = 4")) == (4 if claiming == "too" else 8)
     step(jobs)
     drain(jobs)
@@ -308,7 +310,7 @@ def test_what_a_caller_holds_is_put_off(fleet: Fleet) -> None:
         caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": ids[0]})
         engine_of(jobs).step()
         assert recorder.recorded == 1
-        assert len(engine_of(jobs).turner.deferred) == 4
+        assert len(engine_of(jobs).turner.ledger.deferred) == 4
         assert engine_of(jobs)._pause() == 0
         engine_of(jobs).step()
         assert [jobs.get_task_status(i) for i in ids[:4]] == [TaskState.CLAIMED] + [TaskState.SUCCESS] * 3
@@ -329,7 +331,7 @@ def test_what_a_recorded_end_left_to_be_done_is_told(fleet: Fleet, monkeypatch: 
     step(jobs)
     assert run_claimed(jobs) == 4
     rings: list[str] = []
-    monkeypatch.setattr(engine._bell, "ring", lambda: rings.append("others"))
+    monkeypatch.setattr(engine.bell, "ring", lambda: rings.append("others"))
     monkeypatch.setattr(engine.duties.schedules, "look_again", lambda: rings.append("schedules"))
     for attempt, _ in engine.desk.outcomes:
         attempt.claimed = attempt.claimed._replace(schedule="nightly")
@@ -467,12 +469,12 @@ def test_without_a_second_connection_or_thread_one_has_to_do(
         raise StoreUnavailableError("too many connections") if missing == "connection" else RuntimeError("no thread")
 
     if missing == "connection":
-        turner.recorder = recorder = Recorder(jobs.database, 30.0, None)
+        turner.ledger.recorder = recorder = Recorder(jobs.database, 30.0, None)
         monkeypatch.setattr(jobs.database, "connect", refused)
         engine_of(jobs)._conn = lambda: connection  # type: ignore[method-assign]
         connection = jobs.database.open().connect()
     else:
-        turner.recorder = recorder = Recorder(jobs.database, 30.0, refused)
+        turner.ledger.recorder = recorder = Recorder(jobs.database, 30.0, refused)
     ids = flood(jobs)
     step(jobs)
     drain(jobs)
@@ -540,7 +542,7 @@ def test_its_thread_ends_with_the_engine(database: Database) -> None:
             batch.task(plain)
     made: list[str] = []
     with jobs:
-        recorder = jobs.engine.turner.recorder
+        recorder = jobs.engine.turner.ledger.recorder
         assert recorder is not None
         begin = recorder.begin
 
@@ -627,11 +629,11 @@ def test_what_is_kept_for_the_next_turn_is_not_for_an_urgent_one(fleet: Fleet) -
     turner = engine_of(jobs).turner
     step(jobs)
     engine_of(jobs).desk.freed.append(3)
-    turner._schedule_ended = turner._careful = True
+    turner.ledger.schedule_ended = turner.ledger.careful = True
     urgent = turner.turn(engine_of(jobs)._conn(), claiming=True, urgent=True)
-    assert (urgent.ready, urgent.schedule_ended, turner._careful) == (0, False, True)
+    assert (urgent.ready, urgent.schedule_ended, turner.ledger.careful) == (0, False, True)
     then = turner.turn(engine_of(jobs)._conn(), claiming=True)
-    assert (then.ready, then.schedule_ended, turner._careful) == (3, True, False)
+    assert (then.ready, then.schedule_ended, turner.ledger.careful) == (3, True, False)
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"], indirect=True)
@@ -642,8 +644,8 @@ def test_an_error_while_ends_are_told_strands_no_claim(fleet: Fleet, monkeypatch
     step(jobs)
     assert run_claimed(jobs) == 4
     with monkeypatch.context() as broken:
-        broken.setattr(turn, "settle", lambda *_: 1 / 0)
-        broken.setattr(turn, "MANY", 100)
+        broken.setattr(ledger, "settle", lambda *_: 1 / 0)
+        broken.setattr(ledger, "MANY", 100)
         with pytest.raises(ZeroDivisionError):
             engine_of(jobs).step()
     step(jobs)
@@ -652,3 +654,26 @@ def test_an_error_while_ends_are_told_strands_no_claim(fleet: Fleet, monkeypatch
     held = {key[0] for key in engine_of(jobs).desk.held} - set(ids[:4])
     in_database = {r.id for r in rows(jobs, "SELECT id FROM schedd_tasks WHERE state = 4")}
     assert in_database == held
+
+
+@task
+def books(ctx: Context) -> None:
+    with ctx.transaction() as tx:
+        tx.result = 5
+
+
+@postgresql
+@pytest.mark.case(4, 9)
+def test_a_success_whose_own_commit_was_not_answered_is_one(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs, recorder = in_fours(fleet, books)
+    ids = [jobs.task(books).schedule() for _ in range(FLOOD)]
+    step(jobs)
+    with monkeypatch.context() as broken:
+        fail_at(broken, "after transaction commit")
+        assert goes_on(jobs) == 4
+    assert recorder.recorded == 1
+    assert "dropped" not in caplog.text
+    drain(jobs)
+    each_ran_once(jobs, ids)

@@ -163,7 +163,7 @@ def test_the_end_of_one_wakes_the_others_if_there_is_more(fleet: Fleet, monkeypa
     first = fleet.worker(narrow, wide, pools={"medium": (2, 0)})
     rung: list[int] = []
     step(first)
-    monkeypatch.setattr(engine_of(first)._bell, "ring", lambda: rung.append(1))
+    monkeypatch.setattr(engine_of(first).bell, "ring", lambda: rung.append(1))
     for n in range(2):
         first.task(narrow, n).schedule()
     step(first)

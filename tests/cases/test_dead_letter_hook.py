@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from scheduler import ConfigError, Context, DeadLetter, RetryPolicy, Task, UnknownTaskError
+from scheduler.errors import StoreUnavailableError
 from scheduler.ports import SystemClock
-from scheduler.store import dead_letters, retention
+from scheduler.store import dead_letters, retention, workers
 from scheduler.store.dead_letters import Filter
 from scheduler.testing import drain
 from support.bench import Bench, Soft, Step
 from support.fleet import Fleet, ends, let_pass, rows, step
+from support.lost_answers import lose_the_answer
 
 
 class Flaky(Task, kind="flaky"):
@@ -81,7 +84,11 @@ def test_the_hook_of_a_real_engine_holds_nothing_up(fleet: Fleet) -> None:
 
 
 @pytest.mark.case(21, 66)
-def test_the_hook_is_told_of_tasks_that_kill_their_workers(fleet: Fleet, clock: Any) -> None:
+@pytest.mark.parametrize("answers", ["lost", "there"])
+def test_the_hook_is_told_of_tasks_that_kill_their_workers(
+    fleet: Fleet, clock: Any, monkeypatch: pytest.MonkeyPatch, answers: str
+) -> None:
+    """Also if the commit that set them aside came through without its answer."""
     told: list[DeadLetter] = []
     jobs = fleet.worker(Flaky)
     made = jobs.task(Flaky()).schedule()
@@ -90,6 +97,12 @@ def test_the_hook_is_told_of_tasks_that_kill_their_workers(fleet: Fleet, clock: 
         step(victim)
         fleet.kill(victim)
         watcher = fleet.worker(on_dead_letter=told.append)
+        if answers == "lost":
+            with monkeypatch.context() as patch:
+                lost = lose_the_answer(watcher, patch, workers, "reap")
+                while not lost:
+                    with suppress(StoreUnavailableError):
+                        let_pass(clock, 40, watcher)
         let_pass(clock, 40, watcher)
         fleet.kill(watcher)
         if told:

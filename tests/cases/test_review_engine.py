@@ -22,7 +22,7 @@ from scheduler.store import workers
 from scheduler.testing import FakeClock, drain, engine_of
 from support.bench import Bench, Step, ring_and_step, run_claimed
 from support.databases import Database
-from support.fleet import Fleet, step, until
+from support.fleet import Fleet, rows, step, until
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_lost_worker_that_cannot_join_again_at_once_claims_nothing_meanwhile(
         raise StoreUnavailableError("away")
 
     with monkeypatch.context() as m:
-        m.setattr("scheduler.engine.loop.workers.register", away)
+        m.setattr("scheduler.store.workers.register", away)
         bench.clock.advance(11)
         for _ in range(2):
             with contextlib.suppress(StoreUnavailableError):
@@ -340,7 +340,7 @@ def test_kinds_registered_while_the_database_is_away_are_published_later(
 
     bench.jobs.register(Fine)
     with monkeypatch.context() as m:
-        m.setattr("scheduler.engine.loop.workers.publish_kinds", away)
+        m.setattr("scheduler.store.workers.publish_kinds", away)
         with pytest.raises(StoreUnavailableError):
             ring_and_step(bench.jobs)
     ring_and_step(bench.jobs)
@@ -459,7 +459,7 @@ def test_a_drain_that_was_asked_for_outlives_a_turn_that_fails(bench: Bench, mon
         with pytest.raises(StoreUnavailableError):
             ring_and_step(bench.jobs)
     engine.step()
-    assert engine.told_to_drain
+    assert engine.membership.told_to_drain
 
 
 def quiet(bench: Bench) -> Engine:
@@ -517,7 +517,7 @@ def test_ends_that_wait_for_a_turn_outlive_an_urgent_one_that_fails(
         for urgent in (False, True):
             with pytest.raises(StoreUnavailableError):
                 engine.turner.turn(engine._conn(), claiming=True, urgent=urgent)
-    assert len(engine.turner.deferred) == 1
+    assert len(engine.turner.ledger.deferred) == 1
     bench.drain()
     assert (bench.state(task), bench.script.ran) == ("success", ["task"])
     assert not engine.desk.held
@@ -636,3 +636,25 @@ def test_what_was_put_off_is_answered_when_the_engine_stops_without_its_database
     assert engine.stop(hand_back_running=True) is not None
     with pytest.raises(StoreUnavailableError):
         asked.result(0)
+
+
+@pytest.mark.case(9, 60)
+def test_a_suspect_that_has_run_for_long_is_none_although_a_turn_failed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.step("suspect").schedule()
+    bench.execute("UPDATE schedd_tasks SET lane = '!' || lane, suspect = 2")
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    (medium,) = [slots for slots in engine.slots.values() if slots.waiting]
+    attempt = medium.waiting.popleft()  # its body is under way
+    assert attempt is engine.turner.planner.alone
+    attempt.started_at, attempt.started_mono = bench.clock.now(), bench.clock.monotonic()
+    bench.clock.advance(11)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.turner, "_claim", away)
+        with pytest.raises(StoreUnavailableError):
+            ring_and_step(bench.jobs)
+    ring_and_step(bench.jobs)
+    assert [row.lane for row in rows(bench.jobs, "SELECT lane FROM schedd_tasks")] == ["Step"]
+    assert engine.turner.planner.alone is None

@@ -122,7 +122,7 @@ def test_a_long_turn_that_gets_answers_is_not_cut(bench: Bench, monkeypatch: pyt
     cut: list[int] = []
     monkeypatch.setattr(bench.jobs.database, "cut", lambda thread: cut.append(thread) or 1)
     monkeypatch.setattr(engine.guard, "_loop_thread", lambda: 7)
-    recorder = engine.turner.recorder
+    recorder = engine.turner.ledger.recorder
     assert recorder is not None
     recording = recorder._ready()
     assert recording is not None

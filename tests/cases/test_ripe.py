@@ -11,7 +11,7 @@ from scheduler import Context, Scheduler, TaskState, task
 from scheduler.engine import lanes
 from scheduler.ports import FAILPOINTS
 from scheduler.store import ripe, statement
-from scheduler.store.finish import INLINE
+from scheduler.store.new_task import INLINE
 from scheduler.testing import FakeClock, engine_of
 from support.fleet import Fleet, rows, run_claimed, step, write
 
@@ -325,7 +325,7 @@ def test_a_turn_after_a_failed_one_overlooks_nothing(
         raise RuntimeError("no")
 
     with monkeypatch.context() as m:
-        m.setattr("scheduler.engine.turn.finish", fail)
+        m.setattr("scheduler.engine.ledger.finish", fail)
         with pytest.raises(RuntimeError):
             step(jobs)
     clock.advance(0.1)  # as long as the loop waits after an error

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from scheduler import AsyncContext, Context, LeaseLost, RetryPolicy, Scheduler, TaskState, task
+from scheduler.errors import StoreUnavailableError
 from scheduler.model.state import TaskState as S
 from scheduler.store import checks, control
+from scheduler.store import stalls as store_stalls
 from scheduler.store.read_status import status
 from scheduler.store.why import why
 from scheduler.testing import FakeClock, drain, engine_of
 from support.databases import Database
 from support.fleet import Fleet, ends, run_claimed, step
+from support.lost_answers import lose_the_answer
 
 pytestmark = pytest.mark.case(3)
 AGAIN = RetryPolicy(min_wait=0, max_wait=0, max_attempts=5, jitter=0, strategy="fixed")
@@ -176,6 +180,7 @@ def test_its_claim_is_taken_and_another_worker_runs_it(fleet: Fleet, room: Room,
 def test_a_worker_never_runs_it_beside_its_first_body(fleet: Fleet, room: Room, clock: FakeClock) -> None:
     jobs = fleet.worker(*KINDS, state=room)
     states: set[str] = set()
+    beside: list[Any] = []
 
     def body(ctx: Context) -> None:
         if ctx.attempt == 1:
@@ -183,8 +188,7 @@ def test_a_worker_never_runs_it_beside_its_first_body(fleet: Fleet, room: Room, 
             for _ in range(20):
                 clock.advance(0.6)
                 step(jobs)
-                for slots in engine_of(jobs).inline_slots():
-                    assert not slots.waiting, "it would run beside itself"
+                beside.extend(attempt for slots in engine_of(jobs).inline_slots() for attempt in slots.waiting)
                 states.add(jobs.get_task_status(ctx.id))
 
     room.body = body
@@ -194,8 +198,83 @@ def test_a_worker_never_runs_it_beside_its_first_body(fleet: Fleet, room: Room, 
     drain(jobs)
     assert (room.ran, room.most) == (2, 1)
     assert "scheduled" in states
+    assert not beside
     assert jobs.result(task_id, timeout=0) == 2
     assert ends(jobs, task_id) == ["lost", "succeeded"], "handing it back used no attempt and left no trace"
+
+
+@pytest.mark.parametrize("answer", ["lost", "there"])
+def test_nor_if_the_commit_that_took_it_back_was_not_answered(
+    fleet: Fleet, room: Room, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    jobs = fleet.worker(*KINDS, state=room)
+    lost = lose_the_answer(jobs, monkeypatch, store_stalls, "reclaim") if answer == "lost" else []
+    beside: list[Any] = []
+
+    def body(ctx: Context) -> None:
+        if ctx.attempt == 1:
+            with suppress(StoreUnavailableError):
+                pass_time(clock, 61, jobs)
+            for _ in range(20):
+                clock.advance(0.6)
+                step(jobs)
+                beside.extend(attempt for slots in engine_of(jobs).inline_slots() for attempt in slots.waiting)
+            ctx.heartbeat()
+
+    room.body = body
+    task_id = jobs.task(retried).schedule()
+    for _ in range(3):
+        drain(jobs)
+        clock.advance(1)
+    assert bool(lost) == (answer == "lost")
+    assert not beside
+    assert (room.ran, room.most) == (2, 1)
+    assert jobs.result(task_id, timeout=0) == 2
+    assert ends(jobs, task_id) == ["lost", "succeeded"]
+    assert not engine_of(jobs).desk.losing
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_the_last_stall_is_told_although_its_commit_was_not_answered(
+    fleet: Fleet, room: Room, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, ends_first: bool
+) -> None:
+    letters: list[Any] = []
+    jobs = fleet.worker(*KINDS, state=room, on_dead_letter=letters.append)
+    monkeypatch.setattr(store_stalls, "STALLS", 1)
+    lost = lose_the_answer(jobs, monkeypatch, store_stalls, "reclaim")
+
+    def body(ctx: Context) -> None:
+        with suppress(StoreUnavailableError):
+            pass_time(clock, 61, jobs)
+        if not ends_first:
+            pass_time(clock, 10, jobs)
+
+    room.body = body
+    task_id = jobs.task(taken).schedule()
+    drain(jobs)
+    pass_time(clock, 10, jobs)
+    assert lost
+    assert jobs.get_task_status(task_id) is TaskState.DEAD
+    assert [letter.id for letter in letters] == [task_id]
+    assert not engine_of(jobs).desk.losing
+
+
+def test_what_could_not_be_taken_back_is_not_taken_for_lost(
+    fleet: Fleet, room: Room, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody's transaction holds its row."""
+    jobs = fleet.worker(*KINDS, state=room)
+    monkeypatch.setattr(store_stalls, "reclaim", lambda *_: store_stalls.Taken([], {}))
+
+    def body(ctx: Context) -> None:
+        pass_time(clock, 61, jobs)
+        assert not engine_of(jobs).desk.losing
+        ctx.heartbeat()
+
+    room.body = body
+    task_id = jobs.task(taken).schedule()
+    drain(jobs)
+    assert ends(jobs, task_id) == ["succeeded"]
 
 
 @pytest.mark.parametrize(("kind", "attempts"), [(taken, 3), (retried, 5)])

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from scheduler import LeaseLost, PermanentError
 from scheduler.errors import Cancelled, Collided
 from scheduler.ports import FAILPOINTS
+from scheduler.store import connecting, effects
 from scheduler.store import database as store
-from scheduler.store import effects
 from scheduler.store.finish import Finished
 from scheduler.store.transaction import is_transient
 from scheduler.testing import drain, engine_of
@@ -357,7 +357,7 @@ def test_sqlite_is_not_kept_from_writing_for_long(
 def test_two_in_each_others_way_use_no_attempt(
     stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_SQLITE_BUSY_MS", 20)
+    monkeypatch.setattr(connecting, "SQLITE_BUSY_MS", 20)
     stage.jobs.database.dispose()
     sqlite = stage.jobs.database.dialect.name == "sqlite"
     tries: list[int] = []

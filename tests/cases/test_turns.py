@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Context, RetryPolicy, Scheduler, TaskState, task
-from scheduler.engine import turn
+from scheduler.engine import ledger, turn
 from scheduler.engine.lanes import STILL
 from scheduler.engine.loop import AGAIN
 from scheduler.engine.planner import BATCH
@@ -86,13 +86,13 @@ def test_waiting_for_other_writers_does_not(fleet: Fleet, clock: FakeClock, monk
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each recording of ends, whether it was to be done without locking them first."""
     found: list[bool] = []
-    real = turn.finish
+    real = ledger.finish
 
     def finish(*args: Any, **given: Any) -> Finished:
         found.append(given.get("quick", False))
         return real(*args, **given)
 
-    monkeypatch.setattr(turn, "finish", finish)
+    monkeypatch.setattr(ledger, "finish", finish)
     return found
 
 
@@ -114,7 +114,7 @@ def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
         assert jobs.get_task_status(held) is TaskState.CLAIMED
         assert engine_of(jobs).duties.timers.left("poll") <= AGAIN  # nobody rings when it can be written
         assert asked == [True, False]
-        clock.advance(turn.LOCKING)
+        clock.advance(ledger.LOCKING)
         step(jobs)
         assert asked == [True, False, False]  # it is still held, as is known
     step(jobs)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from faults import durable_kinds, kinds
 from scheduler import Scheduler
-from scheduler.engine import turn
+from scheduler.engine import ledger
 from scheduler.engine.options import DEFAULT_POOLS
 from scheduler.model import state as st
 from scheduler.store import read_history
@@ -195,7 +195,7 @@ class Fleet:
         module: str = "faults.kinds",
         url: str = "",
         clock: float = 0.0,
-        many: int = turn.MANY,
+        many: int = ledger.MANY,
         **settings: str,
     ) -> Process:
         """A real schedd. ``settings`` by their dotted names with ``__``, as TOML values; the rest as for a worker."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler import AsyncContext, Context, RetryPolicy, Task, ports
-from scheduler.engine import turn
+from scheduler.engine import ledger
 from scheduler.errors import PermanentError, TaskTimeout
 from scheduler.ports import FAILPOINTS, SECOND, SystemClock
 
@@ -136,7 +136,7 @@ def setup(scheduler: Any) -> None:
     if link is None and "FAULTS_LINK" in os.environ:
         connect(*json.loads(os.environ["FAULTS_LINK"]))
         clock.offset = round(float(os.environ.get("FAULTS_CLOCK", "0")) * SECOND)
-        turn.MANY = int(os.environ.get("FAULTS_MANY", turn.MANY))
+        ledger.MANY = int(os.environ.get("FAULTS_MANY", ledger.MANY))
         scheduler.clock = scheduler.database.clock = clock
 
 

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-import scheduler.store.database as database_module
 from faults.harness import Fleet, all_ended, connect, history, rows, state, until
 from faults.kinds import Chatty, Fail, Hold, Work
 from scheduler import Scheduler
 from scheduler.errors import StoreUnavailableError
+from scheduler.store import connecting
 from support.databases import Database
 
 pytestmark = [pytest.mark.faults, pytest.mark.case(65)]
@@ -124,7 +124,7 @@ def test_on_sqlite_such_a_session_holds_the_write_lock_and_no_more(
     """There is one write lock, and an uncommitted insert holds it. Bodies run on, callers are told within the
     busy timeout, everything finishes when the session ends, and nobody is taken for dead meanwhile."""
     busy = 0.5
-    monkeypatch.setattr(database_module, "_SQLITE_BUSY_MS", round(busy * 1000))
+    monkeypatch.setattr(connecting, "SQLITE_BUSY_MS", round(busy * 1000))
     impatient = connect(database.url)
     worker, other = (fleet.worker(options=OPTIONS, busy_ms=200) for _ in range(2))
     parents = [jobs.task(Hold()).schedule() for _ in range(6)]

@@ -20,11 +20,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-import scheduler.store.database as database
 from faults import durable_kinds, isolated, kinds, versions
 from scheduler import Scheduler, app
-from scheduler.engine import loop, turn
+from scheduler.engine import ledger, loop
 from scheduler.ports import SECOND
+from scheduler.store import connecting
 from support.next_program import become
 
 
@@ -64,8 +64,8 @@ def work(config: dict[str, Any], reports: int, commands: int) -> None:
     sys.setswitchinterval(0.001)  # as the daemon does
     link = kinds.connect(reports, commands, config["notes"])
     link.armed = config.get("arm", "")
-    database._SQLITE_BUSY_MS = config.get("busy_ms", database._SQLITE_BUSY_MS)
-    turn.MANY = config.get("many", turn.MANY)
+    connecting.SQLITE_BUSY_MS = config.get("busy_ms", connecting.SQLITE_BUSY_MS)
+    ledger.MANY = config.get("many", ledger.MANY)
     pages = Pages()
     if "next" in config:  # the next version of this program, with one migration more
         become(config["next"])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from scheduler import Context, PermanentError, RetryPolicy, Scheduler, task
-from scheduler.engine import lanes, turn
+from scheduler.engine import lanes, ledger
 from scheduler.errors import ConfigError, CycleError, InvalidTransitionError
 from scheduler.model.state import CLAIMABLE, HELD, Otherwise, TaskState, Verdict, When, judge
 from scheduler.ports import FAILPOINTS
@@ -176,7 +176,7 @@ class World:
         patch.setattr(lanes, "STRETCH", choice((1, 2, 3, lanes.STRETCH, lanes.STRETCH)))
         patch.setattr(ripe, "MOST", choice((0, 2, 5, ripe.MOST, ripe.MOST, ripe.MOST)))
         patch.setattr(release, "MOST", choice((1, 2, 5, release.MOST)))
-        patch.setattr(turn, "MANY", choice((1, 3, turn.MANY)))
+        patch.setattr(ledger, "MANY", choice((1, 3, ledger.MANY)))
 
     def _scheduler(self, **options: Any) -> Scheduler:
         made = Scheduler.for_testing(url=self.url, clock=self.clock, state=self, **options)

@@ -298,7 +298,7 @@ class Seat:
         if self.engine.worker in self.rows:
             raise Wrong(f"worker {self.engine.worker} goes on, but it was reclaimed")
         self.wid = self.engine.worker
-        self.rows[self.wid] = Row(now + round(LEASE * SECOND), self.engine.incarnation)
+        self.rows[self.wid] = Row(now + round(LEASE * SECOND), self.engine.membership.incarnation)
         self.renewed = mono
         self.due = {"renew": mono + LEASE / 3, "reap": mono + REAP_EVERY, "sweep": mono + SWEEP_EVERY, "told": 0.0}
         self.patient_until = max(self.patient_until, mono + 0.4 * LEASE)  # it has seen nothing yet

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from scheduler.engine import turn
+from scheduler.engine import ledger
 from scheduler.store import release
 from stateful.machine import FleetMachine
 from stateful.model import TABLE
@@ -39,7 +39,7 @@ def databases(
     dialect: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Databases:
     """A new database for each run. Few ends suffice to be recorded beside the claim, few children for two releases."""
-    monkeypatch.setattr(turn, "MANY", 1)
+    monkeypatch.setattr(ledger, "MANY", 1)
     monkeypatch.setattr(release, "MOST", 2)
     number = itertools.count()
 

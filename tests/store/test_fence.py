@@ -16,11 +16,11 @@ from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
 from scheduler.store import children, control, waits, workers
-from scheduler.store import finish as store_finish
 from scheduler.store.claim import Claimed, Pick, claim, clear_suspicion, count_death, mark_running
 from scheduler.store.database import Database as Store
 from scheduler.store.enqueue import enqueue
-from scheduler.store.finish import ContendedError, Finished, finish
+from scheduler.store.finish import Finished, finish
+from scheduler.store.outcomes import ContendedError
 from scheduler.store.release import release
 from scheduler.store.workers import WorkerInfo
 from scheduler.testing import FakeClock
@@ -466,7 +466,7 @@ class TestOnPostgreSQL:
         self, bare: Bare, quick: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whoever waits for a row sees, once it has it, what the holder has committed meanwhile."""
-        monkeypatch.setattr(store_finish, "_PATIENCE", "10s")
+        monkeypatch.setattr("scheduler.store.outcomes._PATIENCE", "10s")
         worker = bare.worker("a")
         (parent,) = bare.task()
         (claimed,) = bare.claim(worker)
@@ -483,7 +483,7 @@ class TestOnPostgreSQL:
     def test_who_comes_to_await_what_is_being_written_is_woken(
         self, bare: Bare, quick: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(store_finish, "_PATIENCE", "10s")
+        monkeypatch.setattr("scheduler.store.outcomes._PATIENCE", "10s")
         worker, never = bare.worker("a"), 2**60
         awaited, waiter = bare.task(count=2)
         claimed = {c.id: c for c in bare.claim(worker)}

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from scheduler import Context, Scheduler, task
 from scheduler.store import statement
 from scheduler.store.claim import LaneHead
-from scheduler.store.finish import _FOLLOWS
 from scheduler.store.locking import _LOCK_WAITING
+from scheduler.store.outcomes import _FOLLOWS
 from scheduler.store.release import _MEET_PG, MOST
 from scheduler.testing import drain, engine_of
 from support.fleet import Fleet, no_autovacuum, rows, run_claimed, step, write
@@ -102,7 +102,7 @@ def turns(jobs: Scheduler) -> int:
 
 def figures(jobs: Scheduler, sql: str) -> Any:
     """What the server has counted, once each session of these jobs has told: by itself each does so seconds later."""
-    recorder, engine = engine_of(jobs).turner.recorder, jobs.database.open()
+    recorder, engine = engine_of(jobs).turner.ledger.recorder, jobs.database.open()
     pool: Any = engine.pool
     idle = [engine.connect() for _ in range(pool.checkedin())]
     for its in (engine_of(jobs)._conn(), recorder and recorder._connection, *idle):

@@ -72,7 +72,7 @@ def step(jobs: Scheduler) -> None:
 
 def let_bell_work(jobs: Scheduler) -> None:
     """As if this inline engine had a doorbell: without one it polls ten times as often."""
-    engine_of(jobs)._bell.works = True  # type: ignore[misc]
+    engine_of(jobs).bell.works = True  # type: ignore[misc]
 
 
 def run_claimed(jobs: Scheduler) -> int:
