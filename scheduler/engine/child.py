@@ -22,9 +22,8 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from scheduler import ports
-from scheduler.engine import attempt as running
 from scheduler.engine import cgroups
-from scheduler.engine.attempt import Attempt
+from scheduler.engine.attempt import Attempt, execute, execute_async
 from scheduler.engine.context import AsyncContext, Context
 from scheduler.engine.frames import message_of, number_of
 from scheduler.engine.imports import import_main, main_is, resolve
@@ -33,6 +32,7 @@ from scheduler.engine.logs import TASK_LOGGER, current_attempt
 from scheduler.engine.output import Output, Records
 from scheduler.engine.remote import Remote, RemoteAttempt
 from scheduler.engine.rlimits import limited, memory
+from scheduler.engine.verdict import ended_by, gave_up
 from scheduler.errors import ConfigError, ProcessDied, TaskTimeout
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import Outcome
@@ -197,7 +197,7 @@ class Child:
             attempt.kind = self._kind(kind, source, build)
         except ConfigError as error:
             attempt.started_at = self.remote.now()
-            outcome, _ = running.ended_by(attempt, self.remote, error)
+            outcome, _ = ended_by(attempt, self.remote, error)
         else:
             outcome = self._execute(attempt)
         if os.getpid() != self.pid:
@@ -212,9 +212,9 @@ class Child:
         try:
             if attempt.kind.is_async:
                 return asyncio.run(self._execute_async(attempt))
-            return running.execute(attempt, self.remote)
+            return execute(attempt, self.remote)
         except BaseException as error:  # of what surrounds the body
-            return running.gave_up(attempt, self.remote, error)
+            return gave_up(attempt, self.remote, error)
         finally:
             self._loop = None
 
@@ -224,7 +224,7 @@ class Child:
             self._loop = asyncio.get_running_loop()
         if self.leaving is not None:
             attempt.asyncio_task.cancel()
-        return await running.execute_async(attempt, self.remote)
+        return await execute_async(attempt, self.remote)
 
     @contextlib.contextmanager
     def _around(self, ctx: Context | AsyncContext) -> Iterator[None]:

@@ -19,7 +19,8 @@ from scheduler.model.texts import storable
 from scheduler.model.times import to_datetime
 
 if TYPE_CHECKING:
-    from scheduler.engine.attempt import Attempt, Runtime
+    from scheduler.engine.attempt import Attempt
+    from scheduler.engine.runtime import Runtime
     from scheduler.engine.transaction import AsyncTransactionBlock, TransactionBlock
 
 LOOK_EVERY = 0.05  # seconds between looks for a cancel while a function runs in another process

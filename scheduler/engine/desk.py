@@ -19,8 +19,9 @@ from operator import attrgetter, sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.engine.alerts import Alerts
-from scheduler.engine.attempt import Attempt, StoredDrafts
+from scheduler.engine.attempt import Attempt
 from scheduler.engine.options import EngineOptions
+from scheduler.engine.runtime import StoredDrafts
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import Ends, Outcome
 from scheduler.model.registry import Registry

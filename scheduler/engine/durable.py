@@ -28,7 +28,8 @@ from scheduler.model.times import instant_us, span_us
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scheduler.engine.attempt import Attempt, Drafts, Runtime
+    from scheduler.engine.attempt import Attempt
+    from scheduler.engine.runtime import Drafts, Runtime
 
 T = TypeVar("T")
 CHUNK = 100  # children that are stored in one turn

@@ -7,10 +7,12 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from scheduler.engine.attempt import Attempt, Runtime, died_alone, ended_by
+from scheduler.engine.attempt import Attempt
 from scheduler.engine.children import Job
 from scheduler.engine.logs import current_attempt
 from scheduler.engine.processspec import Spec
+from scheduler.engine.runtime import Runtime
+from scheduler.engine.verdict import died_alone, ended_by
 from scheduler.errors import ProcessDied, SchedulerError
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 

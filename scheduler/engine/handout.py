@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import groupby
 
-from scheduler.engine.attempt import Attempt, hand_back
+from scheduler.engine.attempt import Attempt
 from scheduler.engine.desk import Desk
 from scheduler.engine.plan import Plan
 from scheduler.engine.planner import QUICK, Planner
 from scheduler.engine.pools import Slots, ThreadSlots
+from scheduler.engine.verdict import hand_back
 from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.ports import SECOND
 from scheduler.store import claim as claims

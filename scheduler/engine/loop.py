@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from scheduler.engine.alerts import Alerts, Hook
-from scheduler.engine.attempt import Attempt, StoredDrafts, hand_back
+from scheduler.engine.attempt import Attempt
 from scheduler.engine.desk import Desk
 from scheduler.engine.duties import CANCEL_EVERY, EARLY, Duties
 from scheduler.engine.guard import Guard
@@ -21,8 +21,10 @@ from scheduler.engine.membership import Membership
 from scheduler.engine.options import EngineOptions
 from scheduler.engine.pools import InlineSlots, make_slots, waiting_since
 from scheduler.engine.recorder import Recorder
+from scheduler.engine.runtime import StoredDrafts
 from scheduler.engine.turn import Turner
 from scheduler.engine.upkeep import Lease
+from scheduler.engine.verdict import hand_back
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Registry

@@ -8,13 +8,13 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from scheduler.engine.attempt import hand_back
 from scheduler.engine.desk import Desk
 from scheduler.engine.duties import REAP_EVERY, SWEEP_EVERY, Duties
 from scheduler.engine.guard import Guard
 from scheduler.engine.pools import all_waiting
 from scheduler.engine.turn import Turner
 from scheduler.engine.upkeep import Lease
+from scheduler.engine.verdict import hand_back
 from scheduler.model.outcome import Ends
 from scheduler.ports import SECOND, Spawner
 from scheduler.store import workers

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from scheduler.engine.async_durable import track_tasks
-from scheduler.engine.attempt import Attempt, Runtime, execute, execute_async, gave_up
+from scheduler.engine.attempt import Attempt, execute, execute_async
 from scheduler.engine.desk import Desk
 from scheduler.engine.options import POOL_NAMES
 from scheduler.engine.processslots import ProcessSlots
 from scheduler.engine.processspec import Spec
 from scheduler.engine.procpool import ProcessPool
+from scheduler.engine.runtime import Runtime
+from scheduler.engine.verdict import gave_up
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import ASYNC, PROCESS, THREAD, SlotKey
 from scheduler.ports import Spawner

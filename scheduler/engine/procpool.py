@@ -18,12 +18,14 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from scheduler.engine import cgroups
-from scheduler.engine.attempt import Attempt, Runtime, with_log
+from scheduler.engine.attempt import Attempt
 from scheduler.engine.brood import Brood
 from scheduler.engine.children import Child, Job, out_of_memory_kills, told_end
 from scheduler.engine.endings import answer_to, computed, died, log_again, outcome_of
 from scheduler.engine.options import ProcessOptions
 from scheduler.engine.processspec import Spec
+from scheduler.engine.runtime import Runtime
+from scheduler.engine.verdict import with_log
 from scheduler.engine.waiting import Report, Waiting
 from scheduler.errors import ProcessDied
 from scheduler.model.reference import reference_of

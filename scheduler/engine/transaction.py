@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.engine.async_durable import in_thread_of
-from scheduler.engine.attempt import result_text, success
 from scheduler.engine.durable import Durable, Frame, inside
+from scheduler.engine.verdict import result_text, success
 from scheduler.errors import Cancelled, Collided, Interrupted, LeaseLost
 from scheduler.model.checkpoint import Sort, encoded
 from scheduler.ports import SECOND

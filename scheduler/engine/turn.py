@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.engine.answering import Answering
-from scheduler.engine.attempt import Attempt, hand_back
+from scheduler.engine.attempt import Attempt
 from scheduler.engine.desk import Desk
 from scheduler.engine.handout import HandOut
 from scheduler.engine.lanes import STRETCH, Lanes, got_of
@@ -23,6 +23,7 @@ from scheduler.engine.planner import ALONE, BATCH, QUICK, Planner
 from scheduler.engine.pools import Slots, all_waiting, take_waiting
 from scheduler.engine.recorder import Recorder
 from scheduler.engine.settling import Ended, Pairs
+from scheduler.engine.verdict import hand_back
 from scheduler.errors import StoreUnavailableError
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome

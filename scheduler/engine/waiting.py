@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from scheduler.engine.attempt import Attempt, Runtime, ended_by, hand_back
+from scheduler.engine.attempt import Attempt
 from scheduler.engine.children import Job
 from scheduler.engine.processspec import Spec
+from scheduler.engine.runtime import Runtime
+from scheduler.engine.verdict import ended_by, hand_back
 from scheduler.errors import Cancelled
 from scheduler.model.outcome import Outcome
 

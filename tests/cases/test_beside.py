@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from scheduler import AsyncContext, Context, RetryPolicy, Scheduler, TaskState, task
 from scheduler.engine import ledger
-from scheduler.engine.attempt import hand_back
 from scheduler.engine.pools import AsyncSlots, ThreadSlots
 from scheduler.engine.recorder import Recorder, Write
+from scheduler.engine.verdict import hand_back
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.registry import ASYNC, THREAD
 from scheduler.ports import SECOND, spawn_thread

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from scheduler.engine.attempt import Attempt, ended_by, execute
+from scheduler.engine.attempt import Attempt, execute
 from scheduler.engine.durable import Durable
 from scheduler.engine.guard import LONGEST, LOOKS
 from scheduler.engine.upkeep import Lease
+from scheduler.engine.verdict import ended_by
 from scheduler.errors import LeaseLost, StoreUnavailableError
 from scheduler.ports import SECOND
 from scheduler.store import workers

@@ -9,7 +9,8 @@ import pytest
 
 from scheduler import AsyncContext, Context, Task, TaskState, task
 from scheduler.engine import pools
-from scheduler.engine.attempt import Attempt, Runtime, execute
+from scheduler.engine.attempt import Attempt, execute
+from scheduler.engine.runtime import Runtime
 from scheduler.model.outcome import Outcome
 from scheduler.ports import SystemClock, spawn_thread
 from scheduler.testing import drain, engine_of
