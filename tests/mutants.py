@@ -230,6 +230,35 @@ MUTANTS = (
         ("tests/cases/test_replace.py",),
     ),
     Mutant(
+        "what is asked again is answered, not done again",
+        (Change("scheduler/engine/answering.py", "r._replace(again=True) for r", "r for r"),),
+        ("tests/cases/test_unanswered.py",),
+    ),
+    Mutant(
+        "an end is known by the record of its attempt",
+        (
+            Change(
+                "scheduler/engine/ledger.py",
+                "        lost = [(o.task_id, o.claim) for o in finished.lost]",
+                "        lost: list[tuple[int, int]] = []",
+            ),
+        ),
+        ("tests/cases/test_unanswered.py",),
+    ),
+    Mutant(
+        "a claim that is committed late is looked for",
+        (Change("scheduler/engine/membership.py", "            self.turner.look_back()\n", ""),),
+        ("tests/cases/test_unanswered.py",),
+    ),
+    Mutant(
+        "what stalled is kept from running here before it is taken back",
+        (
+            Change("scheduler/engine/stalls.py", "    desk.losing |= keys\n", ""),
+            Change("scheduler/engine/stalls.py", "    desk.losing -= keys - gone\n", "    desk.losing |= gone\n"),
+        ),
+        ("tests/cases/test_stalls.py",),
+    ),
+    Mutant(
         "the cap lock",
         (Change("scheduler/store/caps.py", 'f"ORDER BY t.name {dialect.skip_locked}"', '"ORDER BY t.name"'),),
         ("tests/cases/test_caps.py",),
