@@ -33,8 +33,11 @@ class Answering:
         """Those that were put off, and the next ones."""
         desk = self._desk
         self._requests, desk.put_off = desk.put_off, []
-        while desk.requests and len(self._requests) < MOST:
-            self._requests.append(desk.requests.popleft())
+        while len(self._requests) < MOST:
+            try:
+                self._requests.append(desk.requests.popleft())
+            except IndexError:  # the guard may have answered the last one at this moment
+                break
 
     def put_back(self) -> None:
         """They wait for the next turn: this one has failed, perhaps when all was committed."""

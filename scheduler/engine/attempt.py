@@ -203,7 +203,7 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
             refund=1,
         )
     mono = runtime.monotonic()
-    if mono >= runtime.lapses_at:
+    if attempt.lost or mono >= runtime.lapses_at:
         return hand_back(attempt, now)  # we stood still, or were cut off: another worker may have it by now
     kind = attempt.kind
     if c.schema_version != kind.options.schema_version and attempt.too_new:

@@ -226,6 +226,10 @@ class Desk:
                 if begun is not None:
                     took.setdefault(kind, []).append(ended - begun)
         for kind, spans in took.items():
+            if min(spans) < 0:  # the clock was set back meanwhile
+                spans = [span for span in spans if span >= 0]
+                if not spans:
+                    continue
             newest = sum(spans) / len(spans) / 1e6
             mean = self.means.get(kind)
             old = (1 - _WEIGHT) ** len(spans)

@@ -298,7 +298,7 @@ class Engine:
             wait = min(wait, STUCK)
         elif self.desk.held:
             # A body that has just begun is to be marked running soon.
-            unmarked = any(a.started_at is not None and not a.marked for a in list(self.desk.held.values()))
+            unmarked = any(a.started_at is not None and not (a.marked or a.lost) for a in list(self.desk.held.values()))
             wait = min(wait, CANCEL_EVERY / 5 if unmarked else CANCEL_EVERY)
         return max(0.0, wait)
 

@@ -143,6 +143,7 @@ class Membership:
             attempt.lost = True
             if attempt.slot is not None:
                 attempt.slot.interrupt(attempt)
+        desk.losing |= desk.held.keys()  # none of them runs here beside itself, should this process claim it again
         self.guard.reclaimed()
         turner.planner.alone = None
         turner.worker = 0  # should joining fail: no turn may claim for a worker that is dead

@@ -91,7 +91,7 @@ def raised(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Ou
         return attempt.settled, None
     if attempt.cancelled or isinstance(error, Cancelled):
         return cancelled(attempt, runtime), None
-    if attempt.lost:
+    if attempt.lost or attempt.told_lost:  # or the lease was extended at the very moment at which the body was told
         # It was told to end. If nobody has taken the task over meanwhile, it goes back, without using an attempt.
         return hand_back(attempt, runtime.now()), None
     if attempt.suspended is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -658,3 +659,48 @@ def test_a_suspect_that_has_run_for_long_is_none_although_a_turn_failed(
     ring_and_step(bench.jobs)
     assert [row.lane for row in rows(bench.jobs, "SELECT lane FROM schedd_tasks")] == ["Step"]
     assert engine.turner.planner.alone is None
+
+
+class _Refused(deque[Any]):
+    """Requests of which the guard answers the last one right before it is taken."""
+
+    def popleft(self) -> Any:
+        answer = super().popleft().answer
+        answer.set_result({"held": False})
+        return super().popleft()
+
+
+@pytest.mark.case(2, 4)
+def test_a_request_that_the_guard_answers_as_a_turn_begins_loses_no_end(bench: Bench) -> None:
+    """Else the turn fails with the ends in its hands: their tasks stay claimed by a worker that is well."""
+    ended, asking = bench.step("ended").schedule(), bench.step("asking").schedule()
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    held = {key[0]: attempt for key, attempt in engine.desk.held.items()}
+    engine.desk.inline = None
+    engine.desk.report(held[ended], execute(held[ended], engine.desk))
+    engine.desk.requests = _Refused()
+    refused = engine.desk.request(held[asking], "beat", {"percent": 5.0})
+    engine.step()
+    assert refused.result(0) == {"held": False}
+    assert bench.state(ended) == "success"
+
+
+@pytest.mark.case(5)
+def test_a_clock_that_is_set_back_makes_no_kind_a_quick_one(bench: Bench) -> None:
+    """Else tasks of seconds are claimed ahead by the hundred."""
+    desk = engine_of(bench.jobs).desk
+
+    def slow(ctx: Context) -> None:
+        bench.clock.advance(5)
+
+    def set_back(ctx: Context) -> None:
+        bench.clock.jump(-3600)
+
+    bench.script.bodies |= {"slow": slow, "set back": set_back}
+    bench.step("slow").schedule()
+    bench.drain()
+    assert desk.means == {"Step": 5.0}
+    bench.step("set back").schedule()
+    bench.drain()
+    assert desk.means == {"Step": 5.0}

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from scheduler import Scheduler
 from scheduler.engine.attempt import Attempt, execute
 from scheduler.engine.durable import Durable
 from scheduler.engine.guard import LONGEST, LOOKS
 from scheduler.engine.upkeep import Lease
 from scheduler.engine.verdict import ended_by
 from scheduler.errors import LeaseLost, StoreUnavailableError
+from scheduler.model.outcome import AttemptEnd
 from scheduler.ports import SECOND
 from scheduler.store import workers
 from scheduler.store.statement import run
@@ -348,3 +350,69 @@ def test_a_busy_engine_looks_for_the_dead_no_more_often(
         ring_and_step(busy)
         engine_of(other).step()
     assert 4 <= looked <= most
+
+
+def _taken_by_a_slot(bench: Bench) -> Attempt:
+    """What the last step claimed, as if a slot had taken it."""
+    (attempt,) = [slots.waiting.popleft() for slots in engine_of(bench.jobs).inline_slots() if slots.waiting]
+    return attempt
+
+
+def _stand_still(bench: Bench, other: Scheduler) -> None:
+    """The bench's own worker stands still for longer than its lease; the other one takes back what it holds, has no
+    room for it, and the first one goes on."""
+    for _ in range(6):
+        bench.clock.advance(8)
+        engine_of(other).duties.timers.bring_forward("reap")
+        ring_and_step(other)
+    dead = engine_of(bench.jobs).worker
+    ring_and_step(bench.jobs)
+    assert engine_of(bench.jobs).worker != dead
+
+
+@pytest.mark.case(2, 4)
+def test_after_a_lost_lease_nothing_runs_here_beside_its_first_body(bench: Bench) -> None:
+    task = bench.step("task").schedule()
+    other = bench.worker()
+    ring_and_step(bench.jobs)
+    attempt = _taken_by_a_slot(bench)
+    attempt.started_at, attempt.started_mono = bench.clock.now(), bench.clock.monotonic()
+    ring_and_step(other)
+    engine_of(other).drain()
+    _stand_still(bench, other)
+    bench.clock.advance(1)
+    ring_and_step(bench.jobs)
+    assert not any(slots.waiting for slots in engine_of(bench.jobs).inline_slots()), "its body has not ended"
+    engine = engine_of(bench.jobs)
+    engine.desk.report(attempt, execute(attempt, engine.desk))
+    bench.clock.advance(1)
+    assert bench.drain() == ["task"]
+    assert bench.state(task) == "success"
+
+
+@pytest.mark.case(2, 4)
+def test_what_was_lost_before_its_body_began_does_not_begin(bench: Bench) -> None:
+    bench.step("task").schedule()
+    other = bench.worker()
+    ring_and_step(bench.jobs)
+    attempt = _taken_by_a_slot(bench)
+    ring_and_step(other)
+    engine_of(other).drain()
+    _stand_still(bench, other)
+    assert execute(attempt, engine_of(bench.jobs).desk).end is AttemptEnd.HANDED_BACK
+    assert bench.script.ran == []
+
+
+@pytest.mark.case(4)
+def test_who_is_told_of_a_lost_lease_as_it_is_renewed_goes_back(bench: Bench) -> None:
+    """What is told to a body at the very moment of a late renewal is no failure of the task."""
+    task = bench.step("task").schedule()
+    ring_and_step(bench.jobs)
+    attempt = _taken_by_a_slot(bench)
+    attempt.started_at = bench.clock.now()
+    attempt.lost = True
+    with pytest.raises(LeaseLost) as told:
+        attempt.check(0.0)
+    attempt.lost = False  # by the guard, which had looked before
+    outcome, _ = ended_by(attempt, engine_of(bench.jobs).desk, told.value)
+    assert (outcome.task_id, outcome.end) == (task, AttemptEnd.HANDED_BACK)
