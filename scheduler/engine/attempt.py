@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from scheduler.engine.durable import Durable
     from scheduler.store.claim import Claimed
 
-NEWER = 5.0  # seconds until a task is offered again that only a newer program can read
 log = logging.getLogger("scheduler.engine")
 
 
@@ -207,7 +206,8 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
         return hand_back(attempt, now)  # we stood still, or were cut off: another worker may have it by now
     kind = attempt.kind
     if c.schema_version != kind.options.schema_version and attempt.too_new:
-        return hand_back(attempt, now, now + round(NEWER * SECOND))
+        # For a newer worker, at once; behind what is due, which this one may read once it takes of the kind again.
+        return hand_back(attempt, now, now)
     attempt.started_at = now
     attempt.started_mono = mono
     if c.timeout is not None:

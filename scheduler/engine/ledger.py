@@ -180,7 +180,7 @@ class Ledger:
             self.deferred += [pair for pair in ended.pairs if (pair[1].task_id, pair[1].claim) in deferred]
             ended = Ended.of([pair for pair in ended.pairs if (pair[1].task_id, pair[1].claim) not in deferred])
         self.schedule_ended |= any(map(_SCHEDULE_OF, ended.attempts))
-        settle(self.desk, self.planner, ended, finished)
+        settle(self.desk, ended, finished)
 
 
 def _own(pairs: Pairs, finished: Finished) -> Finished:

@@ -52,6 +52,7 @@ class Membership:
         self.incarnation = ""
         self.told_to_drain = False  # by an operator
         self.may_be_asked = False  # somebody may have asked something of this worker
+        self._lost = 0  # the id of the row that was reclaimed
         self._spawn = spawn
         self._new_incarnation = new_incarnation
         self._version = version
@@ -78,6 +79,8 @@ class Membership:
         kinds, begun = list(desk.registry), desk.monotonic()
         with database.write(connection) as c:
             worker = workers.register(c, info, kinds, desk.now(), round(lease * SECOND), database.offset)
+            if self._lost:
+                self.told_to_drain = workers.told(c, self._lost).drain  # which it may not have heard of
             if self.told_to_drain:  # by an operator, who did not mean this incarnation only
                 workers.ask_to_drain(c, worker, desk.now(), drain=True)
             self.turner.limits.learn(c)
@@ -146,5 +149,5 @@ class Membership:
         desk.losing |= desk.held.keys()  # none of them runs here beside itself, should this process claim it again
         self.guard.reclaimed()
         turner.planner.alone = None
-        turner.worker = 0  # should joining fail: no turn may claim for a worker that is dead
+        self._lost, turner.worker = turner.worker, 0  # should joining fail: no turn may claim for a worker that is dead
         self.join(connection)

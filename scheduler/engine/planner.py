@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from scheduler.engine.attempt import NEWER, Attempt
+from scheduler.engine.attempt import Attempt
 from scheduler.engine.desk import Desk
 from scheduler.engine.limits import Admission, Limits
 from scheduler.engine.plan import LEVELS, Plan, Share, allocate
@@ -20,6 +20,7 @@ log = logging.getLogger("scheduler.engine")
 
 _SORT_OF = attrgetter("sort")
 HIGH = 0
+NEWER = 5.0  # seconds that a kind is left to newer programs after one of its tasks went back as too new
 ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what runs beside it must be
 BATCH = (100, 256)  # tasks that one turn records, and that it claims: least, most (one statement on SQLite)
 AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
@@ -49,16 +50,17 @@ class Planner:
             return False
         return not self._left or self._left.get(kind, 0.0) <= self.desk.monotonic()
 
-    def leave_to_newer(self, attempt: Attempt) -> None:
-        """A task of this kind went back since only newer programs can read it: leave its kind to them for a while."""
-        kind, options = attempt.kind.name, attempt.kind.options
-        self._left[kind] = self.desk.monotonic() + NEWER
-        if kind not in self._told:
-            self._told.add(kind)
-            log.warning(
-                "tasks of kind %s have schema_version %d, this program knows %d: they are left to newer workers",
-                *(kind, attempt.claimed.schema_version, options.schema_version),
-            )
+    def leave_to_newer(self, attempts: Iterable[Attempt]) -> None:
+        """These go back since only newer programs can read them: leave their kinds to those for a while."""
+        for attempt in attempts:
+            kind, options = attempt.kind.name, attempt.kind.options
+            self._left[kind] = self.desk.monotonic() + NEWER
+            if kind not in self._told:
+                self._told.add(kind)
+                log.warning(
+                    "tasks of kind %s have schema_version %d, this program knows %d: they are left to newer workers",
+                    *(kind, attempt.claimed.schema_version, options.schema_version),
+                )
 
     def plan(self, admission: Admission, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
         """The plan for those lanes that are not at their cap or rate: they take no room from the others. ``held``: what

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from scheduler.engine.alerts import letter_of
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.desk import Desk
-from scheduler.engine.planner import Planner
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Ends, Outcome
 from scheduler.model.running import envelope_fields, log_fields
@@ -45,7 +44,7 @@ class Ended(NamedTuple):
         attempts, outcomes = zip(*pairs, strict=True) if pairs else ((), ())
         ends = Ends.of(outcomes)
         over = min(ends.states, default=st.FIRST_TERMINAL) >= st.FIRST_TERMINAL
-        back = 0 if over else sum(o.end is AttemptEnd.HANDED_BACK and o.run_at is None for _, o in pairs)
+        back = 0 if over else sum(o.end is AttemptEnd.HANDED_BACK and _due(o) for o in outcomes)
         return cls(pairs, attempts, outcomes, ends, AttemptEnd.LOST in ends.ends, over, back)
 
     def keys(self) -> set[tuple[int, int]]:
@@ -53,7 +52,11 @@ class Ended(NamedTuple):
         return set(zip(self.ends.task_ids, self.ends.claims, strict=True))
 
 
-def settle(desk: Desk, planner: Planner, ended: Ended, finished: Finished) -> None:
+def _due(outcome: Outcome) -> bool:
+    return outcome.run_at is None or outcome.run_at <= outcome.finished_at
+
+
+def settle(desk: Desk, ended: Ended, finished: Finished) -> None:
     """``ended``: without those that are deferred."""
     ends = ended.ends
     desk.put_down(ended.attempts, ends)
@@ -70,8 +73,6 @@ def settle(desk: Desk, planner: Planner, ended: Ended, finished: Finished) -> No
                 extra={"task": o.task_id, "attempt": o.number, "outcome": o.end.value},
             )
             continue
-        if o.end is AttemptEnd.HANDED_BACK and attempt.too_new:
-            planner.leave_to_newer(attempt)
         end = finished.told.get(o.task_id)
         _tell(desk, attempt, o if end is None else o._replace(end=end))
         # A cancel or a replaced payload may have won over the failure.

@@ -232,6 +232,8 @@ class Turner:
             requests.take()
         quick = not (requests or put_off) and self.ledger.may_be_quick(pairs)
         ended = Ended.of(pairs)
+        if ended.back:
+            self.planner.leave_to_newer(a for a, o in pairs if o.end is AttemptEnd.HANDED_BACK and a.too_new)
         return _Turn(claiming, urgent, fresh, ended, ended.keys(), requests, quick, self.planner.alone)
 
     def _transact(self, c: sa.Connection, turn: _Turn) -> None:

@@ -416,3 +416,30 @@ def test_who_is_told_of_a_lost_lease_as_it_is_renewed_goes_back(bench: Bench) ->
     attempt.lost = False  # by the guard, which had looked before
     outcome, _ = ended_by(attempt, engine_of(bench.jobs).desk, told.value)
     assert (outcome.task_id, outcome.end) == (task, AttemptEnd.HANDED_BACK)
+
+
+@pytest.mark.case(8)
+@pytest.mark.parametrize("drains", [True, False])
+def test_a_worker_that_stood_still_does_what_it_was_asked_meanwhile(bench: Bench, drains: bool) -> None:
+    """To drain, or to claim again: under the row that was reclaimed since."""
+    bench.step("held").schedule()
+    engine, other = engine_of(bench.jobs), bench.worker()
+    for jobs in (bench.jobs, other):
+        ring_and_step(jobs)
+    if not drains:
+        _ask(bench, drain=True)
+        bench.clock.advance(1)
+        ring_and_step(bench.jobs)
+        assert not engine.claims
+    _ask(bench, drain=drains)
+    engine_of(other).drain()
+    _stand_still(bench, other)
+    task = bench.step("task").schedule()
+    bench.clock.advance(1)
+    bench.drain()
+    assert bench.state(task) == ("scheduled" if drains else "success")
+
+
+def _ask(bench: Bench, *, drain: bool) -> None:
+    with bench.jobs.database.write() as connection:
+        workers.ask_to_drain(connection, engine_of(bench.jobs).worker, bench.clock.now(), drain=drain)
