@@ -19,13 +19,14 @@ from scheduler.caller import Caller
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
 from scheduler.model import recurrence as recur
 from scheduler.model.catchup import CATCHUPS, OVERLAPS
+from scheduler.model.names import check_name
 from scheduler.model.recurrence import Recurrence, Weekday
 from scheduler.model.registry import MAX_KEY, Kind, bind, encode_json, parts_of
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.running import inherit
 from scheduler.model.spec import Draft, EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, When
-from scheduler.model.task import Priority, Task, TaskFunction, check_name
+from scheduler.model.task import Priority, Task, TaskFunction
 from scheduler.model.texts import storable
 from scheduler.model.times import instant_us, span_us
 from scheduler.store.schedules import ScheduleSpec
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from scheduler.batch import Batch
 
 MAX_HEADERS = 16 * 1024
+_ITS_OWN_TIMES = "a recurring schedule has times of its own: at() and after() are for single tasks"
+_NO_CONFLICT = "a schedule of the same name is updated: key(conflict='reject') is for single tasks"
 
 Seconds = float | timedelta
 Conflict = Literal["keep", "reject", "replace"]
@@ -69,6 +72,8 @@ class _Builder:
         check_text(key, "a key", MAX_KEY)
         if conflict not in get_args(Conflict):
             raise ConfigError(f"conflict must be keep, replace or reject, not {conflict!r}")
+        if conflict == "reject" and self._recurrence is not None:
+            raise InvalidScheduleError(_NO_CONFLICT)
         self._spec.key = key
         self._spec.conflict = conflict
         if retention is not None:
@@ -145,11 +150,15 @@ class _Builder:
 
     def at(self, when: datetime) -> Self:
         """Not before this instant (aware). Raises InvalidScheduleError."""
+        if self._recurrence is not None:
+            raise InvalidScheduleError(_ITS_OWN_TIMES)
         self._spec.run_at = instant_us(when, "at")
         return self
 
     def after(self, delay: Seconds) -> Self:
         """Not before this long from the moment it is stored: seconds or timedelta. Raises ConfigError."""
+        if self._recurrence is not None:
+            raise InvalidScheduleError(_ITS_OWN_TIMES)
         self._spec.delay = span_us(delay, "after")
         return self
 
@@ -224,6 +233,10 @@ class _Builder:
             raise InvalidScheduleError("a batch holds single tasks; register a recurring schedule outside of it")
         if self._parents:
             raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
+        if self._spec.run_at or self._spec.delay:
+            raise InvalidScheduleError(_ITS_OWN_TIMES)
+        if self._spec.conflict == "reject":
+            raise InvalidScheduleError(_NO_CONFLICT)
         made = RecurringBuilder.__new__(RecurringBuilder)
         made.__dict__.update(self.__dict__)
         made._recurrence = recurrence

@@ -49,7 +49,7 @@ def serve(config: Config, factory: Factory) -> Ended:
     kinds = loader.register(config)
     logger.log(
         logging.INFO if kinds else logging.WARNING,
-        "schedd %s starts" if kinds else "schedd %s starts without any task type: [tasks] names no modules, no builtin",
+        "schedd %s starts" if kinds else "schedd %s starts without any task type: see [tasks] modules and builtin",
         version(),
         extra={"store": mask(config.store.url), "file": config.file, "kinds": kinds},
     )

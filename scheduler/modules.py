@@ -11,11 +11,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from types import ModuleType, TracebackType
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from scheduler.config import Config, scheduler_options
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.task import Task, TaskFunction
+
+if TYPE_CHECKING:
+    from scheduler.model.registry import Registry
 
 BUILTIN = "scheduler.tasks"
 _COMMAND = "CommandTask"
@@ -23,6 +26,8 @@ _COMMAND = "CommandTask"
 
 class Registering(Protocol):
     """What of a Scheduler is needed here."""
+
+    registry: Registry
 
     def register(self, task_type: Any) -> Any:
         """Make a Task class or a @task function known."""
@@ -77,22 +82,39 @@ class Loader:
         """Modules that define no task type and have no ``setup``: probably listed by mistake."""
 
     def register(self, config: Config) -> list[str]:
-        """Import what is listed and not yet imported; returns the kinds that are new. Raises ConfigError."""
+        """Import what is listed and not yet imported; returns the kinds that are new. Raises ConfigError: then nothing
+        is registered, and what was imported for it is read anew the next time."""
         extend_path(config)
-        before = set(self._kinds)
-        for source, setting in builtin_types(config):
-            self._add(source, setting)
-        for name in config.tasks.modules:
-            if name in self._imported:
-                continue
-            module = _import(name, "[tasks] modules")
-            types = list(task_types(module))
-            for source in types:
-                self._add(source, f"module {name}")
-            if not types and not callable(getattr(module, "setup", None)):
+        before, already = set(self._kinds), set(sys.modules)
+        new: dict[str, ModuleType] = {}
+        try:
+            found = list(builtin_types(config))
+            for name in config.tasks.modules:
+                if name not in self._imported and name not in new:
+                    new[name] = _import(name, "[tasks] modules")
+                    found += [(source, f"module {name}") for source in task_types(new[name])]
+            self._try(found)
+        except ConfigError:
+            for name in set(config.tasks.modules) - already:
+                sys.modules.pop(name, None)
+            raise
+        for source, _ in found:
+            self._scheduler.register(source)
+            self._kinds[kind_name(source)] = None
+        for name, module in new.items():
+            if not callable(getattr(module, "setup", None)) and next(task_types(module), None) is None:
                 self.idle.append(name)
-            self._imported[name] = module
+        self._imported |= new
         return [kind for kind in self._kinds if kind not in before]
+
+    def _try(self, found: list[tuple[Any, str]]) -> None:
+        """Whether all of these can be registered beside each other and what there is. Raises ConfigError."""
+        trial = self._scheduler.registry.copy()
+        for source, where in found:
+            try:
+                trial.add(source)
+            except SchedulerError as error:
+                raise ConfigError(f"{where}: {error}") from error
 
     def set_up(self) -> None:
         """Call ``setup(scheduler)`` of the modules that have one and were not set up yet.
@@ -112,13 +134,6 @@ class Loader:
             raise
         except (Exception, SystemExit) as error:
             _refuse(f"setup() of module {name} failed", error)
-
-    def _add(self, source: Any, where: str) -> None:
-        try:
-            self._scheduler.register(source)
-        except SchedulerError as error:
-            raise ConfigError(f"{where}: {error}") from error
-        self._kinds[kind_name(source)] = None
 
 
 S = TypeVar("S")

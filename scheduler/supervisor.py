@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -17,6 +17,9 @@ from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.modules import Loader
 from scheduler.notify import Notifier
 from scheduler.signals import Background, Signals
+
+if TYPE_CHECKING:
+    from scheduler.model.registry import Registry
 
 OK, FAILED, UNREACHABLE = 0, 1, 5
 STATUS_EVERY = 10.0
@@ -56,6 +59,8 @@ class Service(Protocol):
 
     @property
     def engine(self) -> Loop: ...
+
+    registry: Registry
 
     def register(self, task_type: Any, /) -> Any: ...
     def start(self) -> object: ...
@@ -196,6 +201,8 @@ class Supervisor:
             self._adopt(configuration.load(self.config.file))
         except SchedulerError as error:
             logger.error("not reloaded: %s", error)
+        except Exception:  # whatever users' modules raise: what runs goes on
+            logger.exception("not reloaded")
         self._notifier.ready()
 
     def _adopt(self, wanted: Config) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -27,6 +27,8 @@ from scheduler import (
 )
 from scheduler.testing import FakeClock
 from support.fleet import Fleet, rows
+
+EAST, WEST = timezone(timedelta(hours=14)), timezone(timedelta(hours=-12))
 
 
 class Mail(Task):
@@ -115,6 +117,8 @@ BUILDER: list[tuple[type[SchedulerError], str, Callable[[Any], Any]]] = [
     (InvalidScheduleError, "at must be an aware datetime, not 'tomorrow'", lambda b: b.at("tomorrow")),
     (InvalidScheduleError, "at must be an aware datetime", lambda b: b.at(1767225600)),
     (ConfigError, "after must be at least 0, not -1", lambda b: b.after(-1)),
+    (InvalidScheduleError, "not within the years 1 to 9999 in UTC", lambda b: b.at(datetime.max.replace(tzinfo=WEST))),
+    (InvalidScheduleError, "not within the years 1 to 9999 in UTC", lambda b: b.at(datetime.min.replace(tzinfo=EAST))),
     (ConfigError, "after must be seconds or a timedelta, not '5m'", lambda b: b.after("5m")),
     (ConfigError, "after must be seconds or a timedelta, not nan", lambda b: b.after(float("nan"))),
     (ConfigError, "after must be seconds or a timedelta, not True", lambda b: b.after(True)),
@@ -162,6 +166,12 @@ BUILDER: list[tuple[type[SchedulerError], str, Callable[[Any], Any]]] = [
     (ConfigError, "builders of the same batch only", lambda b: b.depend_on(b)),
     (InvalidScheduleError, "cannot depend on tasks", lambda b: b.depend_on(1).every(60)),
     (InvalidScheduleError, "cannot depend on tasks", lambda b: b.every(60).depend_on(1)),
+    (InvalidScheduleError, "has times of its own", lambda b: b.at(datetime(2030, 1, 1, tzinfo=UTC)).every(60)),
+    (InvalidScheduleError, "has times of its own", lambda b: b.every(60).at(datetime(2030, 1, 1, tzinfo=UTC))),
+    (InvalidScheduleError, "has times of its own", lambda b: b.after(5).daily_at(1, 0)),
+    (InvalidScheduleError, "has times of its own", lambda b: b.daily_at(1, 0).after(5)),
+    (InvalidScheduleError, "of the same name is updated", lambda b: b.key("k", conflict="reject").every(60)),
+    (InvalidScheduleError, "of the same name is updated", lambda b: b.every(60).key("k", conflict="reject")),
     (InvalidScheduleError, "need a recurrence such as cron", lambda b: b.catchup("all").schedule()),
     (InvalidScheduleError, "need a recurrence such as cron", lambda b: b.overlap("skip").schedule()),
     (InvalidScheduleError, "need a recurrence such as cron", lambda b: b.run_on_startup().schedule()),

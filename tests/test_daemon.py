@@ -19,6 +19,7 @@ PROGRAM = """
 import json, os, sys, threading
 from scheduler import daemon, modules, supervisor
 from scheduler.errors import StoreUnavailableError
+from scheduler.model.registry import Registry
 
 plan = json.loads(os.environ["PLAN"])
 supervisor.FIRST_PAUSE = 0.01
@@ -45,6 +46,7 @@ class Engine:
 
 class Fake:
     engine = Engine()
+    registry = Registry()
     running = False
     said = False
     def __init__(self, config):
@@ -371,11 +373,14 @@ def test_reload_names_what_was_taken_away(start: Start, systemd: Systemd, tmp_pa
 
 def test_a_reload_that_fails_changes_nothing(start: Start, systemd: Systemd, tmp_path: Path) -> None:
     write(tmp_path, "[worker]\ndrain = 5")
+    unresolved = "from scheduler import Task\nclass Due(Task):\n    day: 'date'\n    def run(self, ctx): ...\n"
+    (tmp_path / "unresolved.py").write_text(unresolved, encoding="utf-8")
     child = start()
     systemd.expect("READY=1")
     for text, says in (
         ("[worker]\ndrian = 6", "not reloaded: unknown setting worker.drian"),
         ('[worker]\ndrain = 6\n[tasks]\nmodules = ["nowhere_"]', "not reloaded: .*no module 'nowhere_'"),
+        ('[worker]\ndrain = 6\n[tasks]\nmodules = ["unresolved"]\npath = ["."]', "not reloaded: .*name 'date'"),
     ):
         write(tmp_path, text)
         child.kill(signal.SIGHUP)

@@ -288,6 +288,19 @@ def test_a_module_can_be_mended_and_tried_again() -> None:
     assert loader.register(config(name)) == ["Mail", "resize", "clean"]
 
 
+def test_one_mistake_and_nothing_is_registered() -> None:
+    first, second = module(TYPES), module("from scheduler.model.task import Task\nclass Bare(Task): ...\n")
+    jobs = Jobs()
+    loader = Loader(jobs)
+    for broken in (second, "nowhere_"):
+        with pytest.raises(ConfigError):
+            loader.register(config(first, broken))
+        assert jobs.kinds == []
+    module(TYPES.replace("Mail", "Letter").replace("resize", "cut").replace("clean", "tidy"), second)
+    mended = ["Mail", "resize", "clean", "Letter", "cut", "tidy"]
+    assert loader.register(config(first, second)) == mended == jobs.kinds
+
+
 def test_an_interrupt_is_not_swallowed() -> None:
     name = module("raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):

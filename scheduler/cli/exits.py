@@ -7,6 +7,7 @@ import sys
 import traceback
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from scheduler import errors
 
@@ -44,6 +45,9 @@ def tell(error: BaseException) -> None:
         traceback.print_exception(error)
         return
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        return
+    if isinstance(error, NoArgsIsHelpError):  # its message is the help of a group without a command
+        click.echo(error.format_message(), err=True)
         return
     if isinstance(error, click.UsageError):
         where = f" (see `{error.ctx.command_path} --help`)" if error.ctx is not None else ""

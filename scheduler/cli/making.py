@@ -98,9 +98,10 @@ class Given:
 
     def spec(self, kind: str, payload: dict[str, Any], record: KindRecord | None) -> TaskSpec:
         """The task to store: the kind's options, and over them what was given. Raises SchedulerError."""
+        from scheduler.model.names import check_name
         from scheduler.model.retry import RetryPolicy
         from scheduler.model.spec import TaskSpec
-        from scheduler.model.task import Priority, check_name
+        from scheduler.model.task import Priority
 
         self.check()
         options = record.options if record is not None else {}

@@ -63,6 +63,8 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
     """
     from scheduler.model.texts import counted
 
+    if timeout is not None and not wait:
+        raise click.UsageError("--timeout belongs to --wait", ctx)
     _ask(session, worker, drain=True)
     if not wait:
         click.echo(f"worker {worker} drains")

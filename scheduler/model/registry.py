@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from string import Formatter
 from typing import Any
 
 import msgspec
 
 from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
 from scheduler.model.fingerprint import describe
+from scheduler.model.names import check_name
 from scheduler.model.reference import reference_of
 from scheduler.model.spec import TaskSpec, plain
-from scheduler.model.task import Task, TaskFunction, TaskOptions, check_name
+from scheduler.model.task import Task, TaskFunction, TaskOptions
 from scheduler.model.texts import storable
 
 MAX_PAYLOAD = 128 * 1024
@@ -69,7 +72,10 @@ class Kind:
             if build is None and self._serialize is None:
                 msgspec.json.schema(struct)  # refuses types that no JSON can become
         except TypeError as error:
-            raise ConfigError(f"task type {self.name}: {error}") from None
+            # Its last line says which type; the ones above what to do about it with msgspec's own functions.
+            raise ConfigError(f"task type {self.name}: {str(error).splitlines()[-1]}") from None
+        except Exception as error:  # evaluating an annotation may raise anything
+            raise ConfigError(f"task type {self.name}: cannot read its annotations: {describe(error).text}") from None
 
     def encode(self, value: Any) -> str:
         """The payload of an instance as JSON text, checked by reading it back. Raises PayloadError."""
@@ -169,6 +175,12 @@ class Registry:
         self._by_name: dict[str, Kind] = {}
         self._by_source: dict[int, Kind] = {}
 
+    def copy(self) -> Registry:
+        """Another one with the same kinds."""
+        made = Registry()
+        made._by_name, made._by_source = dict(self._by_name), dict(self._by_source)
+        return made
+
     def __iter__(self) -> Iterator[Kind]:
         return iter(self._by_name.values())
 
@@ -227,6 +239,7 @@ def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | 
         body = getattr(source, "run", None)
         if not callable(body):
             raise ConfigError(f"task type {options.kind}: it has no run(self, ctx) method")
+        _check_methods(source)
         run = body
         build = build or getattr(source, "build", None)
     else:
@@ -240,7 +253,43 @@ def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | 
         reference_of(source, f"task type {options.kind}")
         if build is not None and build != getattr(source, "build", None):
             reference_of(build, f"build of task type {options.kind}")
+    _check_key(options, struct)
     return Kind(source, options, struct, run, body, build)
+
+
+def _check_methods(source: type[Task]) -> None:
+    """Whether ``run`` and the hooks can be called as they will be. Raises ConfigError."""
+    for name, given in (("run", "ctx"), ("on_attempt_failed", "ctx, error"), ("on_failed", "ctx, error")):
+        method = getattr(source, name, None)
+        try:
+            signature = inspect.signature(method) if callable(method) else None
+        except (TypeError, ValueError):  # of something built in
+            continue
+        if signature is None:
+            continue
+        try:
+            signature.bind(None, *given.split(", "))
+        except TypeError:
+            kind = source.__task_options__.kind
+            raise ConfigError(f"task type {kind}: {name} must take (self, {given}), not {signature}") from None
+
+
+def _check_key(options: TaskOptions, struct: type[msgspec.Struct]) -> None:
+    """Whether a template of a concurrency key names fields that are there. Raises ConfigError."""
+    rule = options.concurrency_key
+    if not isinstance(rule, str):
+        return
+    fields = struct.__struct_fields__
+    try:
+        names = [re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(rule) if name is not None]
+    except ValueError as error:
+        raise ConfigError(f"task type {options.kind}: concurrency_key {rule!r} is no template: {error}") from None
+    for name in names:
+        if name not in fields:
+            there = ", ".join(fields) or "none"
+            raise ConfigError(
+                f"task type {options.kind}: concurrency_key {rule!r}: no field {name!r} (fields: {there})"
+            )
 
 
 def _of_function(source: TaskFunction[Any, Any]) -> tuple[type[msgspec.Struct], Callable[[Any, Any], Any]]:

@@ -14,6 +14,7 @@ import msgspec
 
 from scheduler.errors import ConfigError
 from scheduler.model.limits import Limits, parse_limits
+from scheduler.model.names import check_name
 from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.retry import MOST, RetryPolicy
 from scheduler.model.times import span_us
@@ -86,16 +87,6 @@ class OptionArgs(TypedDict, total=False):
 
 
 OPTION_NAMES = frozenset(OptionArgs.__annotations__)
-_KIND = re.compile(r"[A-Za-z_][\w.:-]{0,199}\Z")
-
-
-def check_name(what: str, value: object) -> str:
-    """A kind's or queue's name: a letter first, then letters, digits and ``_ . : -``. Raises ConfigError."""
-    if not isinstance(value, str) or not _KIND.match(value):
-        raise ConfigError(
-            f"{what} {value!r} is not a name: a letter first, then letters, digits, _ . : or -, 200 at most"
-        )
-    return value
 
 
 def make_options(default_kind: str, args: dict[str, Any]) -> TaskOptions:
@@ -107,10 +98,14 @@ def make_options(default_kind: str, args: dict[str, Any]) -> TaskOptions:
         raise ConfigError(f"task type {kind}: {error}") from None
 
 
+def _unknown(option: str) -> str:
+    return f"unknown option {option!r}; there are {', '.join(sorted(OPTION_NAMES))}"
+
+
 def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(args) - OPTION_NAMES)
     if unknown:
-        raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(sorted(OPTION_NAMES))}")
+        raise ConfigError(_unknown(unknown[0]))
     done: dict[str, Any] = {"kind": kind}
     for name in ("timeout", "result_ttl", "stall_after"):
         if args.get(name) is not None:
@@ -193,7 +188,13 @@ else:
         def __new__(mcls, name, bases, namespace, **kwargs):
             options = {k: kwargs.pop(k) for k in list(kwargs) if k in OPTION_NAMES}
             kwargs.setdefault("forbid_unknown_fields", True)
-            cls = super().__new__(mcls, name, bases, namespace, **kwargs)
+            try:
+                cls = super().__new__(mcls, name, bases, namespace, **kwargs)
+            except TypeError as error:
+                unknown = re.match(r"'(\w+)' is an invalid keyword argument", str(error))
+                if unknown is None:
+                    raise
+                raise ConfigError(f"task type {name}: {_unknown(unknown[1])}") from None
             inherited = dict(getattr(cls, "__task_args__", {}))
             inherited.pop("kind", None)
             cls.__task_args__ = inherited | options

@@ -11,6 +11,8 @@ SECOND = 1_000_000
 LONGEST = 1000 * 366 * 86400 * SECOND  # a thousand years: beyond it is a mistake
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
 
 def span_us(value: object, what: str, *, positive: bool = False) -> int:
@@ -29,14 +31,18 @@ def span_us(value: object, what: str, *, positive: bool = False) -> int:
 
 
 def instant_us(value: object, what: str) -> int:
-    """An aware datetime as microseconds since the epoch, UTC. Raises InvalidScheduleError for a naive one."""
+    """An aware datetime as microseconds since the epoch, UTC. Raises InvalidScheduleError for a naive one, and for one
+    that no datetime in UTC can be."""
     if not isinstance(value, datetime):
         raise InvalidScheduleError(f"{what} must be an aware datetime, not {value!r}")
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidScheduleError(
             f"{what} {value.isoformat()} has no time zone; say which, for example datetime(..., tzinfo=UTC)"
         )
-    return (value - _EPOCH) // _MICROSECOND
+    result = (value - _EPOCH) // _MICROSECOND
+    if not _FIRST <= result <= _LAST:
+        raise InvalidScheduleError(f"{what} {value.isoformat()} is not within the years 1 to 9999 in UTC")
+    return result
 
 
 def to_datetime(us: int) -> datetime:

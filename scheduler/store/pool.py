@@ -69,6 +69,9 @@ class Line:
 class FairPool(QueuePool):
     """See the module. Raises SQLAlchemy's TimeoutError after ``timeout`` seconds."""
 
+    # Else its messages would come from a logger of ours, past what keeps SQLAlchemy's own quiet.
+    _sqla_logger_namespace = "sqlalchemy.pool.impl"
+
     def __init__(self, creator: Any, pool_size: int = 5, max_overflow: int = 10, **options: Any) -> None:
         super().__init__(creator, pool_size, max_overflow, **options)
         self._places = pool_size + max_overflow

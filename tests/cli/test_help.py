@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from scheduler.cli.root import COMMANDS, root
 
+_MAIN = "import sys; from scheduler.cli import main; sys.exit(main())"
 HEAVY = ("sqlalchemy", "structlog", "alembic", "networkx", "croniter", "jsonschema", "psycopg", "asyncio")
 
 
@@ -42,6 +43,14 @@ def test_no_command_shows_help_and_is_a_mistake() -> None:
     shown = CliRunner().invoke(root, [])
     assert shown.exit_code == 2
     assert "Commands:" in shown.output
+
+
+@pytest.mark.parametrize("group", ["", "db", "cron", "dlq"])
+def test_a_group_without_a_command_shows_its_help(group: str) -> None:
+    done = subprocess.run([sys.executable, "-c", _MAIN, *group.split()], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: ")
+    assert "--help`" not in done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -75,6 +75,7 @@ def test_a_worker_that_is_not_there_or_has_ended(ctl: Ctl, live: Bench) -> None:
         assert "there is no worker 99" in ctl.fails(3, "worker", command, 99)
     live.execute("UPDATE schedd_workers SET state = 2")
     assert f"worker {worker} is stopped" in ctl.fails(4, "worker", "drain", worker)
+    assert "--timeout belongs to --wait" in ctl.fails(2, "worker", "drain", worker, "--timeout", "5")
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)

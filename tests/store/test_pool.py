@@ -174,3 +174,9 @@ def test_one_that_is_interrupted_takes_no_place_along(monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         line.enter(0.0)
     assert (len(line._free), len(line._waiting)) == (1, 0)
+
+
+def test_what_sqlalchemy_tells_of_it_comes_from_sqlalchemys_own_logger(jobs: Scheduler) -> None:
+    """Which is kept quiet; and a program that embeds the scheduler knows it by that name."""
+    with jobs.database.read() as connection:
+        assert connection.engine.pool.logger.name.startswith("sqlalchemy.pool")
