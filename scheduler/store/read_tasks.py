@@ -143,14 +143,15 @@ def _headers(text: str | None) -> dict[str, Any]:
 def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
     given = dict(row._mapping)
     task_id, result = given["id"], given.pop("result")
-    policy, headers = given["retry"], given["headers"]
+    policy, headers, state = given["retry"], given["headers"], TaskState.from_code(given["state"])
     given |= {
-        "state": TaskState.from_code(given["state"]),
+        "state": state,
         "priority": Priority(given.pop("pool")),
         "correlation": given["correlation"] or str(task_id),
         "retry": _policy(policy),
         "headers": _headers(headers),
         "dead_letter": bool(given["dead_letter"]),
+        "finished_at": given["finished_at"] if state.terminal else None,  # else of its last attempt
         "rerun": given["rerun"] == 1,
         "payload": given["payload"] if given["payload"] is not None else values.get((task_id, "payload")),
         "result_text": result if result is not None else values.get((task_id, "result")),

@@ -44,6 +44,7 @@ def wait_of(jobs: Scheduler, task_id: int, clock: FakeClock) -> float:
     drain(jobs)
     record = jobs.get_task(task_id)
     assert record.state is TaskState.RETRY
+    assert record.finished_at is None, "only its attempt has ended"
     wait = (record.run_at - clock.datetime) // timedelta(microseconds=1)
     number = record.attempt
     clock.advance(timedelta(microseconds=wait - 1))
