@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.model.checkpoint import Recorded, Sort
+from scheduler.model.checkpoint import CAUGHT, Recorded, Sort
 from scheduler.store.dialect import Dialect, bind_rows, prepared
 
 
@@ -128,6 +128,22 @@ def annotate(connection: sa.Connection, dialect: Dialect, notes: Sequence[tuple[
         ),
         {"rows": bind_rows(notes)},
     )
+
+
+def reconsider(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> None:
+    """Somebody retries these tasks by hand: forget what they waited for in vain, so that they wait for it anew.
+
+    A failure that the handler caught and went on from stays: it decided what was done next. So do all values.
+    """
+    bound = {"ids": bind_rows(ids)}
+    connection.execute(
+        prepared(
+            f"DELETE FROM schedd_checkpoints WHERE task_id IN {dialect.ids()} "
+            "AND failure IS NOT NULL AND coalesce(note, '') <> :caught"
+        ),
+        {**bound, "caught": CAUGHT},
+    )
+    connection.execute(prepared(f"DELETE FROM schedd_waits WHERE task_id IN {dialect.ids()}"), bound)
 
 
 def forget(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> None:
