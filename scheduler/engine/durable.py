@@ -22,6 +22,7 @@ import msgspec
 from scheduler.errors import DeterminismError, LeaseLost, PermanentError, Suspended
 from scheduler.model.checkpoint import (
     CAUGHT,
+    ONE,
     OWN,
     Recorded,
     Replay,
@@ -199,10 +200,10 @@ class Durable:
             raise PermanentError(f"await_task takes a task's id, not {task_id!r:.80}")
         if task_id == self.attempt.claimed.id:
             raise PermanentError("a task cannot await itself")
-        label, seq = self._meet(f"{OWN}task:{int(task_id)}", Sort.TASK)
+        label, seq = self._meet(f"{ONE}{int(task_id)}", Sort.TASK)
         found = yield from self._find(label, Sort.TASK)
         if found is None:
-            answer = yield from self._await(label, seq, [int(task_id)], span, many=False)
+            answer = yield from self._await(label, seq, [int(task_id)], span)
             found = Recorded(Sort.TASK, answer.get("value"), answer.get("failure"))
         return self._awaited(label, found)
 
@@ -221,10 +222,19 @@ class Durable:
         if len(ids) != len(listed):
             self._differs(f"{label!r} has {len(ids)} recorded children, and now {len(listed)} items")
         found = yield from self._find(label, Sort.TASK)
-        if found is None and ids:
-            yield from self._await(label, seq, [int(i) for i in ids], None, many=True)
-        ends = (yield Load("ends", {"ids": [int(i) for i in ids]})) if ids else []
+        ends = yield from self._ends(label, seq, [int(i) for i in ids], ended=found is not None)
         return [result_of(end) for end in ends]
+
+    def _ends(self, label: str, seq: int, ids: list[int], *, ended: bool) -> Plan[list[Any]]:
+        """How these children ended, once all have. ``ended``: it is recorded that they had; some may live again."""
+        ends: list[Any] | None = None if ids else []
+        stale = False
+        while ends is None:
+            if stale or not ended:
+                yield from self._await(label, seq, ids, None, many=True, stale=stale)
+            ends = yield Load("ends", {"ids": ids})
+            stale = True
+        return ends
 
     @property
     def _drafts(self) -> Drafts:
@@ -258,10 +268,11 @@ class Durable:
             value = answer["value"]
         return [TaskId(task_id, created) for task_id, created in msgspec.json.decode(value or "[]")]
 
-    def _await(self, label: str, seq: int, ids: list[int], span: int | None, *, many: bool) -> Plan[dict[str, Any]]:
-        answer = yield from self._ask(
-            "await_tasks", name=label, seq=seq, items=ids, timeout=span, many=many, note=self._note(label)
-        )
+    def _await(
+        self, label: str, seq: int, ids: list[int], span: int | None, *, many: bool = False, stale: bool = False
+    ) -> Plan[dict[str, Any]]:
+        said = {"items": ids, "timeout": span, "many": many, "stale": stale}
+        answer = yield from self._ask("await_tasks", name=label, seq=seq, note=self._note(label), **said)
         if "until" in answer:
             yield Block(answer["until"])
         return answer

@@ -10,7 +10,8 @@ import pytest
 
 from scheduler import Context, RetryPolicy, Task
 from scheduler.errors import TaskFailedError
-from support.fleet import rows
+from scheduler.store import asked_children
+from support.fleet import rows, write
 from support.flows import AsyncStrict, Flow, Stage, Strict
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -73,6 +74,11 @@ def parts(stage: Stage, parent: int) -> list[int]:
 
 def names(stage: Stage, task_id: int) -> list[str]:
     return [row.name for row in rows(stage.jobs, NAMES, id=task_id)]
+
+
+def put_off(stage: Stage, task_id: int) -> None:
+    """It is due in a minute."""
+    write(stage.jobs, "UPDATE schedd_tasks SET run_at = run_at + 60000000 WHERE id = :id", id=task_id)
 
 
 async def one(ctx: Any) -> Any:
@@ -410,3 +416,84 @@ def test_what_waits_for_the_workflow(stage: Stage, kind: Any, downstream: bool) 
     stage.jobs.retry_task(task_id, downstream=downstream)
     stage.drain()
     assert [stage.state(i) for i in (task_id, below)] == ["success", "success" if downstream else "failed"]
+
+
+# fan-out
+
+
+async def fan_out(ctx: Any) -> Any:
+    """A child for each letter."""
+    return "".join(await ctx.map(Part, [Part(name) for name in "abc"]))
+
+
+@pytest.mark.case(20, 56)
+@pytest.mark.parametrize("order", ["child first", "parent first", "all"])
+def test_a_map_waits_for_children_that_live_again(stage: Stage, strict: Any, order: str) -> None:
+    task_id = stage.start(fan_out, strict, with_retry=ONCE)
+    stage.drain()
+    assert stage.state(task_id) == "dead"
+    a = parts(stage, task_id)[0]
+    mend(stage, "a")
+    if order == "all":
+        assert sorted(stage.jobs.dead_letters.replay_all()) == [task_id, a]
+    else:
+        for one_id in (a, task_id) if order == "child first" else (task_id, a):
+            stage.jobs.retry_task(one_id)
+    put_off(stage, a)
+    stage.drain()
+    assert stage.state(task_id) == "suspended"
+    stage.drain(60)
+    assert stage.jobs.result(task_id, 0) == "abc"
+    assert sorted(stage.play.done) == ["part a", "part a", "part b", "part c"]
+
+
+@pytest.mark.case(56)
+def test_a_map_waits_for_a_child_that_was_retried_between_its_attempts(stage: Stage, strict: Any) -> None:
+    task_id = stage.start(fan_out, strict)
+    stage.drain()
+    assert stage.state(task_id) == "retry"
+    a = parts(stage, task_id)[0]
+    mend(stage, "a")
+    stage.jobs.retry_task(a)
+    put_off(stage, a)
+    stage.drain(1)
+    assert stage.state(task_id) == "suspended"
+    stage.drain(60)
+    assert stage.jobs.result(task_id, 0) == "abc"
+    assert rows(stage.jobs, "SELECT * FROM schedd_waits") == []
+
+
+@pytest.mark.case(56)
+def test_a_map_whose_child_is_still_dead_fails_again(stage: Stage, kind: Any) -> None:
+    task_id = stage.start(fan_out, kind, with_retry=ONCE)
+    stage.drain()
+    stage.jobs.retry_task(task_id)
+    stage.drain()
+    a = parts(stage, task_id)[0]
+    assert stage.jobs.get_last_error(task_id) == f"TaskFailedError: task {a} failed: ValueError: a is broken"
+    assert len(stage.play.done) == 3
+
+
+@pytest.mark.case(56)
+def test_one_that_is_opened_again_while_it_is_looked_at(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """It had ended when the turn began to look, and no longer when it read how."""
+    other = stage.jobs.task(Part("b")).after(60).schedule()
+    look = asked_children._living
+    looks: list[Any] = []
+
+    def had_ended(*arguments: Any) -> Any:
+        looks.append(arguments)
+        return set() if len(looks) == 1 else look(*arguments)
+
+    monkeypatch.setattr(asked_children, "_living", had_ended)
+
+    async def body(ctx: Any) -> Any:
+        return await ctx.await_task(other)
+
+    task_id = stage.start(body, kind)
+    stage.drain()
+    assert (stage.state(task_id), len(looks)) == ("suspended", 2)
+    stage.drain(60)
+    assert stage.jobs.result(task_id, 0) == "b"
