@@ -149,7 +149,7 @@ def reconsider(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) 
     connection.execute(
         prepared(
             f"DELETE FROM schedd_checkpoints WHERE task_id IN {dialect.ids()} AND "
-            f"(failure IS NOT NULL AND coalesce(note, '') <> :caught "
+            "(failure IS NOT NULL AND coalesce(note, '') <> :caught "
             f"OR sort = {int(Sort.TASK)} AND value IS NOT NULL AND substr(name, 1, {len(ONE)}) <> :one)"
         ),
         {**bound, "caught": CAUGHT, "one": ONE},

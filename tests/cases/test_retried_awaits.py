@@ -290,6 +290,32 @@ def test_a_timeout_that_the_handler_acted_upon_stays(stage: Stage, strict: Any) 
     assert stage.jobs.result(task_id, 0) == "refunded"
 
 
+@pytest.mark.case(55)
+def test_a_transaction_acts_upon_a_timeout_too(stage: Stage) -> None:
+    broken = [True]
+
+    class Refund(Task, retry=ONCE):
+        def run(self, ctx: Context) -> Any:
+            try:
+                return ctx.await_event("approved", timeout=60)
+            except TimeoutError:
+                with ctx.transaction() as tx:
+                    if broken:
+                        raise ConnectionError("away") from None
+                    tx.result = "refunded"
+
+    stage.jobs.register(Refund)
+    task_id = int(stage.jobs.task(Refund()).schedule())
+    stage.drain()
+    stage.drain(60)
+    assert stage.state(task_id) == "dead"
+    broken.clear()
+    stage.jobs.emit_event("approved", "too late")
+    stage.jobs.retry_task(task_id)
+    stage.drain()
+    assert stage.jobs.result(task_id, 0) == "refunded"
+
+
 @pytest.mark.case(56)
 def test_failures_that_were_collected_are_awaited_anew(stage: Stage, strict: Any) -> None:
     """Nothing was done because of them, but to await the next one."""
