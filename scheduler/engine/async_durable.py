@@ -117,7 +117,7 @@ def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
         made = asyncio.Task(coroutine, loop=loop, **options)
         attempt = current_attempt.get()
         if attempt is not None:
-            attempt.started_tasks().add(made)
+            attempt.started_tasks()[made] = asyncio.current_task(loop)
         return made
 
     loop.set_task_factory(factory)

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ class Attempt:
     suspended: int | None = None  # it is to be unwound, and to go on then (microseconds) at the latest
     over = False  # the handler has ended, only hooks are left
     ended = False  # and so have they
-    tasks: weakref.WeakSet[Any] | None = None  # asyncio tasks that the handler started
+    tasks: weakref.WeakKeyDictionary[Any, Any] | None = None  # asyncio tasks that the handler started, and by which
 
     def __init__(self, claimed: Claimed, kind: Kind, sort: SlotKey, handed_at: float) -> None:
         self.claimed = claimed
@@ -72,11 +72,25 @@ class Attempt:
         """Whether a newer program has scheduled it, with a payload that this one cannot read: newer workers can."""
         return self.claimed.schema_version > self.kind.options.schema_version
 
-    def started_tasks(self) -> weakref.WeakSet[Any]:
-        """The asyncio tasks that the handler started and that are still there."""
+    def started_tasks(self) -> weakref.WeakKeyDictionary[Any, Any]:
+        """The asyncio tasks that the handler started and that are still there, each with the one that started it."""
         if self.tasks is None:
-            self.tasks = weakref.WeakSet()
+            self.tasks = weakref.WeakKeyDictionary()
         return self.tasks
+
+    def lineage(self) -> list[Any]:
+        """The present asyncio task of the handler, the one that started it, and so on; none in a thread."""
+        if not self.tasks:
+            return []
+        found = [asyncio.current_task()]
+        while found[-1] in self.tasks:
+            found.append(self.tasks[found[-1]])
+        return found
+
+    def beside(self) -> Collection[Any]:
+        """The asyncio tasks of the handler that hear nothing of what is raised in the present one."""
+        own = self.lineage()
+        return weakref.WeakSet(one for one in list(self.tasks or ()) if one not in own)
 
     def capture(self, text: str) -> None:
         if self.tail is None:

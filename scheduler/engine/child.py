@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from scheduler import ports
 from scheduler.engine import cgroups
+from scheduler.engine.async_durable import track_tasks
 from scheduler.engine.attempt import Attempt, execute, execute_async
 from scheduler.engine.context import AsyncContext, Context
 from scheduler.engine.frames import message_of, number_of
@@ -222,6 +223,7 @@ class Child:
         with self._look:
             attempt.asyncio_task = asyncio.current_task()
             self._loop = asyncio.get_running_loop()
+        track_tasks(self._loop)
         if self.leaving is not None:
             attempt.asyncio_task.cancel()
         return await execute_async(attempt, self.remote)

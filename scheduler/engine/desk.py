@@ -119,7 +119,8 @@ class Desk:
         """Read something for a running attempt; the answer is JSON-able, as the arguments are.
 
         ``recorded``: rows (name, sort, value, failure) of what earlier attempts recorded, None if this one is no longer
-        the task's. ``ends`` of the tasks ``ids``: rows (result as JSON text, failure), in that order.
+        the task's. ``ends`` of the tasks ``ids``: rows (result as JSON text, failure), in that order; None
+        if one has not ended.
         """
         with self.database.read() as connection:
             if what == "recorded":

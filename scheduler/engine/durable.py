@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from scheduler.errors import DeterminismError, LeaseLost, PermanentError, Suspended
-from scheduler.model.checkpoint import OWN, Recorded, Replay, Sort, check_event, check_name, encoded, revived
+from scheduler.model.checkpoint import (
+    CAUGHT,
+    ONE,
+    OWN,
+    Recorded,
+    Replay,
+    Sort,
+    check_event,
+    check_name,
+    encoded,
+    revived,
+)
 from scheduler.model.spec import TaskId
 from scheduler.model.texts import listed
 from scheduler.model.times import instant_us, span_us
@@ -99,12 +110,13 @@ class Durable:
         self.active = 0  # and how many do something
         self._lock = threading.Lock()
         self._notes: dict[str, str] = {}
+        self._failures: dict[str, Collection[Any]] = {}  # that the handler was given last: see _awaited
 
     # the calls
 
     def step(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan[Any]:
         """Call the function, once and for all: what it returns is recorded."""
-        self._enter()
+        yield from self._enter()
         if not callable(function):
             raise PermanentError(f"step {name!r:.80} needs a function to call, not {function!r:.80}")
         label, seq = self._meet(check_name(name), Sort.STEP)
@@ -134,7 +146,7 @@ class Durable:
         return self._sleep(lambda: instant, name)
 
     def _sleep(self, until: Callable[[], int], name: str | None) -> Plan[None]:
-        self._enter()
+        yield from self._enter()
         label, seq = self._meet(OWN + "sleep" if name is None else check_name(name, "a sleep's name"), Sort.SLEEP)
         found = yield from self._find(label, Sort.SLEEP)
         if found is not None:
@@ -148,21 +160,21 @@ class Durable:
     def await_event(self, event: str, timeout: float | timedelta | None) -> Plan[Any]:
         """The event's payload, once it is emitted; TimeoutError if that takes longer than ``timeout``."""
         span = None if timeout is None else span_us(timeout, "await_event(timeout=)")
-        self._enter()
+        yield from self._enter(awaits=True)
         label, seq = self._meet(f"{OWN}event:{check_event(event)}", Sort.EVENT)
         found = yield from self._find(label, Sort.EVENT)
-        if found is not None:
-            return found.result()
-        answer = yield from self._ask(
-            "await_event", name=label, seq=seq, event=event, timeout=span, note=self._note(label)
-        )
-        if "until" in answer:
-            yield Block(answer["until"])
-        return Recorded(Sort.EVENT, answer.get("value"), answer.get("failure")).result()
+        if found is None:
+            answer = yield from self._ask(
+                "await_event", name=label, seq=seq, event=event, timeout=span, note=self._note(label)
+            )
+            if "until" in answer:
+                yield Block(answer["until"])
+            found = Recorded(Sort.EVENT, answer.get("value"), answer.get("failure"))
+        return self._awaited(label, found)
 
     def emit_event(self, event: str, payload: Any) -> Plan[bool]:
         """Emit it; False if somebody else was first."""
-        self._enter()
+        yield from self._enter()
         label, seq = self._meet(f"{OWN}emit:{check_event(event)}", Sort.EMIT)
         found = yield from self._find(label, Sort.EMIT)
         if found is not None:
@@ -173,7 +185,7 @@ class Durable:
 
     def spawn(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None) -> Plan[TaskId]:
         """Store a task, as this one's child; once, however often this one runs."""
-        self._enter()
+        yield from self._enter()
         draft = self._drafts.draft(task, args, kwargs)
         base = f"{OWN}spawn:{draft.kind}" if name is None else check_name(name, "a child's name")
         label, seq = self._meet(base, Sort.SPAWN)
@@ -183,21 +195,21 @@ class Durable:
     def await_task(self, task_id: int, timeout: float | timedelta | None) -> Plan[Any]:
         """What another task returned, once it has ended; raises what became of it otherwise."""
         span = None if timeout is None else span_us(timeout, "await_task(timeout=)")
-        self._enter()
+        yield from self._enter(awaits=True)
         if not isinstance(task_id, int) or isinstance(task_id, bool) or not 1 <= task_id < 2**63:
             raise PermanentError(f"await_task takes a task's id, not {task_id!r:.80}")
         if task_id == self.attempt.claimed.id:
             raise PermanentError("a task cannot await itself")
-        label, seq = self._meet(f"{OWN}task:{int(task_id)}", Sort.TASK)
+        label, seq = self._meet(f"{ONE}{int(task_id)}", Sort.TASK)
         found = yield from self._find(label, Sort.TASK)
-        if found is not None:
-            return found.result()
-        answer = yield from self._await(label, seq, [int(task_id)], span, many=False)
-        return Recorded(Sort.TASK, answer.get("value"), answer.get("failure")).result()
+        if found is None:
+            answer = yield from self._await(label, seq, [int(task_id)], span)
+            found = Recorded(Sort.TASK, answer.get("value"), answer.get("failure"))
+        return self._awaited(label, found)
 
     def map(self, kind: Any, items: Iterable[Any], name: str | None) -> Plan[list[Any]]:
         """One child for each item; their results in the items' order, once all have ended."""
-        self._enter()
+        yield from self._enter()
         listed = list(items)
         called = self._drafts.name_of(kind)
         base = f"{OWN}map:{called}" if name is None else check_name(name, "a map's name")
@@ -210,10 +222,19 @@ class Durable:
         if len(ids) != len(listed):
             self._differs(f"{label!r} has {len(ids)} recorded children, and now {len(listed)} items")
         found = yield from self._find(label, Sort.TASK)
-        if found is None and ids:
-            yield from self._await(label, seq, [int(i) for i in ids], None, many=True)
-        ends = (yield Load("ends", {"ids": [int(i) for i in ids]})) if ids else []
+        ends = yield from self._ends(label, seq, [int(i) for i in ids], ended=found is not None)
         return [result_of(end) for end in ends]
+
+    def _ends(self, label: str, seq: int, ids: list[int], *, ended: bool) -> Plan[list[Any]]:
+        """How these children ended, once all have. ``ended``: it is recorded that they had; some may live again."""
+        ends: list[Any] | None = None if ids else []
+        stale = False
+        while ends is None:
+            if stale or not ended:
+                yield from self._await(label, seq, ids, None, many=True, stale=stale)
+            ends = yield Load("ends", {"ids": ids})
+            stale = True
+        return ends
 
     @property
     def _drafts(self) -> Drafts:
@@ -247,22 +268,47 @@ class Durable:
             value = answer["value"]
         return [TaskId(task_id, created) for task_id, created in msgspec.json.decode(value or "[]")]
 
-    def _await(self, label: str, seq: int, ids: list[int], span: int | None, *, many: bool) -> Plan[dict[str, Any]]:
-        answer = yield from self._ask(
-            "await_tasks", name=label, seq=seq, items=ids, timeout=span, many=many, note=self._note(label)
-        )
+    def _await(
+        self, label: str, seq: int, ids: list[int], span: int | None, *, many: bool = False, stale: bool = False
+    ) -> Plan[dict[str, Any]]:
+        said = {"items": ids, "timeout": span, "many": many, "stale": stale}
+        answer = yield from self._ask("await_tasks", name=label, seq=seq, note=self._note(label), **said)
         if "until" in answer:
             yield Block(answer["until"])
         return answer
 
     # what they share
 
-    def _enter(self) -> None:
+    def _enter(self, *, awaits: bool = False) -> Plan[None]:
         frame = self.where()
         if frame is not None and not frame.transaction:
             raise PermanentError("steps cannot be nested: do this before or after the step, not inside of it")
         if self.attempt.over:
             raise PermanentError("the handler has ended: a hook cannot do anything durable with its context")
+        caught = None if awaits else self._caught()
+        if caught is not None:
+            yield Ask("note", caught)
+
+    def _awaited(self, label: str, found: Recorded) -> Any:
+        """What an await gives, or raises. A retry by hand forgets the failure unless it is noted as caught."""
+        if found.failure is not None:
+            with self._lock:
+                self._failures[label] = self.attempt.beside()
+        return found.result()
+
+    def _caught(self) -> Mapping[str, Any] | None:
+        """What to note at the failures that have led here, before something begins that is more than another await.
+
+        What runs beside an await has not heard of its failure.
+        """
+        if not self._failures:
+            return None
+        lineage = self.attempt.lineage()
+        with self._lock:
+            names = [label for label, beside in self._failures.items() if not any(one in beside for one in lineage)]
+            for label in names:
+                del self._failures[label]
+        return {"names": names, "note": CAUGHT} if names else None
 
     def where(self) -> Frame | None:
         """The step that the present code is in. Raises what should end it, and PermanentError in a transaction: what
@@ -282,6 +328,9 @@ class Durable:
             raise PermanentError(f"step {frame.name!r} has had its transaction: one for each step")
         if self.attempt.over:
             raise PermanentError("the handler has ended: a hook has no transaction")
+        caught = self._caught()
+        if caught is not None:
+            self.runtime.request(self.attempt, "note", caught)
         return frame
 
     def _meet(self, name: str, sort: Sort) -> tuple[str, int]:

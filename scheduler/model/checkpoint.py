@@ -18,6 +18,8 @@ from scheduler.model.texts import listed, storable
 MAX_NAME = 255
 MAX_VALUE = 1024 * 1024
 OWN = "$"  # what the names begin with that nobody gave
+ONE = OWN + "task:"  # the names of awaits of one task
+CAUGHT = "caught: the handler went on"  # the note at a failure that no retry forgets
 _NUMBERED = re.compile(r"#\d+\Z")
 
 

@@ -95,8 +95,10 @@ def _store(work: Work, made: dict[int, tuple[Asked, list[TaskId]]], answers: lis
 def await_tasks(work: Work, asked: Sequence[Asked]) -> list[Answer | None]:
     """``items``: ids; ``timeout`` (microseconds, None: for ever). Answers a value or failure, or ``until``.
 
-    One task's result or failure is the value; of several (``many``) it is that they have ended.
+    One task's result or failure is the value; of several (``many``) it is that they have ended. ``stale``: that is
+    recorded, but one of them lives again.
     """
+    checkpoints.drop(work.connection, work.dialect, [a.label for a in asked if a.args.get("stale")])
     ends = waits.deadlines(work.connection, work.dialect, [a.label for a in asked])
     progress = waits.progress(work.connection, work.dialect, [a.label for a in asked])
     answers: list[Answer | None] = []
@@ -149,7 +151,7 @@ def _living(work: Work, ids: Iterable[int]) -> set[int] | None:
     return held
 
 
-def _ended(work: Work, a: Asked, in_time: int) -> Answer:
+def _ended(work: Work, a: Asked, in_time: int) -> Answer | None:
     items: list[int] = a.args["items"]
     if a.args.get("many"):
         return {"value": "true"}
@@ -157,6 +159,8 @@ def _ended(work: Work, a: Asked, in_time: int) -> Answer:
     end = children.ends(work.connection, work.dialect, [task_id]).get(task_id)
     if end is None:
         return {"error": failure_of(UnknownTaskError(task_id))}
+    if not end.state.terminal:
+        return None  # somebody has opened it again right now
     if end.finished_at is not None and end.finished_at > in_time:
         return _failed(TimeoutError(f"task {task_id} has not ended in time"))
     error = error_of(end)
@@ -176,9 +180,11 @@ def _failed(error: Exception) -> dict[str, Any]:
     return {"failure": msgspec.json.encode(failure_of(error)).decode()}
 
 
-def results(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> list[tuple[str | None, Any]]:
-    """What tasks that have ended returned, in this order: rows (JSON text, failure)."""
+def results(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> list[tuple[str | None, Any]] | None:
+    """What tasks that have ended returned, in this order: rows (JSON text, failure); None if one has not ended."""
     found = children.ends(connection, dialect, ids)
+    if any(not end.state.terminal for end in found.values()):
+        return None
     rows: list[tuple[str | None, Any]] = []
     for task_id in ids:
         end = found.get(task_id)

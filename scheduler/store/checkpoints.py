@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.model.checkpoint import Recorded, Sort
+from scheduler.model.checkpoint import CAUGHT, ONE, Recorded, Sort
 from scheduler.store.dialect import Dialect, bind_rows, prepared
 
 
@@ -128,6 +128,33 @@ def annotate(connection: sa.Connection, dialect: Dialect, notes: Sequence[tuple[
         ),
         {"rows": bind_rows(notes)},
     )
+
+
+def drop(connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int, str]]) -> None:
+    """What is recorded under these (task id, name) does not hold any more."""
+    if labels:
+        source = f"SELECT task_id, name FROM {dialect.rows({'task_id': int, 'name': str})} j"
+        connection.execute(
+            prepared(f"DELETE FROM schedd_checkpoints WHERE (task_id, name) IN ({source})"), {"rows": bind_rows(labels)}
+        )
+
+
+def reconsider(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> None:
+    """Somebody retries these tasks by hand: forget what they waited for in vain, so that they wait for it anew.
+
+    A failure that the handler caught and went on from stays: it decided what was done next. So do all values, but that
+    the tasks of a map have ended: some may live again.
+    """
+    bound = {"ids": bind_rows(ids)}
+    connection.execute(
+        prepared(
+            f"DELETE FROM schedd_checkpoints WHERE task_id IN {dialect.ids()} AND "
+            "(failure IS NOT NULL AND coalesce(note, '') <> :caught "
+            f"OR sort = {int(Sort.TASK)} AND value IS NOT NULL AND substr(name, 1, {len(ONE)}) <> :one)"
+        ),
+        {**bound, "caught": CAUGHT, "one": ONE},
+    )
+    connection.execute(prepared(f"DELETE FROM schedd_waits WHERE task_id IN {dialect.ids()}"), bound)
 
 
 def forget(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from scheduler.errors import InvalidTransitionError, UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import TaskState
-from scheduler.store import children, keys
+from scheduler.store import checkpoints, children, keys
 from scheduler.store.cascade import below
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, fence, prepared
 from scheduler.store.new_task import edge_row, insert_edges, read_parents
@@ -136,6 +136,7 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
     state = TaskState.from_code(row.state)
     if state in (TaskState.RETRY, TaskState.SCHEDULED):
         _set(connection, task_id, "run_at = :now, attempt_base = attempt", now)
+        checkpoints.reconsider(connection, dialect_of(connection), [task_id])
         return
     if state is TaskState.SUCCESS:
         raise InvalidTransitionError(f"task {task_id} has succeeded; only what failed or was cancelled can be retried")
@@ -163,7 +164,7 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
 
     Descendants whose ``ended_by`` chain leads here wait again; unmet counts of everything that waits on something
     reopened are made anew from edges and parents' states, and edges are judged again. Children that have started are
-    never touched.
+    never touched. What they awaited in vain is forgotten.
     """
     dialect = dialect_of(connection)
     keys.take_back(connection, dialect, task_id, now)
@@ -194,6 +195,7 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
             )
             level = sorted(row[0] for row in cleared)
             revived += level
+    checkpoints.reconsider(connection, dialect, revived)
     recount(connection, dialect, revived, now)
 
 

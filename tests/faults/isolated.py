@@ -18,6 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from scheduler import AsyncContext, Context, RetryPolicy, Task, ports
+from scheduler.errors import TaskFailedError
 
 AT_ONCE = RetryPolicy(min_wait=0, max_wait=0, max_attempts=2, jitter=0.0, strategy="fixed")
 made = 0
@@ -361,6 +362,40 @@ class ComputeInside(Task, isolation="process"):
 
     def run(self, ctx: Context) -> Any:
         return [os.getpid(), *ctx.cpu(square, 3)]
+
+
+class Awaiting(Task, isolation="process"):
+    """Awaits a task, does something because of its failure if it is to, and dies."""
+
+    other: int
+    acts: bool = False
+
+    def run(self, ctx: Context) -> Any:
+        try:
+            return ctx.await_task(self.other)
+        except TaskFailedError:
+            if self.acts:
+                ctx.step("act", str, "acted")
+            raise
+
+
+class AAwaiting(Task, isolation="process"):
+    """Likewise; something else goes on beside it."""
+
+    other: int
+    acts: bool = False
+
+    async def run(self, ctx: AsyncContext) -> Any:
+        try:
+            return (await asyncio.gather(ctx.await_task(self.other), self.beside(ctx)))[0]
+        except TaskFailedError:
+            if self.acts:
+                await ctx.step("act", str, "acted")
+            raise
+
+    async def beside(self, ctx: AsyncContext) -> None:
+        for n in range(5):
+            await ctx.step(f"beside {n}", str, n)
 
 
 class Durable(Task, isolation="process", retry=AT_ONCE):

@@ -38,7 +38,16 @@ class InLoop(Task):
 @pytest.fixture
 def jobs(database: Database) -> Iterator[Scheduler]:
     made = Scheduler(database.url, processes=1, settings={"mine": {"path": "/x", "count": 3}})
-    for kind in (Parent, InThread, InLoop, kinds.Twice, kinds.Everything, kinds.AEverything):
+    for kind in (
+        Parent,
+        InThread,
+        InLoop,
+        kinds.Twice,
+        kinds.Everything,
+        kinds.AEverything,
+        kinds.Awaiting,
+        kinds.AAwaiting,
+    ):
         made.register(kind)
     made.start()
     yield made
@@ -90,3 +99,15 @@ def test_every_call(jobs: Scheduler, kind: type[Task]) -> None:
     assert progress is not None
     (row,) = rows(jobs, "SELECT last_heartbeat_at FROM schedd_tasks WHERE id = :id", id=task_id)
     assert row.last_heartbeat_at is not None
+
+
+@pytest.mark.parametrize("kind", [kinds.Awaiting, kinds.AAwaiting])
+@pytest.mark.parametrize("acts", [False, True])
+def test_a_retry_by_hand_awaits_anew_what_nobody_acted_upon(jobs: Scheduler, kind: Any, acts: bool) -> None:
+    other = jobs.task(Parent(fail=True)).schedule()
+    task_id = jobs.task(kind(int(other), acts=acts)).schedule()
+    jobs.wait([other, task_id], 30)
+    jobs.dead_letters.replay(other, payload={"fail": False})
+    jobs.dead_letters.replay(task_id)
+    jobs.wait([other, task_id], 30)
+    assert [str(jobs.get_task_status(i)) for i in (other, task_id)] == ["success", "dead" if acts else "success"]
