@@ -15,6 +15,7 @@ from scheduler.engine.pools import all_waiting
 from scheduler.engine.turn import Turner
 from scheduler.engine.upkeep import Lease
 from scheduler.engine.verdict import hand_back
+from scheduler.model.capacity import Capacity
 from scheduler.model.outcome import Ends
 from scheduler.ports import SECOND, Spawner
 from scheduler.store import workers
@@ -73,7 +74,7 @@ class Membership:
             os.getpid(),
             self._version,
             desk.options.queues,
-            dict(desk.options.pools),
+            self._capacity(),
         )
         kinds, begun = list(desk.registry), desk.monotonic()
         with database.write(connection) as c:
@@ -88,6 +89,10 @@ class Membership:
         self.bell.ring()  # who takes itself for alone rings for nobody
         self.lease.reap(connection, worker, self.bell.known_dead)
         self.duties.timers.restart(renew=lease / 3, reap=REAP_EVERY, sweep=SWEEP_EVERY)
+
+    def _capacity(self) -> Capacity:
+        options = self.desk.options
+        return Capacity(**options.pools, processes=options.processes.children, most=options.max_concurrent)
 
     def _hang_bell(self, spawn: Spawner) -> None:
         self.bell.close()
