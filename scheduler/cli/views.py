@@ -213,6 +213,7 @@ WORKER_FIELDS = (
     "max_concurrent_tasks",
     "kinds",
     "holds",
+    "lost_bodies",
     "running",
     "started_at",
     "heartbeat_at",
@@ -250,6 +251,7 @@ def worker_view(worker: WorkerRecord, now: int) -> dict[str, Any]:
         "max_concurrent_tasks": worker.capacity.most,
         "kinds": list(worker.kinds),
         "holds": worker.holds,
+        "lost_bodies": {"count": worker.strays, "tasks": list(worker.stray_tasks)},
         "running": [{"id": one.id, "kind": one.kind, "since": time(one.since)} for one in worker.running],
         "started_at": time(worker.started_at),
         "heartbeat_at": time(worker.heartbeat_at),
@@ -270,6 +272,7 @@ def worker_row(worker: WorkerRecord, now: int) -> dict[str, Any]:
     return row | {
         "queues": ",".join(worker.queues),
         "lease_left": None if left is None else round(left),
+        "holds": f"{worker.holds} (+{worker.strays} lost)" if worker.strays else worker.holds,
         "pools": " ".join(f"{name}:{size}" for name, size in room.items()),
         "running": ", ".join(f"{one.id} {one.kind}" for one in worker.running[:_NAMED])
         + (f" and {len(worker.running) - _NAMED} more" if len(worker.running) > _NAMED else ""),

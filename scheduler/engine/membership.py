@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from scheduler.engine.capacity import capacity_of
 from scheduler.engine.desk import Desk
 from scheduler.engine.duties import REAP_EVERY, SWEEP_EVERY, Duties
 from scheduler.engine.guard import Guard
@@ -15,7 +16,6 @@ from scheduler.engine.pools import all_waiting
 from scheduler.engine.turn import Turner
 from scheduler.engine.upkeep import Lease
 from scheduler.engine.verdict import hand_back
-from scheduler.model.capacity import Capacity
 from scheduler.model.outcome import Ends
 from scheduler.ports import SECOND, Spawner
 from scheduler.store import workers
@@ -74,7 +74,7 @@ class Membership:
             os.getpid(),
             self._version,
             desk.options.queues,
-            self._capacity(),
+            capacity_of(desk),
         )
         kinds, begun = list(desk.registry), desk.monotonic()
         with database.write(connection) as c:
@@ -84,15 +84,11 @@ class Membership:
             self.turner.limits.learn(c)
         # Not before the commit: what was rolled back may be another worker's id next.
         self.turner.worker = desk.worker = worker
-        self.duties.known_kinds = len(kinds)
+        self.duties.known_kinds, self.duties.known_capacity = len(kinds), info.capacity
         self.lease.joined(begun)
         self.bell.ring()  # who takes itself for alone rings for nobody
         self.lease.reap(connection, worker, self.bell.known_dead)
         self.duties.timers.restart(renew=lease / 3, reap=REAP_EVERY, sweep=SWEEP_EVERY)
-
-    def _capacity(self) -> Capacity:
-        options = self.desk.options
-        return Capacity(**options.pools, processes=options.processes.children, most=options.max_concurrent)
 
     def _hang_bell(self, spawn: Spawner) -> None:
         self.bell.close()
@@ -146,6 +142,7 @@ class Membership:
         desk.put_down(waiting, Ends.of([hand_back(attempt, now) for attempt in waiting]))
         for attempt in list(desk.held.values()):
             attempt.lost = True
+            desk.strays[attempt.claimed.id, attempt.claimed.claim] = attempt
             if attempt.slot is not None:
                 attempt.slot.interrupt(attempt)
         self.guard.reclaimed()

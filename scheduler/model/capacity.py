@@ -45,11 +45,24 @@ class Room(NamedTuple):
         return Room(*map(sum, zip(self, other, strict=True)))
 
 
+class Stray(msgspec.Struct, frozen=True, array_like=True):
+    """Bodies whose claims were taken from them: they fill slots of this pool until they end.
+
+    ``tasks``: some of theirs; ``alone``: this worker does not run these beside them.
+    """
+
+    level: int
+    sort: int
+    count: int
+    tasks: tuple[int, ...] = ()
+    alone: bool = False
+
+
 class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     """Pools are (thread slots, async slots).
 
     ``processes``: children, None: an older program did not say; ``most``: tasks that it holds at most, 0: as many as
-    its slots take.
+    its slots take; ``childless``: no child can be started at present.
     """
 
     high: tuple[int, int] = (0, 0)
@@ -57,6 +70,8 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     low: tuple[int, int] = (0, 0)
     processes: int | None = None
     most: int = 0
+    childless: bool = False
+    strays: tuple[Stray, ...] = ()
 
     @property
     def pools(self) -> dict[str, tuple[int, int]]:
@@ -77,20 +92,27 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
         """What is left for tasks of this level and sort beside what it holds, by level and sort; None: not known."""
         if sort == PROCESS:
             return None if self.processes is None else self._children(self.processes, level, held)
+        stray = [self._strays(one, sort) for one in range(len(POOLS))]
         slots = sum(self.pool(one)[sort] for one in range(level, len(POOLS)))
         own = sum(held.get((one, sort), 0) for one in range(level, len(POOLS)))
         over = guests = 0  # of the higher levels' tasks: those that must, and that may, have slots of these pools
         for one in range(level):
             over += held.get((one, sort), 0)
-            above = min(over, self.pool(one)[sort])
+            above = min(over, max(0, self.pool(one)[sort] - stray[one]))
             over, guests = over - above, guests + above
-        taken = own + over
+        taken = own + over + sum(stray[level:])
         return Room(slots, min(taken, slots), max(0, taken - slots), guests)
 
-    @staticmethod
-    def _children(count: int, level: int, held: Mapping[SlotKey, int]) -> Room:
-        high = held.get((HIGH, PROCESS), 0)
-        lower = sum(held.get((one, PROCESS), 0) for one in range(HIGH + 1, len(POOLS)))
+    def strays_of(self, level: int, sort: int) -> list[Stray]:
+        """Those that fill slots in which tasks of this level and sort may run."""
+        return [s for s in self.strays if s.sort == sort and (sort == PROCESS or s.level >= level)]
+
+    def _strays(self, level: int, sort: int) -> int:
+        return sum(s.count for s in self.strays if (s.level, s.sort) == (level, sort))
+
+    def _children(self, count: int, level: int, held: Mapping[SlotKey, int]) -> Room:
+        high, *others = (held.get((one, PROCESS), 0) + self._strays(one, PROCESS) for one in range(len(POOLS)))
+        lower = sum(others)
         slots = count + 1 if level == HIGH and lower >= count else count
         if level == HIGH:
             taken, waiting = high + min(lower, count), max(0, lower - count)

@@ -14,7 +14,7 @@ from scheduler.store import dead_letters, stalls
 from scheduler.store.claim import SUSPECT_LANE, LaneHead, lane_heads
 from scheduler.store.dialect import prepared
 from scheduler.store.read_counts import by_state
-from scheduler.store.read_workers import LOST, Fleet, WorkerRecord, kind_of, read_fleet, sorts, workers
+from scheduler.store.read_workers import LOST, Fleet, WorkerRecord, kind_of, read_fleet, sorts, stray_text, workers
 from scheduler.store.why import ready_since
 
 _MOST = 10_000  # counts of what is stuck end here
@@ -74,6 +74,7 @@ def status(connection: sa.Connection, now: int) -> Status:
         *_stalled(connection, found, now),
         *_never(connection),
         *_lost(found),
+        *_bodies(found),
         *_late_schedules(connection, now),
     ]
     return Status(
@@ -233,6 +234,11 @@ def _lost(found: list[WorkerRecord]) -> list[Stuck]:
         for w in found
         if w.state == LOST
     ]
+
+
+def _bodies(found: list[WorkerRecord]) -> list[Stuck]:
+    """Bodies that lost their claims and run on: a thread cannot be ended, and until it ends it keeps its slot."""
+    return [Stuck("bodies", text, w.strays, w.stray_tasks) for w in found if (text := stray_text(w)) is not None]
 
 
 def _late_schedules(connection: sa.Connection, now: int) -> list[Stuck]:

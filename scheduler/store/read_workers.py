@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
 from scheduler.model import state as st
-from scheduler.model.capacity import POOLS, SORTS, Capacity
+from scheduler.model.capacity import POOLS, SORTS, Capacity, Stray
+from scheduler.model.texts import listed
 from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import prepared
 from scheduler.store.workers import DRAINING, LIVE, STOPPED, WORKER_STATES
@@ -69,6 +70,16 @@ class WorkerRecord(NamedTuple):
     def serves_queue(self, queue: str) -> bool:
         """Whether it takes tasks of this queue."""
         return "*" in self.queues or queue in self.queues
+
+    @property
+    def strays(self) -> int:
+        """How many bodies run here that lost their claims; 0 of a worker that does not go round any more."""
+        return sum(one.count for one in self.capacity.strays) if self.alive else 0
+
+    @property
+    def stray_tasks(self) -> tuple[int, ...]:
+        """The tasks of these, or some of them."""
+        return tuple(sorted(i for one in self.capacity.strays for i in one.tasks)) if self.alive else ()
 
     def knows(self, kind: str, version: int) -> bool:
         """Whether it can read tasks of this kind that were scheduled with this schema_version."""
@@ -131,6 +142,23 @@ def _state(row: sa.Row[Any], now: int) -> str:
     if row.state == LIVE and row.drain_requested is not None:
         return WORKER_STATES[DRAINING]  # it will notice in a moment
     return WORKER_STATES[row.state]
+
+
+def bodies(strays: Iterable[Stray]) -> str:
+    """``2 bodies that lost their claims (task 5, 7)``."""
+    found = list(strays)
+    count = sum(one.count for one in found)
+    tasks = listed([str(i) for i in sorted(i for one in found for i in one.tasks)])
+    lost = "1 body that lost its claim" if count == 1 else f"{count} bodies that lost their claims"
+    return f"{lost} (task {tasks})"
+
+
+def stray_text(worker: WorkerRecord) -> str | None:
+    """What to say of a worker that runs bodies which lost their claims."""
+    if not worker.strays:
+        return None
+    rest = "it fills its slot until it ends" if worker.strays == 1 else "they fill their slots until they end"
+    return f"worker {worker.label} runs {bodies(worker.capacity.strays)}; {rest}"
 
 
 class Drained(NamedTuple):

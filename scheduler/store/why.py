@@ -127,7 +127,8 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: 
         return f"suspended, awaits {awaited or 'what nobody has told'}"
     at = f"{rfc3339(row.run_at, exact=False)} (in {span_text(row.run_at - now)})"
     unserved = _unserved(row, fleet)
-    tail = f"; at present {unserved}" if unserved is not None else ""
+    beside = slots.beside(fleet, row)
+    tail = f"; at present {unserved}" if unserved is not None else f"; {beside}" if beside is not None else ""
     if state is TaskState.RETRY:
         most = "" if row.max_attempts is None else f" of {row.max_attempts}"
         error = row.error or "no error recorded"

@@ -118,6 +118,14 @@ def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind],
         )
 
 
+def publish_capacity(connection: sa.Connection, worker: int, capacity: Capacity) -> None:
+    """Write what the worker says of its slots now."""
+    connection.execute(
+        prepared(f"UPDATE schedd_workers SET pools = :pools WHERE id = :worker AND state < {STOPPED}"),
+        {"worker": worker, "pools": msgspec.json.encode(capacity).decode()},
+    )
+
+
 def renew(
     connection: sa.Connection, worker: int, now: int, lease: int, state: int | None = None, skew: int = 0
 ) -> bool:
