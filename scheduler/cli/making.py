@@ -169,7 +169,7 @@ def schedule(session: Session, given: Given, kind: str, payload: dict[str, Any],
         _store(session, spec)
     with session.database.read() as connection:
         fleet = session.fleet(connection)
-    unserved = fleet.unserved(spec.queue, spec.kind)
+    unserved = fleet.unserved(spec.queue, spec.kind, level=spec.pool)
     if unserved is not None and fleet.claiming:
         note(unserved)
 

@@ -89,12 +89,12 @@ class Session:
 
     def fleet(self, connection: sa.Connection) -> Fleet:
         """The workers that take new work; says so on stderr if there are none."""
-        from scheduler.store.read_workers import Fleet, workers
+        from scheduler.store.read_workers import read_fleet
 
-        fleet = Fleet(workers(connection, self.database.now()))
-        if not fleet.claiming:
+        found = read_fleet(connection, self.database.now())
+        if not found.claiming:
             note("no worker is live: tasks wait until schedd is started")
-        return fleet
+        return found
 
 
 def note(text: str) -> None:

@@ -209,8 +209,11 @@ WORKER_FIELDS = (
     "state",
     "queues",
     "pools",
+    "processes",
+    "max_concurrent_tasks",
     "kinds",
     "holds",
+    "lost_bodies",
     "running",
     "started_at",
     "heartbeat_at",
@@ -243,9 +246,12 @@ def worker_view(worker: WorkerRecord, now: int) -> dict[str, Any]:
         "version": worker.version,
         "state": worker.state,
         "queues": list(worker.queues),
-        "pools": {name: {"slots": s, "async_slots": a} for name, (s, a) in worker.pools.items()},
+        "pools": {name: {"slots": s, "async_slots": a} for name, (s, a) in worker.capacity.pools.items()},
+        "processes": worker.capacity.processes,
+        "max_concurrent_tasks": worker.capacity.most,
         "kinds": list(worker.kinds),
         "holds": worker.holds,
+        "lost_bodies": {"count": worker.strays, "tasks": list(worker.stray_tasks)},
         "running": [{"id": one.id, "kind": one.kind, "since": time(one.since)} for one in worker.running],
         "started_at": time(worker.started_at),
         "heartbeat_at": time(worker.heartbeat_at),
@@ -259,11 +265,15 @@ def worker_row(worker: WorkerRecord, now: int) -> dict[str, Any]:
     """The same for a table: lists as text, spans to the second."""
     row = worker_view(worker, now)
     left = row["lease_left"]
-    pools = {name: f"{threads}+{tasks}" for name, (threads, tasks) in worker.pools.items() if threads or tasks}
+    found = worker.capacity
+    room = {name: f"{threads}+{tasks}" for name, (threads, tasks) in found.pools.items() if threads or tasks}
+    room |= {"processes": str(found.processes)} if found.processes else {}
+    room |= {"at most": str(found.most)} if found.most else {}
     return row | {
         "queues": ",".join(worker.queues),
         "lease_left": None if left is None else round(left),
-        "pools": " ".join(f"{name}:{size}" for name, size in pools.items()),
+        "holds": f"{worker.holds} (+{worker.strays} lost)" if worker.strays else worker.holds,
+        "pools": " ".join(f"{name}:{size}" for name, size in room.items()),
         "running": ", ".join(f"{one.id} {one.kind}" for one in worker.running[:_NAMED])
         + (f" and {len(worker.running) - _NAMED} more" if len(worker.running) > _NAMED else ""),
     }

@@ -82,6 +82,7 @@ class Desk:
         self.lapses_at = float("inf")  # when the lease runs out unless it is renewed (monotonic)
         self.held: dict[tuple[int, int], Attempt] = {}
         self.losing: set[tuple[int, int]] = set()  # claims that were taken from bodies that are still under way
+        self.strays: dict[tuple[int, int], Attempt] = {}  # bodies that lost their claims for certain
         self.means: dict[str, float] = {}  # seconds by kind
         self.alerts = Alerts(None, None)
         self.processes: ProcessPool | None = None
@@ -218,6 +219,9 @@ class Desk:
             started, finished = tuple(compress(started, known)), tuple(compress(finished, known))
         if self.losing:
             self.losing.difference_update(zip(ends.task_ids, ends.claims, strict=True))
+        if self.strays:
+            for key in zip(ends.task_ids, ends.claims, strict=True):
+                self.strays.pop(key, None)
         took: dict[str, list[int]] = {}
         kinds = list(map(_KIND_OF, attempts))
         if len(set(kinds)) == 1 and None not in started:  # mostly
@@ -239,7 +243,9 @@ class Desk:
     def lose(self, attempt: Attempt) -> None:
         """Its claim was taken from this attempt while the worker is well: its task is not run beside it here."""
         attempt.lost = True
-        self.losing.add((attempt.claimed.id, attempt.claimed.claim))
+        key = (attempt.claimed.id, attempt.claimed.claim)
+        self.losing.add(key)
+        self.strays[key] = attempt
         if attempt.slot is not None:
             attempt.slot.interrupt(attempt)
 

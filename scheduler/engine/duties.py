@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from scheduler.engine.capacity import capacity_of
 from scheduler.engine.desk import Desk
 from scheduler.engine.stalls import watch_stalls
 from scheduler.engine.turn import Turner
@@ -19,11 +20,14 @@ from scheduler.engine.upkeep import (
     wake_overlooked,
 )
 from scheduler.errors import StoreUnavailableError
+from scheduler.model.capacity import Capacity
 from scheduler.store import looks, waits, workers
 from scheduler.store.doorbell import Bell
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+    from scheduler.model.registry import Kind
 
 T = TypeVar("T")
 log = logging.getLogger("scheduler.engine")
@@ -90,6 +94,7 @@ class Duties:
         self.schedules = Schedules(desk)
         self.sweeper = Sweeper(desk)
         self.known_kinds = 0  # so many are published
+        self.known_capacity = Capacity()  # as it is published
         self._overlooked = self._judged = False  # whether there is such work
         self._troubles: dict[str, str] = {}
 
@@ -108,14 +113,27 @@ class Duties:
         return done
 
     def publish(self, connection: sa.Connection) -> None:
-        """Tell of kinds that were registered after the start."""
+        """Tell of kinds that were registered after the start, and of what fills this worker's slots without a claim."""
         kinds = list(self.desk.registry)
-        if len(kinds) == self.known_kinds:
-            return
+        if len(kinds) != self.known_kinds:
+            self._publish_kinds(connection, kinds)
+        known, processes = self.known_capacity, self.desk.processes
+        if self.desk.strays or known.strays or known.childless != (processes is not None and processes.out_of_order):
+            self.attempt("telling of this worker's slots", lambda: self._publish_capacity(connection))
+
+    def _publish_kinds(self, connection: sa.Connection, kinds: list[Kind]) -> None:
         with self.desk.database.write(connection) as c:
             workers.publish_kinds(c, self.turner.worker, kinds, self.desk.now())
             self.turner.limits.learn(c)
         self.known_kinds = len(kinds)
+
+    def _publish_capacity(self, connection: sa.Connection) -> None:
+        now = capacity_of(self.desk)
+        if now == self.known_capacity:
+            return
+        with self.desk.database.write(connection) as c:
+            workers.publish_capacity(c, self.turner.worker, now)
+        self.known_capacity = now
 
     def learn_limits(self, connection: sa.Connection) -> None:
         """Read what other programs say of their kinds."""

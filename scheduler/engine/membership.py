@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from scheduler.engine.capacity import capacity_of
 from scheduler.engine.desk import Desk
 from scheduler.engine.duties import REAP_EVERY, SWEEP_EVERY, Duties
 from scheduler.engine.guard import Guard
@@ -74,7 +75,7 @@ class Membership:
             os.getpid(),
             self._version,
             desk.options.queues,
-            dict(desk.options.pools),
+            capacity_of(desk),
         )
         kinds, begun = list(desk.registry), desk.monotonic()
         with database.write(connection) as c:
@@ -86,7 +87,7 @@ class Membership:
             self.turner.limits.learn(c)
         # Not before the commit: what was rolled back may be another worker's id next.
         self.turner.worker = desk.worker = worker
-        self.duties.known_kinds = len(kinds)
+        self.duties.known_kinds, self.duties.known_capacity = len(kinds), info.capacity
         self.lease.joined(begun)
         self.bell.ring()  # who takes itself for alone rings for nobody
         self.lease.reap(connection, worker, self.bell.known_dead)
@@ -144,6 +145,7 @@ class Membership:
         desk.put_down(waiting, Ends.of([hand_back(attempt, now) for attempt in waiting]))
         for attempt in list(desk.held.values()):
             attempt.lost = True
+            desk.strays[attempt.claimed.id, attempt.claimed.claim] = attempt
             if attempt.slot is not None:
                 attempt.slot.interrupt(attempt)
         desk.losing |= desk.held.keys()  # none of them runs here beside itself, should this process claim it again

@@ -18,6 +18,7 @@ from scheduler.ports import FOREVER
 from scheduler.store import horizon, migrate, waits
 from scheduler.store.database import Database
 from scheduler.store.dialect import prepared
+from scheduler.store.read_status import unserved
 from scheduler.store.read_workers import LOST, workers
 from scheduler.store.stalls import stalled
 
@@ -60,6 +61,7 @@ def check(connection: sa.Connection, now: int) -> list[Finding]:
             overslept(connection, now),
         ),
         _claims(connection, now),
+        _ready(connection, now),
         _stalls(connection, now),
         _keys(connection),
         _finding("replaced", "nothing waits to be put in place", "replaced, and still what it was", stale(connection)),
@@ -158,6 +160,13 @@ def _claims(connection: sa.Connection, now: int) -> Finding:
         "held by no live worker",
         loose[:_MOST],
     )
+
+
+def _ready(connection: sa.Connection, now: int) -> Finding:
+    found = unserved(connection, now)
+    if not found:
+        return Finding("ready tasks", OK, "some live worker takes each")
+    return Finding("ready tasks", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
 
 
 def _stalls(connection: sa.Connection, now: int) -> Finding:

@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from scheduler.model.capacity import POOLS
 from scheduler.model.state import Otherwise
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
 from scheduler.store import dead_letters, stalls
-from scheduler.store.claim import LaneHead, lane_heads
+from scheduler.store.claim import SUSPECT_LANE, LaneHead, lane_heads
 from scheduler.store.dialect import prepared
 from scheduler.store.read_counts import by_state
-from scheduler.store.read_workers import LOST, POOLS, Fleet, WorkerRecord, kind_of, workers
+from scheduler.store.read_workers import LOST, Fleet, WorkerRecord, kind_of, read_fleet, sorts, stray_text, workers
 from scheduler.store.why import ready_since
 
 _MOST = 10_000  # counts of what is stuck end here
@@ -65,14 +66,15 @@ class Status(NamedTuple):
 def status(connection: sa.Connection, now: int) -> Status:
     """How things stand at ``now`` (microseconds). Reads narrow indexes only."""
     found = workers(connection, now)
-    fleet = Fleet(found)
-    due = sorted((h for h in lane_heads(connection) if h.run_at <= now), key=lambda h: h.run_at)
+    fleet = Fleet(found, sorts(connection))
+    due = _due(connection, now)
     stuck = [
         *_unserved(connection, due, fleet, now),
         *_overdue(connection, now),
         *_stalled(connection, found, now),
         *_never(connection),
         *_lost(found),
+        *_bodies(found),
         *_late_schedules(connection, now),
     ]
     return Status(
@@ -99,7 +101,7 @@ def _pools(connection: sa.Connection, fleet: Fleet, now: int) -> dict[str, PoolC
         prepared("SELECT pool, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY pool")
     ):
         held[row.pool] = row.n
-    slots = {name: [w.pools.get(name, (0, 0)) for w in fleet.claiming] for name in POOLS}
+    slots = {name: [w.capacity.pools[name] for w in fleet.claiming] for name in POOLS}
     return {
         name: PoolCount(
             due[level],
@@ -127,14 +129,23 @@ def _oldest(connection: sa.Connection, due: list[LaneHead]) -> ReadyTask | None:
     return min(found, key=lambda r: (r.since, r.id), default=None)
 
 
-def _unserved(connection: sa.Connection, due: list[LaneHead], fleet: Fleet, now: int) -> list[Stuck]:
+def _due(connection: sa.Connection, now: int) -> list[LaneHead]:
+    return sorted((h for h in lane_heads(connection) if h.run_at <= now), key=lambda h: h.run_at)
+
+
+def unserved(connection: sa.Connection, now: int) -> list[Stuck]:
     """Ready tasks that no live worker would claim, by reason and kind."""
-    groups: dict[tuple[str, str], list[LaneHead]] = {}
+    return _unserved(connection, _due(connection, now), read_fleet(connection, now), now)
+
+
+def _unserved(connection: sa.Connection, due: list[LaneHead], fleet: Fleet, now: int) -> list[Stuck]:
+    groups: dict[tuple[str, str, int, bool], list[LaneHead]] = {}
     for head in due:
-        groups.setdefault((head.queue, kind_of(head.lane)), []).append(head)
+        suspect = head.lane.startswith(SUSPECT_LANE)
+        groups.setdefault((head.queue, kind_of(head.lane), head.pool, suspect), []).append(head)
     rows: dict[str, tuple[int, list[int]]] = {}
-    for (queue, kind), heads in sorted(groups.items()):
-        reason = fleet.unserved(queue, kind)
+    for (queue, kind, level, suspect), heads in sorted(groups.items()):
+        reason = fleet.unserved(queue, kind, level=None if suspect else level)
         if reason is None:
             continue
         count, examples = rows.get(reason, (0, []))
@@ -223,6 +234,11 @@ def _lost(found: list[WorkerRecord]) -> list[Stuck]:
         for w in found
         if w.state == LOST
     ]
+
+
+def _bodies(found: list[WorkerRecord]) -> list[Stuck]:
+    """Bodies that lost their claims and run on: a thread cannot be ended, and until it ends it keeps its slot."""
+    return [Stuck("bodies", text, w.strays, w.stray_tasks) for w in found if (text := stray_text(w)) is not None]
 
 
 def _late_schedules(connection: sa.Connection, now: int) -> list[Stuck]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
 from scheduler.model import state as st
+from scheduler.model.capacity import POOLS, SORTS, Capacity, Stray
+from scheduler.model.texts import listed
 from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import prepared
 from scheduler.store.workers import DRAINING, LIVE, STOPPED, WORKER_STATES
 
 LOST = "lost"  # its lease ran out, and nobody has taken its claims back yet
-POOLS = ("high", "medium", "low")
 _RECENT = 50
 _MOST = 1000  # running tasks named, of all workers
 
@@ -30,7 +31,7 @@ class Running(NamedTuple):
 class WorkerRecord(NamedTuple):
     """One worker. ``state``: live, draining, stopped, dead; lost: its lease ran out, unnoticed so far.
 
-    ``pools``: (thread slots, async slots) by name; ``holds``: tasks it has claimed or is running, of which ``running``
+    ``capacity``: its slots; ``holds``: tasks it has claimed or is running, of which ``running``
     names those under way; ``skew``: its machine's clock behind the server's. Times are microseconds.
     """
 
@@ -41,7 +42,7 @@ class WorkerRecord(NamedTuple):
     version: str
     state: str
     queues: tuple[str, ...]
-    pools: dict[str, tuple[int, int]]
+    capacity: Capacity
     kinds: tuple[str, ...]
     holds: int
     started_at: int
@@ -70,9 +71,19 @@ class WorkerRecord(NamedTuple):
         """Whether it takes tasks of this queue."""
         return "*" in self.queues or queue in self.queues
 
-    def slots(self, level: int) -> int:
-        """Thread slots of the pool of this level."""
-        return self.pools.get(POOLS[level], (0, 0))[0]
+    @property
+    def strays(self) -> int:
+        """How many bodies run here that lost their claims; 0 of a worker that does not go round any more."""
+        return sum(one.count for one in self.capacity.strays) if self.alive else 0
+
+    @property
+    def stray_tasks(self) -> tuple[int, ...]:
+        """The tasks of these, or some of them."""
+        return tuple(sorted(i for one in self.capacity.strays for i in one.tasks)) if self.alive else ()
+
+    def knows(self, kind: str, version: int) -> bool:
+        """Whether it can read tasks of this kind that were scheduled with this schema_version."""
+        return self.versions.get(kind, -1) >= version
 
 
 def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list[WorkerRecord]:
@@ -110,7 +121,7 @@ def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list
             r.version,
             _state(r, now),
             tuple(msgspec.json.decode(r.queues, type=list[str])),
-            msgspec.json.decode(r.pools, type=dict[str, tuple[int, int]]),
+            msgspec.json.decode(r.pools, type=Capacity),
             tuple(kinds.get(r.id, ())),
             held.get(r.id, 0),
             r.started_at,
@@ -133,6 +144,23 @@ def _state(row: sa.Row[Any], now: int) -> str:
     return WORKER_STATES[row.state]
 
 
+def bodies(strays: Iterable[Stray]) -> str:
+    """``2 bodies that lost their claims (task 5, 7)``."""
+    found = list(strays)
+    count = sum(one.count for one in found)
+    tasks = listed([str(i) for i in sorted(i for one in found for i in one.tasks)])
+    lost = "1 body that lost its claim" if count == 1 else f"{count} bodies that lost their claims"
+    return f"{lost} (task {tasks})"
+
+
+def stray_text(worker: WorkerRecord) -> str | None:
+    """What to say of a worker that runs bodies which lost their claims."""
+    if not worker.strays:
+        return None
+    rest = "it fills its slot until it ends" if worker.strays == 1 else "they fill their slots until they end"
+    return f"worker {worker.label} runs {bodies(worker.capacity.strays)}; {rest}"
+
+
 class Drained(NamedTuple):
     """How far a worker is that was told to drain. ``over``: it knows, and holds nothing any more."""
 
@@ -149,24 +177,42 @@ def drained(connection: sa.Connection, worker: int) -> Drained:
     return Drained(state != LIVE and holds == 0, int(holds))
 
 
-class Fleet:
-    """The workers that take new work, and what none of them serves."""
+class _Published(msgspec.Struct):
+    """Of a kind's options; None: by an older program, which did not say."""
 
-    def __init__(self, found: list[WorkerRecord]) -> None:
+    sort: str | None = None
+
+
+def sorts(connection: sa.Connection) -> dict[str, int]:
+    """What sort of slots runs each kind, as far as workers have said so."""
+    rows = connection.execute(prepared("SELECT name, options FROM schedd_kinds"))
+    found = {row.name: msgspec.json.decode(row.options, type=_Published).sort for row in rows}
+    return {name: SORTS.index(sort) for name, sort in found.items() if sort in SORTS}
+
+
+class Fleet:
+    """The workers that take new work, and what none of them serves. ``sorts``: see the function."""
+
+    def __init__(self, found: list[WorkerRecord], sorts: Mapping[str, int]) -> None:
         self.claiming = [w for w in found if w.claims]
+        self.sorts = sorts
         self._kinds = {w.id: frozenset(w.kinds) for w in self.claiming}
 
-    def serving(self, queue: str, kind: str) -> list[WorkerRecord]:
-        """The workers that would claim a task of this queue and kind."""
-        return [w for w in self.claiming if kind in self._kinds[w.id] and w.serves_queue(queue)]
+    def serving(self, queue: str, kind: str, version: int = 0) -> list[WorkerRecord]:
+        """The workers that would claim a task of this queue, kind and schema_version."""
+        some = [w for w in self.claiming if kind in self._kinds[w.id] and w.serves_queue(queue)]
+        return [w for w in some if w.knows(kind, version)]
 
-    def unserved(self, queue: str, kind: str, version: int = 0) -> str | None:
-        """Why nobody would run a task of this queue, kind and schema_version; None if somebody would."""
+    def unserved(self, queue: str, kind: str, version: int = 0, level: int | None = None) -> str | None:
+        """Why nobody would run a task of this queue, kind, schema_version and level; None if somebody would.
+
+        ``level`` None: whatever slots it needs.
+        """
         serving = self.serving(queue, kind)
         if serving:
             newest = max(w.versions[kind] for w in serving)
             if newest >= version:
-                return None
+                return self._slotless(self.serving(queue, kind, version), queue, kind, level)
             return f"no live worker knows schema_version {version} of kind {kind!r}, the newest knows {newest}"
         if not self.claiming:
             return "no worker is live"
@@ -175,6 +221,18 @@ class Fleet:
         if not any(w.serves_queue(queue) for w in self.claiming):
             return f"no live worker serves queue {queue!r}"
         return f"no live worker serves both kind {kind!r} and queue {queue!r}"
+
+    def _slotless(self, serving: list[WorkerRecord], queue: str, kind: str, level: int | None) -> str | None:
+        sort = self.sorts.get(kind)
+        if level is None or sort is None or not all(w.capacity.lacks(level, sort) for w in serving):
+            return None
+        what = ("a thread slot", "an async slot", "a child process")[sort]
+        return f"no live worker that serves kind {kind!r} in queue {queue!r} has {what} for {POOLS[level]} tasks"
+
+
+def read_fleet(connection: sa.Connection, now: int) -> Fleet:
+    """The workers that take new work."""
+    return Fleet(workers(connection, now), sorts(connection))
 
 
 def kind_of(lane: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
 
+from scheduler.model.capacity import Capacity
 from scheduler.model.texts import counted, listed
 from scheduler.store import checks, schedules, waits, workers
 from scheduler.store.control import recount
@@ -51,7 +52,8 @@ def _claims(connection: sa.Connection, dialect: Dialect, now: int) -> Iterator[s
     """Those of workers that are recorded as ended; and of workers that have no row, by way of one that is made up."""
     loose = checks.unclaimed(connection)
     if loose:
-        nobody = workers.register(connection, workers.WorkerInfo(f"nobody-{now}", NOBODY, 0, "", (), {}), (), now, 0)
+        made_up = workers.WorkerInfo(f"nobody-{now}", NOBODY, 0, "", (), Capacity())
+        nobody = workers.register(connection, made_up, (), now, 0)
         workers.stop(connection, nobody, now)
         connection.execute(
             prepared(f"UPDATE schedd_tasks SET worker = :worker WHERE id IN {dialect.ids()}"),

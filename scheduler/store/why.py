@@ -13,11 +13,11 @@ from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import FOREVER
-from scheduler.store import caps, stalls, waits
+from scheduler.store import caps, slots, stalls, waits
 from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import dialect_of, prepared
 from scheduler.store.read_graph import dependencies
-from scheduler.store.read_workers import LOST, POOLS, Fleet, WorkerRecord, workers
+from scheduler.store.read_workers import LOST, Fleet, WorkerRecord, sorts, workers
 
 _ROW = (
     "SELECT t.id, t.kind, t.schema_version, t.state, t.queue, t.pool, t.lane, t.unmet, t.run_at, t.attempt, "
@@ -45,10 +45,11 @@ def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
         said = _held(connection, row, state, now, {w.id: w for w in found})
         again = "it was replaced, and runs once more as what it is now when this attempt has ended"
         return said if row.rerun != 1 else again if said is None else f"{said}; {again}"
+    fleet = Fleet(found, sorts(connection))
     if row.run_at > now:
         awaited = _awaited(connection, row.id) if state is TaskState.SUSPENDED else ""
-        return _later(row, state, now, Fleet(found), awaited)
-    return _due(connection, row, now, Fleet(found))
+        return _later(row, state, now, fleet, awaited)
+    return _due(connection, row, now, fleet)
 
 
 def _ended(row: sa.Row[Any], state: TaskState, now: int) -> str:
@@ -125,8 +126,9 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: 
     if row.run_at >= FOREVER:
         return f"suspended, awaits {awaited or 'what nobody has told'}"
     at = f"{rfc3339(row.run_at, exact=False)} (in {span_text(row.run_at - now)})"
-    unserved = fleet.unserved(row.queue, row.kind, row.schema_version)
-    tail = f"; at present {unserved}" if unserved is not None else ""
+    unserved = _unserved(row, fleet)
+    beside = slots.beside(fleet, row)
+    tail = f"; at present {unserved}" if unserved is not None else f"; {beside}" if beside is not None else ""
     if state is TaskState.RETRY:
         most = "" if row.max_attempts is None else f" of {row.max_attempts}"
         error = row.error or "no error recorded"
@@ -136,9 +138,14 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: 
     return f"due at {at}{tail}"
 
 
+def _unserved(row: sa.Row[Any], fleet: Fleet) -> str | None:
+    level = None if row.lane.startswith(SUSPECT_LANE) else row.pool  # a suspect may run in slots of another sort
+    return fleet.unserved(row.queue, row.kind, row.schema_version, level)
+
+
 def _due(connection: sa.Connection, row: sa.Row[Any], now: int, fleet: Fleet) -> str:
     since = f"due since {rfc3339(ready_since(connection, row.id, row.run_at), exact=False)}"
-    unserved = fleet.unserved(row.queue, row.kind, row.schema_version)
+    unserved = _unserved(row, fleet)
     if unserved is not None:
         return f"{since}, but {unserved}"
     if row.lane.startswith(SUSPECT_LANE):
@@ -146,12 +153,8 @@ def _due(connection: sa.Connection, row: sa.Row[Any], now: int, fleet: Fleet) ->
     limited = _limited(connection, row, now)
     if limited is not None:
         return f"{since}; {limited}"
-    serving = fleet.serving(row.queue, row.kind)
-    slots = sum(w.slots(row.pool) for w in serving)
-    busy = _busy(connection, row.pool, {w.id for w in serving})
-    if busy >= slots:
-        return f"{since}; waits for a free slot of pool {POOLS[row.pool]} ({busy} busy of {slots})"
-    return f"{since}; a worker claims it at its next turn"
+    taken = slots.taken(connection, fleet, row)
+    return f"{since}; {taken or 'a worker claims it at its next turn'}"
 
 
 def _limited(connection: sa.Connection, row: sa.Row[Any], now: int) -> str | None:
@@ -167,13 +170,6 @@ def _limited(connection: sa.Connection, row: sa.Row[Any], now: int) -> str | Non
     if room.starts == 0:
         return f"rate limit {room.limit.rate}, next start at {rfc3339(room.again, exact=False)}"
     return None
-
-
-def _busy(connection: sa.Connection, level: int, among: set[int]) -> int:
-    rows = connection.execute(
-        prepared("SELECT worker, pool FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND worker IS NOT NULL")
-    )
-    return sum(1 for r in rows if r.pool == level and r.worker in among)
 
 
 def ready_since(connection: sa.Connection, task_id: int, run_at: int) -> int:

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import InvalidTransitionError, UnknownWorkerError
 from scheduler.model import state as st
+from scheduler.model.capacity import SORTS, Capacity
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.registry import Kind
 from scheduler.model.state import END_BIT, TaskState
@@ -38,7 +39,7 @@ class WorkerInfo(NamedTuple):
     pid: int
     version: str
     queues: Sequence[str]
-    pools: dict[str, tuple[int, int]]
+    capacity: Capacity
 
 
 def register(
@@ -55,9 +56,12 @@ def register(
             ":now, :until, :skew) RETURNING id"
         ),
         {
-            **info._asdict(),
+            "incarnation": info.incarnation,
+            "host": info.host,
+            "pid": info.pid,
+            "version": info.version,
             "queues": msgspec.json.encode(list(info.queues)).decode(),
-            "pools": msgspec.json.encode(info.pools).decode(),
+            "pools": msgspec.json.encode(info.capacity).decode(),
             "now": now,
             "until": now + lease,
             "skew": skew,
@@ -73,6 +77,7 @@ def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind],
         o = kind.options
         options = {
             "runs": kind.runs,
+            "sort": SORTS[kind.sort],
             "queue": o.queue,
             "pool": int(o.priority),
             "retry": o.retry.to_json() if o.retry else None,
@@ -111,6 +116,14 @@ def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind],
             ),
             bound,
         )
+
+
+def publish_capacity(connection: sa.Connection, worker: int, capacity: Capacity) -> None:
+    """Write what the worker says of its slots now."""
+    connection.execute(
+        prepared(f"UPDATE schedd_workers SET pools = :pools WHERE id = :worker AND state < {STOPPED}"),
+        {"worker": worker, "pools": msgspec.json.encode(capacity).decode()},
+    )
 
 
 def renew(

@@ -222,7 +222,7 @@ def test_a_late_completion_changes_nothing_and_is_told(
 
 @pytest.mark.case(4)
 def test_the_same_process_cannot_mix_up_two_claims_of_one_task(fleet: Fleet, clock: FakeClock) -> None:
-    """Its lease is lost, it starts over as a new worker and claims the task again: two bodies, one stale."""
+    """Its lease is lost, it starts over as a new worker and claims the task again, once the stale body has ended."""
     first, second = named(fleet, "first", queues=["default"]), named(fleet, "second", queues=["elsewhere"])
     claims: list[int] = []
 
@@ -230,19 +230,24 @@ def test_the_same_process_cannot_mix_up_two_claims_of_one_task(fleet: Fleet, clo
         claims.append(ctx._attempt.claimed.claim)
         if len(claims) == 1:
             let_pass(clock, LEASE + 2, second)  # reclaims, but serves another queue
-            step(first)  # notices, becomes a new worker and claims again
+            for _ in range(3):
+                step(first)  # notices, becomes a new worker and may not begin it again
+                clock.advance(2)
 
     first.state["body"] = body
     task_id = first.task(note).schedule()
     step(second)
     step(first)
-    assert run_claimed(first) == 2
-    assert claims == [1, 2]
-    step(first)  # both outcomes are written in one turn
+    assert run_claimed(first) == 1
+    step(first)  # the stale outcome is dropped
+    assert not first.get_task_status(task_id).terminal
+    clock.advance(2)
+    drain(first)
+    assert len(claims) == 2
     assert first.get_task_status(task_id) is TaskState.SUCCESS
     assert [(a.claim, a.outcome.value) for a in first.get_attempts(task_id)] == [
-        (1, "lost"),
-        (2, "succeeded"),
+        (claims[0], "lost"),
+        (claims[1], "succeeded"),
     ]
 
 

@@ -205,14 +205,14 @@ class TestWhy:
     def test_slots(self, ctl: Ctl, live: Bench) -> None:
         made = self.hold(live, slots=1)
         waiting = int(live.step("later").schedule())
-        assert self.why(ctl, waiting).endswith("waits for a free slot of pool medium (1 busy of 1)")
+        assert self.why(ctl, waiting).endswith("waits for a free thread slot of pool medium (1 busy of 1)")
         assert ": " not in self.why(ctl, made)
 
     def hold(self, live: Bench, slots: int) -> int:
         """A task that the bench's worker has claimed and does not run."""
         from support.bench import ring_and_step
 
-        live.worker(pools={"high": (1, 1), "medium": (slots, 1), "low": (1, 1)})
+        live.worker(pools={"high": (1, 1), "medium": (slots, 1), "low": (0, 1)})
         live.drain()
         made = int(live.step("held").schedule())
         ring_and_step(live.jobs)

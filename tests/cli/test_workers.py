@@ -38,6 +38,26 @@ def test_what_each_runs_is_named(ctl: Ctl, live: Bench) -> None:
     assert "medium:8+100" in shown
 
 
+@pytest.mark.case(3)
+def test_bodies_that_lost_their_claims_are_told(ctl: Ctl, live: Bench) -> None:
+    """They fill slots, although nothing is held."""
+    ring_and_step(live.jobs)
+    pools = '{"medium":[8,0],"processes":2,"strays":[[1,0,2,[5,7],true],[2,0,1,[9],false]]}'
+    live.execute("UPDATE schedd_workers SET pools = :pools", pools=pools)
+    (worker,) = ctl.json("workers")
+    assert (worker["holds"], worker["lost_bodies"]) == (0, {"count": 3, "tasks": [5, 7, 9]})
+    result = ctl("workers")
+    assert "0 (+3 lost)" in result.stdout
+    text = f"worker {worker['host']}:{worker['pid']} runs 3 bodies that lost their claims (task 5, 7, 9)"
+    assert f"{text}; they fill their slots until they end" in result.stderr
+    (stuck,) = ctl.json("status")["stuck"]
+    assert stuck["problem"] == "bodies"
+    assert text in ctl("status").stdout
+    live.execute("UPDATE schedd_workers SET state = 2")
+    assert ctl.json("workers", "--all")[0]["lost_bodies"] == {"count": 0, "tasks": []}
+    assert text not in ctl("workers", "--all").stderr
+
+
 def test_one_that_drains_claims_nothing_until_it_resumes(ctl: Ctl, live: Bench) -> None:
     first = live.step("first").schedule()
     ring_and_step(live.jobs)

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.model import state as st
+from scheduler.model.capacity import Capacity
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
@@ -39,7 +40,7 @@ class Bare:
         self.dialect = self.store.dialect
 
     def worker(self, name: str) -> int:
-        info = WorkerInfo(name, "host", 1, "0", ["*"], {})
+        info = WorkerInfo(name, "host", 1, "0", ["*"], Capacity())
         with self.store.write() as c:
             return workers.register(c, info, [], self.clock.now(), LEASE)
 

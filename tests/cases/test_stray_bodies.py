@@ -1,0 +1,239 @@
+"""Bodies that lost their claims and run on: they fill their slots, and whoever waits for these is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scheduler import Context, Scheduler, task
+from scheduler.store import workers as store_workers
+from scheduler.store.read_status import status
+from scheduler.store.read_workers import WorkerRecord, workers
+from scheduler.store.why import why
+from scheduler.testing import FakeClock, drain, engine_of
+from support.fleet import Fleet, run_claimed, step
+
+pytestmark = pytest.mark.case(3)
+SMALL = {"pools": {"high": (0, 0), "medium": (1, 0), "low": (0, 0)}, "processes": 1}
+
+
+class Room:
+    """``ctx.state``: what bodies do, and how often one was under way beside another."""
+
+    def __init__(self) -> None:
+        self.body: Callable[[Context], None] | None = None
+        self.inside = self.most = self.ran = 0
+
+    def play(self, ctx: Context) -> None:
+        self.ran += 1
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            if self.body is not None and ctx.attempt == 1:
+                self.body(ctx)
+        finally:
+            self.inside -= 1
+
+
+@task(stall_after=60, on_stall="reclaim")
+def taken(ctx: Context) -> None:
+    ctx.state.play(ctx)
+
+
+@task
+def other(ctx: Context) -> None: ...
+
+
+@task(isolation="process")
+def apart(ctx: Context) -> None: ...
+
+
+def worker(fleet: Fleet, room: Room, **options: Any) -> Scheduler:
+    return fleet.worker(taken, other, apart, state=room, **{**SMALL, **options})
+
+
+def pass_time(clock: FakeClock, seconds: float, *jobs: Scheduler) -> None:
+    while seconds > 0:
+        clock.advance(min(5.0, seconds))
+        seconds -= 5.0
+        for one in jobs:
+            step(one)
+
+
+def said(jobs: Scheduler, task_id: int) -> str:
+    """What follows the time in why this task does not run."""
+    with jobs.database.read() as connection:
+        text = str(why(connection, task_id, jobs.database.now()))
+    return text[text.index("Z") + 1 :]
+
+
+def record(jobs: Scheduler) -> WorkerRecord:
+    with jobs.database.read() as connection:
+        (found,) = [w for w in workers(connection, jobs.database.now()) if w.id == engine_of(jobs).worker]
+    return found
+
+
+def stuck(jobs: Scheduler) -> list[tuple[str, tuple[int, ...]]]:
+    with jobs.database.read() as connection:
+        found = status(connection, jobs.database.now())
+    return [(one.text, one.tasks) for one in found.stuck if one.problem == "bodies"]
+
+
+def body_of(room: Room, jobs: Scheduler, body: Callable[[Context], None]) -> int:
+    """Run a task with this body, and all that is due afterwards."""
+    room.body = body
+    task_id = int(jobs.task(taken).schedule())
+    drain(jobs)
+    return task_id
+
+
+def test_the_body_of_a_stalled_task_fills_its_slot_and_keeps_the_task_waiting(fleet: Fleet, clock: FakeClock) -> None:
+    room = Room()
+    jobs = worker(fleet, room)
+    label = record_label(jobs)
+    seen: list[Any] = []
+
+    def body(ctx: Context) -> None:
+        pass_time(clock, 60, jobs)
+        step(jobs)
+        seen.append(said(jobs, ctx.id))
+        seen.append(said(jobs, int(jobs.task(other).schedule())))
+        seen.append(stuck(jobs))
+        clock.advance(1)
+        seen.append(said(jobs, ctx.id))
+        assert (record(jobs).holds, record(jobs).stray_tasks) == (0, (ctx.id,))
+
+    task_id = body_of(room, jobs, body)
+    beside = f"its previous body, which lost its claim, still runs on worker {label}, which does not run it beside that"
+    assert seen[0].endswith(f"; {beside}; no other live worker would take it")
+    assert seen[1] == (
+        "; waits for a free thread slot of pool medium (1 busy of 1), "
+        f"where 1 body that lost its claim (task {task_id}) runs until it ends"
+    )
+    text = f"worker {label} runs 1 body that lost its claim (task {task_id}); it fills its slot until it ends"
+    assert seen[2] == [(text, (task_id,))]
+    assert seen[3] == f"; {beside}; no other live worker would take it"
+    clock.advance(1)
+    drain(jobs)
+    step(jobs)
+    assert (room.ran, room.most) == (2, 1)
+    assert record(jobs).capacity.strays == ()
+    assert stuck(jobs) == []
+
+
+def record_label(jobs: Scheduler) -> str:
+    step(jobs)
+    return record(jobs).label
+
+
+def test_another_worker_that_has_room_takes_it(fleet: Fleet, clock: FakeClock) -> None:
+    room, helpers = Room(), Room()
+    jobs, helper = worker(fleet, room), worker(fleet, helpers)
+    step(helper)
+    seen: list[str] = []
+
+    def body(ctx: Context) -> None:
+        pass_time(clock, 55, jobs, helper)
+        pass_time(clock, 5, jobs)
+        step(jobs)
+        clock.advance(1)
+        seen.append(said(jobs, ctx.id))
+        step(helper)
+        run_claimed(helper)
+
+    room.body = body
+    jobs.task(taken).schedule()
+    step(jobs)
+    run_claimed(jobs)
+    assert seen[0].endswith("which does not run it beside that; another worker claims it at its next turn")
+    assert helpers.ran == 1
+
+
+def test_it_counts_for_all_that_a_worker_may_hold(fleet: Fleet, clock: FakeClock) -> None:
+    room = Room()
+    jobs = worker(fleet, room, pools={"high": (0, 0), "medium": (4, 0), "low": (0, 0)}, max_concurrent_tasks=1)
+    seen: list[str] = []
+
+    def body(ctx: Context) -> None:
+        pass_time(clock, 60, jobs)
+        step(jobs)
+        seen.append(said(jobs, int(jobs.task(other).schedule())))
+
+    task_id = body_of(room, jobs, body)
+    assert seen == [
+        "; waits for room under max_concurrent_tasks (1 held of 1), "
+        f"where 1 body that lost its claim (task {task_id}) runs until it ends"
+    ]
+
+
+def test_the_body_of_a_lost_lease_fills_its_slot(fleet: Fleet, clock: FakeClock) -> None:
+    """The same process joins anew, as another worker; its slots are those that it had."""
+    room = Room()
+    jobs, reaper = worker(fleet, room), fleet.worker(state=Room())
+    step(reaper)
+    seen: list[Any] = []
+
+    def body(ctx: Context) -> None:
+        before = engine_of(jobs).worker
+        pass_time(clock, 45, reaper)
+        step(jobs)
+        assert engine_of(jobs).worker != before
+        clock.advance(1)
+        step(jobs)
+        seen.append(said(jobs, int(jobs.task(other).schedule())))
+        seen.append(said(jobs, ctx.id))
+        seen.append((record(jobs).holds, record(jobs).stray_tasks))
+
+    task_id = body_of(room, jobs, body)
+    waits = (
+        "; waits for a free thread slot of pool medium (1 busy of 1), "
+        f"where 1 body that lost its claim (task {task_id}) runs until it ends"
+    )
+    assert seen == [waits, waits, (0, (task_id,))]
+    step(jobs)
+    assert record(jobs).capacity.strays == ()
+
+
+def test_it_is_published_when_that_changes_and_only_then(
+    fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room()
+    jobs = worker(fleet, room)
+    step(jobs)
+    told: list[int] = []
+    publish = store_workers.publish_capacity
+
+    def counting(connection: Any, worker: int, capacity: Any) -> None:
+        told.append(sum(one.count for one in capacity.strays))
+        publish(connection, worker, capacity)
+
+    monkeypatch.setattr(store_workers, "publish_capacity", counting)
+
+    def body(ctx: Context) -> None:
+        pass_time(clock, 60, jobs)
+        for _ in range(20):
+            step(jobs)
+        pass_time(clock, 30, jobs)
+        assert told == [1]
+
+    body_of(room, jobs, body)
+    pass_time(clock, 60, jobs)
+    drain(jobs)
+    assert told == [1, 0]
+
+
+def test_that_no_child_process_can_be_started_is_told(fleet: Fleet) -> None:
+    """Nothing is claimed for them then."""
+    jobs = worker(fleet, Room())
+    step(jobs)
+    desk = engine_of(jobs).desk
+    desk.processes = SimpleNamespace(out_of_order=True)  # type: ignore[assignment]
+    step(jobs)
+    text = said(jobs, int(jobs.task(apart).schedule()))
+    assert text == "; waits for a child process: none can be started at present, its worker's log says why"
+    desk.processes = None
+    step(jobs)
+    assert not record(jobs).capacity.childless
