@@ -19,6 +19,7 @@ from scheduler.store.why import ready_since
 
 _MOST = 10_000  # counts of what is stuck end here
 _EXAMPLES = 5
+_LANES, _FIRST = 20, 500  # lanes of one kind, and tasks of each, among which those are looked for that are too new
 _LATE = 60 * SECOND  # a schedule this late is stuck
 _HEADS = 20  # lanes looked at for the oldest ready task
 _WAIT = list(Otherwise).index(Otherwise.WAIT)
@@ -147,12 +148,13 @@ def _unserved(connection: sa.Connection, due: list[LaneHead], fleet: Fleet, now:
     for (queue, kind, level, suspect), heads in sorted(groups.items()):
         reason = fleet.unserved(queue, kind, level=None if suspect else level)
         if reason is None:
-            continue
-        count, examples = rows.get(reason, (0, []))
-        for head in heads:
-            ids = _due_ids(connection, head, now)
-            count, examples = count + len(ids), examples + ids[:_EXAMPLES]
-        rows[reason] = (count, examples[:_EXAMPLES])
+            version, ids = _too_new(connection, heads, now, fleet.newest(queue, kind))
+            reason = fleet.unserved(queue, kind, version)
+        else:
+            ids = [i for head in heads for i in _due_ids(connection, head, now)]
+        if reason is not None:
+            count, examples = rows.get(reason, (0, []))
+            rows[reason] = (count + len(ids), (examples + ids)[:_EXAMPLES])
     return [
         Stuck("unserved", f"{_about(count)} ready, but {reason}", count, tuple(ids))
         for reason, (count, ids) in rows.items()
@@ -168,6 +170,22 @@ def _due_ids(connection: sa.Connection, head: LaneHead, now: int) -> list[int]:
         {**head._asdict(), "now": now},
     )
     return [row[0] for row in rows]
+
+
+def _too_new(connection: sa.Connection, heads: list[LaneHead], now: int, newest: int) -> tuple[int, list[int]]:
+    """Among the first of these lanes: the highest schema_version over ``newest`` (0: there is none), and its tasks."""
+    found: list[tuple[int, int]] = []
+    for head in heads[:_LANES]:
+        rows = connection.execute(
+            prepared(
+                "SELECT schema_version, id FROM (SELECT id, schema_version FROM schedd_tasks WHERE state >= 1 "
+                "AND state <= 3 AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now "
+                f"ORDER BY run_at, id LIMIT {_FIRST}) t WHERE schema_version > :newest"
+            ),
+            {**head._asdict(), "now": now, "newest": newest},
+        )
+        found += [(row[0], row[1]) for row in rows]
+    return max(found, default=(0, 0))[0], sorted(task_id for _, task_id in found)
 
 
 def _about(count: int) -> str:

@@ -203,14 +203,17 @@ class Fleet:
         some = [w for w in self.claiming if kind in self._kinds[w.id] and w.serves_queue(queue)]
         return [w for w in some if w.knows(kind, version)]
 
+    def newest(self, queue: str, kind: str) -> int:
+        """The highest schema_version that the workers know which serve this queue and kind; 0 if none does."""
+        return max((w.versions[kind] for w in self.serving(queue, kind)), default=0)
+
     def unserved(self, queue: str, kind: str, version: int = 0, level: int | None = None) -> str | None:
         """Why nobody would run a task of this queue, kind, schema_version and level; None if somebody would.
 
         ``level`` None: whatever slots it needs.
         """
-        serving = self.serving(queue, kind)
-        if serving:
-            newest = max(w.versions[kind] for w in serving)
+        newest = self.newest(queue, kind)
+        if newest:
             if newest >= version:
                 return self._slotless(self.serving(queue, kind, version), queue, kind, level)
             return f"no live worker knows schema_version {version} of kind {kind!r}, the newest knows {newest}"

@@ -20,6 +20,7 @@ from scheduler import (
     Task,
     TaskId,
 )
+from scheduler.store.read_status import status
 from scheduler.store.why import why
 from scheduler.testing import FakeClock, drain
 from support.fleet import Fleet, ends, rows, run_claimed, step, write
@@ -381,6 +382,8 @@ def test_a_newer_schema_version_is_left_to_newer_workers(fleet: Fleet, clock: Fa
     sentence = "no live worker knows schema_version 2 of kind 'mail', the newest knows 1"
     with old.database.read() as connection:
         assert sentence in (why(connection, newer[0], old.database.now()) or "")
+        (stuck,) = status(connection, old.database.now()).stuck
+    assert (stuck.text, stuck.tasks) == (f"3 tasks are ready, but {sentence}", tuple(newer))
     drain(new)  # whoever has handed them back makes no newer worker wait
     assert [new.result(one, timeout=0) for one in newer] == ["new n0", "new n1", "new n2"]
 
