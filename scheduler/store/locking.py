@@ -20,13 +20,14 @@ from scheduler.store import children
 from scheduler.store.cascade import lock_below
 from scheduler.store.dialect import Dialect, fence
 from scheduler.store.downward import BROKEN_BITS, tasks_below
+from scheduler.store.lookup import is_parent
 from scheduler.store.replacing import unsettleable
 from scheduler.store.statement import Columns, run, run_over
 
 _PAIR: Columns = (("id", int), ("claim", int))
 _LOOK_HELD = (
     "WITH {rows} SELECT t.id, t.claim, t.cancel_requested, t.rerun, "
-    "EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = t.id) FROM j JOIN schedd_tasks t ON t.id = j.id "
+    f"{is_parent('t.id')} FROM j JOIN schedd_tasks t ON t.id = j.id "
     "WHERE {among t} "
     f"{fence('BETWEEN 4 AND 5')}"
 )
