@@ -7,6 +7,8 @@ between two such values it expects the same small part always; that they are one
 
 from __future__ import annotations
 
+from scheduler.model import state as st
+
 
 def same(column: str, value: str) -> str:
     """The condition that ``column``, the first one of an index, is ``value``, which the planner does not know."""
@@ -24,3 +26,9 @@ def exists(column: str, rows: str) -> str:
 def is_parent(task: str) -> str:
     """Whether edges lead from ``task``, a column of the statement."""
     return exists("e.parent", f"FROM schedd_edges e WHERE {same('e.parent', task)}")
+
+
+def lives(task: str) -> str:
+    """Whether ``task``, a column of the statement, is a task that has not ended. Looked up by its id alone: where the
+    statistics know of nothing that waits, PostgreSQL would begin with all that does."""
+    return f"(SELECT x.state FROM schedd_tasks x WHERE x.id = {task}) < {st.FIRST_TERMINAL}"

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from scheduler import Context, Scheduler, task
+from scheduler.store import events, retention
 from scheduler.testing import drain, engine_of
 from support.fleet import Fleet, no_autovacuum, step, write
 from support.plans import Seen, figures, plan
 
 WIDE = 20_000
+DAY = 86_400_000_000
 EDGES = (
     "SELECT seq_tup_read + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'schedd_edges') AS n "
     "FROM pg_stat_user_tables WHERE relname = 'schedd_edges'"
@@ -39,6 +41,18 @@ def analyze(jobs: Scheduler, *tables: str) -> None:
             write(jobs, f"ANALYZE schedd_{table}")
 
 
+def store_tasks(jobs: Scheduler, first: int, many: int, state: int, ended: int | None = None) -> None:
+    """So many tasks of the ids after ``first``; they ended then."""
+    names = "id, state, queue, lane, pool, run_at, kind, created_at, payload, claim, unmet, finished_at, result_until"
+    values = ":first + i, :state, 'default', 'plain', 1, 1, 'plain', 1, '{}', 0, 1"
+    write(
+        jobs,
+        f"{numbers(jobs)} INSERT INTO schedd_tasks ({names}) "
+        f"SELECT {values}, CAST(:ended AS bigint), CAST(:ended AS bigint) FROM g",
+        many=many, first=first, state=state, ended=ended,
+    )  # fmt: skip
+
+
 def store_edges(jobs: Scheduler, parent: str, child: str, many: int = WIDE) -> None:
     """Edges of the number ``i``."""
     values = f"SELECT {parent}, {child}, 0, 0, 1 FROM g"
@@ -54,7 +68,12 @@ def jobs(fleet: Fleet) -> Iterator[Scheduler]:
         return
     no_autovacuum(made)
     yield made
-    for table in ("tasks", "edges"):  # the next test on this database begins with empty tables, but with what is known
+    for table in (
+        "tasks",
+        "edges",
+        "waits",
+        "events",
+    ):  # the next test on this database begins with empty tables, but with what is known
         write(made, f"DELETE FROM pg_statistic WHERE starelid = CAST('schedd_{table}' AS regclass)")
 
 
@@ -69,6 +88,15 @@ def check_plans(jobs: Scheduler, seen: Seen) -> int:
             whole = ["Seq Scan schedd_edges", "SCAN schedd_edges", *(["SCAN e"] if "MATERIALIZED" not in text else [])]
             assert not [one for one in steps if one.startswith(tuple(whole))], "\n".join((text, *steps))
     return asked
+
+
+def check_joins(jobs: Scheduler, text: str, bound: object) -> None:
+    """It joins nothing, but ids that are given with the tasks that have them."""
+    steps = plan(jobs, text, bound)
+    joins = ("Nested Loop", "Materialize", "Hash", "Merge")
+    found = [one for one in steps if one.startswith(joins)]
+    given = ["Nested Loop  "] if "t.id IN (SELECT" in text else []
+    assert found in ([], given), "\n".join((text, *steps))
 
 
 @pytest.mark.parametrize("locks", [False, True], ids=["", "locks first"])
@@ -90,3 +118,54 @@ def test_an_end_asks_for_its_own_edges_only(jobs: Scheduler, locks: bool, tell: 
     tell(f"{read} edges read at the ends of {ran} tasks without any, beside {WIDE:,}")
     assert read <= ran
     check_plans(jobs, seen)
+
+
+@pytest.mark.parametrize("analyzed", [("early",), ("late",), ("early", "late")], ids=" and ".join)
+@pytest.mark.parametrize("graph", ["waits", "fan-in", "fan-out"])
+def test_retention_compares_nothing_with_a_whole_graph(jobs: Scheduler, graph: str, analyzed: tuple[str, ...]) -> None:
+    """Of tasks that are over: be a graph beside them, or may they not go because of the one that waits for all of them.
+    What is read by a join that compares each with each is nowhere counted: so there may be no join."""
+    over, live, first, now = 2_000, 10_000, 1_000_000, jobs.database.now()
+    store_tasks(jobs, first, over, 6, now - 400 * DAY)
+    if "early" in analyzed:
+        analyze(jobs, "tasks", "edges", "waits")
+    store_tasks(jobs, first + over, live, 0)
+    if graph == "waits":
+        for back in (1, 2, 3):
+            store_edges(jobs, f"{first + over} + i", f"{first + over + back} + i", live - back)
+    elif graph == "fan-in":
+        store_edges(jobs, f"{first} + i", f"{first + over + live}", over)
+    else:
+        store_edges(jobs, f"{first + over + 1}", f"{first + over} + i", live)
+    if "late" in analyzed:
+        analyze(jobs, "tasks", "edges", "waits")
+    seen = Seen()
+    with seen.watch(jobs), jobs.database.write() as connection:
+        removed = retention.sweep(connection, jobs.database.dialect, now, engine_of(jobs).options.retention)
+    assert removed.tasks == (0 if graph == "fan-in" else retention.BATCH)
+    checked = [check_joins(jobs, text, bound) for text, bound in seen.statements.items() if "spawned_by" in text]
+    assert len(checked) >= 2
+    check_plans(jobs, seen)
+
+
+def test_events_are_removed_beside_many_waits_for_one(jobs: Scheduler) -> None:
+    store_tasks(jobs, 1_000_000, WIDE, 3)
+    write(
+        jobs,
+        f"{numbers(jobs)} INSERT INTO schedd_waits (task_id, name, item, event, until, claim, at) "
+        "SELECT 1000000 + i, 'payday', 0, 'payday', 1, 0, 1 FROM g",
+        many=WIDE,
+    )
+    write(
+        jobs,
+        f"{numbers(jobs)} INSERT INTO schedd_events (name, emitted_at) SELECT 'event ' || i, 1 FROM g",
+        many=events.BATCH,
+    )
+    analyze(jobs, "tasks", "waits", "events")
+    seen = Seen()
+    with seen.watch(jobs), jobs.database.write() as connection:
+        assert events.count_old(connection, 2) == events.BATCH
+    ((text, bound),) = seen.statements.items()
+    check_joins(jobs, text, bound)
+    with jobs.database.write() as connection:
+        assert events.cleanup(connection, 2) == events.BATCH
