@@ -7,7 +7,10 @@ between two such values it expects the same small part always; that they are one
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from scheduler.model import state as st
+from scheduler.store.dialect import Dialect
 
 
 def same(column: str, value: str) -> str:
@@ -28,7 +31,29 @@ def is_parent(task: str) -> str:
     return exists("e.parent", f"FROM schedd_edges e WHERE {same('e.parent', task)}")
 
 
+def from_parents(dialect: Dialect, column: str = "parent") -> str:
+    """The condition that an edge leads from one of the tasks that :func:`bind_parents` has bound.
+
+    The range that they lie in is for the planner only, which is why it is not told its ends.
+    """
+    if dialect.name == "sqlite":
+        return dialect.among(column)
+    within = f"{column} >= (SELECT CAST(:low AS bigint)) AND {column} <= (SELECT CAST(:high AS bigint))"
+    return f"{dialect.among(column)} AND {within}"
+
+
+def bind_parents(dialect: Dialect, ids: Collection[int]) -> dict[str, object]:
+    """Tasks as :func:`from_parents` reads them."""
+    ordered = sorted(ids)
+    return {"ids": dialect.bind_ids(ordered), "low": min(ordered, default=0), "high": max(ordered, default=0)}
+
+
+def state_of(task: str) -> str:
+    """The state of ``task``, a column of the statement. Looked up by its id alone: where the statistics know of nothing
+    that waits, PostgreSQL would begin a join with all that does."""
+    return f"(SELECT x.state FROM schedd_tasks x WHERE x.id = {task})"
+
+
 def lives(task: str) -> str:
-    """Whether ``task``, a column of the statement, is a task that has not ended. Looked up by its id alone: where the
-    statistics know of nothing that waits, PostgreSQL would begin with all that does."""
-    return f"(SELECT x.state FROM schedd_tasks x WHERE x.id = {task}) < {st.FIRST_TERMINAL}"
+    """Whether ``task`` has not ended."""
+    return f"{state_of(task)} < {st.FIRST_TERMINAL}"

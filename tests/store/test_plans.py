@@ -10,6 +10,7 @@ from scheduler import Context, Scheduler, task
 from scheduler.store import statement
 from scheduler.store.claim import LaneHead
 from scheduler.store.locking import _LOCK_WAITING
+from scheduler.store.lookup import bind_parents, from_parents
 from scheduler.store.outcomes import _FOLLOWS
 from scheduler.store.release import _MEET_PG, MOST
 from scheduler.testing import drain, engine_of
@@ -193,11 +194,11 @@ def test_an_end_finds_its_edges_by_the_index(fleet: Fleet, edges: int) -> None:
         edges=edges,
     )
     dialect = jobs.database.dialect
-    bound = {"ids": dialect.bind_ids(range(1, 101)), "bits": 1, "bit": 1, "usual": "0", "after": 0}
+    bound = {**bind_parents(dialect, range(1, 101)), "bits": 1, "bit": 1, "usual": "0", "after": 0}
     with jobs.database.open().connect() as connection:
         for sql in (
-            _LOCK_WAITING.format(e=dialect.among("parent")),
-            _MEET_PG.format(parents=dialect.among("parent"), most=MOST),
+            _LOCK_WAITING.format(e=from_parents(dialect)),
+            _MEET_PG.format(parents=from_parents(dialect), most=MOST),
             _FOLLOWS,
         ):
             text, _ = statement._compiled(sql, connection.dialect)
@@ -236,10 +237,10 @@ def test_later_parts_of_a_release_are_found_as_the_first_one_is(fleet: Fleet) ->
     depend(str(parent), first - 1, last - 1)
     depend("i", last + 1, last + 10_000)
     dialect = jobs.database.dialect
-    sql = _MEET_PG.format(parents=dialect.among("parent"), most=most)
+    sql = _MEET_PG.format(parents=from_parents(dialect), most=most)
     with jobs.database.open().connect() as connection:
         text, _ = statement._compiled(sql, connection.dialect)
     for after in (0, first + most - 1, first + 2 * most - 1):
-        steps = plan(jobs, text, {"ids": dialect.bind_ids([parent]), "bit": 1, "after": after})
+        steps = plan(jobs, text, {**bind_parents(dialect, [parent]), "bit": 1, "after": after})
         found = [one for one in steps if one.startswith(("Nested Loop", "Seq Scan")) or "ix_schedd_edges_child" in one]
         assert not found, "\n".join((str(after), text, *steps))

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, task
-from scheduler.store import events, retention
+from scheduler.model.state import END_BIT, TaskState
+from scheduler.store import control, events, retention
+from scheduler.store.locking import look_below
+from scheduler.store.release import release
 from scheduler.testing import drain, engine_of
-from support.fleet import Fleet, no_autovacuum, step, write
+from support.fleet import Fleet, no_autovacuum, rows, step, write
 from support.plans import Seen, figures, plan
 
 WIDE = 20_000
@@ -106,17 +110,19 @@ def test_an_end_asks_for_its_own_edges_only(jobs: Scheduler, locks: bool, tell: 
     if locks:
         engine_of(jobs).turner.ledger._locks_first_until = float("inf")
     with jobs.batch() as batch:
-        for _ in range(400):
-            batch.task(plain)
+        for n in range(400):
+            builder = batch.task(plain)
+            if n % 4 == 3:
+                batch.task(plain).depend_on(builder)
     counts = jobs.database.dialect.name == "postgresql"
     before = figures(jobs, EDGES).n if counts else 0
     seen = Seen()
     with seen.watch(jobs):
         ran = drain(jobs)
-    assert ran == 400
+    assert ran == 500
     read = figures(jobs, EDGES).n - before if counts else 0
-    tell(f"{read} edges read at the ends of {ran} tasks without any, beside {WIDE:,}")
-    assert read <= ran
+    tell(f"{read} edges read at the ends of {ran} tasks with 100, beside {WIDE:,}")
+    assert read <= 2 * ran
     check_plans(jobs, seen)
 
 
@@ -169,3 +175,53 @@ def test_events_are_removed_beside_many_waits_for_one(jobs: Scheduler) -> None:
     check_joins(jobs, text, bound)
     with jobs.database.write() as connection:
         assert events.cleanup(connection, 2) == events.BATCH
+
+
+READ = (
+    "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) AS n FROM pg_stat_user_tables "
+    "WHERE relname IN ('schedd_edges', 'schedd_tasks')"
+)
+
+
+@pytest.mark.parametrize("analyzed", [("early",), ("late",)], ids=" and ".join)
+@pytest.mark.parametrize("how", ["success", "dead", "cancelled", "cascade"])
+def test_the_end_of_a_wide_parent_takes_as_long_as_it_is_wide(
+    jobs: Scheduler, how: str, analyzed: tuple[str, ...], tell: Callable[[str], None]
+) -> None:
+    """Whether or not the statistics know of what waits."""
+    parent, children, database = 1_000_000, 8_000, jobs.database
+    store_tasks(jobs, parent + children, WIDE, 6, 1)
+    if "early" in analyzed:
+        analyze(jobs, "tasks", "edges")
+    store_tasks(jobs, parent - 1, 1, 1)
+    store_tasks(jobs, parent, children, 0)
+    store_edges(jobs, str(parent), f"{parent} + i", children)
+    if "late" in analyzed:
+        analyze(jobs, "tasks", "edges")
+    counts = database.dialect.name == "postgresql"
+    before = figures(jobs, READ).n if counts else 0
+    seen = Seen()
+    now = database.now()
+    with seen.watch(jobs), database.write() as connection:
+        if how in ("cancelled", "cascade"):
+            control.cancel(connection, [parent], now, cascade=how == "cascade")
+        else:
+            state = TaskState(how)
+            ended = "UPDATE schedd_tasks SET state = :state, finished_at = :now WHERE id = :id"
+            connection.execute(sa.text(ended), {"state": state.code, "now": now, "id": parent})
+            if counts:
+                assert not look_below(connection, database.dialect, {parent: END_BIT[state]}).blocked
+            release(connection, database.dialect, [(parent, state)], now)
+    child = {"success": "scheduled", "dead": "failed", "cancelled": "failed", "cascade": "cancelled"}[how]
+    (found,) = rows(
+        jobs, "SELECT state, count(*) AS n FROM schedd_tasks WHERE state <> 6 AND id > :p GROUP BY 1", p=parent
+    )
+    assert (TaskState.from_code(found.state), found.n) == (child, children)
+    if counts:
+        each = (figures(jobs, READ).n - before) / children
+        tell(f"{each:.1f} rows read for each of {children:,} children, {how}, analysed {' and '.join(analyzed)}")
+        assert each <= 25
+    for text, bound in seen.statements.items():
+        if "schedd_edges" in text and "LATERAL" not in text:
+            check_joins(jobs, text, bound)
+    check_plans(jobs, seen)
