@@ -12,12 +12,11 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.lookup import bind_parents, from_parents, lives, state_of
 
 _ON_SUCCESS = 0  # index into model.state.When
-_BELOW = (
-    "FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent JOIN schedd_tasks t ON t.id = e.child "
-    f"WHERE e.parent IN {{ids}} AND e.on_end = {_ON_SUCCESS} AND p.cancel_cascade = 1 AND t.state < {st.FIRST_TERMINAL}"
-)
+_LIVE = f"FROM schedd_edges e WHERE {{parents}} AND e.on_end = {_ON_SUCCESS} AND {lives('e.child')}"
+_BELOW = f"{_LIVE} AND (SELECT p.cancel_cascade FROM schedd_tasks p WHERE p.id = e.parent) = 1"
 
 
 def below(connection: sa.Connection, ids: Sequence[int], *, through_held: bool = False) -> dict[int, int]:
@@ -28,13 +27,11 @@ def below(connection: sa.Connection, ids: Sequence[int], *, through_held: bool =
     dialect = dialect_of(connection)
     found: dict[int, int] = {}
     level = list(ids)
+    live = _LIVE.format(parents=from_parents(dialect, "e.parent"))
     while level:
         rows = connection.execute(
-            prepared(
-                "SELECT DISTINCT t.id, t.state FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
-                f"WHERE e.parent IN {dialect.ids()} AND e.on_end = {_ON_SUCCESS} AND t.state < {st.FIRST_TERMINAL}"
-            ),
-            {"ids": bind_rows(sorted(level))},
+            prepared(f"SELECT DISTINCT e.child AS id, {state_of('e.child')} AS state {live}"),
+            bind_parents(dialect, level),
         ).fetchall()
         level = [row.id for row in rows if row.id not in found and (through_held or row.state < st.CLAIMED)]
         found |= {row.id: row.state for row in rows}
@@ -47,11 +44,12 @@ def cancel_below(connection: sa.Connection, dialect: Dialect, cancelled: Sequenc
     Only where the cancel asked for it. Returns those ended.
     """
     ended: list[int] = []
+    parents = from_parents(dialect, "e.parent")
     level = list(cancelled)
     while level:
         rows = connection.execute(
-            prepared(f"SELECT DISTINCT t.id {_BELOW.format(ids=dialect.ids())} ORDER BY t.id"),
-            {"ids": bind_rows(sorted(level))},
+            prepared(f"SELECT DISTINCT e.child {_BELOW.format(parents=parents)} ORDER BY e.child"),
+            bind_parents(dialect, level),
         ).fetchall()
         if not rows:
             break
@@ -94,14 +92,9 @@ def lock_below(
         {"ids": bind_rows(sorted(roots))},
     ).fetchall()
     level = {row[0]: {row[0]} for row in flagged}
+    live_edges = f"SELECT e.parent, e.child {_LIVE}".format(parents=from_parents(dialect, "e.parent"))
     while level:
-        edges = connection.execute(
-            prepared(
-                "SELECT e.parent, e.child FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
-                f"WHERE e.parent IN {dialect.ids()} AND e.on_end = {_ON_SUCCESS} AND t.state < {st.FIRST_TERMINAL}"
-            ),
-            {"ids": bind_rows(sorted(level))},
-        ).fetchall()
+        edges = connection.execute(prepared(live_edges), bind_parents(dialect, level)).fetchall()
         children = bind_rows(sorted({edge.child for edge in edges}))
         named = f"t.id IN {dialect.ids()} AND t.state < {st.FIRST_TERMINAL}"
         live = f"SELECT t.id, t.state FROM schedd_tasks t WHERE {named}"

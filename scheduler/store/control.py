@@ -14,6 +14,7 @@ from scheduler.model.state import TaskState
 from scheduler.store import checkpoints, children, keys
 from scheduler.store.cascade import below
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, fence, prepared
+from scheduler.store.lookup import lives, same
 from scheduler.store.new_task import edge_row, insert_edges, read_parents
 from scheduler.store.paths import one_at_a_time, refuse_cycle
 from scheduler.store.release import break_only, release
@@ -45,21 +46,22 @@ def _lock(connection: sa.Connection, ids: Sequence[int]) -> dict[int, sa.Row[tup
     return {row.id: row for row in rows}
 
 
+_DOWN = {
+    "sqlite": "WITH RECURSIVE down(id) AS (SELECT CAST(value AS integer) FROM json_each(:ids) "
+    f"UNION SELECT e.child FROM down d CROSS JOIN schedd_edges e WHERE e.parent = d.id AND {lives('e.child')}) "
+    "SELECT id FROM down ORDER BY id",
+    "postgresql": "WITH RECURSIVE down(id) AS ("
+    "SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST(:ids AS json)) "
+    "UNION SELECT e.child FROM down d CROSS JOIN LATERAL "
+    f"(SELECT e.child FROM schedd_edges e WHERE {same('e.parent', 'd.id')} OFFSET 0) e WHERE {lives('e.child')}) "
+    "SELECT id FROM down ORDER BY id",
+}
+
+
 def _dependants(connection: sa.Connection, ids: Sequence[int]) -> list[int]:
     """Live descendants along edges, not counting ``ids`` themselves."""
-    dialect = dialect_of(connection)
     rows = connection.execute(
-        prepared(
-            f"WITH RECURSIVE down(id) AS (SELECT CAST(value AS {'integer' if dialect.name == 'sqlite' else 'bigint'}) "
-            + (
-                "FROM json_each(:ids)"
-                if dialect.name == "sqlite"
-                else "FROM json_array_elements_text(CAST(:ids AS json))"
-            )
-            + f" UNION SELECT e.child FROM schedd_edges e JOIN down ON e.parent = down.id "
-            f"JOIN schedd_tasks c ON c.id = e.child WHERE c.state < {st.FIRST_TERMINAL}) "
-            "SELECT id FROM down ORDER BY id"
-        ),
+        prepared(_DOWN[dialect_of(connection).name]),
         {"ids": bind_rows(ids)},
     )
     own = set(ids)

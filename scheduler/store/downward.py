@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.dialect import Dialect
+from scheduler.store.lookup import same
 from scheduler.store.statement import run
 
 BROKEN_BITS = END_BIT[TaskState.FAILED] | END_BIT[TaskState.SKIPPED]  # how an edge may end a task
@@ -18,7 +19,7 @@ _STEP = {
     "sqlite": f"""SELECT c.id FROM down d CROSS JOIN schedd_edges e CROSS JOIN schedd_tasks c
   WHERE e.parent = d.id AND {_MAY_BREAK} AND c.id = e.child AND c.state = {st.WAITING}""",
     "postgresql": f"""SELECT c.id FROM down d
-  CROSS JOIN LATERAL (SELECT e.child FROM schedd_edges e WHERE e.parent = d.id AND {_MAY_BREAK} OFFSET 0) e
+  CROSS JOIN LATERAL (SELECT e.child FROM schedd_edges e WHERE {same("e.parent", "d.id")} AND {_MAY_BREAK} OFFSET 0) e
   CROSS JOIN LATERAL (SELECT t.id FROM schedd_tasks t WHERE t.id = e.child AND t.state = {st.WAITING} OFFSET 0) c""",
 }
 _DOWN = """

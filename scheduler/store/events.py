@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.store import waits
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.lookup import exists, lives, same
 
 BATCH = 500
 
@@ -116,10 +117,8 @@ def records(connection: sa.Connection, limit: int = 100) -> list[EventRecord]:
     return found + [EventRecord(*row) for row in newest]
 
 
-_OLD = (
-    "FROM schedd_events e WHERE e.emitted_at < :before AND NOT EXISTS (SELECT 1 FROM schedd_waits w "
-    f"JOIN schedd_tasks t ON t.id = w.task_id WHERE w.event = e.name AND t.state < {st.FIRST_TERMINAL})"
-)
+_WAITERS = f"FROM schedd_waits w WHERE {same('w.event', 'e.name')} AND {lives('w.task_id')}"
+_OLD = f"FROM schedd_events e WHERE e.emitted_at < :before AND NOT {exists('w.event', _WAITERS)}"
 
 
 def cleanup(connection: sa.Connection, before: int, batch: int = BATCH) -> int:

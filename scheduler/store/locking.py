@@ -20,13 +20,14 @@ from scheduler.store import children
 from scheduler.store.cascade import lock_below
 from scheduler.store.dialect import Dialect, fence
 from scheduler.store.downward import BROKEN_BITS, tasks_below
+from scheduler.store.lookup import bind_parents, from_parents, is_parent, state_of
 from scheduler.store.replacing import unsettleable
 from scheduler.store.statement import Columns, run, run_over
 
 _PAIR: Columns = (("id", int), ("claim", int))
 _LOOK_HELD = (
     "WITH {rows} SELECT t.id, t.claim, t.cancel_requested, t.rerun, "
-    "EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = t.id) FROM j JOIN schedd_tasks t ON t.id = j.id "
+    f"{is_parent('t.id')} FROM j JOIN schedd_tasks t ON t.id = j.id "
     "WHERE {among t} "
     f"{fence('BETWEEN 4 AND 5')}"
 )
@@ -77,8 +78,7 @@ SELECT * FROM (SELECT parent, child, ok, CASE WHEN child IN (SELECT id FROM l) T
 WHERE f.locked = 0 OR (f.ok & :bits) <> :bits
 """
 _STILL_WAITING = (
-    "SELECT e.parent, e.child FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
-    f"WHERE {{e}} AND t.state = {st.WAITING}"
+    f"SELECT parent, child FROM schedd_edges WHERE {{e}} AND {state_of('schedd_edges.child')} = {st.WAITING}"
 )
 
 
@@ -132,13 +132,13 @@ def _lock_children(
 ) -> tuple[list[tuple[Any, ...]], set[int]]:
     """Lock what waits for these (id -> bits). Returns edges (parent, child, ok, whether it is locked) that may break or
     are not locked, and the parents of what somebody else holds."""
-    bound = {"ids": dialect.bind_ids(sorted(level)), "bits": functools.reduce(or_, level.values())}
-    edges = run(connection, _LOCK_WAITING.format(e=dialect.among("parent")), bound)
+    bound = bind_parents(dialect, level) | {"bits": functools.reduce(or_, level.values())}
+    edges = run(connection, _LOCK_WAITING.format(e=from_parents(dialect)), bound)
     # Not locked: held by somebody, or no longer waiting (then there is nothing to release).
     missed = {child for _, child, _, locked in edges if not locked}
     if not missed:
         return edges, set()
-    still = run(connection, _STILL_WAITING.format(e=dialect.among("e.parent")), bound)
+    still = run(connection, _STILL_WAITING.format(e=from_parents(dialect)), bound)
     return edges, {parent for parent, child in still if child in missed}
 
 

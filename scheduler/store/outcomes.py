@@ -16,6 +16,7 @@ from scheduler.model.state import END_BIT, TaskState
 from scheduler.store import waits
 from scheduler.store.dialect import Dialect, fence
 from scheduler.store.locking import look_below
+from scheduler.store.lookup import is_parent
 from scheduler.store.new_task import INLINE
 from scheduler.store.statement import Columns, change_across, run, run_across, run_over
 
@@ -32,7 +33,8 @@ _NEXT = (
     f"WHEN {T}.cancel_requested IS NOT NULL THEN {st.CANCELLED} ELSE {{state}} END"
 )
 # Whether it is a parent at all: mostly none is, and then there is nothing to release.
-_GIVEN = f"{T}.id, {T}.claim, {T}.state, EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = {T}.id)"
+_PARENT = is_parent(f"{T}.id")
+_GIVEN = f"{T}.id, {T}.claim, {T}.state, {_PARENT}"
 _LIVES = f"coalesce({T}.result_ttl, {RESULT_TTL})"
 _KEPT = f"coalesce({T}.key_retention, {KEY_RETENTION})"  # as long as its key is held, a result is there
 # In one expression with ``j``, as in fence(): as conditions of the table's own they make PostgreSQL expect one row.
@@ -66,7 +68,7 @@ SELECT CASE WHEN count(*) < :all THEN array_agg(ARRAY[id, claim]) END, count(*),
 _SUCCEED_LOCKED = _SUCCEED_AND_RECORD.format(
     patience="",
     patiently="",
-    parent=f", EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = {T}.id) AS parent",
+    parent=f", {_PARENT} AS parent",
     more=f"array_agg(id) FILTER (WHERE parent), EXISTS ({waits.ANYBODY})",
 )
 # For each row that somebody holds it waits so long at most; this is set before the first one is written. Who depends on
@@ -81,7 +83,7 @@ _SUCCEED_UNLOCKED = _SUCCEED_AND_RECORD.format(
     more="(SELECT usual FROM patience)",
 )
 _FOLLOWS = f"""
-SELECT ARRAY(SELECT DISTINCT parent FROM schedd_edges WHERE {{among}}),
+SELECT ARRAY(SELECT i.id FROM unnest(CAST(:ids AS bigint[])) i(id) WHERE {is_parent("i.id")}),
   EXISTS ({waits.ANYBODY}), set_config('lock_timeout', :usual, true)
 """
 _SUCCEED = f"""
@@ -230,10 +232,9 @@ def succeed_at_once(
     try:
         ((some, count, usual),) = run_across(connection, _SUCCEED_UNLOCKED, _TOLD_COLUMNS, told, bound)
         recorded = _recorded(told, some, count)
-        follows = _FOLLOWS.format(among=dialect.among("parent"))
         ids = dialect.bind_ids([task_id for task_id, _ in recorded])
         # The rows are ours by now: nobody adds a child or a wait any more without seeing how they ended.
-        ((parents, awaited, _),) = run(connection, follows, {"ids": ids, "usual": usual})
+        ((parents, awaited, _),) = run(connection, _FOLLOWS, {"ids": ids, "usual": usual})
     except sa.exc.DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
             raise ContendedError from error

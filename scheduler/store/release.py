@@ -12,6 +12,7 @@ from scheduler.store import children, waits
 from scheduler.store.cascade import cancel_below
 from scheduler.store.dialect import Dialect, bind_rows, prepared
 from scheduler.store.downward import tasks_below
+from scheduler.store.lookup import bind_parents, from_parents, state_of
 from scheduler.store.new_task import broken_text, removed_text
 from scheduler.store.statement import run
 
@@ -28,28 +29,29 @@ FROM (SELECT child, CAST(count(*) AS integer) AS n FROM schedd_edges
 WHERE schedd_tasks.id = d.child AND schedd_tasks.state = {st.WAITING}
 RETURNING schedd_tasks.state
 """
-# The arrays: else PostgreSQL may read all that waits for a join with a few rows, of which it expects the wrong number.
-_AMONG_THEM = {"postgresql": "c.id = ANY(ARRAY(SELECT child FROM e)) AND", "sqlite": ""}
-# So many children at once. A million in one statement took longer than an answer is waited for. By ``child`` itself
-# PostgreSQL expected one row where they are newer than its statistics, and compared each with each.
+# How many edges of a child are met is looked up in sorted arrays: by a join PostgreSQL compared each with each where it
+# expected few, for they were newer than its statistics, or nothing waited when it made those.
+_MET_CHILDREN = "ARRAY(SELECT child FROM d ORDER BY child)"
+_MET_OF_IT = f"(ARRAY(SELECT n FROM d ORDER BY child))[width_bucket(t.id, {_MET_CHILDREN})]"
+# So many children at once. A million in one statement took longer than an answer is waited for.
 _MEET_PG = f"""
 WITH d AS MATERIALIZED (SELECT child, CAST(count(*) AS integer) AS n
   FROM (SELECT child FROM schedd_edges WHERE {{parents}} AND child + 0 > :after AND {_MET} OFFSET 0) e
   GROUP BY child ORDER BY child LIMIT {{most}}),
-met AS (UPDATE schedd_tasks t SET unmet = t.unmet - d.n,
-  state = CASE WHEN t.unmet - d.n <= 0 THEN {st.SCHEDULED} ELSE t.state END
-  FROM d WHERE t.id = d.child AND t.id = ANY(ARRAY(SELECT child FROM d)) AND t.state = {st.WAITING}
+met AS (UPDATE schedd_tasks t SET unmet = t.unmet - {_MET_OF_IT},
+  state = CASE WHEN t.unmet - {_MET_OF_IT} <= 0 THEN {st.SCHEDULED} ELSE t.state END
+  WHERE t.id = ANY({_MET_CHILDREN}) AND t.state = {st.WAITING}
   RETURNING t.state)
 SELECT (SELECT count(*) FROM met WHERE state = {st.SCHEDULED}), count(*), max(child) FROM d
 """
+# No join: of one PostgreSQL expects the wrong number of rows, and reads all that waits, or compares each with each.
 _BROKEN = f"""
-WITH e AS MATERIALIZED (SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {{parents}} AND {{broken}})
-SELECT e.parent, e.child, e.on_end, e.otherwise FROM e JOIN schedd_tasks c ON c.id = e.child
-WHERE {{children}} c.state = {st.WAITING} ORDER BY e.child, e.parent
+SELECT parent, child, on_end, otherwise FROM schedd_edges
+WHERE {{parents}} AND {{broken}} AND {state_of("schedd_edges.child")} = {st.WAITING} ORDER BY child, parent
 """
 _NEVER_ON_SUCCESS = "ok IN (0, 2, 4, 6, 8, 10, 12, 14)"
 _LOCK = f"SELECT t.id FROM schedd_tasks t WHERE {{among}} AND t.state = {st.WAITING} ORDER BY t.id FOR UPDATE OF t"
-_EDGES = "SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {among} AND ok < 15 ORDER BY parent"
+_EDGES = "SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {parents} AND ok < 15 ORDER BY parent"
 _End = tuple[int, int, str, int]  # a task, its state, why, and the parent that brought it about
 _END = f"""
 UPDATE schedd_tasks SET state = j.state, error = j.error, error_class = 'DependencyFailed',
@@ -98,8 +100,8 @@ def release(
 
 def _meet(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], bit: int) -> int:
     """Count down what waits for these, which have ended so. Returns how many became ready."""
-    bound = {"ids": dialect.bind_ids(ids), "bit": bit}
-    parents = dialect.among("parent")
+    bound = bind_parents(dialect, ids) | {"bit": bit}
+    parents = from_parents(dialect)
     if dialect.name == "sqlite":
         return sum(1 for row in run(connection, _MEET.format(parents=parents), bound) if row[0] == st.SCHEDULED)
     meet = _MEET_PG.format(parents=parents, most=MOST)
@@ -129,11 +131,10 @@ def parents_removed(connection: sa.Connection, dialect: Dialect, ends: Mapping[i
     rows = connection.execute(
         prepared(
             "SELECT e.parent, e.child, e.on_end, e.otherwise FROM schedd_edges e "
-            f"JOIN schedd_tasks c ON c.id = e.child WHERE e.parent IN {dialect.ids()} "
-            f"AND e.otherwise = {_OTHERWISES.index(Otherwise.WAIT)} AND c.state = {st.WAITING} "
-            "ORDER BY e.child, e.parent DESC"
+            f"WHERE {from_parents(dialect, 'e.parent')} AND e.otherwise = {_OTHERWISES.index(Otherwise.WAIT)} "
+            f"AND {state_of('e.child')} = {st.WAITING} ORDER BY e.child, e.parent DESC"
         ),
-        {"ids": bind_rows(sorted(ends))},
+        bind_parents(dialect, ends),
     ).fetchall()
     waits = [
         row for row in rows if judge(ends[row.parent], _WHENS[row.on_end], _OTHERWISES[row.otherwise]) is Verdict.WAIT
@@ -160,8 +161,8 @@ def _break(
     for ids, broken in ((successes, _NEVER_ON_SUCCESS), (others, "ok < 15")):
         if not ids:
             continue
-        sql = _BROKEN.format(parents=dialect.among("parent"), broken=broken, children=_AMONG_THEM[dialect.name])
-        for parent, child, on_end, otherwise in run(connection, sql, {"ids": dialect.bind_ids(ids)}):
+        sql = _BROKEN.format(parents=from_parents(dialect), broken=broken)
+        for parent, child, on_end, otherwise in run(connection, sql, bind_parents(dialect, ids)):
             verdict = judge(ends[parent], _WHENS[on_end], _OTHERWISES[otherwise])
             waits_in_vain = verdict is Verdict.WAIT and parent in removed
             if verdict in (Verdict.FAIL, Verdict.SKIP) or waits_in_vain:
@@ -192,8 +193,8 @@ def _all_below(connection: sa.Connection, dialect: Dialect, rows: list[_End]) ->
 def _judge_below(connection: sa.Connection, dialect: Dialect, rows: list[_End], waiting: set[int]) -> list[_End]:
     """These, as far as they are among the ``waiting`` ones, and those of the others that end because of them."""
     edges: dict[int, list[tuple[int, int, int]]] = {}
-    sql = _EDGES.format(among=dialect.among("parent"))
-    for parent, *edge in run(connection, sql, {"ids": dialect.bind_ids(sorted(waiting))}):
+    sql = _EDGES.format(parents=from_parents(dialect))
+    for parent, *edge in run(connection, sql, bind_parents(dialect, waiting)):
         edges.setdefault(parent, []).append(tuple(edge))
     level = [row for row in rows if row[0] in waiting]
     ended = list(level)

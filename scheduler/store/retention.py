@@ -11,6 +11,7 @@ from scheduler.model import state as st
 from scheduler.ports import SECOND
 from scheduler.store import checkpoints, events
 from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.lookup import exists, is_parent, lives, same
 from scheduler.store.outcomes import RESULT_TTL
 
 BATCH = 500
@@ -42,12 +43,12 @@ class Removed(NamedTuple):
 
 # A row lives until the latest of its retention, result lifetime and key retention, and while a child that has not
 # ended, or the task that spawned or awaits it, refers to it; its result until that lifetime is over, and likewise.
+_CHILDREN = f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND {lives('e.child')}"
+# In this order: SQLite looks from where the first of these conditions begins.
+_WAITERS = f"FROM schedd_waits w WHERE {same('w.item', 't.id')} AND w.item > 0 AND {lives('w.task_id')}"
 _UNNEEDED = (
-    "NOT EXISTS (SELECT 1 FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
-    f"WHERE e.parent = t.id AND c.state < {st.FIRST_TERMINAL}) AND "
-    "NOT EXISTS (SELECT 1 FROM schedd_waits w JOIN schedd_tasks c ON c.id = w.task_id "
-    f"WHERE w.item = t.id AND w.item > 0 AND c.state < {st.FIRST_TERMINAL}) AND "
-    f"NOT EXISTS (SELECT 1 FROM schedd_tasks p WHERE p.id = t.spawned_by AND p.state < {st.FIRST_TERMINAL})"
+    f"NOT {exists('e.parent', _CHILDREN)} AND NOT {exists('w.item', _WAITERS)} "
+    f"AND NOT coalesce({lives('t.spawned_by')}, false)"
 )
 _OVER = (
     f"t.state = {st.SUCCESS} AND t.finished_at < :before AND coalesce(t.result_until, 0) <= :now "
@@ -67,10 +68,7 @@ ORDER BY t.finished_at LIMIT :batch
 """
 # What depends on a task may be retried for as long as it is there, and is judged by that task's outcome then: so an
 # outcome lives until its own time is over and no edge leads from it any more.
-_OUTCOMES = (
-    "FROM schedd_outcomes o WHERE o.removed_at < :before "
-    "AND NOT EXISTS (SELECT 1 FROM schedd_edges e WHERE e.parent = o.task_id)"
-)
+_OUTCOMES = f"FROM schedd_outcomes o WHERE o.removed_at < :before AND NOT {is_parent('o.task_id')}"
 _WORKERS = (
     "FROM schedd_workers WHERE state >= 2 AND heartbeat_at < :before AND NOT EXISTS "
     "(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND t.state >= 4 AND t.state <= 5)"

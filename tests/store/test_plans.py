@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, task
 from scheduler.store import statement
 from scheduler.store.claim import LaneHead
 from scheduler.store.locking import _LOCK_WAITING
+from scheduler.store.lookup import bind_parents, from_parents
 from scheduler.store.outcomes import _FOLLOWS
 from scheduler.store.release import _MEET_PG, MOST
 from scheduler.testing import drain, engine_of
-from support.fleet import Fleet, no_autovacuum, rows, run_claimed, step, write
+from support.fleet import Fleet, no_autovacuum, run_claimed, step, write
+from support.plans import Seen, figures, plan
 
 READY = "ix_schedd_tasks_ready"
 YEAR = 365 * 86_400_000_000
@@ -32,35 +30,6 @@ TURNS = 12  # more than the five after which a prepared statement may get one pl
 
 @task
 def plain(ctx: Context) -> None: ...
-
-
-class Seen:
-    """The statements that turns give to the driver, one of each text, with their parameters."""
-
-    def __init__(self) -> None:
-        self.statements: dict[str, Any] = {}
-
-    def note(self, text: str, bound: Any) -> None:
-        if "schedd_tasks" in text and text.lstrip().startswith(("SELECT", "UPDATE", "WITH")):
-            self.statements.setdefault(text, dict(bound) if isinstance(bound, dict) else list(bound))
-
-    @contextmanager
-    def watch(self, jobs: Scheduler) -> Iterator[None]:
-        raw = statement._raw
-
-        def noting(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:
-            self.note(text, bound)
-            return raw(connection, text, bound)
-
-        def executed(_conn: Any, _cursor: Any, text: str, bound: Any, *_: Any) -> None:
-            self.note(text, bound)
-
-        engine = jobs.database.open()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(statement, "_raw", noting)
-            sa.event.listen(engine, "before_cursor_execute", executed)
-            yield
-            sa.event.remove(engine, "before_cursor_execute", executed)
 
 
 def fill(jobs: Scheduler, many: int) -> None:
@@ -98,36 +67,6 @@ def turns(jobs: Scheduler) -> int:
         step(jobs)
         ran += run_claimed(jobs)
     return ran
-
-
-def figures(jobs: Scheduler, sql: str) -> Any:
-    """What the server has counted, once each session of these jobs has told: by itself each does so seconds later."""
-    recorder, engine = engine_of(jobs).turner.ledger.recorder, jobs.database.open()
-    pool: Any = engine.pool
-    idle = [engine.connect() for _ in range(pool.checkedin())]
-    for its in (engine_of(jobs)._conn(), recorder and recorder._connection, *idle):
-        if its is not None:
-            with jobs.database.write(its) as connection:
-                connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
-    for its in idle:
-        its.close()
-    return rows(jobs, sql)[0]
-
-
-def plan(jobs: Scheduler, text: str, bound: Any) -> list[str]:
-    """What a statement does, a line for each step: the sort of step and what it reads."""
-    with jobs.database.open().connect() as connection:
-        driver: Any = connection.connection.driver_connection
-        if jobs.database.dialect.name == "sqlite":
-            return [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", bound).fetchall()]
-        (found,) = driver.execute(f"EXPLAIN (FORMAT JSON) {text}", bound).fetchone()
-        return list(_steps((json.loads(found) if isinstance(found, str) else found)[0]["Plan"]))
-
-
-def _steps(node: dict[str, Any]) -> Iterator[str]:
-    yield f"{node['Node Type']} {node.get('Relation Name', '')} {node.get('Index Name', '')}"
-    for below in node.get("Plans", ()):
-        yield from _steps(below)
 
 
 def check_plans(jobs: Scheduler, seen: Seen) -> int:
@@ -255,12 +194,12 @@ def test_an_end_finds_its_edges_by_the_index(fleet: Fleet, edges: int) -> None:
         edges=edges,
     )
     dialect = jobs.database.dialect
-    bound = {"ids": dialect.bind_ids(range(1, 101)), "bits": 1, "bit": 1, "usual": "0", "after": 0}
+    bound = {**bind_parents(dialect, range(1, 101)), "bits": 1, "bit": 1, "usual": "0", "after": 0}
     with jobs.database.open().connect() as connection:
         for sql in (
-            _LOCK_WAITING.format(e=dialect.among("parent")),
-            _MEET_PG.format(parents=dialect.among("parent"), most=MOST),
-            _FOLLOWS.format(among=dialect.among("parent")),
+            _LOCK_WAITING.format(e=from_parents(dialect)),
+            _MEET_PG.format(parents=from_parents(dialect), most=MOST),
+            _FOLLOWS,
         ):
             text, _ = statement._compiled(sql, connection.dialect)
             steps = plan(jobs, text, bound)
@@ -298,10 +237,10 @@ def test_later_parts_of_a_release_are_found_as_the_first_one_is(fleet: Fleet) ->
     depend(str(parent), first - 1, last - 1)
     depend("i", last + 1, last + 10_000)
     dialect = jobs.database.dialect
-    sql = _MEET_PG.format(parents=dialect.among("parent"), most=most)
+    sql = _MEET_PG.format(parents=from_parents(dialect), most=most)
     with jobs.database.open().connect() as connection:
         text, _ = statement._compiled(sql, connection.dialect)
     for after in (0, first + most - 1, first + 2 * most - 1):
-        steps = plan(jobs, text, {"ids": dialect.bind_ids([parent]), "bit": 1, "after": after})
+        steps = plan(jobs, text, {**bind_parents(dialect, [parent]), "bit": 1, "after": after})
         found = [one for one in steps if one.startswith(("Nested Loop", "Seq Scan")) or "ix_schedd_edges_child" in one]
         assert not found, "\n".join((str(after), text, *steps))
