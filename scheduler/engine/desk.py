@@ -241,7 +241,7 @@ class Desk:
             self.means[kind] = newest if mean is None else newest + old * (mean - newest)
 
     def lose(self, attempt: Attempt) -> None:
-        """Its claim was taken from this attempt while the worker is well: its task is not run beside it here."""
+        """Its claim was taken from this attempt: should this process claim it again, it does not run beside it."""
         attempt.lost = True
         key = (attempt.claimed.id, attempt.claimed.claim)
         self.losing.add(key)

@@ -144,11 +144,7 @@ class Membership:
         waiting = all_waiting(turner.slots.values())
         desk.put_down(waiting, Ends.of([hand_back(attempt, now) for attempt in waiting]))
         for attempt in list(desk.held.values()):
-            attempt.lost = True
-            desk.strays[attempt.claimed.id, attempt.claimed.claim] = attempt
-            if attempt.slot is not None:
-                attempt.slot.interrupt(attempt)
-        desk.losing |= desk.held.keys()  # none of them runs here beside itself, should this process claim it again
+            desk.lose(attempt)
         self.guard.reclaimed()
         turner.planner.alone = None
         self._lost, turner.worker = turner.worker, 0  # should joining fail: no turn may claim for a worker that is dead
