@@ -104,7 +104,8 @@ def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
                         raise RuntimeError(
                             f"{limit} attempts ran and more are due; does a task schedule itself for ever?"
                         )
-            quiet = 0 if ran > before or engine.turner.has_work() else quiet + 1
+            going_on = ran > before or engine.turner.has_work() or engine.duties.behind
+            quiet = 0 if going_on else quiet + 1
     return ran
 
 

@@ -201,7 +201,16 @@ class Duties:
     def apply_policies(self, connection: sa.Connection) -> bool:
         """Cancel what has lived too long. True: dependants of such may run now."""
         due, self._judged = self._judged, False
-        return due and bool(self.attempt("applying policies", lambda: apply_policies(self.desk, connection)))
+        done = self.attempt("applying policies", lambda: apply_policies(self.desk, connection)) if due else None
+        if done is None:
+            return False
+        ready, self._judged = done  # hundreds of thousands may be due at once: the next step goes on
+        return ready
+
+    @property
+    def behind(self) -> bool:
+        """Whether something is left to be done in a step that comes at once, after a turn."""
+        return self._judged
 
     def watch(self, connection: sa.Connection, reported: Callable[[], set[tuple[int, int]]], *, rung: bool) -> bool:
         """Look after the bodies that run here. True: some were taken back, and may run elsewhere."""

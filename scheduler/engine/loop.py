@@ -283,7 +283,7 @@ class Engine:
         return self.duties.timers.left("poll") <= EARLY * self._poll_every()
 
     def _pause(self) -> float:
-        if self._rescan or self._go_on or self.turner.has_work():
+        if self._rescan or self._go_on or self.turner.has_work() or self.duties.behind:
             return 0.0
         left = self.duties.timers.left
         wait = min(self._poll_every(), left("poll"))

@@ -21,6 +21,7 @@ log = logging.getLogger("scheduler.engine")
 
 SKEW = 1.0  # seconds that this machine's clock may be off before it is told
 PATIENCE = 0.4  # of a lease
+JUDGING = 0.25  # seconds after which policies let the lease be renewed and a turn be taken, before they go on
 ASIDE = 60.0  # seconds until schedules that could not be fired are looked at again
 
 
@@ -205,8 +206,13 @@ class Schedules:
         return max(0.0, (self.next_at - self.desk.now()) / SECOND)
 
 
-def apply_policies(desk: Desk, connection: sa.Connection) -> bool:
-    """Cancel what has lived or waited too long by its own policies. True: some dependants may run now."""
+def apply_policies(desk: Desk, connection: sa.Connection) -> tuple[bool, bool]:
+    """Cancel what has lived or waited too long by its own policies, as much as a moment allows.
+
+    Returns whether some dependants may run now, and whether there is more to be judged.
+    What is left may be claimed meanwhile. It does not begin beyond its max_duration, but it may beyond its max_delay.
+    """
+    until = desk.monotonic() + JUDGING
     ready, more = 0, True
     while more:
         with desk.database.write(connection) as c:
@@ -215,7 +221,9 @@ def apply_policies(desk: Desk, connection: sa.Connection) -> bool:
             log.info("task cancelled", extra={"task": task, "reason": reason})
         ready += judged.ready
         more = judged.more
-    return ready > 0
+        if desk.monotonic() >= until:
+            break
+    return ready > 0, more
 
 
 def pass_on_cancels(desk: Desk, connection: sa.Connection, worker: int) -> None:

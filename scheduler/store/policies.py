@@ -21,9 +21,10 @@ _READY_AT = (
     "(SELECT max(p.finished_at) FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
     f"WHERE e.child = t.id AND p.state >= {st.FIRST_TERMINAL})"
 )
+# In the index's own order: by their ids, too, each batch sorted all that are due at the same moment.
 _LOOK = (
     f"SELECT t.id, t.state, t.run_at, {_READY_AT} AS ready_at, t.claimed_at, t.started_at, t.last_heartbeat_at, "
-    f"t.expires_at, t.max_duration, t.max_delay FROM schedd_tasks t WHERE {_DUE} ORDER BY t.check_at, t.id LIMIT :batch"
+    f"t.expires_at, t.max_duration, t.max_delay FROM schedd_tasks t WHERE {_DUE} ORDER BY t.check_at LIMIT :batch"
 )
 
 

@@ -12,6 +12,7 @@ from scheduler import Context, RetryPolicy, Scheduler, TaskState, task
 from scheduler.model import state as st
 from scheduler.model.policy import Life, judge
 from scheduler.ports import FOREVER
+from scheduler.store import policies
 from scheduler.store.why import why
 from scheduler.testing import FakeClock, drain, engine_of
 from support.fleet import Fleet, ends, rows, run_claimed, step, write
@@ -270,6 +271,55 @@ def test_more_than_one_batch(jobs: Scheduler, ran: Ran, clock: FakeClock) -> Non
     clock.advance(5)
     assert drain(jobs) == 0
     assert {r.state for r in rows(jobs, "SELECT DISTINCT state FROM schedd_tasks")} == {st.CANCELLED}
+
+
+def test_between_two_batches_the_lease_is_renewed_and_a_turn_taken(
+    jobs: Scheduler, ran: Ran, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 200,000 whose lives ended together all were cancelled in one step of the loop, for longer than a lease."""
+    engine, happened = engine_of(jobs), list[str]()
+
+    def note(owner: Any, name: str, seconds: float = 0.0) -> None:
+        real = getattr(owner, name)
+
+        def noting(*given: Any, **named: Any) -> Any:
+            happened.append(name)
+            clock.advance(seconds)
+            return real(*given, **named)
+
+        monkeypatch.setattr(owner, name, noting)
+
+    with jobs.batch() as batch:
+        for _ in range(3 * policies.BATCH):
+            batch.task(play, "it").max_duration(60).after(3600)
+        batch.task(play, "other").after(61 + engine.options.lease / 3)
+    drain(jobs)
+    clock.advance(61)
+    note(policies, "apply", seconds=engine.options.lease / 3)  # that long a batch takes
+    note(engine.membership, "renew")
+    note(engine.turner, "turn")
+    pauses = [engine.step() for _ in range(4)]
+    assert happened.count("apply") == 3
+    assert pauses[:2] == [0.0, 0.0]
+    first = happened.index("apply")
+    assert happened[first : first + 7] == ["apply", "turn", "renew", "apply", "turn", "renew", "apply"]
+    run_claimed(jobs)
+    assert ran == ["other"]
+    states = rows(jobs, "SELECT state, count(*) AS n FROM schedd_tasks WHERE max_duration IS NOT NULL GROUP BY state")
+    assert [tuple(row) for row in states] == [(st.CANCELLED, 3 * policies.BATCH)]
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_batch_reads_its_own_tasks_only(jobs: Scheduler) -> None:
+    """Not all that are due at the same moment."""
+    with jobs.batch() as batch:
+        for _ in range(3 * policies.BATCH):
+            batch.task(play, "it").max_duration(60).after(3600)
+    now = jobs.database.now() + 61_000_000
+    look = policies._LOOK.replace(":now", str(now)).replace(":batch", str(policies.BATCH))
+    write(jobs, "ANALYZE schedd_tasks")
+    steps = [row[0] for row in rows(jobs, f"EXPLAIN {look} FOR UPDATE OF t SKIP LOCKED")]
+    assert not [one for one in steps if "Sort" in one], "\n".join(steps)
 
 
 TIMES = some.integers(1, 100)
