@@ -106,6 +106,9 @@ def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
                         )
             going_on = ran > before or engine.turner.has_work() or engine.duties.behind
             quiet = 0 if going_on else quiet + 1
+            if quiet == 1:
+                # On a slow machine it may begin its looks behind what was just released, and find that a second later.
+                engine.turner.lanes.prefix.forget()
     return ran
 
 
