@@ -6,19 +6,16 @@ A later source wins: defaults, the file, $CREDENTIALS_DIRECTORY, the environment
 from __future__ import annotations
 
 import os
-import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta
 
-from scheduler.errors import ConfigError
-from scheduler.model.limits import parse_size
-from scheduler.model.names import is_name
-from scheduler.settings import Duration, Reader, format_duration, is_duration, mask, shown
+from scheduler.config_checks import check
+from scheduler.settings import Duration, Reader, format_duration, is_duration, mask
 
 PLACES = ("config.toml", "/etc/schedd/config.toml")
 _SECRET = frozenset({"store.url", "mail.password"})  # never echoed in an error, shown without its password elsewhere
@@ -249,7 +246,7 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
         for name, (value, source) in layer.items():
             values[name], sources[name] = value, source
     config = _build(values, None if file is None else os.path.abspath(file), sources)
-    _check(config)
+    check(config)
     return config
 
 
@@ -270,75 +267,6 @@ def _build(values: dict[str, Any], file: str | None, sources: dict[str, str]) ->
         on_sqlite = config.store.url.partition(":")[0].partition("+")[0] == "sqlite"
         config = msgspec.structs.replace(config, store=msgspec.structs.replace(config.store, auto_migrate=on_sqlite))
     return config
-
-
-def _check(config: Config) -> None:
-    """What one setting's type cannot say. Raises ConfigError."""
-
-    def refuse(name: str, why: str) -> typing.NoReturn:
-        raise ConfigError(f"setting {name} ({config.sources.get(name, 'default')}): {why}")
-
-    scheme = re.match(r"([a-z][a-z0-9+]*)://", config.store.url)
-    if scheme is None or scheme[1].partition("+")[0] not in ("sqlite", "postgresql"):
-        refuse("store.url", "not a database URL; use sqlite:///schedd.db or postgresql+psycopg://user@host/db")
-    place = config.store.url.partition("://")[2].partition("?")[0]
-    if scheme[1].startswith("sqlite") and place in ("", "/", "/:memory:"):
-        refuse(
-            "store.url", "an in-memory SQLite database does not survive a restart; name a file (sqlite:///schedd.db)"
-        )
-    if not config.worker.queues:
-        refuse("worker.queues", 'no queue; use ["*"] for all')
-    for name, (fits, form) in _ENTRIES.items():
-        for entry in config.get(name):
-            if not fits(entry):
-                refuse(name, f"expected {form}, not {shown(entry)}")
-    pools = (config.pools.high, config.pools.medium, config.pools.low)
-    if not any(pool.slots or pool.async_slots for pool in pools):
-        refuse("pools.high.slots", "no pool has a slot, so nothing would ever run")
-    try:
-        parse_size(config.worker.recycle_memory, "it")
-    except ConfigError as error:
-        refuse("worker.recycle_memory", str(error))
-    if config.tasks.state is not None and not re.fullmatch(r"[\w.]+:[\w.]+", config.tasks.state):
-        refuse("tasks.state", f'expected "module:function", not {shown(config.tasks.state)}')
-    if config.schedules.timezone != "UTC" and not _is_zone(config.schedules.timezone):
-        refuse(
-            "schedules.timezone",
-            f"{shown(config.schedules.timezone)} is not a time zone such as Europe/Berlin",
-        )
-
-
-def _is_queue(entry: str) -> bool:
-    return entry == "*" or is_name(entry)
-
-
-def _is_host(entry: str) -> bool:
-    import ipaddress  # only when some are allowed
-
-    try:
-        ipaddress.ip_network(entry, strict=False)
-    except ValueError:
-        return re.fullmatch(r"(?=.*[^\W\d_])[\w.-]+", entry) is not None
-    return True
-
-
-# What each entry of a list has to be, and how that is said.
-_ENTRIES: dict[str, tuple[Callable[[str], object], str]] = {
-    "worker.queues": (_is_queue, 'the name of a queue, or "*"'),
-    "http.allow": (_is_host, "the name of a host, an address, or a network such as 10.0.0.0/8"),
-    "http.secrets": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*@[^@\s]+").fullmatch, '"name@host"'),
-    "batch.functions": (re.compile(r"[\w.]+:[\w.]+").fullmatch, '"module:function"'),
-}
-
-
-def _is_zone(name: str) -> bool:
-    import zoneinfo  # only when a zone other than UTC is asked for
-
-    try:
-        zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        return False
-    return True
 
 
 def describe(config: Config) -> list[Setting]:

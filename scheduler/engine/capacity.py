@@ -22,9 +22,7 @@ def capacity_of(desk: Desk) -> Capacity:
 
 
 def _strays(desk: Desk) -> tuple[Stray, ...]:
-    tasks: dict[tuple[SlotKey, bool], list[int]] = {}
-    for key, attempt in desk.strays.items():
-        tasks.setdefault((attempt.sort, key in desk.losing), []).append(attempt.claimed.id)
-    return tuple(
-        Stray(*sort, len(ids), tuple(sorted(ids)[:NAMED]), alone) for (sort, alone), ids in sorted(tasks.items())
-    )
+    tasks: dict[SlotKey, list[int]] = {}
+    for attempt in desk.strays:
+        tasks.setdefault(attempt.sort, []).append(attempt.claimed.id)
+    return tuple(Stray(*sort, len(ids), tuple(sorted(ids)[:NAMED])) for sort, ids in sorted(tasks.items()))

@@ -82,7 +82,6 @@ class Desk:
         self.lapses_at = float("inf")  # when the lease runs out unless it is renewed (monotonic)
         self.held: dict[tuple[int, int], Attempt] = {}
         self.losing: set[tuple[int, int]] = set()  # claims that were taken from bodies that are still under way
-        self.strays: dict[tuple[int, int], Attempt] = {}  # bodies that lost their claims for certain
         self.means: dict[str, float] = {}  # seconds by kind
         self.alerts = Alerts(None, None)
         self.processes: ProcessPool | None = None
@@ -219,9 +218,6 @@ class Desk:
             started, finished = tuple(compress(started, known)), tuple(compress(finished, known))
         if self.losing:
             self.losing.difference_update(zip(ends.task_ids, ends.claims, strict=True))
-        if self.strays:
-            for key in zip(ends.task_ids, ends.claims, strict=True):
-                self.strays.pop(key, None)
         took: dict[str, list[int]] = {}
         kinds = list(map(_KIND_OF, attempts))
         if len(set(kinds)) == 1 and None not in started:  # mostly
@@ -240,12 +236,16 @@ class Desk:
             old = (1 - _WEIGHT) ** len(spans)
             self.means[kind] = newest if mean is None else newest + old * (mean - newest)
 
+    @property
+    def strays(self) -> list[Attempt]:
+        """Bodies under way that have lost their claims for certain."""
+        found = (self.held.get(key) for key in self.losing)
+        return [attempt for attempt in found if attempt is not None and attempt.lost]
+
     def lose(self, attempt: Attempt) -> None:
         """Its claim was taken from this attempt: should this process claim it again, it does not run beside it."""
         attempt.lost = True
-        key = (attempt.claimed.id, attempt.claimed.claim)
-        self.losing.add(key)
-        self.strays[key] = attempt
+        self.losing.add((attempt.claimed.id, attempt.claimed.claim))
         if attempt.slot is not None:
             attempt.slot.interrupt(attempt)
 

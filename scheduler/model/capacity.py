@@ -48,14 +48,13 @@ class Room(NamedTuple):
 class Stray(msgspec.Struct, frozen=True, array_like=True):
     """Bodies whose claims were taken from them: they fill slots of this pool until they end.
 
-    ``tasks``: some of theirs; ``alone``: this worker does not run these beside them.
+    ``tasks``: some of theirs, which this worker does not run beside them.
     """
 
     level: int
     sort: int
     count: int
     tasks: tuple[int, ...] = ()
-    alone: bool = False
 
 
 class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -49,7 +49,7 @@ def beside(fleet: Fleet, row: sa.Row[Any]) -> str | None:
 
 
 def _with_its_body(able: list[WorkerRecord], row: sa.Row[Any]) -> list[WorkerRecord]:
-    return [w for w in able if any(s.alone and row.id in s.tasks for s in w.capacity.strays)]
+    return [w for w in able if any(row.id in s.tasks for s in w.capacity.strays)]
 
 
 def _beside(here: list[WorkerRecord], others: list[WorkerRecord]) -> str:

@@ -19,7 +19,7 @@ from scheduler.store.read_status import status
 from scheduler.store.why import why
 from scheduler.testing import FakeClock, drain, engine_of
 from support.databases import Database
-from support.fleet import Fleet, ends, run_claimed, step
+from support.fleet import Fleet, ends, let_pass, run_claimed, step
 from support.lost_answers import lose_the_answer
 
 pytestmark = pytest.mark.case(3)
@@ -75,14 +75,6 @@ def room() -> Room:
     return Room()
 
 
-def pass_time(clock: FakeClock, seconds: float, *jobs: Scheduler) -> None:
-    while seconds > 0:
-        clock.advance(min(5.0, seconds))
-        seconds -= 5.0
-        for one in jobs:
-            step(one)
-
-
 def told(jobs: Scheduler, task_id: int) -> tuple[str | None, list[str], list[str]]:
     """What show, status and doctor say."""
     with jobs.database.read() as connection:
@@ -104,15 +96,15 @@ def test_a_quiet_body_is_told_of_once_while_its_lease_is_alive(
     seen: list[Any] = []
 
     def body(ctx: Context) -> None:
-        pass_time(clock, 50, jobs)
+        let_pass(clock, 50, jobs)
         ctx.heartbeat()
-        pass_time(clock, 55, jobs)
+        let_pass(clock, 55, jobs)
         seen.append((told(jobs, ctx.id), stalls(caplog)))
-        pass_time(clock, 30, jobs)
+        let_pass(clock, 30, jobs)
         seen.append((told(jobs, ctx.id), stalls(caplog)))
         ctx.report_progress(50)
         seen.append((told(jobs, ctx.id), stalls(caplog)))
-        pass_time(clock, 60, jobs)
+        let_pass(clock, 60, jobs)
         seen.append((told(jobs, ctx.id), stalls(caplog)))
 
     room.body = body
@@ -137,7 +129,7 @@ def test_kinds_that_do_not_ask_for_it_are_left_alone(fleet: Fleet, room: Room, c
     seen: list[Any] = []
 
     def body(ctx: Context) -> None:
-        pass_time(clock, 600, jobs)
+        let_pass(clock, 600, jobs)
         seen.append(told(jobs, ctx.id))
 
     room.body = body
@@ -151,7 +143,7 @@ def test_its_claim_is_taken_and_another_worker_runs_it(fleet: Fleet, room: Room,
     raised: list[BaseException] = []
 
     def body(ctx: Context) -> None:
-        pass_time(clock, 60, first)
+        let_pass(clock, 60, first)
         step(first)  # it hands the task back, for a second
         clock.advance(1)
         assert drain(second) == 1
@@ -184,7 +176,7 @@ def test_a_worker_never_runs_it_beside_its_first_body(fleet: Fleet, room: Room, 
 
     def body(ctx: Context) -> None:
         if ctx.attempt == 1:
-            pass_time(clock, 60, jobs)
+            let_pass(clock, 60, jobs)
             for _ in range(20):
                 clock.advance(0.6)
                 step(jobs)
@@ -214,7 +206,7 @@ def test_nor_if_the_commit_that_took_it_back_was_not_answered(
     def body(ctx: Context) -> None:
         if ctx.attempt == 1:
             with suppress(StoreUnavailableError):
-                pass_time(clock, 61, jobs)
+                let_pass(clock, 61, jobs)
             for _ in range(20):
                 clock.advance(0.6)
                 step(jobs)
@@ -245,14 +237,14 @@ def test_the_last_stall_is_told_although_its_commit_was_not_answered(
 
     def body(ctx: Context) -> None:
         with suppress(StoreUnavailableError):
-            pass_time(clock, 61, jobs)
+            let_pass(clock, 61, jobs)
         if not ends_first:
-            pass_time(clock, 10, jobs)
+            let_pass(clock, 10, jobs)
 
     room.body = body
     task_id = jobs.task(taken).schedule()
     drain(jobs)
-    pass_time(clock, 10, jobs)
+    let_pass(clock, 10, jobs)
     assert lost
     assert jobs.get_task_status(task_id) is TaskState.DEAD
     assert [letter.id for letter in letters] == [task_id]
@@ -267,7 +259,7 @@ def test_what_could_not_be_taken_back_is_not_taken_for_lost(
     monkeypatch.setattr(store_stalls, "reclaim", lambda *_: store_stalls.Taken([], {}))
 
     def body(ctx: Context) -> None:
-        pass_time(clock, 61, jobs)
+        let_pass(clock, 61, jobs)
         assert not engine_of(jobs).desk.losing
         ctx.heartbeat()
 
@@ -283,7 +275,7 @@ def test_one_that_is_always_quiet_ends_dead(
 ) -> None:
     letters: list[Any] = []
     jobs = fleet.worker(*KINDS, state=room, on_dead_letter=letters.append)
-    room.body = lambda ctx: pass_time(clock, 65, jobs)
+    room.body = lambda ctx: let_pass(clock, 65, jobs)
     task_id = jobs.task(kind).key("k").schedule()
     child = jobs.task(unwatched).depend_on(task_id, when="failure").schedule()
     for _ in range(12):
@@ -307,7 +299,7 @@ def test_one_that_was_asked_to_end_ends(fleet: Fleet, room: Room, clock: FakeClo
     def body(ctx: Context) -> None:
         with jobs.database.write() as connection:
             control.cancel(connection, [ctx.id], jobs.database.now())
-        pass_time(clock, 60, jobs)
+        let_pass(clock, 60, jobs)
 
     room.body = body
     task_id = jobs.task(taken).schedule()
@@ -323,7 +315,7 @@ def test_one_that_was_replaced_runs_as_what_replaced_it(fleet: Fleet, room: Room
     def body(ctx: Context) -> None:
         room.body = None
         jobs.task(taken).key("k", conflict="replace").subject("new").schedule()
-        pass_time(clock, 60, jobs)
+        let_pass(clock, 60, jobs)
 
     room.body = body
     task_id = jobs.task(taken).key("k").subject("old").schedule()

@@ -14,7 +14,7 @@ from scheduler.store.read_status import status
 from scheduler.store.read_workers import WorkerRecord, workers
 from scheduler.store.why import why
 from scheduler.testing import FakeClock, drain, engine_of
-from support.fleet import Fleet, run_claimed, step
+from support.fleet import Fleet, let_pass, run_claimed, step
 
 pytestmark = pytest.mark.case(3)
 SMALL = {"pools": {"high": (0, 0), "medium": (1, 0), "low": (0, 0)}, "processes": 1}
@@ -55,14 +55,6 @@ def worker(fleet: Fleet, room: Room, **options: Any) -> Scheduler:
     return fleet.worker(taken, other, apart, state=room, **{**SMALL, **options})
 
 
-def pass_time(clock: FakeClock, seconds: float, *jobs: Scheduler) -> None:
-    while seconds > 0:
-        clock.advance(min(5.0, seconds))
-        seconds -= 5.0
-        for one in jobs:
-            step(one)
-
-
 def said(jobs: Scheduler, task_id: int) -> str:
     """What follows the time in why this task does not run."""
     with jobs.database.read() as connection:
@@ -97,7 +89,7 @@ def test_the_body_of_a_stalled_task_fills_its_slot_and_keeps_the_task_waiting(fl
     seen: list[Any] = []
 
     def body(ctx: Context) -> None:
-        pass_time(clock, 60, jobs)
+        let_pass(clock, 60, jobs)
         step(jobs)
         seen.append(said(jobs, ctx.id))
         seen.append(said(jobs, int(jobs.task(other).schedule())))
@@ -136,8 +128,8 @@ def test_another_worker_that_has_room_takes_it(fleet: Fleet, clock: FakeClock) -
     seen: list[str] = []
 
     def body(ctx: Context) -> None:
-        pass_time(clock, 55, jobs, helper)
-        pass_time(clock, 5, jobs)
+        let_pass(clock, 55, jobs, helper)
+        let_pass(clock, 5, jobs)
         step(jobs)
         clock.advance(1)
         seen.append(said(jobs, ctx.id))
@@ -158,7 +150,7 @@ def test_it_counts_for_all_that_a_worker_may_hold(fleet: Fleet, clock: FakeClock
     seen: list[str] = []
 
     def body(ctx: Context) -> None:
-        pass_time(clock, 60, jobs)
+        let_pass(clock, 60, jobs)
         step(jobs)
         seen.append(said(jobs, int(jobs.task(other).schedule())))
 
@@ -178,7 +170,7 @@ def test_the_body_of_a_lost_lease_fills_its_slot(fleet: Fleet, clock: FakeClock)
 
     def body(ctx: Context) -> None:
         before = engine_of(jobs).worker
-        pass_time(clock, 45, reaper)
+        let_pass(clock, 45, reaper)
         step(jobs)
         assert engine_of(jobs).worker != before
         clock.advance(1)
@@ -216,14 +208,14 @@ def test_it_is_published_when_that_changes_and_only_then(
     monkeypatch.setattr(store_workers, "publish_capacity", counting)
 
     def body(ctx: Context) -> None:
-        pass_time(clock, 60, jobs)
+        let_pass(clock, 60, jobs)
         for _ in range(20):
             step(jobs)
-        pass_time(clock, 30, jobs)
+        let_pass(clock, 30, jobs)
         assert told == [1]
 
     body_of(room, jobs, body)
-    pass_time(clock, 60, jobs)
+    let_pass(clock, 60, jobs)
     drain(jobs)
     assert told == [1, 0]
 
