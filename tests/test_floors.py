@@ -28,6 +28,7 @@ FLOORS = {
     "app": 3,
     "cli": 3,
     "config": 3,
+    "config_checks": 3,
     "daemon": 3,
     "dead_letters": 3,
     "log": 3,
