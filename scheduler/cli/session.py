@@ -92,14 +92,22 @@ class Session:
         from scheduler.store.read_workers import read_fleet
 
         found = read_fleet(connection, self.database.now())
-        if not found.claiming:
-            note("no worker is live: tasks wait until schedd is started")
+        note_nobody(found.nobody)
         return found
 
 
 def note(text: str) -> None:
     """A message for people, on stderr."""
     click.echo(f"schedctl: {text}", err=True)
+
+
+def note_nobody(why: str | None) -> None:
+    """Says on stderr that no worker takes new work, if so."""
+    from scheduler.store.read_workers import NOT_LIVE
+
+    if why is not None:
+        until = "schedd is started" if why == NOT_LIVE else "one resumes, or another is started"
+        note(f"{why}: tasks wait until {until}")
 
 
 with_session = click.make_pass_decorator(Session, ensure=True)

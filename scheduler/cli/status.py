@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli.options import common
 from scheduler.cli.output import print_object, print_table, seconds, time
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.session import Session, note_nobody, with_session
 from scheduler.cli.views import WORKER_COLUMNS, worker_row, worker_view
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def status_command(session: Session, /) -> None:
     """How things stand: tasks by state and pool, the oldest ready task, workers, and what is stuck."""
     from scheduler.store.read_status import status
+    from scheduler.store.read_workers import nobody
 
     database = session.existing()
     with database.read() as connection:
         now = database.now()
         found = status(connection, now)
-    if not any(w.claims for w in found.workers):
-        note("no worker is live: tasks wait until schedd is started")
+    note_nobody(nobody(found.workers))
     if not print_object(session, _view(found, now)):
         _print(found, now)
 

@@ -26,15 +26,13 @@ LOOK = 0.1  # seconds between looks whether a worker has drained
 @with_session
 def workers_command(session: Session, /, every: bool) -> None:
     """Workers: where they run, what they serve, hold and run, how long their lease lasts."""
-    from scheduler.store.read_workers import stray_text, workers
+    from scheduler.store.read_workers import nobody, stray_text, workers
 
     database = session.existing()
     with database.read() as connection:
         now = database.now()
         found = workers(connection, now, every=every)
-    if not any(w.claims for w in found):
-        note("no worker is live")
-    for text in filter(None, map(stray_text, found)):
+    for text in filter(None, (nobody(found), *map(stray_text, found))):
         note(text)
     rows = []
     for worker in found:

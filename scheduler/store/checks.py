@@ -15,7 +15,7 @@ from scheduler.model.state import Otherwise
 from scheduler.model.texts import counted, listed, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
-from scheduler.store import horizon, migrate, waits
+from scheduler.store import horizon, migrate, row_locks, standoffs, waits
 from scheduler.store.database import Database
 from scheduler.store.dialect import prepared
 from scheduler.store.read_status import unserved
@@ -60,6 +60,7 @@ def check(connection: sa.Connection, now: int) -> list[Finding]:
             "still waiting for what has happened",
             overslept(connection, now),
         ),
+        _standoffs(connection),
         _claims(connection, now),
         _ready(connection, now),
         _stalls(connection, now),
@@ -178,6 +179,14 @@ def _stalls(connection: sa.Connection, now: int) -> Finding:
     return Finding("heartbeats", NOTE, f"{text}: {listed([str(i) for i in ids])}", ids)
 
 
+def _standoffs(connection: sa.Connection) -> Finding:
+    rings = standoffs.found(connection)
+    if not rings:
+        return Finding("awaits", OK, "no tasks wait for one another")
+    text = "; ".join(standoffs.said(ring) for ring in rings)
+    return Finding("awaits", PROBLEM, text, tuple(sorted(i for ring in rings for i in ring)))
+
+
 def _keys(connection: sa.Connection) -> Finding:
     rows = connection.execute(
         prepared(
@@ -234,7 +243,7 @@ def check_surroundings(database: Database, connection: sa.Connection, version: s
         level = PROBLEM if free < _LOW_SPACE else OK
         found.append(Finding("disk", level, f"{free // 2**20} MiB free beside the database"))
     else:
-        found.append(_horizon(connection))
+        found += [_horizon(connection), _locks(connection)]
     return found
 
 
@@ -244,6 +253,13 @@ def _horizon(connection: sa.Connection) -> Finding:
         return Finding("old snapshots", OK, f"no transaction is open for {span_text(horizon.LONG)}")
     text = "; ".join(f"{one.text} ({one.remedy})" for one in holders)
     return Finding("old snapshots", NOTE, f"what has died meanwhile cannot be removed: {text}")
+
+
+def _locks(connection: sa.Connection) -> Finding:
+    waiting = row_locks.blocked(connection)
+    if not waiting:
+        return Finding("locks", OK, "no session waits for another one's")
+    return Finding("locks", NOTE, f"{'; '.join(waiting)} (SELECT pg_terminate_backend(...) ends a session)")
 
 
 def _clock(offset: int) -> Finding:

@@ -15,6 +15,7 @@ from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import prepared
 from scheduler.store.workers import DRAINING, LIVE, STOPPED, WORKER_STATES
 
+NOT_LIVE = "no worker is live"
 LOST = "lost"  # its lease ran out, and nobody has taken its claims back yet
 _RECENT = 50
 _MOST = 1000  # running tasks named, of all workers
@@ -144,6 +145,16 @@ def _state(row: sa.Row[Any], now: int) -> str:
     return WORKER_STATES[row.state]
 
 
+def nobody(found: Iterable[WorkerRecord]) -> str | None:
+    """Why no worker takes new work at all; None if one does."""
+    alive = [w for w in found if w.alive]
+    if any(w.claims for w in alive):
+        return None
+    if not alive:
+        return NOT_LIVE
+    return f"every live worker is draining ({listed([w.label for w in alive])})"
+
+
 def bodies(strays: Iterable[Stray]) -> str:
     """``2 bodies that lost their claims (task 5, 7)``."""
     found = list(strays)
@@ -191,10 +202,11 @@ def sorts(connection: sa.Connection) -> dict[str, int]:
 
 
 class Fleet:
-    """The workers that take new work, and what none of them serves. ``sorts``: see the function."""
+    """The workers that take new work, and what none of them serves. ``sorts``, ``nobody``: see the functions."""
 
     def __init__(self, found: list[WorkerRecord], sorts: Mapping[str, int]) -> None:
         self.claiming = [w for w in found if w.claims]
+        self.nobody = nobody(found)
         self.sorts = sorts
         self._kinds = {w.id: frozenset(w.kinds) for w in self.claiming}
 
@@ -217,8 +229,8 @@ class Fleet:
             if newest >= version:
                 return self._slotless(self.serving(queue, kind, version), queue, kind, level)
             return f"no live worker knows schema_version {version} of kind {kind!r}, the newest knows {newest}"
-        if not self.claiming:
-            return "no worker is live"
+        if self.nobody is not None:
+            return self.nobody
         if not any(kind in kinds for kinds in self._kinds.values()):
             return f"no live worker serves kind {kind!r}"
         if not any(w.serves_queue(queue) for w in self.claiming):

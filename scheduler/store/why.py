@@ -13,7 +13,7 @@ from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import FOREVER
-from scheduler.store import caps, slots, stalls, waits
+from scheduler.store import caps, row_locks, slots, stalls, standoffs, waits
 from scheduler.store.claim import SUSPECT_LANE
 from scheduler.store.dialect import dialect_of, prepared
 from scheduler.store.read_graph import dependencies
@@ -119,7 +119,9 @@ def _awaited(connection: sa.Connection, task_id: int) -> str:
             said.append(f"task {wait.task}")
         else:
             said.append(f"{wait.open} of {counted(wait.items, 'task')}")
-    return listed(said)
+    text = listed(said)
+    ring = standoffs.through(connection, task_id)
+    return f"{text}; {standoffs.said(ring)}" if ring else text
 
 
 def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: str) -> str:
@@ -148,6 +150,9 @@ def _due(connection: sa.Connection, row: sa.Row[Any], now: int, fleet: Fleet) ->
     unserved = _unserved(row, fleet)
     if unserved is not None:
         return f"{since}, but {unserved}"
+    holder = row_locks.holder(connection, row.id)
+    if holder is not None:
+        return f"{since}, but its row is locked by {holder}: claims pass over it until that ends"
     if row.lane.startswith(SUSPECT_LANE):
         return f"{since}; it ran when its worker died, twice, so it runs alone once the others have ended"
     limited = _limited(connection, row, now)

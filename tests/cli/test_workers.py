@@ -65,11 +65,16 @@ def test_one_that_drains_claims_nothing_until_it_resumes(ctl: Ctl, live: Bench) 
     assert live.state(first) == "claimed"
     assert ctl("worker", "drain", worker).stdout == f"worker {worker} drains\n"
     assert state(ctl) == "draining", "at once, before the worker itself has noticed"
+    label = "{host}:{pid}".format(**ctl.json("workers")[0])
     second = live.step("second").schedule()
     steps(live, 3)
     assert live.states(first, second) == ["scheduled", "scheduled"], "what it had not begun goes back"
     assert state(ctl) == "draining"
-    assert "no worker is live" in ctl("status").stderr
+    assert f"every live worker is draining ({label}): tasks wait until one resumes, or another is started" in (
+        ctl("status").stderr
+    )
+    assert ctl("workers").stderr == f"schedctl: every live worker is draining ({label})\n"
+    assert ctl.json("show", second)["why"].endswith(f", but every live worker is draining ({label})")
 
     assert ctl("worker", "resume", worker).stdout == f"worker {worker} claims tasks again\n"
     steps(live)
