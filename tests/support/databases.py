@@ -17,7 +17,7 @@ import pytest
 
 from support import postgres_server
 from support.leftovers import stopping_engines
-from support.session import locked, shared_directory
+from support.session import directory_in_memory, locked, shared_directory
 
 DIALECTS = ("sqlite", "postgresql")
 
@@ -113,7 +113,8 @@ def _sqlite_template() -> Path:
 @pytest.fixture(scope="session")
 def postgres_databases() -> PostgresDatabases:
     with locked("postgres.lock"):
-        postgres_server.start(shared_directory())
+        if not postgres_server.data_of(shared_directory()).exists():
+            postgres_server.start(shared_directory(), place=directory_in_memory())
     return PostgresDatabases(shared_directory(), os.environ.get("PYTEST_XDIST_WORKER", "main"))
 
 
@@ -133,7 +134,7 @@ class PostgresDatabases:
     @property
     def socket(self) -> Path:
         """The server's Unix socket."""
-        return self._directory / "pg" / ".s.PGSQL.5432"
+        return postgres_server.data_of(self._directory) / ".s.PGSQL.5432"
 
     def create(self) -> str:
         name = f"schedd_{self._worker}_{next(self._numbers)}"
@@ -160,7 +161,7 @@ class PostgresDatabases:
         import psycopg
 
         return psycopg.connect(
-            host=str(self._directory / "pg"),
+            host=str(postgres_server.data_of(self._directory)),
             user="postgres",
             dbname=name,
             autocommit=True,

@@ -29,17 +29,26 @@ SETTINGS = {
 }
 
 
+def data_of(directory: Path) -> Path:
+    """Where a server's data and its socket are."""
+    return directory / "pg"
+
+
 def url(directory: Path, database: str) -> str:
-    return f"postgresql+psycopg://postgres@/{database}?host={directory / 'pg'}"
+    return f"postgresql+psycopg://postgres@/{database}?host={data_of(directory)}"
 
 
-def start(directory: Path, settings: Mapping[str, str] = SETTINGS) -> None:
-    """Start the server of this run unless it runs; the caller holds the lock."""
-    data = directory / "pg"
+def start(directory: Path, settings: Mapping[str, str] = SETTINGS, place: Path | None = None) -> None:
+    """Start the server of this run unless it runs; the caller holds the lock. ``place``: an empty directory that is to
+    hold the data."""
+    data = data_of(directory)
     if (data / "postmaster.pid").exists():
         return
     binaries = _binaries(directory)
-    data.mkdir(mode=0o700)
+    if place is None:
+        data.mkdir(mode=0o700)
+    else:
+        data.symlink_to(place)
     if os.geteuid() == 0:
         nobody = pwd.getpwnam("nobody")
         os.chown(data, nobody.pw_uid, nobody.pw_gid)
@@ -55,7 +64,7 @@ def start(directory: Path, settings: Mapping[str, str] = SETTINGS) -> None:
 
 
 def stop(directory: Path) -> None:
-    data = directory / "pg"
+    data = data_of(directory)
     if _runs(data):
         _run(_binaries(directory) / "pg_ctl", "-w", "-D", data, "-m", "immediate", "stop")
 

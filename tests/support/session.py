@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -21,6 +22,8 @@ from typing import Any
 import pytest
 
 PREFIX = "schedd-tests-"
+MEMORY = Path("/dev/shm")
+ROOM = 4 * 2**30  # bytes that have to be free there
 _shared: Path | None = None
 _owner: int | None = None  # the descriptor of the lock, in the controller only
 _xdist_worker = False
@@ -72,6 +75,9 @@ def _remove(directory: Path) -> None:
     from support import postgres_server
 
     postgres_server.stop(directory)
+    data = postgres_server.data_of(directory)
+    if data.is_symlink():
+        shutil.rmtree(data.readlink(), ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -90,6 +96,18 @@ def _remove_leftovers() -> None:
             pass  # that run is alive
         finally:
             os.close(descriptor)
+
+
+def directory_in_memory() -> Path | None:
+    """A directory in memory for what no test needs on a disk, and the run removes; None if there is too little room."""
+    try:
+        free = os.statvfs(MEMORY)
+        available = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+        if free.f_bavail * free.f_frsize < ROOM or available is None or int(available[1]) * 1024 < 2 * ROOM:
+            return None
+        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY))
+    except OSError:
+        return None
 
 
 @contextmanager
