@@ -14,7 +14,7 @@ from scheduler.model.state import TaskState
 from scheduler.store import checkpoints, children, keys
 from scheduler.store.cascade import below
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, fence, prepared
-from scheduler.store.lookup import lives, same
+from scheduler.store.lookup import bind_parents, from_parents, lives, recorded, same, state_of
 from scheduler.store.new_task import edge_row, insert_edges, read_parents
 from scheduler.store.paths import one_at_a_time, refuse_cycle
 from scheduler.store.release import break_only, release
@@ -178,10 +178,10 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
             rows = connection.execute(
                 prepared(
                     "SELECT e.child, c.key FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
-                    f"WHERE e.parent IN {dialect.ids()} AND c.ended_by = e.parent AND c.state >= {st.FIRST_TERMINAL} "
-                    "ORDER BY e.child"
+                    f"WHERE {from_parents(dialect, 'e.parent')} AND c.ended_by = e.parent "
+                    f"AND c.state >= {st.FIRST_TERMINAL} ORDER BY e.child"
                 ),
-                {"ids": bind_rows(level)},
+                bind_parents(dialect, level),
             )
             children = {row.child: row.key for row in rows}
             for child, key in children.items():
@@ -207,49 +207,52 @@ _UNSTARTED = f"(t.state = {st.WAITING} OR (t.state = {st.SCHEDULED} AND t.claime
 
 def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int], now: int) -> None:
     """Make ``unmet`` anew for these tasks and their unstarted children, and judge their edges again."""
-    bound = {"ids": bind_rows(changed)}
+    children = run(
+        connection,
+        f"SELECT child FROM schedd_edges WHERE {from_parents(dialect)}",
+        bind_parents(dialect, changed),
+    )
+    # Nobody adds an edge from one that lives again meanwhile: its row is held, and who adds one looks at it first.
+    wanted = sorted({*changed, *(row[0] for row in children)})
     affected = connection.execute(
         prepared(
-            f"SELECT t.id FROM schedd_tasks t WHERE {_UNSTARTED} AND (t.id IN {dialect.ids()} OR t.id IN "
-            f"(SELECT child FROM schedd_edges WHERE parent IN {dialect.ids()})) ORDER BY t.id {dialect.lock}"
+            f"SELECT t.id FROM schedd_tasks t WHERE {_UNSTARTED} AND {dialect.among('t.id')} "
+            f"ORDER BY t.id {dialect.lock}"
         ),
-        bound,
+        {"ids": dialect.bind_ids(wanted)},
     ).fetchall()
     ids = [row[0] for row in affected]
+    bound = {"ids": dialect.bind_ids(ids)}
     if dialect.share:
         # A parent must not end between the count and the commit: whoever finishes it does not see these wait yet.
+        above = run(connection, f"SELECT DISTINCT parent FROM schedd_edges WHERE {dialect.among('child')}", bound)
         connection.execute(
-            prepared(
-                "SELECT t.id FROM schedd_tasks t WHERE t.id IN "
-                f"(SELECT parent FROM schedd_edges WHERE child IN {dialect.ids()}) ORDER BY t.id {dialect.share}"
-            ),
-            {"ids": bind_rows(ids)},
+            prepared(f"SELECT t.id FROM schedd_tasks t WHERE {dialect.among('t.id')} ORDER BY t.id {dialect.share}"),
+            {"ids": dialect.bind_ids([row[0] for row in above])},
         )
     # An edge on a task that retention removed counts by its recorded outcome; what nobody remembers, as failed.
-    bit = "CASE {s} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
-    state = f"coalesce(p.state, o.state, {st.FAILED})"
+    how = f"coalesce({state_of('e.parent')}, {recorded('e.parent')}, {st.FAILED})"
+    bit = f"CASE {how} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
     connection.execute(
         prepared(
-            "UPDATE schedd_tasks SET unmet = d.n, state = CASE WHEN d.n = 0 THEN 1 ELSE 0 END FROM "
-            "(SELECT i.id, (SELECT CAST(count(*) AS integer) FROM schedd_edges e "
-            "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
-            f"WHERE e.child = i.id AND (e.ok & {bit.format(s=state)}) = 0) AS n "
-            f"FROM schedd_tasks i WHERE i.id IN {dialect.ids()}) d "
+            "WITH d AS MATERIALIZED (SELECT i.id, (SELECT CAST(count(*) AS integer) FROM schedd_edges e "
+            f"WHERE e.child = i.id AND (e.ok & {bit}) = 0) AS n FROM schedd_tasks i WHERE {dialect.among('i.id')}) "
+            "UPDATE schedd_tasks SET unmet = d.n, state = CASE WHEN d.n = 0 THEN 1 ELSE 0 END FROM d "
             f"WHERE schedd_tasks.id = d.id AND schedd_tasks.state <= {st.SCHEDULED}"
         ),
-        {"ids": bind_rows(ids)},
+        bound,
     )
-    parents = connection.execute(
-        prepared(
-            f"SELECT DISTINCT e.parent, {state} AS state, p.id FROM schedd_edges e "
-            "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
-            f"WHERE e.child IN {dialect.ids()} AND {state} >= {st.FIRST_TERMINAL}"
-        ),
-        {"ids": bind_rows(ids)},
-    ).fetchall()
-    ends = {row[0]: TaskState.from_code(row[1]) for row in parents}
+    parents = run(
+        connection,
+        f"SELECT p.id, {state_of('p.id')}, {recorded('p.id')} FROM "
+        f"(SELECT DISTINCT e.parent AS id FROM schedd_edges e WHERE {dialect.among('e.child')}) p",
+        bound,
+    )
+    removed = {task_id: st.FAILED if end is None else end for task_id, state, end in parents if state is None}
+    ended = {task_id: state for task_id, state, _ in parents if state is not None and state >= st.FIRST_TERMINAL}
+    ends = {task_id: TaskState.from_code(code) for task_id, code in (ended | removed).items()}
     # Satisfied edges are counted already; a broken one ends its child again, and that child's children after it.
-    break_only(connection, dialect, ends, {row[0] for row in parents if row[2] is None}, now)
+    break_only(connection, dialect, ends, set(removed), now)
 
 
 def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: int) -> None:

@@ -54,6 +54,11 @@ def state_of(task: str) -> str:
     return f"(SELECT x.state FROM schedd_tasks x WHERE x.id = {task})"
 
 
+def recorded(task: str) -> str:
+    """How ``task``, a column of the statement, ended, if retention has removed it since."""
+    return f"(SELECT y.state FROM schedd_outcomes y WHERE y.task_id = {task})"
+
+
 def lives(task: str) -> str:
     """Whether ``task`` has not ended."""
     return f"{state_of(task)} < {st.FIRST_TERMINAL}"

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 
 from scheduler.errors import CycleError
-from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.dialect import Dialect, prepared
+from scheduler.store.lookup import bind_parents, from_parents
 
 
 def one_at_a_time(connection: sa.Connection, dialect: Dialect) -> None:
@@ -35,8 +36,8 @@ def find_path(connection: sa.Connection, dialect: Dialect, start: int, goal: int
     level = [start]
     while level:
         rows = connection.execute(
-            prepared(f"SELECT parent, child FROM schedd_edges WHERE parent IN {dialect.ids()}"),
-            {"ids": bind_rows(level)},
+            prepared(f"SELECT parent, child FROM schedd_edges WHERE {from_parents(dialect)}"),
+            bind_parents(dialect, level),
         ).fetchall()
         level = []
         for row in rows:

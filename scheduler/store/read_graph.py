@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from scheduler.errors import UnknownTaskError
 from scheduler.model.state import Otherwise, TaskState, Verdict, When, judge
 from scheduler.store.dialect import bind_rows, dialect_of, prepared
+from scheduler.store.lookup import bind_parents, from_parents
 
 _WHENS = tuple(When)
 _OTHERWISES = tuple(Otherwise)
@@ -88,18 +89,19 @@ def graph(connection: sa.Connection, task_id: int, limit: int = 200) -> Graph:
 
     Raises UnknownTaskError.
     """
-    ids = dialect_of(connection).ids()
+    dialect = dialect_of(connection)
+    ids = dialect.ids()
     level, truncated = [int(task_id)], False  # a TaskId does not fit JSON
     order: dict[int, None] = dict.fromkeys(level)
     edges: dict[tuple[int, int], GraphEdge] = {}
     around = prepared(
-        f"SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE parent IN {ids} "
-        f"UNION SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE child IN {ids} "
+        f"SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {from_parents(dialect)} "
+        f"UNION SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {dialect.among('child')} "
         "ORDER BY parent, child"
     )
     while level:
         following: list[int] = []
-        for row in connection.execute(around, {"ids": bind_rows(level)}).fetchall():
+        for row in connection.execute(around, bind_parents(dialect, level)).fetchall():
             edge = GraphEdge(row.parent, row.child, _WHENS[row.on_end], _OTHERWISES[row.otherwise])
             edges[edge.parent, edge.child] = edge
             for other in (edge.parent, edge.child):

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.ports import FOREVER
-from scheduler.store.dialect import bind_rows, dialect_of, prepared
+from scheduler.store.dialect import dialect_of, prepared
 
 if TYPE_CHECKING:
     import networkx as nx  # imported only when somebody looks: it takes longer than most commands
@@ -57,16 +57,16 @@ def _reached(connection: sa.Connection, starts: Collection[int]) -> nx.DiGraph[i
 
     dialect = dialect_of(connection)
     sql = (
-        f"{_FOREVER} AND w.task_id IN {dialect.ids()} UNION ALL "
+        f"{_FOREVER} AND {dialect.among('w.task_id')} UNION ALL "
         "SELECT e.child, e.parent FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
         f"JOIN schedd_tasks p ON p.id = e.parent WHERE t.state = 0 AND p.state < {st.FIRST_TERMINAL} "
-        f"AND e.child IN {dialect.ids()}"
+        f"AND {dialect.among('e.child')}"
     )
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(starts)
     new = set(starts)
     while new and len(graph) < _MOST:
-        pairs = connection.execute(prepared(sql), {"ids": bind_rows(sorted(new))}).fetchall()
+        pairs = connection.execute(prepared(sql), {"ids": dialect.bind_ids(sorted(new))}).fetchall()
         new = {awaits for _, awaits in pairs} - set(graph)
         graph.add_edges_from((task, awaits) for task, awaits in pairs)
     return graph

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, task
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store import control, events, retention
+from scheduler.store import control, events, read_graph, retention
 from scheduler.store.locking import look_below
 from scheduler.store.release import release
 from scheduler.testing import drain, engine_of
@@ -224,4 +224,35 @@ def test_the_end_of_a_wide_parent_takes_as_long_as_it_is_wide(
     for text, bound in seen.statements.items():
         if "schedd_edges" in text and "LATERAL" not in text:
             check_joins(jobs, text, bound)
+    check_plans(jobs, seen)
+
+
+@pytest.mark.parametrize("analyzed", ["never", "early", "late"])
+def test_a_retry_takes_as_long_as_what_it_revives(jobs: Scheduler, analyzed: str, tell: Callable[[str], None]) -> None:
+    """Beside a wide graph that waits. So does reading the graph of what was retried."""
+    parent, children, wide = 1_000_000, 1_000, 2_000_000
+    if analyzed == "early":
+        analyze(jobs, "tasks", "edges")
+    store_tasks(jobs, parent - 1, 1, 8, 1)
+    store_tasks(jobs, parent, children, 10, 1)
+    store_edges(jobs, str(parent), f"{parent} + i", children)
+    write(jobs, f"UPDATE schedd_tasks SET ended_by = {parent} WHERE id > {parent}")
+    store_tasks(jobs, wide - 1, 1, 1)
+    store_tasks(jobs, wide, WIDE, 0)
+    store_edges(jobs, str(wide), f"{wide} + i")
+    if analyzed == "late":
+        analyze(jobs, "tasks", "edges")
+    counts = jobs.database.dialect.name == "postgresql"
+    before = figures(jobs, READ).n if counts else 0
+    seen = Seen()
+    with seen.watch(jobs), jobs.database.write() as connection:
+        control.retry(connection, parent, jobs.database.now())
+        assert len(read_graph.graph(connection, parent + children, limit=children + 1).nodes) == children + 1
+    revived = "SELECT state, unmet, count(*) AS n FROM schedd_tasks WHERE id > :p AND id < :w GROUP BY 1, 2"
+    (found,) = rows(jobs, revived, p=parent, w=wide - 1)
+    assert tuple(found) == (0, 1, children)
+    if counts:
+        each = (figures(jobs, READ).n - before) / children
+        tell(f"{each:.1f} rows read for each of {children:,} children, analysed {analyzed}")
+        assert each <= 40
     check_plans(jobs, seen)
