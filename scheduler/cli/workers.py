@@ -62,6 +62,7 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
     started anew. To end it, stop the program as ever (SIGTERM).
     """
     from scheduler.model.texts import counted
+    from scheduler.store.read_workers import bodies
 
     if timeout is not None and not wait:
         raise click.UsageError("--timeout belongs to --wait", ctx)
@@ -72,7 +73,8 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
     deadline = None if timeout is None else time.monotonic() + timeout / 1_000_000
     while not (looked := _look(session, worker)).over:
         if deadline is not None and time.monotonic() >= deadline:
-            note(f"worker {worker} still holds {counted(looked.holds, 'task')}")
+            some = f" and runs {bodies(looked.strays)}" if looked.strays else ""
+            note(f"worker {worker} still holds {counted(looked.holds, 'task')}{some}")
             ctx.exit(exits.TIMED_OUT)
         time.sleep(LOOK)
     click.echo(f"worker {worker} has drained")

@@ -173,19 +173,24 @@ def stray_text(worker: WorkerRecord) -> str | None:
 
 
 class Drained(NamedTuple):
-    """How far a worker is that was told to drain. ``over``: it knows, and holds nothing any more."""
+    """How far a worker is that was told to drain. ``over``: it knows, and holds and runs nothing any more."""
 
     over: bool
     holds: int
+    strays: tuple[Stray, ...]
 
 
 def drained(connection: sa.Connection, worker: int) -> Drained:
     """Look how far a worker is with draining."""
-    state = connection.execute(prepared("SELECT state FROM schedd_workers WHERE id = :id"), {"id": worker}).scalar()
+    row = connection.execute(
+        prepared("SELECT state, pools FROM schedd_workers WHERE id = :id"), {"id": worker}
+    ).one_or_none()
     holds = connection.execute(
         prepared("SELECT count(*) FROM schedd_tasks WHERE worker = :id AND state >= 4 AND state <= 5"), {"id": worker}
     ).scalar_one()
-    return Drained(state != LIVE and holds == 0, int(holds))
+    alive = row is not None and row.state < STOPPED
+    strays = msgspec.json.decode(row.pools, type=Capacity).strays if row is not None and alive else ()
+    return Drained((row is None or row.state != LIVE) and holds == 0 and not strays, int(holds), strays)
 
 
 class _Published(msgspec.Struct):

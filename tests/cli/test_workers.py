@@ -93,6 +93,18 @@ def test_waiting_for_it_ends_when_it_holds_nothing(ctl: Ctl, live: Bench) -> Non
     assert ctl("worker", "drain", worker, "--wait").stdout == f"worker {worker} has drained\n"
 
 
+def test_waiting_for_it_ends_when_no_body_is_left(ctl: Ctl, live: Bench) -> None:
+    ring_and_step(live.jobs)
+    worker = engine_of(live.jobs).worker
+    pools = '{"medium":[8,0],"strays":[[1,0,1,[5]]]}'
+    live.execute("UPDATE schedd_workers SET pools = :pools, state = 1", pools=pools)
+    late = ctl("worker", "drain", worker, "--wait", "--timeout", "0")
+    assert late.exit_code == 124
+    assert f"worker {worker} still holds 0 tasks and runs 1 body that lost its claim (task 5)" in late.stderr
+    live.execute("UPDATE schedd_workers SET state = 2")
+    assert ctl("worker", "drain", worker, "--wait").exit_code == 4
+
+
 def test_a_worker_that_is_not_there_or_has_ended(ctl: Ctl, live: Bench) -> None:
     ring_and_step(live.jobs)
     worker = engine_of(live.jobs).worker
