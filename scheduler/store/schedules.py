@@ -13,6 +13,7 @@ from scheduler.model import state as st
 from scheduler.model.catchup import PER_TICK, Fire, plan
 from scheduler.model.fingerprint import describe
 from scheduler.model.recurrence import Recurrence, Unreadable
+from scheduler.model.retry import MOST
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
@@ -215,8 +216,9 @@ def _fire(
     fires = [f for f in fires if f.slot not in done]
     if (row.overlap == "skip" or next_at >= FOREVER) and _still_going(connection, row.last_task):
         fires = []  # a fixed delay that was changed meanwhile waits for that run: next_at is FOREVER
-    elif row.overlap == "skip":
-        fires = fires[-1:]  # several at once would overlap each other
+    elif row.overlap == "skip" and len(fires) > 1:  # several at once would overlap each other
+        first, *_, last = fires
+        fires = [last._replace(missed=first.missed, missed_since=first.missed_since)]
     tasks = [
         msgspec.structs.replace(
             spec,
@@ -226,7 +228,7 @@ def _fire(
             conflict="keep",
             schedule=row.name,
             slot=f.slot,
-            missed=f.missed,
+            missed=None if f.missed is None else min(f.missed, MOST),
             missed_since=f.missed_since,
         )
         for f in fires

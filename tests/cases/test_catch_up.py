@@ -47,6 +47,31 @@ def test_five_missed(bench: Bench, policy: str, runs: Seen) -> None:
 
 
 @pytest.mark.case(44)
+@pytest.mark.parametrize("overlap", ["allow", "skip"])
+def test_the_first_run_after_missed_ones_stands_for_them(bench: Bench, overlap: Any) -> None:
+    """Also where several slots are on time, of which only one may run."""
+    seen: Seen = []
+    bench.script.bodies["tick"] = lambda ctx: seen.append((ctx.slot, ctx.missed, ctx.missed_since))
+    bench.jobs.task(Step("tick")).key("tick").every(20).catchup("last").overlap(overlap).schedule()
+    bench.clock.advance(3600)
+    bench.drain()
+    first, *others = seen
+    assert first[1:] == (177, START + timedelta(seconds=20))
+    assert others == [(START + timedelta(seconds=s), 0, None) for s in (3580, 3600) if overlap == "allow"]
+    assert first[0] == START + timedelta(seconds=3560 if overlap == "allow" else 3600)
+
+
+@pytest.mark.case(44)
+def test_more_missed_than_a_column_can_hold(bench: Bench) -> None:
+    """On PostgreSQL the schedule could not be fired any more."""
+    seen = hourly(bench, catchup="last")
+    bench.jobs.task(Step("tick")).key("tick").every(0.1).catchup("last").overlap("skip").schedule()
+    bench.clock.advance(timedelta(days=3000))
+    bench.drain()
+    assert [missed for _, missed, _ in seen] == [2**31 - 1]
+
+
+@pytest.mark.case(44)
 def test_a_new_daemon_makes_up_for_what_was_missed(bench: Bench) -> None:
     seen = hourly(bench, catchup="last")
     bench.clock.advance(5.5 * 3600)
