@@ -123,6 +123,8 @@ def test_other_mistakes(bench: Bench) -> None:
             change(tick(bench).every(10))
     with pytest.raises(InvalidScheduleError):
         bench.jobs.batch().task(Step("tick")).every(10)
+    with pytest.raises(ConfigError, match="misfire_grace must be a number of seconds of at least 1, not 0"):
+        bench.worker(misfire_grace=0)  # each slot would be missed, and with catchup none never run
 
 
 ZONES = {
