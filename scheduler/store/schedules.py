@@ -15,7 +15,7 @@ from scheduler.model.fingerprint import describe
 from scheduler.model.recurrence import Recurrence, Unreadable
 from scheduler.model.retry import MOST
 from scheduler.model.spec import TaskId, TaskSpec
-from scheduler.model.times import to_datetime
+from scheduler.model.times import LAST, to_datetime
 from scheduler.ports import FOREVER
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.enqueue import enqueue
@@ -367,8 +367,9 @@ def record(connection: sa.Connection, name: str) -> ScheduleRecord:
     return _record_of(row)
 
 
-def upcoming(schedule: ScheduleRecord, count: int) -> list[int]:
-    """Its next instants, microseconds; for a fixed delay only the one that is known, if it is.
+def upcoming(schedule: ScheduleRecord, count: int, now: int) -> list[int]:
+    """Its next instants, microseconds; for a fixed delay only the one that is known, if it is. Of slots that are
+    overdue only those that are still to be run. Fewer where the calendar ends.
 
     Raises InvalidScheduleError if it cannot be read.
     """
@@ -376,7 +377,26 @@ def upcoming(schedule: ScheduleRecord, count: int) -> list[int]:
         raise _unreadable(schedule.name, schedule.trouble)
     if schedule.next_at >= FOREVER:
         return []
-    instants = [schedule.next_at]
+    instants = [_first(schedule, now)]
     while len(instants) < count and schedule.recurrence.mode != "fixed_delay":
-        instants.append(schedule.recurrence.next_after(instants[-1], schedule.anchor))
-    return instants[:count]
+        after = instants[-1] if schedule.catchup == "all" else max(instants[-1], now)
+        try:
+            following = schedule.recurrence.next_after(after, schedule.anchor)
+        except InvalidScheduleError:
+            break
+        if following > LAST:
+            break
+        instants.append(following)
+    return instants
+
+
+def _first(schedule: ScheduleRecord, now: int) -> int:
+    recurrence, next_at, anchor = schedule.recurrence, schedule.next_at, schedule.anchor
+    if next_at > now:
+        return next_at
+    if schedule.paused or schedule.catchup == "none":
+        return recurrence.next_after(now, anchor)
+    if schedule.catchup == "all" or recurrence.mode == "fixed_delay":
+        return next_at
+    newest = recurrence.newest_between(next_at - 1, now, anchor)  # which one run for all of them has
+    return next_at if newest is None else newest

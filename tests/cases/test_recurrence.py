@@ -76,6 +76,33 @@ def test_when_they_fire(bench: Bench) -> None:
     assert fired == expected
 
 
+@pytest.mark.case(39, 44)
+@pytest.mark.parametrize(
+    ("catchup", "expected"),
+    [("skip", [23, 24, 25]), ("last", [23, 24, 25]), ("all", [1, 2, 3]), ("none", [24, 25, 26])],
+)
+def test_the_next_instants_of_one_that_is_overdue(bench: Bench, catchup: Any, expected: list[int]) -> None:
+    """Those that it will still run, not hours of yesterday that nobody will."""
+    tick(bench).hourly_at(0).catchup(catchup).schedule()
+    tick(bench, "paused").hourly_at(0).catchup(catchup).schedule()
+    bench.jobs.schedules.pause("paused")
+    bench.clock.advance(23.5 * 3600)
+    assert bench.jobs.schedules.next("tick", 3) == [START + timedelta(hours=n) for n in expected]
+    assert bench.jobs.schedules.next("paused", 2) == [START + timedelta(hours=n) for n in (24, 25)]
+
+
+@pytest.mark.case(39)
+def test_the_next_instants_end_with_the_calendar(bench: Bench) -> None:
+    for name, build in {
+        "rate": lambda b: b.every(timedelta(days=36500)),
+        "cron": lambda b: b.cron("0 0 1 1 *"),
+    }.items():
+        build(tick(bench, name)).schedule()
+        found = bench.jobs.schedules.next(name, 10_000)
+        assert found[-1].year > 9900
+        assert len(found) < 8000
+
+
 @pytest.mark.case(39)
 def test_a_slot_runs_at_its_time_and_knows_it(bench: Bench) -> None:
     seen = slots(bench)
