@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from scheduler.ports import FOREVER
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.enqueue import enqueue
 from scheduler.store.statement import run
+
+log = logging.getLogger("scheduler.store")
 
 _BATCH = 100
 NEXT_LOOK = (
@@ -77,6 +80,7 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
         is not None
     )
     if not fresh:
+        _tell_change(_locked(connection, dialect, spec.name), spec)
         connection.execute(
             prepared(
                 "UPDATE schedd_schedules SET kind = :kind, payload = :payload, options = :options, catchup = :catchup, "
@@ -97,6 +101,20 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
                 fire = Fire(now, spec.recurrence.count_between(row.next_at - 1, now, row.anchor), row.next_at)
             _fire(connection, dialect, row, [fire], _after(spec.recurrence, row.anchor, now), now)
     return fresh
+
+
+def _tell_change(row: sa.Row[Any] | None, spec: ScheduleSpec) -> None:
+    """Names are chosen by people, and each is one schedule: what takes another's place by mistake is to be seen."""
+    if row is None:
+        return
+    if row.kind != spec.task.kind:
+        log.warning("schedule %r was one of kind %s, and is one of %s now", spec.name, row.kind, spec.task.kind)
+    elif row.recurrence != spec.recurrence.to_json():
+        try:
+            before = Recurrence.from_json(row.recurrence).describe()
+        except InvalidScheduleError:
+            before = "unreadable"
+        log.info("schedule %r was %s, and is %s now", spec.name, before, spec.recurrence.describe())
 
 
 def _after(recurrence: Recurrence, anchor: int, now: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from scheduler import ConfigError, InvalidScheduleError, RetryPolicy, UnknownScheduleError, Weekday
 from scheduler.store import schedules
 from scheduler.testing import FakeClock, drain, engine_of
-from support.bench import Bench, Side, Step, ring_and_step
+from support.bench import Bench, Side, Soft, Step, ring_and_step
 
 START = datetime(2026, 1, 1, tzinfo=UTC)  # a Thursday; where FakeClock starts
 
@@ -254,6 +255,23 @@ def test_registering_a_change(bench: Bench) -> None:
     assert bench.advance(29) == []
     assert bench.advance(1) == ["new"]
     assert bench.advance(30) == ["new"]
+
+
+@pytest.mark.case(42)
+def test_what_takes_the_place_of_another_schedule_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """A name is one schedule, over all kinds; without a key it is that of its kind and payload."""
+    caplog.set_level(logging.INFO, "scheduler.store")
+    for _ in range(2):
+        tick(bench).every(10).schedule()
+    assert caplog.messages == []
+    tick(bench).daily_at(2, 30).schedule()
+    assert caplog.messages == ["schedule 'tick' was every 10 s, fixed rate, and is 30 2 * * * UTC now"]
+    bench.jobs.task(Soft("tick")).key("tick").daily_at(2, 30).schedule()
+    assert caplog.records[-1].levelno == logging.WARNING
+    assert caplog.messages[-1] == "schedule 'tick' was one of kind Step, and is one of Soft now"
+    bench.execute("UPDATE schedd_schedules SET recurrence = 'x'")
+    bench.jobs.task(Soft("tick")).key("tick").daily_at(2, 30).schedule()
+    assert caplog.messages[-1] == "schedule 'tick' was unreadable, and is 30 2 * * * UTC now"
 
 
 @pytest.mark.case(42)
