@@ -185,13 +185,15 @@ def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, asid
 def end_delays(connection: sa.Connection, now: int, aside: Collection[str] = ()) -> tuple[list[str], list[Fired]]:
     """A fixed delay counts from the end of its run: give those whose run has ended their next slot.
 
-    Returns the names of those that have one now, and those for which that was not possible.
+    Returns the names of those that have one now, and those for which that was not possible. What somebody's transaction
+    holds is passed over: the engine must not wait for it.
     """
+    skip_locked = dialect_of(connection).skip_locked
     rows = connection.execute(
         prepared(
-            "SELECT s.name, s.recurrence, s.last_task, t.state, t.finished_at FROM schedd_schedules s "
-            f"LEFT JOIN schedd_tasks t ON t.id = s.last_task WHERE s.next_at = {FOREVER} "
-            f"AND (t.id IS NULL OR t.state >= {st.FIRST_TERMINAL})"
+            "SELECT t.name, t.recurrence, t.last_task, r.state, r.finished_at FROM schedd_schedules t "
+            f"LEFT JOIN schedd_tasks r ON r.id = t.last_task WHERE t.next_at = {FOREVER} "
+            f"AND (r.id IS NULL OR r.state >= {st.FIRST_TERMINAL}) {skip_locked}"
         )
     ).fetchall()
     given, troubles = [], []
