@@ -92,6 +92,14 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
             ),
             bound,
         )
+    else:  # it was deleted, and brought back, while a run of it goes on
+        connection.execute(
+            prepared(
+                "UPDATE schedd_schedules SET last_task = (SELECT max(t.id) FROM schedd_tasks t "
+                f"WHERE t.schedule = :name AND t.slot IS NOT NULL AND t.state < {st.FIRST_TERMINAL}) WHERE name = :name"
+            ),
+            {"name": spec.name},
+        )
     if spec.run_on_startup:
         row = _locked(connection, dialect, spec.name)
         overdue = row is not None and not fresh and row.next_at <= now

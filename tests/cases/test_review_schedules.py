@@ -93,6 +93,21 @@ def test_a_changed_fixed_delay_never_runs_beside_itself(bench: Bench) -> None:
     assert bench.advance(1) == ["tick"]
 
 
+@pytest.mark.case(43, 46)
+@pytest.mark.parametrize("mode", ["fixed_delay", "fixed_rate"])
+def test_one_that_is_deleted_and_brought_back_never_runs_beside_itself(bench: Bench, mode: Any) -> None:
+    tick(bench).every(60, mode=mode).overlap("skip").schedule()
+    bench.clock.advance(60)
+    ring_and_step(bench.jobs)  # claimed, still going
+    bench.jobs.schedules.delete("tick")
+    tick(bench).every(60, mode=mode).overlap("skip").run_on_startup().schedule()
+    bench.clock.advance(60)
+    ring_and_step(bench.jobs)
+    assert [t.state.value for t in bench.jobs.list_tasks()] == ["claimed"]
+    assert bench.drain() == ["tick"]
+    assert bench.advance(60) == ["tick"]
+
+
 @pytest.mark.case(46, 51)
 def test_a_fixed_delay_goes_on_though_its_run_has_been_removed(bench: Bench) -> None:
     tick(bench).every(60, mode="fixed_delay").schedule()
