@@ -303,13 +303,29 @@ def pause(connection: sa.Connection, name: str, now: int, paused: bool) -> None:
     row = _locked(connection, dialect_of(connection), name)  # an engine may be firing it at this moment
     if row is None:
         raise UnknownScheduleError(name)
-    next_at = row.next_at
+    next_at, anchor = row.next_at, row.anchor
     if row.paused and not paused and next_at <= now:
-        next_at = _readable(name, row.recurrence).next_after(now, row.anchor)
+        next_at = _readable(name, row.recurrence).next_after(now, anchor)
+    elif row.paused and not paused and is_ahead(row, now):
+        anchor = min(anchor, now)
+        next_at = _readable(name, row.recurrence).next_after(now, anchor)
     connection.execute(
-        prepared("UPDATE schedd_schedules SET paused = :paused, next_at = :next, updated_at = :now WHERE name = :name"),
-        {"name": name, "paused": int(paused), "next": next_at, "now": now},
+        prepared(
+            "UPDATE schedd_schedules SET paused = :paused, next_at = :next, anchor = :anchor, updated_at = :now "
+            "WHERE name = :name"
+        ),
+        {"name": name, "paused": int(paused), "next": next_at, "anchor": anchor, "now": now},
     )
+
+
+def is_ahead(row: sa.Row[Any], now: int) -> bool:
+    """Whether its recurrence has a slot before the one that it waits for, which a clock that was ahead has found."""
+    try:
+        recurrence = Recurrence.from_json(row.recurrence)
+    except InvalidScheduleError:
+        return False
+    next_at = int(row.next_at)
+    return next_at < FOREVER and recurrence.next_after(now, min(row.anchor, now)) < next_at
 
 
 def _readable(name: str, text: str) -> Recurrence:
