@@ -92,10 +92,10 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
             ),
             bound,
         )
-    else:  # it was deleted, and brought back, while a run of it goes on
+    else:  # it may have been deleted, and brought back while a run of it goes on; not by walking down the primary key
         connection.execute(
             prepared(
-                "UPDATE schedd_schedules SET last_task = (SELECT max(t.id) FROM schedd_tasks t "
+                "UPDATE schedd_schedules SET last_task = (SELECT max(t.id + 0) FROM schedd_tasks t "
                 f"WHERE t.schedule = :name AND t.slot IS NOT NULL AND t.state < {st.FIRST_TERMINAL}) WHERE name = :name"
             ),
             {"name": spec.name},
