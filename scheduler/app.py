@@ -95,7 +95,7 @@ class Scheduler(Queries):
             "pools": _pools(pools),
             "lease": _positive(lease, "lease"),
             "max_concurrent": int(max_concurrent_tasks),
-            "misfire_grace": float(misfire_grace),
+            "misfire_grace": _positive(misfire_grace, "misfire_grace", 1),
             "log_attempts": log_attempts,
             "capture_root": capture_root,
             "processes": _processes(processes, process_grace, recycle_tasks, recycle_memory, child_state),
@@ -337,9 +337,10 @@ def _processes(
     return ProcessOptions(count, _positive(grace, "process_grace"), recycle_tasks, memory, state)
 
 
-def _positive(value: float, what: str) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
-        raise ConfigError(f"{what} must be a number of seconds above 0, not {value!r}")
+def _positive(value: float, what: str, least: float = 0) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not (value > 0 and value >= least):
+        bound = f"of at least {least:g}" if least else "above 0"
+        raise ConfigError(f"{what} must be a number of seconds {bound}, not {value!r}")
     return float(value)
 
 

@@ -82,7 +82,7 @@ class Schedules(_Section, frozen=True):
     """``[schedules]``: how recurrences are read."""
 
     timezone: str = "UTC"
-    misfire_grace: Duration = 60.0
+    misfire_grace: Annotated[Duration, Meta(ge=1)] = 60.0
 
 
 class Log(_Section, frozen=True):

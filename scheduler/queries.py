@@ -94,9 +94,11 @@ class Schedules:
             schedules.delete(connection, name)
 
     def next(self, name: str, n: int = 1) -> Sequence[datetime]:
-        """Its next ``n`` instants, UTC. Raises UnknownScheduleError."""
+        """Its next ``n`` instants, UTC; of those that are overdue only what is still to be run. Raises
+        UnknownScheduleError."""
         with self._owner.database.read() as connection:
-            return [to_datetime(us) for us in schedules.upcoming(schedules.record(connection, name), n)]
+            found = schedules.record(connection, name)
+        return [to_datetime(us) for us in schedules.upcoming(found, n, self._owner.database.now())]
 
 
 class Queries:

@@ -255,6 +255,7 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
             'setting worker.processes: expected a whole number, not "2", in config.toml',
         ),
         ("[worker]\nprocesses = 0", "expected a whole number, at least 1, not 0"),
+        ("[schedules]\nmisfire_grace = 0", '30d", at least 1, not 0'),  # catchup none would never fire
         ("[pools.low]\nslots = 1.5", "setting pools.low.slots: expected a whole number, not 1.5"),
         ('[command]\nenabled = "yes"', 'setting command.enabled: expected true or false, not "yes"'),
         (

@@ -92,7 +92,8 @@ def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
 def next_(session: Session, /, name: str, count: int) -> None:
     """The next slots of a schedule, in UTC and on the clock of its zone, with its offset.
 
-    A note says before which of them that clock is changed.
+    A note says before which of them that clock is changed. Of slots that are overdue only those are shown that
+    are still to be run: with catch-up skip and last one for all of them.
     """
     from scheduler.model.recurrence import fold_marks
     from scheduler.store.schedules import record, upcoming
@@ -100,8 +101,8 @@ def next_(session: Session, /, name: str, count: int) -> None:
     database = session.existing()
     with database.read() as connection:
         found = record(connection, name)
-        slots = upcoming(found, count)
         now = database.now()
+    slots = upcoming(found, count, now)
     if found.paused:
         note(f"schedule {name!r} is paused")
     if not slots:

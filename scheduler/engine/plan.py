@@ -27,16 +27,22 @@ class Plan(NamedTuple):
 
 
 def allocate(
-    heads: Sequence[LaneHead], room: Callable[[int, LaneHead], int], budget: int, rotation: int, most: int
+    heads: Sequence[LaneHead],
+    room: Callable[[int, LaneHead], int],
+    budget: int,
+    rotation: int,
+    most: int,
+    pools: Sequence[int] = LEVELS,
 ) -> Plan:
     """Share free room out over the due lanes, evenly within a level.
 
     ``room(pool, head)``: how many more of this lane's tasks the pool can take, running and ahead; ``budget``: over all
-    pools; ``rotation``: a number that grows by one each turn, so that no lane is always first; ``most``: for one pool.
+    pools; ``rotation``: a number that grows by one each turn, so that no lane is always first; ``most``: for one pool;
+    ``pools``: in the order in which they take of the budget.
     """
     shares: dict[tuple[str, str, int], list[Share]] = {}
     counts: dict[LaneHead, int] = {}
-    for pool in LEVELS:
+    for pool in pools:
         for level in [pool, *range(pool)]:
             lanes = [h for h in heads if h.pool == level]
             taken = _share_out(lanes, pool, room, min(budget, most), rotation)

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.desk import Desk
+from scheduler.engine.levels import Turns
 from scheduler.engine.limits import Admission, Limits
 from scheduler.engine.plan import LEVELS, Plan, Share, allocate
 from scheduler.engine.pools import Slots, waiting_since
@@ -25,7 +26,6 @@ ALONE = 10.0  # seconds: how long a suspect runs by itself, and how old what run
 BATCH = (100, 256)  # tasks that one turn records, and that it claims: least, most (one statement on SQLite)
 AHEAD = 2  # batches that a pool may have ahead: one runs while the other is recorded
 QUICK = 0.0005  # seconds: bodies that one thread runs sooner than eight
-LOWEST_EVERY = 4  # every so many turns the lowest level that is due has the first free process
 
 
 class Planner:
@@ -38,6 +38,9 @@ class Planner:
         self.alone: Attempt | None = None
         self.batch = BATCH[1]
         self._rotation = 0
+        self._places, self._children = Turns(), Turns()  # under max_concurrent_tasks, and of the child processes
+        self._share_places: list[int] = []  # the levels that the present plan shares them out among
+        self._share_children: list[int] = []
         self._left: dict[str, float] = {}  # kinds left to newer programs, and until when (monotonic)
         self._told: set[str] = set()
 
@@ -66,13 +69,26 @@ class Planner:
         """The plan for those lanes that are not at their cap or rate: they take no room from the others. ``held``: what
         this worker holds once the turn has recorded what has ended."""
         if not self.limits.known:
-            return self._shares(due, held)
+            plan = self._shares(due, held)
+            self._note(plan)
+            return plan
         before, due = -1, admission.admitted(due)
         while len(due) != before:
             plan = self._shares(due, held)
             admission.look(plan.picks, due)
             before, due = len(due), admission.admitted(due)
-        return Plan(admission.cut(plan.picks), plan.shares)
+        plan = Plan(admission.cut(plan.picks), plan.shares)
+        self._note(plan)
+        return plan
+
+    def _note(self, plan: Plan) -> None:
+        """Whose turn it was, where levels shared something."""
+        if self._share_places:
+            got = {share.pool for pick in plan.picks for share in plan.shares[claims.LANE_OF(pick)]}
+            self._places.gave(self._share_places, got)
+        if self._share_children:
+            got = {pick.pool for pick in plan.picks if self.sort_of(LaneHead(*claims.LANE_OF(pick), 0)) == PROCESS}
+            self._children.gave(self._share_children, got)
 
     def one_of(self, head: LaneHead) -> Plan:
         """The plan for one task of this lane, while nothing is held; empty if that is not for a thread of its level."""
@@ -87,6 +103,7 @@ class Planner:
 
     def _shares(self, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
         desk = self.desk
+        self._share_places = self._share_children = []
         if not due or self.alone is not None:
             return Plan([], {})
         self._rotation += 1
@@ -99,12 +116,15 @@ class Planner:
             plan = self._plan_suspect([h for h in due if h not in ordinary], old)
             if plan.picks:
                 return plan if len(old) == len(held) else Plan([], {})
-        budget = self.batch
+        budget, pools = self.batch, list(LEVELS)
         if desk.options.max_concurrent:
             budget = max(0, desk.options.max_concurrent - len(held))
+            self._share_places = sorted({h.pool for h in ordinary}) if budget else []
+            first = self._places.order(self._share_places)
+            pools = [*first, *(level for level in LEVELS if level not in first)]
         taken = Counter(map(_SORT_OF, held))
         room = self._room(held, taken, self._in_processes(ordinary, taken))
-        return allocate(ordinary, room, budget, self._rotation, self.batch)
+        return allocate(ordinary, room, budget, self._rotation, self.batch, pools)
 
     def sort_of(self, head: LaneHead) -> int:
         """What sort of slots runs the tasks of this lane. Suspects run in processes, where they can harm nobody."""
@@ -125,7 +145,8 @@ class Planner:
         count = self.slots[due[0], PROCESS].size
         held = {level: taken[level, PROCESS] for level in LEVELS}
         free = count - sum(held.values())
-        order = due if self._rotation % LOWEST_EVERY else due[::-1]
+        order = self._children.order(due)
+        self._share_children = due if free > 0 else []
         for turn in range(max(0, free)):
             shares[order[turn % len(order)]] += 1
         if HIGH in shares and count and not held[HIGH]:

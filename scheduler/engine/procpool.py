@@ -1,7 +1,7 @@
 """The pool of child processes: attempts of kinds with ``isolation="process"``, suspects, and functions of ``ctx.cpu``.
 
 One thread looks after all children. The levels share them: the highest level that waits gets the next free child, but
-every fourth time the lowest does; and high tasks get one child more when lower ones have taken them all.
+every fourth time a lower one does, in turn; and high tasks get one child more when lower ones have taken them all.
 """
 
 from __future__ import annotations

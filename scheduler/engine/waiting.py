@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.children import Job
+from scheduler.engine.levels import Turns
 from scheduler.engine.processspec import Spec
 from scheduler.engine.runtime import Runtime
 from scheduler.engine.verdict import ended_by, hand_back
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from scheduler.engine.processslots import ProcessSlots
 
 Report = Callable[[Attempt, Outcome], None]
-
-LOWEST_EVERY = 4  # every so many picks the lowest level that waits goes first
 
 
 class Waiting:
@@ -33,7 +32,7 @@ class Waiting:
         self._report = report
         self._errands: dict[int, deque[Job]] = {}  # functions and hooks, by level
         self._numbers = 0
-        self._picks = 0
+        self._turns = Turns()
 
     def count(self, level: int) -> int:
         return len(self.levels[level].waiting if level in self.levels else ()) + len(self._errands.get(level, ()))
@@ -71,12 +70,12 @@ class Waiting:
         levels = [level for level in ((0, 1, 2) if only is None else (only,)) if self.count(level)]
         if not levels:
             return None
-        self._picks += 1
-        for level in levels if self._picks % LOWEST_EVERY else reversed(levels):
+        for level in self._turns.order(levels):
             errands = self._errands.get(level)
             while errands:
                 errand = errands.popleft()
                 if errand.answer is None or not errand.answer.done():
+                    self._turns.gave(levels, {level})
                     return self._numbered(errand)
             slots = self.levels.get(level)
             while slots is not None and slots.waiting:
@@ -90,6 +89,7 @@ class Waiting:
                 if attempt.cancelled:
                     self._report(attempt, ended_by(attempt, self._runtime, Cancelled("cancelled"))[0])
                     continue
+                self._turns.gave(levels, {level})
                 return self._numbered(self._job(attempt, level, slots))
         return None
 

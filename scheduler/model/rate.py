@@ -14,6 +14,8 @@ from collections.abc import Iterable
 import msgspec
 
 from scheduler.errors import ConfigError
+from scheduler.model.retry import MOST
+from scheduler.model.times import LONGEST
 from scheduler.ports import SECOND
 
 _PERIODS = {"s": 1, "min": 60, "h": 3600, "day": 86400}
@@ -69,8 +71,11 @@ class Rate(msgspec.Struct, frozen=True):
 
 def parse_rate(text: str) -> Rate:
     """``"100/min"`` -> Rate. Raises ConfigError."""
-    match = re.fullmatch(r"(\d+)\s*/\s*(\d*)\s*([a-z]+)", text.strip()) if isinstance(text, str) else None
+    match = re.fullmatch(r"(\d{1,18})\s*/\s*(\d{,18})\s*([a-z]+)", text.strip()) if isinstance(text, str) else None
     unit = None if match is None else _PERIODS.get(_NAMES.get(match[3], match[3]))
     if match is None or unit is None or int(match[1]) < 1 or match[2] == "0":
         raise ConfigError(f'rate_limit must look like "100/min" (per s, min, h or day), not {text!r}')
-    return Rate(int(match[1]), int(match[2] or 1) * unit * SECOND)
+    rate = Rate(int(match[1]), int(match[2] or 1) * unit * SECOND)
+    if rate.count > MOST or rate.period > LONGEST:  # what the database's columns can hold
+        raise ConfigError(f"rate_limit is over {MOST} starts, or its period over a thousand years: {text!r}")
+    return rate

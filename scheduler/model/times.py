@@ -12,7 +12,7 @@ LONGEST = 1000 * 366 * 86400 * SECOND  # a thousand years: beyond it is a mistak
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
-_LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
 
 def span_us(value: object, what: str, *, positive: bool = False) -> int:
@@ -40,7 +40,7 @@ def instant_us(value: object, what: str) -> int:
             f"{what} {value.isoformat()} has no time zone; say which, for example datetime(..., tzinfo=UTC)"
         )
     result = (value - _EPOCH) // _MICROSECOND
-    if not _FIRST <= result <= _LAST:
+    if not _FIRST <= result <= LAST:
         raise InvalidScheduleError(f"{what} {value.isoformat()} is not within the years 1 to 9999 in UTC")
     return result
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.state import Otherwise
-from scheduler.model.texts import counted, listed, span_text
+from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
 from scheduler.store import horizon, migrate, row_locks, standoffs, waits
@@ -20,6 +20,7 @@ from scheduler.store.database import Database
 from scheduler.store.dialect import prepared
 from scheduler.store.read_status import unserved
 from scheduler.store.read_workers import LOST, workers
+from scheduler.store.schedules import is_ahead
 from scheduler.store.stalls import stalled
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
@@ -200,7 +201,7 @@ def _keys(connection: sa.Connection) -> Finding:
 def _schedules(connection: sa.Connection, now: int) -> Finding:
     rows = connection.execute(
         prepared(
-            "SELECT s.name, s.recurrence, s.next_at, s.paused, t.state, t.finished_at "
+            "SELECT s.name, s.recurrence, s.anchor, s.next_at, s.paused, t.state, t.finished_at "
             "FROM schedd_schedules s LEFT JOIN schedd_tasks t ON t.id = s.last_task ORDER BY s.name"
         )
     ).fetchall()
@@ -216,6 +217,11 @@ def _schedules(connection: sa.Connection, now: int) -> Finding:
             bad.append(f"{row.name} (its run has ended, yet it has no next slot)")
         elif row.next_at < now - _LATE and not row.paused:
             bad.append(f"{row.name} (overdue by {span_text(now - row.next_at)})")
+        elif is_ahead(row, now + _LATE) and not row.paused:
+            at = rfc3339(row.next_at, exact=False)
+            bad.append(
+                f"{row.name} (goes on at {at} only, as a clock was ahead: `schedctl cron pause` and `resume` it)"
+            )
     if bad:
         return Finding("schedules", PROBLEM, f"{counted(len(bad), 'schedule')} without a next slot: {listed(bad)}")
     return Finding("schedules", OK, f"{counted(len(rows), 'schedule')}, each has its next slot")

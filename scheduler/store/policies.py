@@ -10,11 +10,13 @@ from scheduler.model import state as st
 from scheduler.model.outcome import Failure
 from scheduler.model.policy import Life, judge
 from scheduler.model.state import END_BIT, TaskState
+from scheduler.ports import SECOND
 from scheduler.store.dialect import Dialect, bind_rows, prepared
 from scheduler.store.locking import look_below
 from scheduler.store.release import release
 
 BATCH = 500
+AGAIN = 2 * SECOND  # until those are judged again that are in the way of others
 _DUE = "t.check_at IS NOT NULL AND t.check_at <= :now"
 ANY_DUE = f"SELECT 1 FROM schedd_tasks t WHERE {_DUE}"  # one look into an index that is mostly empty
 _READY_AT = (
@@ -56,8 +58,11 @@ def apply(connection: sa.Connection, dialect: Dialect, now: int, batch: int = BA
             asked[row.id] = reason
     if ending and dialect.skip_locked:
         # Somebody's open transaction holds what waits for them: they are judged again later.
-        for task_id in look_below(connection, dialect, dict.fromkeys(ending, END_BIT[TaskState.CANCELLED])).blocked:
+        blocked = look_below(connection, dialect, dict.fromkeys(ending, END_BIT[TaskState.CANCELLED])).blocked
+        for task_id in blocked:
             del ending[task_id]
+        if len(rows) >= batch:  # they must not be all that is ever looked at
+            looks += [(task_id, now + AGAIN) for task_id in blocked]
     _put_off(connection, dialect, looks)
     _cancel(connection, dialect, ending, now, f"state = {st.CANCELLED}, finished_at = :now, held_key = NULL,")
     _cancel(connection, dialect, asked, now, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -13,12 +14,15 @@ from scheduler.model import state as st
 from scheduler.model.catchup import PER_TICK, Fire, plan
 from scheduler.model.fingerprint import describe
 from scheduler.model.recurrence import Recurrence, Unreadable
+from scheduler.model.retry import MOST
 from scheduler.model.spec import TaskId, TaskSpec
-from scheduler.model.times import to_datetime
+from scheduler.model.times import LAST, to_datetime
 from scheduler.ports import FOREVER
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.enqueue import enqueue
 from scheduler.store.statement import run
+
+log = logging.getLogger("scheduler.store")
 
 _BATCH = 100
 NEXT_LOOK = (
@@ -76,6 +80,7 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
         is not None
     )
     if not fresh:
+        _tell_change(_locked(connection, dialect, spec.name), spec)
         connection.execute(
             prepared(
                 "UPDATE schedd_schedules SET kind = :kind, payload = :payload, options = :options, catchup = :catchup, "
@@ -87,6 +92,14 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
             ),
             bound,
         )
+    else:  # it may have been deleted, and brought back while a run of it goes on; not by walking down the primary key
+        connection.execute(
+            prepared(
+                "UPDATE schedd_schedules SET last_task = (SELECT max(t.id + 0) FROM schedd_tasks t "
+                f"WHERE t.schedule = :name AND t.slot IS NOT NULL AND t.state < {st.FIRST_TERMINAL}) WHERE name = :name"
+            ),
+            {"name": spec.name},
+        )
     if spec.run_on_startup:
         row = _locked(connection, dialect, spec.name)
         overdue = row is not None and not fresh and row.next_at <= now
@@ -96,6 +109,20 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
                 fire = Fire(now, spec.recurrence.count_between(row.next_at - 1, now, row.anchor), row.next_at)
             _fire(connection, dialect, row, [fire], _after(spec.recurrence, row.anchor, now), now)
     return fresh
+
+
+def _tell_change(row: sa.Row[Any] | None, spec: ScheduleSpec) -> None:
+    """Names are chosen by people, and each is one schedule: what takes another's place by mistake is to be seen."""
+    if row is None:
+        return
+    if row.kind != spec.task.kind:
+        log.warning("schedule %r was one of kind %s, and is one of %s now", spec.name, row.kind, spec.task.kind)
+    elif row.recurrence != spec.recurrence.to_json():
+        try:
+            before = Recurrence.from_json(row.recurrence).describe()
+        except InvalidScheduleError:
+            before = "unreadable"
+        log.info("schedule %r was %s, and is %s now", spec.name, before, spec.recurrence.describe())
 
 
 def _after(recurrence: Recurrence, anchor: int, now: int) -> int:
@@ -166,13 +193,15 @@ def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, asid
 def end_delays(connection: sa.Connection, now: int, aside: Collection[str] = ()) -> tuple[list[str], list[Fired]]:
     """A fixed delay counts from the end of its run: give those whose run has ended their next slot.
 
-    Returns the names of those that have one now, and those for which that was not possible.
+    Returns the names of those that have one now, and those for which that was not possible. What somebody's transaction
+    holds is passed over: the engine must not wait for it.
     """
+    skip_locked = dialect_of(connection).skip_locked
     rows = connection.execute(
         prepared(
-            "SELECT s.name, s.recurrence, s.last_task, t.state, t.finished_at FROM schedd_schedules s "
-            f"LEFT JOIN schedd_tasks t ON t.id = s.last_task WHERE s.next_at = {FOREVER} "
-            f"AND (t.id IS NULL OR t.state >= {st.FIRST_TERMINAL})"
+            "SELECT t.name, t.recurrence, t.last_task, r.state, r.finished_at FROM schedd_schedules t "
+            f"LEFT JOIN schedd_tasks r ON r.id = t.last_task WHERE t.next_at = {FOREVER} "
+            f"AND (r.id IS NULL OR r.state >= {st.FIRST_TERMINAL}) {skip_locked}"
         )
     ).fetchall()
     given, troubles = [], []
@@ -215,8 +244,9 @@ def _fire(
     fires = [f for f in fires if f.slot not in done]
     if (row.overlap == "skip" or next_at >= FOREVER) and _still_going(connection, row.last_task):
         fires = []  # a fixed delay that was changed meanwhile waits for that run: next_at is FOREVER
-    elif row.overlap == "skip":
-        fires = fires[-1:]  # several at once would overlap each other
+    elif row.overlap == "skip" and len(fires) > 1:  # several at once would overlap each other
+        first, *_, last = fires
+        fires = [last._replace(missed=first.missed, missed_since=first.missed_since)]
     tasks = [
         msgspec.structs.replace(
             spec,
@@ -226,7 +256,7 @@ def _fire(
             conflict="keep",
             schedule=row.name,
             slot=f.slot,
-            missed=f.missed,
+            missed=None if f.missed is None else min(f.missed, MOST),
             missed_since=f.missed_since,
         )
         for f in fires
@@ -273,13 +303,29 @@ def pause(connection: sa.Connection, name: str, now: int, paused: bool) -> None:
     row = _locked(connection, dialect_of(connection), name)  # an engine may be firing it at this moment
     if row is None:
         raise UnknownScheduleError(name)
-    next_at = row.next_at
+    next_at, anchor = row.next_at, row.anchor
     if row.paused and not paused and next_at <= now:
-        next_at = _readable(name, row.recurrence).next_after(now, row.anchor)
+        next_at = _readable(name, row.recurrence).next_after(now, anchor)
+    elif row.paused and not paused and is_ahead(row, now):
+        anchor = min(anchor, now)
+        next_at = _readable(name, row.recurrence).next_after(now, anchor)
     connection.execute(
-        prepared("UPDATE schedd_schedules SET paused = :paused, next_at = :next, updated_at = :now WHERE name = :name"),
-        {"name": name, "paused": int(paused), "next": next_at, "now": now},
+        prepared(
+            "UPDATE schedd_schedules SET paused = :paused, next_at = :next, anchor = :anchor, updated_at = :now "
+            "WHERE name = :name"
+        ),
+        {"name": name, "paused": int(paused), "next": next_at, "anchor": anchor, "now": now},
     )
+
+
+def is_ahead(row: sa.Row[Any], now: int) -> bool:
+    """Whether its recurrence has a slot before the one that it waits for, which a clock that was ahead has found."""
+    try:
+        recurrence = Recurrence.from_json(row.recurrence)
+    except InvalidScheduleError:
+        return False
+    next_at = int(row.next_at)
+    return next_at < FOREVER and recurrence.next_after(now, min(row.anchor, now)) < next_at
 
 
 def _readable(name: str, text: str) -> Recurrence:
@@ -365,8 +411,9 @@ def record(connection: sa.Connection, name: str) -> ScheduleRecord:
     return _record_of(row)
 
 
-def upcoming(schedule: ScheduleRecord, count: int) -> list[int]:
-    """Its next instants, microseconds; for a fixed delay only the one that is known, if it is.
+def upcoming(schedule: ScheduleRecord, count: int, now: int) -> list[int]:
+    """Its next instants, microseconds; for a fixed delay only the one that is known, if it is. Of slots that are
+    overdue only those that are still to be run. Fewer where the calendar ends.
 
     Raises InvalidScheduleError if it cannot be read.
     """
@@ -374,7 +421,26 @@ def upcoming(schedule: ScheduleRecord, count: int) -> list[int]:
         raise _unreadable(schedule.name, schedule.trouble)
     if schedule.next_at >= FOREVER:
         return []
-    instants = [schedule.next_at]
+    instants = [_first(schedule, now)]
     while len(instants) < count and schedule.recurrence.mode != "fixed_delay":
-        instants.append(schedule.recurrence.next_after(instants[-1], schedule.anchor))
-    return instants[:count]
+        after = instants[-1] if schedule.catchup == "all" else max(instants[-1], now)
+        try:
+            following = schedule.recurrence.next_after(after, schedule.anchor)
+        except InvalidScheduleError:
+            break
+        if following > LAST:
+            break
+        instants.append(following)
+    return instants
+
+
+def _first(schedule: ScheduleRecord, now: int) -> int:
+    recurrence, next_at, anchor = schedule.recurrence, schedule.next_at, schedule.anchor
+    if next_at > now:
+        return next_at
+    if schedule.paused or schedule.catchup == "none":
+        return recurrence.next_after(now, anchor)
+    if schedule.catchup == "all" or recurrence.mode == "fixed_delay":
+        return next_at
+    newest = recurrence.newest_between(next_at - 1, now, anchor)  # which one run for all of them has
+    return next_at if newest is None else newest

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.store.checks import check
 from scheduler.testing import drain
 from support.bench import Bench, Step, ring_and_step
 
@@ -44,6 +45,31 @@ def test_five_missed(bench: Bench, policy: str, runs: Seen) -> None:
     assert seen == runs
     bench.advance(1800)
     assert seen == [*runs, (hour(6), 0, None)]  # and then on time
+
+
+@pytest.mark.case(44)
+@pytest.mark.parametrize("overlap", ["allow", "skip"])
+def test_the_first_run_after_missed_ones_stands_for_them(bench: Bench, overlap: Any) -> None:
+    """Also where several slots are on time, of which only one may run."""
+    seen: Seen = []
+    bench.script.bodies["tick"] = lambda ctx: seen.append((ctx.slot, ctx.missed, ctx.missed_since))
+    bench.jobs.task(Step("tick")).key("tick").every(20).catchup("last").overlap(overlap).schedule()
+    bench.clock.advance(3600)
+    bench.drain()
+    first, *others = seen
+    assert first[1:] == (177, START + timedelta(seconds=20))
+    assert others == [(START + timedelta(seconds=s), 0, None) for s in (3580, 3600) if overlap == "allow"]
+    assert first[0] == START + timedelta(seconds=3560 if overlap == "allow" else 3600)
+
+
+@pytest.mark.case(44)
+def test_more_missed_than_a_column_can_hold(bench: Bench) -> None:
+    """On PostgreSQL the schedule could not be fired any more."""
+    seen = hourly(bench, catchup="last")
+    bench.jobs.task(Step("tick")).key("tick").every(0.1).catchup("last").overlap("skip").schedule()
+    bench.clock.advance(timedelta(days=3000))
+    bench.drain()
+    assert [missed for _, missed, _ in seen] == [2**31 - 1]
 
 
 @pytest.mark.case(44)
@@ -128,6 +154,40 @@ def test_the_wall_clock_jumps_forward_and_is_set_right(bench: Bench) -> None:
     for _ in range(8):
         bench.advance(1800)
     assert [slot for slot, _, _ in seen] == [hour(n) for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.case(43, 47)
+@pytest.mark.parametrize(
+    "build", [lambda b: b.hourly_at(0), lambda b: b.every(3600), lambda b: b.every(3600, "fixed_delay")]
+)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_clock_that_was_years_ahead(bench: Bench, build: Any, before: bool) -> None:
+    """Its next slot is then; the doctor says so, and pausing and resuming lets it go on."""
+
+    def found() -> str:
+        with bench.jobs.database.read() as connection:
+            return next(f.text for f in check(connection, bench.clock.now()) if f.check == "schedules")
+
+    fine = "1 schedule, each has its next slot"
+    seen: Seen = []
+    bench.script.bodies["tick"] = lambda ctx: seen.append(ctx.slot)
+    if before:
+        build(bench.jobs.task(Step("tick")).key("tick")).schedule()
+    bench.clock.jump(timedelta(days=1000))
+    if not before:
+        build(bench.jobs.task(Step("tick")).key("tick")).schedule()
+    bench.drain()
+    assert found() == fine
+    bench.clock.jump(timedelta(days=-1000))
+    bench.advance(2 * 3600)
+    assert len(seen) == int(before)
+    assert "tick (goes on at 2028-09-27T0" in found()
+    bench.jobs.schedules.pause("tick")
+    bench.jobs.schedules.resume("tick")
+    assert found() == fine
+    assert bench.advance(3600) == ["tick"]
+    assert bench.advance(3600) == ["tick"]
+    assert found() == fine
 
 
 @pytest.mark.case(47)

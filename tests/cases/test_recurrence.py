@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from scheduler import ConfigError, InvalidScheduleError, RetryPolicy, UnknownScheduleError, Weekday
 from scheduler.store import schedules
 from scheduler.testing import FakeClock, drain, engine_of
-from support.bench import Bench, Side, Step, ring_and_step
+from support.bench import Bench, Side, Soft, Step, ring_and_step
 
 START = datetime(2026, 1, 1, tzinfo=UTC)  # a Thursday; where FakeClock starts
 
@@ -76,6 +77,33 @@ def test_when_they_fire(bench: Bench) -> None:
     assert fired == expected
 
 
+@pytest.mark.case(39, 44)
+@pytest.mark.parametrize(
+    ("catchup", "expected"),
+    [("skip", [23, 24, 25]), ("last", [23, 24, 25]), ("all", [1, 2, 3]), ("none", [24, 25, 26])],
+)
+def test_the_next_instants_of_one_that_is_overdue(bench: Bench, catchup: Any, expected: list[int]) -> None:
+    """Those that it will still run, not hours of yesterday that nobody will."""
+    tick(bench).hourly_at(0).catchup(catchup).schedule()
+    tick(bench, "paused").hourly_at(0).catchup(catchup).schedule()
+    bench.jobs.schedules.pause("paused")
+    bench.clock.advance(23.5 * 3600)
+    assert bench.jobs.schedules.next("tick", 3) == [START + timedelta(hours=n) for n in expected]
+    assert bench.jobs.schedules.next("paused", 2) == [START + timedelta(hours=n) for n in (24, 25)]
+
+
+@pytest.mark.case(39)
+def test_the_next_instants_end_with_the_calendar(bench: Bench) -> None:
+    for name, build in {
+        "rate": lambda b: b.every(timedelta(days=36500)),
+        "cron": lambda b: b.cron("0 0 1 1 *"),
+    }.items():
+        build(tick(bench, name)).schedule()
+        found = bench.jobs.schedules.next(name, 10_000)
+        assert found[-1].year > 9900
+        assert len(found) < 8000
+
+
 @pytest.mark.case(39)
 def test_a_slot_runs_at_its_time_and_knows_it(bench: Bench) -> None:
     seen = slots(bench)
@@ -123,6 +151,8 @@ def test_other_mistakes(bench: Bench) -> None:
             change(tick(bench).every(10))
     with pytest.raises(InvalidScheduleError):
         bench.jobs.batch().task(Step("tick")).every(10)
+    with pytest.raises(ConfigError, match="misfire_grace must be a number of seconds of at least 1, not 0"):
+        bench.worker(misfire_grace=0)  # each slot would be missed, and with catchup none never run
 
 
 ZONES = {
@@ -225,6 +255,23 @@ def test_registering_a_change(bench: Bench) -> None:
     assert bench.advance(29) == []
     assert bench.advance(1) == ["new"]
     assert bench.advance(30) == ["new"]
+
+
+@pytest.mark.case(42)
+def test_what_takes_the_place_of_another_schedule_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """A name is one schedule, over all kinds; without a key it is that of its kind and payload."""
+    caplog.set_level(logging.INFO, "scheduler.store")
+    for _ in range(2):
+        tick(bench).every(10).schedule()
+    assert caplog.messages == []
+    tick(bench).daily_at(2, 30).schedule()
+    assert caplog.messages == ["schedule 'tick' was every 10 s, fixed rate, and is 30 2 * * * UTC now"]
+    bench.jobs.task(Soft("tick")).key("tick").daily_at(2, 30).schedule()
+    assert caplog.records[-1].levelno == logging.WARNING
+    assert caplog.messages[-1] == "schedule 'tick' was one of kind Step, and is one of Soft now"
+    bench.execute("UPDATE schedd_schedules SET recurrence = 'x'")
+    bench.jobs.task(Soft("tick")).key("tick").daily_at(2, 30).schedule()
+    assert caplog.messages[-1] == "schedule 'tick' was unreadable, and is 30 2 * * * UTC now"
 
 
 @pytest.mark.case(42)

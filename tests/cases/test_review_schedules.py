@@ -10,7 +10,7 @@ import pytest
 from scheduler.ports import FOREVER
 from scheduler.store import schedules
 from scheduler.testing import engine_of
-from support.bench import Bench, Side, Step, ring_and_step
+from support.bench import Bench, Side, Step, ring_and_step, run_claimed
 
 
 def tick(bench: Bench, name: str = "tick") -> Any:
@@ -93,6 +93,21 @@ def test_a_changed_fixed_delay_never_runs_beside_itself(bench: Bench) -> None:
     assert bench.advance(1) == ["tick"]
 
 
+@pytest.mark.case(43, 46)
+@pytest.mark.parametrize("mode", ["fixed_delay", "fixed_rate"])
+def test_one_that_is_deleted_and_brought_back_never_runs_beside_itself(bench: Bench, mode: Any) -> None:
+    tick(bench).every(60, mode=mode).overlap("skip").schedule()
+    bench.clock.advance(60)
+    ring_and_step(bench.jobs)  # claimed, still going
+    bench.jobs.schedules.delete("tick")
+    tick(bench).every(60, mode=mode).overlap("skip").run_on_startup().schedule()
+    bench.clock.advance(60)
+    ring_and_step(bench.jobs)
+    assert [t.state.value for t in bench.jobs.list_tasks()] == ["claimed"]
+    assert bench.drain() == ["tick"]
+    assert bench.advance(60) == ["tick"]
+
+
 @pytest.mark.case(46, 51)
 def test_a_fixed_delay_goes_on_though_its_run_has_been_removed(bench: Bench) -> None:
     tick(bench).every(60, mode="fixed_delay").schedule()
@@ -146,6 +161,25 @@ def test_two_engines_that_see_the_same_end_start_one_run(bench: Bench) -> None:
     with bench.jobs.database.write() as c:
         schedules.tick(c, dialect, bench.clock.now(), 60)
     assert len(bench.jobs.list_tasks()) == 1
+
+
+@pytest.mark.case(46, 65)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_an_engine_does_not_wait_for_a_schedule_that_somebody_holds(bench: Bench) -> None:
+    tick(bench).every(10, mode="fixed_delay").schedule()
+    bench.clock.advance(10)
+    ring_and_step(bench.jobs)
+    run_claimed(bench.jobs)
+    engine_of(bench.jobs).turner.turn(engine_of(bench.jobs)._conn(), claiming=False)  # its end is recorded, not more
+    bench.step("task").schedule()
+    with bench.worker().database.write() as session:
+        session.exec_driver_sql("UPDATE schedd_schedules SET updated_at = updated_at")
+        side = Side(bench.drain)
+        side.join(5)
+        assert not side.is_alive()
+    assert side.result() == ["task"]
+    assert next_at(bench) == FOREVER
+    assert bench.advance(10) == ["tick"]
 
 
 @pytest.mark.case(44)

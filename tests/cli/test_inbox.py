@@ -120,7 +120,7 @@ class TestConflict:
 
 class TestCronNext:
     def test_changes_of_the_clock_are_marked(self, ctl: Ctl, live: Bench) -> None:
-        live.step("x").key("nightly").cron("30 2 * * *", tz="Europe/Berlin").schedule()
+        live.step("x").key("nightly").cron("30 2 * * *", tz="Europe/Berlin").catchup("all").schedule()
         live.execute("UPDATE schedd_schedules SET next_at = 1774661400000000")  # 28 March 2026
         rows = ctl.json("cron", "next", "nightly", "-n", 3)
         assert [row["local"] for row in rows] == [
@@ -136,7 +136,7 @@ class TestCronNext:
         assert "clock changed, +01:00 to +02:00" in text
 
     def test_the_hour_that_comes_twice(self, ctl: Ctl, live: Bench) -> None:
-        live.step("x").key("often").cron("*/30 * * * *", tz="Europe/Berlin").schedule()
+        live.step("x").key("often").cron("*/30 * * * *", tz="Europe/Berlin").catchup("all").schedule()
         live.execute("UPDATE schedd_schedules SET next_at = 1792888200000000")  # 25 October 2026, 02:30, the first
         rows = ctl.json("cron", "next", "often", "-n", 4)
         assert [row["local"][11:] for row in rows] == [

@@ -99,6 +99,24 @@ def test_a_life_that_ends(bare: Bare, clock: FakeClock) -> None:
     assert TaskState.from_code(bare.row(child).state) is TaskState.FAILED
 
 
+@pytest.mark.case(50, 65)
+def test_lives_that_cannot_end_yet_keep_no_other_from_ending(bare: Bare, clock: FakeClock) -> None:
+    """They are the first that are due, and as many as one batch looks at."""
+    held = [bare.task(max_duration=10_000_000)[0] for _ in range(3)]
+    (child,) = bare.task(*held)
+    (other,) = bare.task(max_duration=20_000_000)
+    clock.advance(30)
+    with bare.store.connect() as session, session.begin():
+        hold(session, child)
+        with bare.store.write() as c:
+            impatient(c)
+            assert policies.apply(c, bare.dialect, clock.now(), batch=3) == policies.Judged({}, {}, 0, True)
+            assert list(policies.apply(c, bare.dialect, clock.now(), batch=3).cancelled) == [other]
+    clock.advance(policies.AGAIN / 1e6)
+    with bare.store.write() as c:
+        assert sorted(policies.apply(c, bare.dialect, clock.now(), batch=3).cancelled) == held
+
+
 @pytest.mark.case(25, 33)
 def test_the_holder_of_a_key_that_a_batch_depends_on(bare: Bare) -> None:
     """It must not end between the look at it and the commit: nobody would release what waits for it."""
