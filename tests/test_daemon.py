@@ -79,6 +79,12 @@ class Fake:
                 self.running = False
             elif word == "ids":
                 self.engine.ids = json.loads(rest)
+            elif word == "fork":
+                pid = os.fork()
+                if pid == 0:
+                    say("forked", os.getpid())
+                    threading.Event().wait()
+                say("ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     def is_running(self):
         return self.running
     def stop_now(self):
@@ -197,6 +203,20 @@ def test_a_third_signal_ends_it_whatever_happens(start: Start, systemd: Systemd)
     child.kill(signal.SIGTERM)
     child.expect("could not hand back")
     assert child.end() == 5
+
+
+def test_a_signal_for_a_process_that_a_task_forked_is_not_the_daemons(start: Start, systemd: Systemd) -> None:
+    """It shares what wakes the daemon: "terminate" of multiprocessing stopped it."""
+    child = start()
+    systemd.expect("READY=1")
+    child.tell("fork")
+    forked = int(child.says("^forked").split()[1])
+    os.kill(forked, signal.SIGTERM)
+    assert child.says("^ended") == f"ended {-signal.SIGTERM}"
+    assert not [line for line in child.seen if "SIGTERM" in line]
+    child.kill(signal.SIGTERM)
+    child.expect("SIGTERM received")
+    assert child.end() == 0
 
 
 def test_an_engine_that_ends_by_itself_ends_the_daemon(start: Start, systemd: Systemd) -> None:
