@@ -18,7 +18,7 @@ from support.processes import PATIENCE, Child, Nursery, Systemd
 PROGRAM = """
 import json, os, sys, threading
 from scheduler import daemon, modules, supervisor
-from scheduler.errors import StoreUnavailableError
+from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.model.registry import Registry
 
 plan = json.loads(os.environ["PLAN"])
@@ -45,13 +45,20 @@ class Engine:
         return not self.ids
 
 class Fake:
-    engine = Engine()
+    own = Engine()
     registry = Registry()
     running = False
     said = False
+    stopping = False
+    told = threading.Event()
     def __init__(self, config):
         self.config = config
         say("made", config.store.url, modules.make_state(config), "NOTIFY_SOCKET" in os.environ)
+    @property
+    def engine(self):
+        if self.stopping:
+            raise ConfigError("the scheduler has not been started")
+        return self.own
     def register(self, source):
         say("register", getattr(source, "__name__", source))
     def schedule(self, what):
@@ -74,11 +81,13 @@ class Fake:
         for line in sys.stdin:
             word, _, rest = line.strip().partition(" ")
             if word == "age":
-                self.engine.age = float(rest)
+                self.own.age = float(rest)
             elif word == "die":
                 self.running = False
             elif word == "ids":
-                self.engine.ids = json.loads(rest)
+                self.own.ids = json.loads(rest)
+            elif word == "stopped":
+                self.told.set()
             elif word == "fork":
                 pid = os.fork()
                 if pid == 0:
@@ -89,12 +98,15 @@ class Fake:
         return self.running
     def stop_now(self):
         say("stop now")
+        self.stopping = True
+        if plan.get("slow"):
+            self.told.wait()
         if plan.get("deaf"):
             threading.Event().wait()
-        if self.engine.ids:  # a body that nothing ends
+        if self.own.ids:  # a body that nothing ends
             threading.Thread(target=threading.Event().wait).start()
         self.running = False
-        return self.engine.ids
+        return self.own.ids
 
 sys.exit(daemon.main(factory=Fake))
 """
@@ -178,6 +190,21 @@ def test_past_the_drain_time_it_ends_without_those_that_run(start: Start, system
     line = json.loads(child.expect("1 tasks were still running"))
     assert line["tasks"] == [7]
     assert child.end() == 0  # although the body of task 7 goes on for ever
+
+
+def test_what_systemd_is_told_during_the_last_write_does_not_end_it(start: Start, systemd: Systemd) -> None:
+    """By then the scheduler says that it was never started; that ended the daemon, with status 2."""
+    child = start(
+        plan={"left": [7], "slow": True, "status_every": 0.02}, WATCHDOG_USEC="200000", SCHEDD_WORKER__DRAIN="0"
+    )
+    systemd.expect("READY=1")
+    child.kill(signal.SIGTERM)
+    child.says("stop now")
+    systemd.forget()
+    systemd.expect("WATCHDOG=1")
+    child.tell("stopped")
+    child.expect("1 tasks were still running")
+    assert child.end() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
