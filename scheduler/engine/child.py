@@ -38,6 +38,7 @@ from scheduler.errors import ConfigError, ProcessDied, TaskTimeout
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import Kind, Registry
+from scheduler.model.texts import storable
 
 MAX_ORDER = 256 * 1024
 _KILLED: dict[str, type[Exception]] = {"ProcessDied": ProcessDied, "TaskTimeout": TaskTimeout}
@@ -133,7 +134,7 @@ class Child:
             through_logging()
 
     def _say(self, text: str) -> None:
-        self.link.put("said", self.number, text)
+        self.link.put("said", self.number, storable(text))
 
     def _record(self, fields: dict[str, Any]) -> None:
         self.link.put("log", self.number, fields)

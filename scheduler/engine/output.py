@@ -62,7 +62,7 @@ class Output(io.TextIOBase):
                 end = len(there)
             self._line = there[end:]
         if end:
-            self._say(storable(there[:end])[-MAX_PIECE:])
+            self._say(there[:end][-MAX_PIECE:])
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:  # type: ignore[override]
@@ -76,7 +76,7 @@ class Output(io.TextIOBase):
         if self._line:
             with self._lock:
                 rest, self._line = self._line, ""
-            self._say(storable(rest))
+            self._say(rest)
         try:
             self._raw.flush()
         except (OSError, ValueError):

@@ -286,6 +286,16 @@ class Report(Task, isolation="process"):
         subprocess.run(["echo", "of another program"], check=True)
 
 
+class Odd(Task, isolation="process", retry=AT_ONCE):
+    """Says, and on its first attempt raises, what is no text: the name of a file, say, in some other encoding."""
+
+    def run(self, ctx: Context) -> int:
+        ctx.capture("captured \udcff\n")
+        if ctx.attempt == 1:
+            raise LookupError("raised \udcff")
+        return ctx.attempt
+
+
 class Chatter(Task, isolation="process"):
     lines: int = 5000
 

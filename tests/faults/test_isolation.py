@@ -460,6 +460,16 @@ def test_what_ended_unheard_is_not_run_again_after_a_hard_stop(deaf: Scheduler, 
 # what is written
 
 
+@pytest.mark.case(7)
+def test_what_is_no_text_is_kept_as_far_as_it_is(jobs: Scheduler) -> None:
+    """The retry was lost: the task ended dead, with the error of an encoder."""
+    task_id = run(jobs, kinds.Odd())
+    assert history(jobs, task_id) == [(1, "retried"), (2, "succeeded")]
+    first, _ = attempts(jobs, task_id)
+    assert "LookupError: raised ?" in str(first.error)
+    assert log_of(jobs, task_id) == "captured ?\n"
+
+
 def test_what_is_written_right_before_the_end_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool reads what was written, then what was said: here the rest of the body falls between the two."""
     heard = Child.heard
