@@ -28,6 +28,7 @@ from scheduler.engine.runtime import Runtime
 from scheduler.engine.verdict import with_log
 from scheduler.engine.waiting import Report, Waiting
 from scheduler.errors import ProcessDied
+from scheduler.model.checkpoint import failure_of
 from scheduler.model.reference import reference_of
 from scheduler.ports import SECOND, Spawner
 
@@ -425,7 +426,11 @@ class ProcessPool:
             self.tell("answer", tag, asked, fine, value)
 
         job = child.jobs.get(number)
-        self.spec.answer(job.attempt if job is not None else None, method, args, answer)
+        try:
+            self.spec.answer(job.attempt if job is not None else None, method, args, answer)
+        except Exception as error:  # such as no thread to be had: whoever asked must not wait for ever
+            answer(False, failure_of(error))
+            raise
 
     # children go
 

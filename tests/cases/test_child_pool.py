@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from scheduler.engine.attempt import Attempt, execute
 from scheduler.engine.children import CHUNK, Child, Job
-from scheduler.engine.frames import frame
+from scheduler.engine.frames import Frames, frame
 from scheduler.engine.options import ProcessOptions
 from scheduler.engine.processslots import ProcessSlots
 from scheduler.engine.processspec import Spec
@@ -71,6 +72,10 @@ class Pool:
 
     def says(self, *message: Any) -> None:
         self.child._talk_theirs.send(frame(*message))
+
+    def told_child(self) -> list[Any]:
+        """What was said to the child last."""
+        return Frames().feed(self.child._talk_theirs.recv(CHUNK))[-1]
 
 
 @pytest.fixture
@@ -150,3 +155,33 @@ def test_a_child_that_was_to_be_killed_before_it_had_a_number_is(made: Pool) -> 
     brood._hear_nursery()
     assert killed == [4711]
     brood.close()
+
+
+@pytest.mark.case(63)
+def test_a_question_is_answered_though_no_thread_can_be_started_for_it(made: Pool) -> None:
+    """Or the body would wait for ever, and so would all that ask later."""
+    (attempt,) = made.claim("task")
+    (number,) = made.give(attempt)
+    spec, asks = made.pool.spec, ("dependency_failures", [attempt.claimed.id])
+    spawn = spec._spawn
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    spec._spawn = refuse  # type: ignore[assignment]
+    made.says("ask", number, 1, *asks)
+    made.pool._take_all(made.child, made.child.heard())
+    made.pool._obey()
+    what, asked, fine, failure = made.told_child()
+    assert (what, asked, fine, failure["args"]) == ("answer", 1, False, ["can't start new thread"])
+
+    spec._spawn = spawn
+    told = threading.Event()
+    made.pool.tell = lambda *order: (made.pool._orders.append(order), told.set())  # type: ignore[method-assign]
+    made.says("ask", number, 2, *asks)
+    made.pool._take_all(made.child, made.child.heard())
+    assert told.wait(10)
+    made.pool._obey()
+    assert made.told_child() == ["answer", 2, True, []]
+    spec.close()
+    made.pool.brood.close()
