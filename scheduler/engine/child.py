@@ -30,7 +30,7 @@ from scheduler.engine.frames import message_of, number_of
 from scheduler.engine.imports import import_main, main_is, resolve
 from scheduler.engine.link import Guard, Link
 from scheduler.engine.logs import TASK_LOGGER, current_attempt
-from scheduler.engine.output import Output, Records
+from scheduler.engine.output import Output, Records, write_past_python
 from scheduler.engine.remote import Remote, RemoteAttempt
 from scheduler.engine.rlimits import limited, memory
 from scheduler.engine.verdict import ended_by, gave_up
@@ -140,9 +140,12 @@ class Child:
         self.link.put("log", self.number, fields)
 
     def _forked(self) -> None:
-        """In a process that a body forked: it must not speak in this one's name."""
+        """In a process that a body forked: it must not speak in this one's name, and ends when it is told to."""
         self.link.close_in_fork()
         self.work.close()
+        write_past_python()
+        if signal.getsignal(signal.SIGTERM) == self.guard.signalled:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     # working
 

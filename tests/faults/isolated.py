@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import multiprocessing
 import os
 import re
 import signal
@@ -261,6 +262,27 @@ class Forks(Task, isolation="process"):
 
     def run(self, ctx: Context) -> str:
         return "child" if os.fork() == 0 else "parent"
+
+
+class Workers(Task, isolation="process", timeout=10):
+    """Has a worker of multiprocessing that prints, logs and waits until it is terminated."""
+
+    def run(self, ctx: Context) -> int | None:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        worker = context.Process(target=work, args=(theirs,))
+        worker.start()
+        ours.recv()
+        worker.terminate()
+        worker.join()
+        return worker.exitcode
+
+
+def work(parent: Any) -> None:
+    print("printed by a worker")
+    logging.getLogger("isolated").warning("logged by a worker")
+    parent.send(True)
+    signal.pause()
 
 
 class Program(Task, isolation="process"):

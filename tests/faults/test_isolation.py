@@ -372,6 +372,15 @@ def test_a_body_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
     serves_on(jobs)
 
 
+def test_a_worker_that_a_body_forked_can_be_ended_and_heard(jobs: Scheduler) -> None:
+    """It ignored SIGTERM, so that multiprocessing waited for it for ever, and what it wrote was lost."""
+    task_id = run(jobs, kinds.Workers())
+    assert result(jobs, task_id) == -signal.SIGTERM
+    text = log_of(jobs, task_id)
+    assert "printed by a worker\n" in text
+    assert "WARNING isolated: logged by a worker\n" in text
+
+
 # stopping
 
 
