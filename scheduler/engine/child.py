@@ -173,11 +173,12 @@ class Child:
     def _next(self) -> bytes:
         """What comes next. How the last one ended goes with the start of this one, if that is here already."""
         try:
-            return self.work.recv(MAX_ORDER, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            self.link.flush()
+            data = self.work.recv(MAX_ORDER, socket.MSG_DONTWAIT)
+            if data:
+                return data
         except OSError:
-            return b""
+            pass
+        self.link.flush()
         try:
             return self.work.recv(MAX_ORDER)
         except OSError:

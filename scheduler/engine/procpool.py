@@ -404,7 +404,7 @@ class ProcessPool:
             self._ended(child, job, leaving, values[1:])
             if leaving is not None:
                 self._leave(child, leaving)
-            elif 0 < self.options.recycle_tasks <= child.done and child.stopping is None:
+            elif 0 < self.options.recycle_tasks <= child.done:
                 self._retire(child, "tasks")
 
     def _ended(self, child: Child, job: Job, leaving: str | None, values: tuple[Any, ...]) -> None:
@@ -444,11 +444,12 @@ class ProcessPool:
             child.kill_at = time.monotonic() + self.options.grace
 
     def _retire(self, child: Child, why: str) -> None:
-        """It is to end in good order, when it has nothing to do."""
+        """It is to end in good order, when it has nothing to do: it may have begun what waited behind the last."""
         self._take_back(child)
         child.stopping = why
-        child.close_work()
-        child.kill_at = time.monotonic() + self.options.grace
+        if not child.jobs:
+            child.close_work()
+            child.kill_at = time.monotonic() + self.options.grace
 
     def _bury(self, child: Child, status: int | None) -> None:
         """A child has ended, with all that it started. Only what had begun is blamed for it."""

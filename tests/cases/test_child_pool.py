@@ -99,6 +99,26 @@ def test_only_what_had_begun_dies_with_its_process(made: Pool) -> None:
     made.pool.brood.close()
 
 
+@pytest.mark.case(7)
+def test_a_child_that_is_to_be_replaced_is_given_the_time_for_what_it_has_begun(made: Pool) -> None:
+    made.pool.options = ProcessOptions(children=1, recycle_tasks=1)
+    attempts = made.claim("first", "second")
+    first, second = made.give(*attempts)
+    outcomes = [list(execute(attempt, made.desk)) for attempt in attempts]
+    made.says("start", first, made.desk.now())
+    made.says("done", first, None, outcomes[0])
+    made.says("start", second, made.desk.now())
+    made.pool._take_all(made.child, made.child.heard())
+    assert made.child.on_its_way_out
+    assert made.child.kill_at is None, "the grace period is for who is told to end"
+    assert made.child.work.fileno() >= 0
+    made.says("done", second, None, outcomes[1])
+    made.pool._take_all(made.child, made.child.heard())
+    assert [end for _, end in made.told] == ["succeeded"] * 2
+    assert made.child.work.fileno() == -1
+    made.pool.brood.close()
+
+
 @pytest.mark.case(8)
 def test_what_has_ended_is_told_at_a_hard_stop_though_its_processes_have_not(made: Pool) -> None:
     """Else it would be handed back, and done again."""

@@ -244,6 +244,19 @@ def test_a_child_is_replaced_after_so_many_tasks(database: Database, mark: str) 
     end(jobs)
 
 
+def test_a_child_that_is_replaced_ends_what_it_has_begun_meanwhile(database: Database, mark: str) -> None:
+    """It was given several at a time, and has begun the next one when it is to go: that one's end was lost."""
+    jobs = started(database, processes=1, recycle_tasks=8)
+    first = [result(jobs, run(jobs, kinds.Pid()))["pid"] for _ in range(4)]  # its kind is known to be quick now
+    with jobs.batch() as batch:
+        for n in range(20):
+            batch.task(kinds.Pid(n))
+    jobs.wait(batch.ids, timeout=PATIENCE)
+    assert [history(jobs, i) for i in batch.ids] == [[(1, "succeeded")]] * 20
+    assert result(jobs, run(jobs, kinds.Pid()))["pid"] not in first
+    end(jobs)
+
+
 def test_a_child_that_has_grown_is_replaced(database: Database, mark: str) -> None:
     jobs = started(database, processes=1, recycle_memory="200M")
     first = result(jobs, run(jobs, kinds.Grow(1)))
