@@ -66,7 +66,7 @@ class Child:
         self.killed = False
         self.held: list[tuple[Attempt, Any]] = []  # outcomes to be told when all that their bodies started has gone
         self.done = 0
-        self.idle_since = 0.0
+        self.idle_since = 0.0  # or since it was given something that it has not begun
         self.unfit: str | None = None  # why it could not get ready
         self.frames = Frames()
         self.talk_over = False

@@ -44,6 +44,7 @@ STUCK = 0.02  # seconds that a body may run before what waits behind it is taken
 MOST_CHUNKS = 100_000  # that a dead child may have left
 LAST_CHUNKS = 64  # that a body may have left
 START_PATIENCE = 120.0  # seconds that a child may take to import the tasks' modules
+DEAF = 10.0  # seconds that a child may take to begin what it was given, while it does nothing else
 IDLE = 300.0  # seconds after which a child that has nothing to do is ended
 HOOK_PATIENCE = 60.0  # seconds that a hook may take
 GARBLED = "its process was killed: something in it had written into the socket through which it talks with the engine"
@@ -236,7 +237,8 @@ class ProcessPool:
             if not child.ready:
                 moments.append(now + 0.2)  # those who wait for it are told that it goes on
             elif child.current is None:
-                moments.append(child.idle_since + IDLE)
+                if not child.on_its_way_out:
+                    moments.append(child.idle_since + (DEAF if child.jobs else IDLE))
             else:
                 if child.waiting:
                     moments.append(child.current_since + STUCK)
@@ -265,7 +267,14 @@ class ProcessPool:
                     child.unfit = f"not ready after {START_PATIENCE:g} s"
                     self.brood.kill(child)
             elif job is None:
-                if not child.jobs and now > child.idle_since + IDLE and child.stopping is None:
+                if child.on_its_way_out:
+                    continue
+                if child.jobs and now > child.idle_since + DEAF:
+                    # Somebody has stopped it, or what a body left there never lets Python run. Nothing has begun.
+                    log.warning("child process %d does not begin what it was given: it is ended", child.pid)
+                    self._take_back(child)
+                    self.brood.kill(child)
+                elif not child.jobs and now > child.idle_since + IDLE:
                     self._retire(child, "idle")
             else:
                 if child.waiting and now > child.current_since + STUCK:
@@ -320,6 +329,8 @@ class ProcessPool:
             self._put_back([job])
             return False
         child.by_itself = mean > QUICK
+        if len(child.jobs) == 1:
+            child.idle_since = time.monotonic()
         self.brood.watch(child)
         if job.slots is not None:
             self._where[id(job.attempt)] = (child, job)

@@ -16,6 +16,7 @@ import pytest
 from faults import isolated as kinds
 from faults.harness import attempts, history, result, rows, state, until
 from scheduler import Scheduler, Task, TaskFailedError
+from scheduler.engine import procpool
 from scheduler.engine.children import Child
 from scheduler.engine.procpool import ProcessPool
 from scheduler.store import read_history
@@ -210,6 +211,16 @@ def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path)
     with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
         jobs.result(task_id, timeout=PATIENCE)
     serves_on(jobs)
+
+
+def test_a_child_that_stands_still_keeps_no_task(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was given to it waited for ever, beside children that had nothing to do."""
+    monkeypatch.setattr(procpool, "DEAF", 0.3)
+    pid = result(jobs, run(jobs, kinds.Pid()))["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    task_id = run(jobs, kinds.Pid())
+    assert result(jobs, task_id)["pid"] != pid
+    assert history(jobs, task_id)[-1] == (1, "succeeded")
 
 
 def test_hooks_of_an_attempt_that_died_run_in_another_child(jobs: Scheduler, tmp_path: Path) -> None:
