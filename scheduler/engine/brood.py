@@ -99,13 +99,23 @@ class Brood:
         """Whether the last children could not get ready and none is tried for a while."""
         return time.monotonic() < self.again_at
 
-    def start(self, only: int | None, spec: dict[str, Any]) -> None:
-        """Have a child started. ``only``: the one level that it serves; ``spec``: what it is told first."""
-        if self.nursery is None:
-            self.nursery = Nursery()
-            self.selector.register(self.nursery.control, selectors.EVENT_READ, self._hear_nursery)
+    @property
+    def able(self) -> int:
+        """How many are ready and stay. From any thread."""
+        return sum(1 for child in list(self.children.values()) if child.ready and not child.on_its_way_out)
+
+    def start(self, only: int | None, spec: dict[str, Any]) -> bool:
+        """Have a child started. ``only``: the one level that it serves; ``spec``: what it is told first. False: it
+        cannot be, and is not to be tried for a while."""
         self._tags += 1
-        child = Child(self._tags, only)
+        try:
+            if self.nursery is None:
+                self.nursery = Nursery()
+                self.selector.register(self.nursery.control, selectors.EVENT_READ, self._hear_nursery)
+            child = Child(self._tags, only)
+        except OSError as error:  # no more files or processes: those that there are go on
+            self._no_child(str(error))
+            return False
         child.began = time.monotonic()
         child.place = self.groups.make() if self.groups is not None else None
         self.children[child.tag] = child
@@ -113,12 +123,13 @@ class Brood:
             self.nursery.start(child.tag, child.given, child.place)
         except OSError:
             self._hear_nursery()  # it has died
-            return
+            return True
         finally:
             child.given_away()
         self.selector.register(child.talk, selectors.EVENT_READ, partial(self._talks, child))
         self.selector.register(child.output, selectors.EVENT_READ, partial(self._writes, child))
         self.say(child, "spec", spec)
+        return True
 
     def is_ready(self, child: Child) -> None:
         """It has imported what it needs."""

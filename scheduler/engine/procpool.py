@@ -76,9 +76,14 @@ class ProcessPool:
     # from other threads
 
     @property
+    def able(self) -> int:
+        """How many children can work at a time: those that there are, while no more can be started."""
+        return min(self.brood.able, self.options.children) if self.brood.out_of_order else self.options.children
+
+    @property
     def out_of_order(self) -> bool:
-        """Whether the last children could not get ready and none is tried for a while."""
-        return self.brood.out_of_order
+        """Whether there is no child, and none is tried for a while, since the last ones could not get ready."""
+        return not self.able
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -290,7 +295,7 @@ class ProcessPool:
 
     def _grow(self) -> None:
         """Start children while more work waits than there are that could take it."""
-        if self.out_of_order:
+        if self.brood.out_of_order:
             return
         waits = [self._waiting.count(level) for level in (0, 1, 2)]
         if not any(waits):
@@ -300,7 +305,8 @@ class ProcessPool:
         free = sum(1 for c in common if not c.jobs)
         missing = self.options.children - len(common)
         for _ in range(min(sum(waits) - free, missing)):
-            self.brood.start(None, self.spec.message())
+            if not self.brood.start(None, self.spec.message()):
+                return
         taken = missing <= 0 and all(c.current is not None for c in common)
         lower = any(c.current is not None and c.current.level != HIGH for c in common)
         if waits[HIGH] and taken and lower and all(c.only is None for c in living):

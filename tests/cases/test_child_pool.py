@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.engine import brood
 from scheduler.engine.attempt import Attempt, execute
 from scheduler.engine.children import CHUNK, Child, Job
 from scheduler.engine.frames import Frames, frame
@@ -116,6 +118,34 @@ def test_a_child_that_is_to_be_replaced_is_given_the_time_for_what_it_has_begun(
     made.pool._take_all(made.child, made.child.heard())
     assert [end for _, end in made.told] == ["succeeded"] * 2
     assert made.child.work.fileno() == -1
+    made.pool.brood.close()
+
+
+@pytest.mark.case(60)
+def test_children_that_there_are_work_on_while_no_more_can_be_started(
+    made: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were given nothing more, and it was told twenty times a second."""
+
+    def refuse() -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(brood, "Nursery", refuse)
+    made.pool.options = ProcessOptions(children=2)
+    made.slots = ProcessSlots(made.pool, MEDIUM, 2)
+    first, second, third = made.claim("first", "second", "third")
+    made.slots.waiting.extend([first, second, third])
+    for _ in range(3):
+        made.pool._grow()
+        made.pool._feed()
+    assert [job.attempt for job in made.child.jobs.values()] == [first]
+    assert len(caplog.records) == 1
+    assert "Too many open files" in caplog.text
+    assert (made.slots.size, made.pool.out_of_order) == (1, False), "what there is no child for is not claimed"
+    made.child.killed = True
+    assert (made.slots.size, made.pool.out_of_order) == (0, True)
+    made.pool.brood.again_at = 0.0
+    assert (made.slots.size, made.pool.out_of_order) == (2, False)
     made.pool.brood.close()
 
 
