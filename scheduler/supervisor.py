@@ -216,8 +216,11 @@ class Supervisor:
         )
         kinds = self._loader.register(kept)
         work = Background(self._signals, self._loader.set_up, "schedd-setup")
-        while not self._wait_until(lambda: work.done, STATUS_EVERY):
+        while not self._wait_until(lambda: work.done or self._stops > 0, STATUS_EVERY):
             self._notifier.extend(6 * STATUS_EVERY)
+        if not work.done:
+            logger.warning("not reloaded: told to stop while setup() was under way")
+            return
         work.result()
         if kept.log != old.log:
             log.configure(kept.log)

@@ -63,6 +63,8 @@ class Fake:
         say("register", getattr(source, "__name__", source))
     def schedule(self, what):
         say("setup", what)
+        if what == "hangs":
+            threading.Event().wait()
         self.trouble("setups")
     def trouble(self, where):
         if plan.get(where):
@@ -435,6 +437,20 @@ def test_a_reload_that_fails_changes_nothing(start: Start, systemd: Systemd, tmp
         systemd.expect("READY=1")
     child.kill(signal.SIGTERM)
     child.expect("running ones have 5 s")
+    assert child.end() == 0
+
+
+def test_a_reload_that_hangs_keeps_nobody_from_stopping(start: Start, systemd: Systemd, tmp_path: Path) -> None:
+    write(tmp_path, "")
+    write(tmp_path, JOBS, "hangs.py")
+    child = start()
+    systemd.expect("READY=1")
+    write(tmp_path, '[tasks]\nmodules = ["hangs"]\npath = ["."]')
+    child.kill(signal.SIGHUP)
+    child.says("setup hangs")
+    child.kill(signal.SIGTERM)
+    child.expect("not reloaded: told to stop")
+    child.says("drain")
     assert child.end() == 0
 
 
