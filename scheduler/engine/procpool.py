@@ -98,6 +98,8 @@ class ProcessPool:
                     except RuntimeError:
                         os.close(self._bell)
                         raise
+                    # Not with the pool: whoever wakes it at that moment would write into somebody else's file.
+                    weakref.finalize(self, os.close, self._bell).atexit = False
                     os.register_at_fork(after_in_child=_forgetter(self))
         os.eventfd_write(self._bell, 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -234,4 +235,18 @@ def test_a_question_is_answered_though_no_thread_can_be_started_for_it(made: Poo
     made.pool._obey()
     assert made.told_child() == ["answer", 2, True, []]
     spec.close()
+    made.pool.brood.close()
+
+
+def test_nothing_stays_open_of_a_pool_that_was_closed(made: Pool) -> None:
+    """One descriptor of each engine that had used child processes did."""
+    spec = made.pool.spec
+    pool = ProcessPool(made.pool.options, spec, made.desk, made._report, spawn_thread)
+    pool.wake()
+    bell = f"/proc/self/fd/{pool._bell}"
+    pool.close()
+    assert os.readlink(bell) == "anon_inode:[eventfd]", "who wakes it late does no harm"
+    del pool
+    gc.collect()
+    assert not os.path.lexists(bell)
     made.pool.brood.close()
