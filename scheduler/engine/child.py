@@ -87,7 +87,7 @@ class Child:
         self.remote.make_state(spec["state"], spec["has_state"])
         self._users_around = resolve(spec["around_run"]) if spec["around_run"] is not None else None
         self._claimed = namedtuple("Claimed", spec["claimed"])  # type: ignore[misc]
-        self._own = frozenset(_children())
+        self._own = frozenset[int]().union(*_children())
 
     def _learn(self, name: str, source: str, build: str | None) -> Kind | None:
         """Import a kind; one that fails keeps no other from being run here."""
@@ -322,8 +322,12 @@ class Child:
         except ChildProcessError:
             pass  # nothing was started, or all of it has ended
         else:
-            if _children() - self._own:
+            living, ended = _children()
+            if living - self._own:
                 return "processes"
+            for pid in ended - self._own:  # nobody waits for them any more
+                with contextlib.suppress(OSError):
+                    os.waitpid(pid, os.WNOHANG)
         most = self.spec["recycle_memory"]
         # The peak costs next to nothing to read, and only who has been over it can be over it now.
         if most and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > most and memory()[1] > most:
@@ -354,9 +358,10 @@ async def _awaited(pending: Any) -> None:
     await pending
 
 
-def _children() -> set[int]:
-    """Living processes that this one started, or that lost their parent below it."""
-    found: set[int] = set()
+def _children() -> tuple[set[int], set[int]]:
+    """Processes that this one started, or that lost their parent below it: living ones, and those that have ended."""
+    living: set[int] = set()
+    ended: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/children", "rb") as file:
@@ -365,9 +370,9 @@ def _children() -> set[int]:
             continue
         for pid in pids:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-                if file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
-                    found.add(pid)
-    return found
+                over = file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+                (ended if over else living).add(pid)
+    return living, ended
 
 
 def pickled_error(error: BaseException) -> bytes:

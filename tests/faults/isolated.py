@@ -285,6 +285,20 @@ def work(parent: Any) -> None:
     signal.pause()
 
 
+class Unwaited(Task, isolation="process"):
+    """Leaves a process behind that has ended, and for which nobody has waited. Tells whether one was there before."""
+
+    def run(self, ctx: Context) -> dict[str, Any]:
+        before = True
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            before = False
+        pid = os.posix_spawnp("true", ["true"], {})
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return {"pid": os.getpid(), "before": before}
+
+
 class Program(Task, isolation="process"):
     """Waits for another program that ignores SIGTERM."""
 

@@ -405,6 +405,14 @@ def test_a_worker_that_a_body_forked_can_be_ended_and_heard(jobs: Scheduler) -> 
     assert "WARNING isolated: logged by a worker\n" in text
 
 
+def test_what_ended_unwaited_for_is_not_kept(database: Database, mark: str) -> None:
+    """A child collected them over thousands of tasks, until it could start nothing more."""
+    jobs = started(database, processes=1)
+    told = [result(jobs, run(jobs, kinds.Unwaited())) for _ in range(2)]
+    assert told == [{"pid": told[0]["pid"], "before": False}] * 2
+    end(jobs)
+
+
 # stopping
 
 
