@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import contextlib
 import faulthandler
+import importlib
 import logging
 import os
 import pickle
@@ -101,7 +102,10 @@ class Child:
     def _kind(self, name: str, source: str, build: str | None) -> Kind:
         """Raises ConfigError if it cannot be had here."""
         kind = self.registry.get(name)
-        if kind is None and name not in self.unfit:
+        if kind is None:  # it came later than this process; or its import failed, and what it lacked may be there now
+            path = self.link.ask(0, "path").result()
+            sys.path[:0] = [entry for entry in path if entry not in sys.path]
+            importlib.invalidate_caches()
             kind = self._learn(name, source, build)
         if kind is None:
             raise ConfigError(self.unfit[name])

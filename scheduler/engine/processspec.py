@@ -114,6 +114,8 @@ class Spec:
             if attempt is not None:
                 self._settled(attempt, *args)
             answer(True, None)
+        elif method == "path":
+            answer(True, import_path())
         elif method == "spec":
             self._read(lambda: self._stored(*args), answer)
         elif method == "parent_results":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -127,6 +128,35 @@ def test_state_that_cannot_come_along_is_told(database: Database, mark: str) -> 
     jobs = started(database, state=object())
     assert "child_state" in error_of(jobs, kinds.State())
     serves_on(jobs)
+    end(jobs)
+
+
+LATE = """
+from pathlib import Path
+from scheduler import Task, ports
+if ports.IN_CHILD and not Path({flag!r}).exists():
+    raise OSError("the share is away")
+class Late(Task, isolation="process"):
+    def run(self, ctx):
+        return "late"
+"""
+
+
+def test_a_kind_that_comes_later_is_found_by_children_that_there_are(
+    database: Database, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its directory, as after a reload; and an import that failed once is tried again."""
+    jobs = started(database, processes=1)
+    pid = result(jobs, run(jobs, kinds.Pid()))["pid"]
+    module = f"late_{mark}"
+    (tmp_path / f"{module}.py").write_text(LATE.format(flag=str(tmp_path / "flag")))
+    monkeypatch.syspath_prepend(tmp_path)
+    late = importlib.import_module(module).Late
+    jobs.register(late)
+    assert "the share is away" in error_of(jobs, late())
+    (tmp_path / "flag").touch()
+    assert result(jobs, run(jobs, late())) == "late"
+    assert result(jobs, run(jobs, kinds.Pid()))["pid"] == pid
     end(jobs)
 
 
