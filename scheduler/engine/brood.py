@@ -14,7 +14,7 @@ from typing import Any
 
 from scheduler.engine import cgroups
 from scheduler.engine.children import Child, told_end
-from scheduler.engine.nursery import Nursery
+from scheduler.engine.nursery import Nursery, end_session
 
 log = logging.getLogger("scheduler.engine")
 
@@ -189,6 +189,10 @@ class Brood:
             log.error("the process that forks child processes has died, and they with it")
             self.drop_nursery()
             for child in list(self.children.values()):
+                if child.pid:
+                    end_session(child.pid)
+                if child.place is not None:
+                    cgroups.kill_all(child.place)
                 self._ends(child, None)
 
     def _no_child(self, why: str) -> None:

@@ -8,12 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 GOODBYE = 6.0  # seconds until it must have ended everything; a little more than its own patience
+LEFT = 1.0  # seconds that what a child has left behind may take to end, once it was killed
 MAX_EVENT = 4096
 # What most tasks' modules import, and what may be forked, since importing it opens nothing and starts no thread.
 PRELOAD = ("structlog", "sqlalchemy", "scheduler.app")
@@ -77,6 +80,32 @@ class Nursery:
     def close_in_fork(self) -> None:
         """In a forked process: what is open here would keep the fork server from seeing that the engine has ended."""
         self.control.close()
+
+
+def end_session(session: int) -> None:
+    """Kill what is left of a child's session: the fork server, which does so otherwise, has died, and its children with
+    it, but not what they had started. Returns when that is gone, or after a second."""
+    until = time.monotonic() + LEFT
+    while (left := _members(session)) and time.monotonic() < until:
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(LEFT / 200)
+
+
+def _members(session: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                with open(f"{entry.path}/stat", "rb") as file:
+                    state, _, _, of = file.read().rpartition(b")")[2].split()[:4]
+            except OSError:
+                continue  # gone meanwhile
+            if int(of) == session and state not in b"ZX":
+                found.append(int(entry.name))
+    return found
 
 
 def _loaded() -> list[str]:

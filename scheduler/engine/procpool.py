@@ -377,6 +377,11 @@ class ProcessPool:
             job.attempt.capture(data.decode("utf-8", "replace"))
         return bool(data)
 
+    def _read_rest(self, child: Child) -> None:
+        for _ in range(LAST_CHUNKS):
+            if not self._read_output(child):
+                return
+
     def _take_all(self, child: Child, messages: Iterable[list[Any]]) -> None:
         for message in messages:
             try:
@@ -410,9 +415,7 @@ class ProcessPool:
             log_again(attempt, values[0])
         else:
             # What it wrote is here before what it said; but not what a program that it left behind goes on to write.
-            for _ in range(LAST_CHUNKS):
-                if not self._read_output(child):
-                    break
+            self._read_rest(child)
             del child.jobs[job.number]
             self._where.pop(id(attempt), None)
             child.current, child.idle_since = None, time.monotonic()
@@ -473,8 +476,7 @@ class ProcessPool:
     def _bury(self, child: Child, status: int | None) -> None:
         """A child has ended, with all that it started. Only what had begun is blamed for it."""
         self._take_all(child, child.heard(most=MOST_CHUNKS))
-        while self._read_output(child):
-            pass
+        self._read_rest(child)
         self.brood.remove(child)
         begun = [job for job in child.jobs.values() if job.started]
         self._take_back(child)

@@ -22,7 +22,7 @@ from scheduler.engine.children import Child
 from scheduler.engine.procpool import ProcessPool
 from scheduler.store import read_history
 from support.databases import Database
-from support.leftovers import MARK, none_left
+from support.leftovers import MARK, marked, none_left
 
 pytestmark = pytest.mark.faults
 PATIENCE = 30.0
@@ -240,6 +240,24 @@ def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path)
     os.kill(pool.brood.nursery.pid, signal.SIGKILL)
     with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
         jobs.result(task_id, timeout=PATIENCE)
+    serves_on(jobs)
+
+
+def test_what_bodies_had_started_ends_with_the_fork_server(jobs: Scheduler, mark: str) -> None:
+    """It ran on, beside the task's next attempt."""
+
+    def program() -> list[str]:
+        return [line for line in marked(mark) if "signal.signal(15" in line]
+
+    task_id = jobs.task(kinds.Program()).schedule()
+    until(program, "the program runs")
+    pool = jobs.engine.desk.processes
+    assert pool is not None
+    assert pool.brood.nursery is not None
+    os.kill(pool.brood.nursery.pid, signal.SIGKILL)
+    with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
+        jobs.result(task_id, timeout=PATIENCE)
+    assert not program()
     serves_on(jobs)
 
 
