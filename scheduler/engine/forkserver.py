@@ -14,6 +14,7 @@ Goes out: ``started`` TAG PID; ``failed`` TAG TEXT; ``ended`` PID STATUS (below 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import importlib
 import math
 import os
@@ -222,6 +223,7 @@ def main() -> None:
     """``python -c "…main()" FD MODULE…``."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # as in the daemon: it may be sent to all of a service
     server = ForkServer(control, sys.argv[2:])
     freeze()
     server.serve()

@@ -243,6 +243,21 @@ def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path)
     serves_on(jobs)
 
 
+def test_the_signal_that_asks_what_is_done_ends_nothing(jobs: Scheduler, tmp_path: Path) -> None:
+    """``systemctl kill`` sends it to all processes of a service."""
+    task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
+    pid = int(noted(tmp_path / "notes", "start")[1])
+    pool = jobs.engine.desk.processes
+    assert pool is not None
+    assert pool.brood.nursery is not None
+    for one in (pool.brood.nursery.pid, pid):
+        os.kill(one, signal.SIGUSR1)
+    serves_on(jobs)
+    jobs.cancel_task(task_id)
+    jobs.wait([task_id], timeout=PATIENCE)
+    assert history(jobs, task_id) == [(1, "cancelled")]
+
+
 def test_what_bodies_had_started_ends_with_the_fork_server(jobs: Scheduler, mark: str) -> None:
     """It ran on, beside the task's next attempt."""
 
