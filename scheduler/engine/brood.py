@@ -144,6 +144,11 @@ class Brood:
         if self.nursery is not None and child.pid:
             self.nursery.kill(child.pid)
 
+    def kill_at(self, when: float) -> None:
+        """Have all children killed then (monotonic), unless something else was said meanwhile."""
+        if self.nursery is not None and self.nursery.kills_at != when:
+            self.nursery.kill_at(when)
+
     def forget(self, child: Child, status: int | None) -> None:
         """A child has ended and all that it said has been heard."""
         child.close()
@@ -179,6 +184,9 @@ class Brood:
                     self._by_pid[child.pid] = child
                     if child.killed:
                         self.nursery.kill(child.pid)
+                elif what == "lapsed":
+                    for child in self.children.values():
+                        child.lapsed = True
                 elif what == "ended":
                     self._ends(self._by_pid[values[0]], values[1])
                 else:

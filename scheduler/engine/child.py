@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -42,6 +43,7 @@ from scheduler.model.registry import Kind, Registry
 from scheduler.model.texts import storable
 
 MAX_ORDER = 256 * 1024
+LONGEST = 3600.0  # seconds between two looks at the lease: a wait of weeks would be refused
 _KILLED: dict[str, type[Exception]] = {"ProcessDied": ProcessDied, "TaskTimeout": TaskTimeout}
 
 
@@ -55,14 +57,17 @@ class Child:
         self.guard = Guard()
         self.link = Link(talk, self.guard)
         self.link.on_stop = self.stop
+        self.link.watch = self.watch
         self.registry = Registry()
         self.unfit: dict[str, str] = {}  # kinds that cannot be run here, and why
         self.remote = Remote(self.link)
+        self.link.on_lease = self.remote.extend
         self.spec: dict[str, Any] = {}
         self.number = 0  # of the job under way; 0 between them
         self.attempt: RemoteAttempt | None = None
         self.leaving: str | None = None  # why no more is taken
         self.why: str | None = None  # the attempt was stopped: cancelled, lost or timed_out
+        self._leased = False  # what is under way is an attempt, which others may begin once the engine's lease runs out
         self._look = threading.Lock()  # over number, attempt and leaving
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outputs: list[Output] = []
@@ -197,8 +202,11 @@ class Child:
         claimed: list[Any],
         start_by: int | None,
         offset: int,
+        lapses_at: float,
     ) -> None:
         self.remote.offset = offset
+        self.remote.extend(lapses_at)
+        self._leased = True
         self.link.put("start", number, self.remote.now())
         attempt = RemoteAttempt(self._claimed(*claimed), number, self._say)
         attempt.start_by = start_by
@@ -315,7 +323,7 @@ class Child:
         for output in self._outputs:
             output.end()
         with self._look:
-            number, self.number, self.attempt = self.number, 0, None
+            number, self.number, self.attempt, self._leased = self.number, 0, None, False
         if self.leaving is None:
             self.leaving = self._reason_to_leave()
         self.link.put(what, number, self.leaving, *values, flush=self.leaving is not None)
@@ -339,6 +347,18 @@ class Child:
         return None
 
     # being stopped: in the thread that listens
+
+    def watch(self) -> float | None:
+        """End the attempt under way when the engine has not said that it has its lease any longer: it stands still, and
+        others may begin the task. Returns in how many seconds to look again; None: when it says something."""
+        left = self.remote.lapses_at - time.monotonic()
+        if left > 0:
+            return None if left == float("inf") else min(left, LONGEST)
+        with self._look:
+            number, leased = self.number, self._leased
+        if leased and self.why is None:
+            self.stop(number, "lost")  # and after the grace period the fork server kills it
+        return None
 
     def stop(self, number: int, why: str) -> None:
         """End the job under way, if it is this one still, and everything that it started."""

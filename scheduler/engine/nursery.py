@@ -29,6 +29,7 @@ class Nursery:
     """Starts children and hears of their ends. Used by one thread."""
 
     def __init__(self) -> None:
+        self.kills_at = float("inf")
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # exec, not fork: this process has threads. A session of its own, so that no terminal's Ctrl-C reaches it.
@@ -54,6 +55,12 @@ class Nursery:
             self.control.send(msgspec.msgpack.encode(("kill", pid, int(signal.SIGKILL))))
         except OSError:
             pass  # the fork server has died; reading says so
+
+    def kill_at(self, when: float) -> None:
+        """Have every child killed then (monotonic), should this process say nothing more. ``lapsed`` tells of it."""
+        self.kills_at = when
+        with suppress(OSError):
+            self.control.send(msgspec.msgpack.encode(("kill at", when)))
 
     def events(self) -> Iterator[list[Any]]:
         """What has happened since the last call. Raises EOFError when the fork server has died."""

@@ -45,6 +45,7 @@ MOST_CHUNKS = 100_000  # that a dead child may have left
 LAST_CHUNKS = 64  # that a body may have left
 START_PATIENCE = 120.0  # seconds that a child may take to import the tasks' modules
 DEAF = 10.0  # seconds that a child may take to begin what it was given, while it does nothing else
+LEASE_LOOK = 0.1  # seconds between looks whether the lease was extended, at least
 IDLE = 300.0  # seconds after which a child that has nothing to do is ended
 HOOK_PATIENCE = 60.0  # seconds that a hook may take
 GARBLED = "its process was killed: something in it had written into the socket through which it talks with the engine"
@@ -162,6 +163,7 @@ class ProcessPool:
                 self._look_at_time()
                 self._grow()
                 self._feed()
+                self._tell_lease()
             except Exception:
                 log.exception("looking after the child processes failed; going on")
                 time.sleep(0.05)
@@ -252,6 +254,9 @@ class ProcessPool:
                 deadline = _deadline(child)
                 if deadline is not None and child.kill_at is None:
                     moments.append(deadline)
+        left = self._runtime.lapses_at - now
+        if 0 < left < float("inf") and self.brood.children:
+            moments.append(now + max(LEASE_LOOK, left / 4))
         if self.brood.again_at > now:
             moments.append(self.brood.again_at)
         if not self.brood.children and self.brood.nursery is not None:
@@ -292,6 +297,17 @@ class ProcessPool:
                     self._stop(child, job, "timed_out")
         if not self.brood.children and self.brood.nursery is not None and now > self.brood.empty_since + IDLE:
             self.brood.drop_nursery()
+
+    def _tell_lease(self) -> None:
+        """Should this process stand still when its lease runs out, what others may begin then ends without it."""
+        until = self._runtime.lapses_at
+        if not self.brood.children or until <= time.monotonic():
+            return
+        for child in self.brood.children.values():
+            if child.told_until != until:
+                child.told_until = until
+                self.brood.say(child, "lease", until)
+        self.brood.kill_at(until + self.options.grace)
 
     # children come
 
@@ -484,6 +500,8 @@ class ProcessPool:
         kills, self._oom_kills = self._oom_kills, out_of_memory_kills()
         memory = cgroups.killed_for_memory(child.place)
         for job in begun:
+            if child.lapsed and job.slots is not None:
+                job.attempt.lost = job.attempt.told_lost = True
             limits = job.attempt.kind.options.limits if job.slots is not None else None
             over = memory == "limit"
             out = self._oom_kills > kills if child.place is None else memory == "system"
