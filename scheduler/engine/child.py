@@ -39,6 +39,7 @@ from scheduler.engine.verdict import ended_by, gave_up
 from scheduler.errors import ConfigError, ProcessDied, TaskTimeout
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import Outcome
+from scheduler.model.reference import MAIN
 from scheduler.model.registry import Kind, Registry
 from scheduler.model.texts import storable
 
@@ -107,7 +108,9 @@ class Child:
     def _kind(self, name: str, source: str, build: str | None) -> Kind:
         """Raises ConfigError if it cannot be had here."""
         kind = self.registry.get(name)
-        if kind is None:  # it came later than this process; or its import failed, and what it lacked may be there now
+        # It came later than this process; or its import failed, and what it lacked may be there now. But the parent's
+        # program, where it has no main guard, would do again what it does.
+        if kind is None and (name not in self.unfit or source.partition(":")[0] != MAIN):
             path = self.link.ask(0, "path").result()
             sys.path[:0] = [entry for entry in path if entry not in sys.path]
             importlib.invalidate_caches()
