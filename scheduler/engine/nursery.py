@@ -33,8 +33,9 @@ class Nursery:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # exec, not fork: this process has threads. A session of its own, so that no terminal's Ctrl-C reaches it.
+            # -P: what lies in the current directory is no module, whatever its name.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *_loaded(), json.dumps(import_path())],
+                [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), *_loaded(), json.dumps(import_path())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
