@@ -185,7 +185,7 @@ class Brood:
                     if child.killed:
                         self.nursery.kill(child.pid)
                 elif what == "lapsed":
-                    for child in self.children.values():
+                    for child in self._by_pid.values():  # not those that it has forked since
                         child.lapsed = True
                 elif what == "ended":
                     self._ends(self._by_pid[values[0]], values[1])

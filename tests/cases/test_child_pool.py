@@ -197,6 +197,25 @@ def test_what_others_may_have_by_now_is_not_given_to_a_child(made: Pool, why: st
     made.pool.brood.close()
 
 
+@pytest.mark.case(4)
+def test_what_was_killed_for_the_lease_had_run_out_uses_no_attempt(made: Pool) -> None:
+    """Nor is it blamed; a child that was forked after that is blamed for what it does."""
+    (attempt,) = made.claim("task")
+    (number,) = made.give(attempt)
+    made.says("start", number, made.desk.now())
+    made.pool._take_all(made.child, made.child.heard())
+    brood, later = made.pool.brood, Child(2, None)
+    brood.children[2] = later
+    events = [("started", 1, 4711), ("lapsed",), ("started", 2, 4712), ("ended", 4711, -9)]
+    brood.nursery = SimpleNamespace(events=lambda: events)  # type: ignore[assignment]
+    brood._hear_nursery()
+    assert made.told == [(attempt.claimed.id, "handed back")]
+    assert not later.lapsed
+    later.given_away()
+    later.close()
+    brood.close()
+
+
 def test_a_child_that_was_to_be_killed_before_it_had_a_number_is(made: Pool) -> None:
     """The fork server tells of it later. What has it killed may be a body that has to end."""
     killed: list[int] = []
