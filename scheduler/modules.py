@@ -95,8 +95,7 @@ class Loader:
                     found += [(source, f"module {name}") for source in task_types(new[name])]
             self._try(found)
         except ConfigError:
-            for name in set(config.tasks.modules) - already:
-                sys.modules.pop(name, None)
+            _forget(set(sys.modules) - already, config)
             raise
         for source, _ in found:
             self._scheduler.register(source)
@@ -134,6 +133,18 @@ class Loader:
             raise
         except (Exception, SystemExit) as error:
             _refuse(f"setup() of module {name} failed", error)
+
+
+def _forget(imported: set[str], config: Config) -> None:
+    """Have the users' own modules among these read anew the next time: the listed ones, those of their packages, and
+    what lies in ``[tasks] path``. Not libraries, which may bear being imported only once."""
+    packages = {name.partition(".")[0] for name in config.tasks.modules}
+    places = tuple(os.path.join(os.path.abspath(os.path.expanduser(entry)), "") for entry in config.tasks.path)
+    for name in imported:
+        file = str(getattr(sys.modules.get(name), "__file__", None) or "")
+        own = file.startswith(places) and file.endswith(".py") and "-packages" + os.sep not in file
+        if own or name.partition(".")[0] in packages:
+            sys.modules.pop(name, None)
 
 
 S = TypeVar("S")

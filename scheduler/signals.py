@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -30,7 +31,16 @@ class Signals:
         self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in self._numbers:
             self._before[number] = signal.signal(number, _nothing)
+        os.register_at_fork(after_in_child=self._forked)
         return self
+
+    def _forked(self) -> None:
+        """In a process that a task forked: what it is sent must end it, and not be taken for sent to this process, with
+        which it shares the descriptor that wakes."""
+        if self._before:
+            signal.set_wakeup_fd(-1)
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
     def __exit__(
         self,
@@ -40,6 +50,7 @@ class Signals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._before.clear()
         signal.set_wakeup_fd(self._old_fd)
         self._reader.close()
         self._writer.close()

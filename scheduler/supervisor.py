@@ -86,7 +86,7 @@ class Supervisor:
         self._signals = signals
         self._stops = 0  # how often it was told to stop
         self._reload_wanted = False
-        self._ready = False
+        self._engine: Loop | None = None  # once it is ready; the service has none any more while it stops
         self._stuck = False
         self._next_ping = self._next_status = 0.0
         self._status = ""
@@ -99,7 +99,7 @@ class Supervisor:
         """
         if not self._start():
             return self._stop() if self._service.is_running() else Ended(OK, hard=True)
-        self._ready = True
+        self._engine = self._service.engine
         self._notifier.ready("ready")
         while not self._stops:
             if self._reload_wanted:
@@ -121,9 +121,9 @@ class Supervisor:
                 self._next_ping = now + self._notifier.watchdog / 2
                 self._ping(self._notifier.watchdog)
             longest = min(longest, self._next_ping - now)
-        if self._ready and now >= self._next_status:
+        if self._engine is not None and now >= self._next_status:
             self._next_status = now + STATUS_EVERY
-            self._tell_status()
+            self._tell_status(self._engine)
         for number in self._signals.wait(max(0.0, longest)):
             if number == signal.SIGHUP:
                 self._reload_wanted = True
@@ -143,15 +143,15 @@ class Supervisor:
 
     def _ping(self, interval: float) -> None:
         """Tell systemd that the daemon is alive, which it is while its loop goes round."""
-        age = self._service.engine.loop_age() if self._ready else 0.0
+        age = self._engine.loop_age() if self._engine is not None else 0.0
         if age < interval:
             self._notifier.send("WATCHDOG=1")
         elif not self._stuck:
             logger.error("the loop has not gone round for %.1f s: no more pings to the watchdog", age)
         self._stuck = age >= interval
 
-    def _tell_status(self) -> None:
-        count = len(self._service.engine.running_ids())
+    def _tell_status(self, engine: Loop) -> None:
+        count = len(engine.running_ids())
         status = f"{count} {'task' if count == 1 else 'tasks'} under way"
         if status != self._status:
             self._status = status
@@ -216,8 +216,11 @@ class Supervisor:
         )
         kinds = self._loader.register(kept)
         work = Background(self._signals, self._loader.set_up, "schedd-setup")
-        while not self._wait_until(lambda: work.done, STATUS_EVERY):
+        while not self._wait_until(lambda: work.done or self._stops > 0, STATUS_EVERY):
             self._notifier.extend(6 * STATUS_EVERY)
+        if not work.done:
+            logger.warning("not reloaded: told to stop while setup() was under way")
+            return
         work.result()
         if kept.log != old.log:
             log.configure(kept.log)

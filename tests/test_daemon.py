@@ -18,7 +18,7 @@ from support.processes import PATIENCE, Child, Nursery, Systemd
 PROGRAM = """
 import json, os, sys, threading
 from scheduler import daemon, modules, supervisor
-from scheduler.errors import StoreUnavailableError
+from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.model.registry import Registry
 
 plan = json.loads(os.environ["PLAN"])
@@ -45,17 +45,26 @@ class Engine:
         return not self.ids
 
 class Fake:
-    engine = Engine()
+    own = Engine()
     registry = Registry()
     running = False
     said = False
+    stopping = False
+    told = threading.Event()
     def __init__(self, config):
         self.config = config
         say("made", config.store.url, modules.make_state(config), "NOTIFY_SOCKET" in os.environ)
+    @property
+    def engine(self):
+        if self.stopping:
+            raise ConfigError("the scheduler has not been started")
+        return self.own
     def register(self, source):
         say("register", getattr(source, "__name__", source))
     def schedule(self, what):
         say("setup", what)
+        if what == "hangs":
+            threading.Event().wait()
         self.trouble("setups")
     def trouble(self, where):
         if plan.get(where):
@@ -74,21 +83,32 @@ class Fake:
         for line in sys.stdin:
             word, _, rest = line.strip().partition(" ")
             if word == "age":
-                self.engine.age = float(rest)
+                self.own.age = float(rest)
             elif word == "die":
                 self.running = False
             elif word == "ids":
-                self.engine.ids = json.loads(rest)
+                self.own.ids = json.loads(rest)
+            elif word == "stopped":
+                self.told.set()
+            elif word == "fork":
+                pid = os.fork()
+                if pid == 0:
+                    say("forked", os.getpid())
+                    threading.Event().wait()
+                say("ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     def is_running(self):
         return self.running
     def stop_now(self):
         say("stop now")
+        self.stopping = True
+        if plan.get("slow"):
+            self.told.wait()
         if plan.get("deaf"):
             threading.Event().wait()
-        if self.engine.ids:  # a body that nothing ends
+        if self.own.ids:  # a body that nothing ends
             threading.Thread(target=threading.Event().wait).start()
         self.running = False
-        return self.engine.ids
+        return self.own.ids
 
 sys.exit(daemon.main(factory=Fake))
 """
@@ -174,6 +194,21 @@ def test_past_the_drain_time_it_ends_without_those_that_run(start: Start, system
     assert child.end() == 0  # although the body of task 7 goes on for ever
 
 
+def test_what_systemd_is_told_during_the_last_write_does_not_end_it(start: Start, systemd: Systemd) -> None:
+    """By then the scheduler says that it was never started; that ended the daemon, with status 2."""
+    child = start(
+        plan={"left": [7], "slow": True, "status_every": 0.02}, WATCHDOG_USEC="200000", SCHEDD_WORKER__DRAIN="0"
+    )
+    systemd.expect("READY=1")
+    child.kill(signal.SIGTERM)
+    child.says("stop now")
+    systemd.forget()
+    systemd.expect("WATCHDOG=1")
+    child.tell("stopped")
+    child.expect("1 tasks were still running")
+    assert child.end() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_stops_at_once(start: Start, systemd: Systemd, number: int) -> None:
     child = start(plan={"left": [7]}, SCHEDD_WORKER__DRAIN="1h")
@@ -197,6 +232,20 @@ def test_a_third_signal_ends_it_whatever_happens(start: Start, systemd: Systemd)
     child.kill(signal.SIGTERM)
     child.expect("could not hand back")
     assert child.end() == 5
+
+
+def test_a_signal_for_a_process_that_a_task_forked_is_not_the_daemons(start: Start, systemd: Systemd) -> None:
+    """It shares what wakes the daemon: "terminate" of multiprocessing stopped it."""
+    child = start()
+    systemd.expect("READY=1")
+    child.tell("fork")
+    forked = int(child.says("^forked").split()[1])
+    os.kill(forked, signal.SIGTERM)
+    assert child.says("^ended") == f"ended {-signal.SIGTERM}"
+    assert not [line for line in child.seen if "SIGTERM" in line]
+    child.kill(signal.SIGTERM)
+    child.expect("SIGTERM received")
+    assert child.end() == 0
 
 
 def test_an_engine_that_ends_by_itself_ends_the_daemon(start: Start, systemd: Systemd) -> None:
@@ -388,6 +437,20 @@ def test_a_reload_that_fails_changes_nothing(start: Start, systemd: Systemd, tmp
         systemd.expect("READY=1")
     child.kill(signal.SIGTERM)
     child.expect("running ones have 5 s")
+    assert child.end() == 0
+
+
+def test_a_reload_that_hangs_keeps_nobody_from_stopping(start: Start, systemd: Systemd, tmp_path: Path) -> None:
+    write(tmp_path, "")
+    write(tmp_path, JOBS, "hangs.py")
+    child = start()
+    systemd.expect("READY=1")
+    write(tmp_path, '[tasks]\nmodules = ["hangs"]\npath = ["."]')
+    child.kill(signal.SIGHUP)
+    child.says("setup hangs")
+    child.kill(signal.SIGTERM)
+    child.expect("not reloaded: told to stop")
+    child.says("drain")
     assert child.end() == 0
 
 

@@ -288,6 +288,17 @@ def test_a_module_can_be_mended_and_tried_again() -> None:
     assert loader.register(config(name)) == ["Mail", "resize", "clean"]
 
 
+def test_a_module_that_the_listed_one_imports_can_be_mended_too() -> None:
+    """What it had been stayed in memory, and the mistake was told until a restart."""
+    inner = module("a = 1\n")
+    outer = module(f"from {inner} import b\n" + TYPES)
+    loader = Loader(Jobs())
+    with pytest.raises(ConfigError, match="cannot import name 'b'"):
+        loader.register(config(outer))
+    module("a = 1\nb = 'longer than before, as bytecode is recognised by time and size'\n", inner)
+    assert loader.register(config(outer)) == ["Mail", "resize", "clean"]
+
+
 def test_one_mistake_and_nothing_is_registered() -> None:
     first, second = module(TYPES), module("from scheduler.model.task import Task\nclass Bare(Task): ...\n")
     jobs = Jobs()

@@ -14,7 +14,7 @@ from typing import Any
 
 from scheduler.engine import cgroups
 from scheduler.engine.children import Child, told_end
-from scheduler.engine.nursery import Nursery
+from scheduler.engine.nursery import Nursery, end_session
 
 log = logging.getLogger("scheduler.engine")
 
@@ -99,13 +99,23 @@ class Brood:
         """Whether the last children could not get ready and none is tried for a while."""
         return time.monotonic() < self.again_at
 
-    def start(self, only: int | None, spec: dict[str, Any]) -> None:
-        """Have a child started. ``only``: the one level that it serves; ``spec``: what it is told first."""
-        if self.nursery is None:
-            self.nursery = Nursery()
-            self.selector.register(self.nursery.control, selectors.EVENT_READ, self._hear_nursery)
+    @property
+    def able(self) -> int:
+        """How many are ready and stay. From any thread."""
+        return sum(1 for child in list(self.children.values()) if child.ready and not child.on_its_way_out)
+
+    def start(self, only: int | None, spec: dict[str, Any]) -> bool:
+        """Have a child started. ``only``: the one level that it serves; ``spec``: what it is told first. False: it
+        cannot be, and is not to be tried for a while."""
         self._tags += 1
-        child = Child(self._tags, only)
+        try:
+            if self.nursery is None:
+                self.nursery = Nursery()
+                self.selector.register(self.nursery.control, selectors.EVENT_READ, self._hear_nursery)
+            child = Child(self._tags, only)
+        except OSError as error:  # no more files or processes: those that there are go on
+            self._no_child(str(error))
+            return False
         child.began = time.monotonic()
         child.place = self.groups.make() if self.groups is not None else None
         self.children[child.tag] = child
@@ -113,12 +123,13 @@ class Brood:
             self.nursery.start(child.tag, child.given, child.place)
         except OSError:
             self._hear_nursery()  # it has died
-            return
+            return True
         finally:
             child.given_away()
         self.selector.register(child.talk, selectors.EVENT_READ, partial(self._talks, child))
         self.selector.register(child.output, selectors.EVENT_READ, partial(self._writes, child))
         self.say(child, "spec", spec)
+        return True
 
     def is_ready(self, child: Child) -> None:
         """It has imported what it needs."""
@@ -132,6 +143,11 @@ class Brood:
         child.killed = True
         if self.nursery is not None and child.pid:
             self.nursery.kill(child.pid)
+
+    def kill_at(self, when: float) -> None:
+        """Have all children killed then (monotonic), unless something else was said meanwhile."""
+        if self.nursery is not None and self.nursery.kills_at != when:
+            self.nursery.kill_at(when)
 
     def forget(self, child: Child, status: int | None) -> None:
         """A child has ended and all that it said has been heard."""
@@ -168,6 +184,9 @@ class Brood:
                     self._by_pid[child.pid] = child
                     if child.killed:
                         self.nursery.kill(child.pid)
+                elif what == "lapsed":
+                    for child in self._by_pid.values():  # not those that it has forked since
+                        child.lapsed = True
                 elif what == "ended":
                     self._ends(self._by_pid[values[0]], values[1])
                 else:
@@ -178,6 +197,10 @@ class Brood:
             log.error("the process that forks child processes has died, and they with it")
             self.drop_nursery()
             for child in list(self.children.values()):
+                if child.pid:
+                    end_session(child.pid)
+                if child.place is not None:
+                    cgroups.kill_all(child.place)
                 self._ends(child, None)
 
     def _no_child(self, why: str) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import contextlib
 import faulthandler
+import importlib
 import logging
 import os
 import pickle
@@ -17,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -30,16 +32,19 @@ from scheduler.engine.frames import message_of, number_of
 from scheduler.engine.imports import import_main, main_is, resolve
 from scheduler.engine.link import Guard, Link
 from scheduler.engine.logs import TASK_LOGGER, current_attempt
-from scheduler.engine.output import Output, Records
+from scheduler.engine.output import Output, Records, write_past_python
 from scheduler.engine.remote import Remote, RemoteAttempt
 from scheduler.engine.rlimits import limited, memory
 from scheduler.engine.verdict import ended_by, gave_up
 from scheduler.errors import ConfigError, ProcessDied, TaskTimeout
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import Outcome
+from scheduler.model.reference import MAIN
 from scheduler.model.registry import Kind, Registry
+from scheduler.model.texts import storable
 
 MAX_ORDER = 256 * 1024
+LONGEST = 3600.0  # seconds between two looks at the lease: a wait of weeks would be refused
 _KILLED: dict[str, type[Exception]] = {"ProcessDied": ProcessDied, "TaskTimeout": TaskTimeout}
 
 
@@ -53,14 +58,17 @@ class Child:
         self.guard = Guard()
         self.link = Link(talk, self.guard)
         self.link.on_stop = self.stop
+        self.link.watch = self.watch
         self.registry = Registry()
         self.unfit: dict[str, str] = {}  # kinds that cannot be run here, and why
         self.remote = Remote(self.link)
+        self.link.on_lease = self.remote.extend
         self.spec: dict[str, Any] = {}
         self.number = 0  # of the job under way; 0 between them
         self.attempt: RemoteAttempt | None = None
         self.leaving: str | None = None  # why no more is taken
         self.why: str | None = None  # the attempt was stopped: cancelled, lost or timed_out
+        self._leased = False  # what is under way is an attempt, which others may begin once the engine's lease runs out
         self._look = threading.Lock()  # over number, attempt and leaving
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outputs: list[Output] = []
@@ -86,7 +94,7 @@ class Child:
         self.remote.make_state(spec["state"], spec["has_state"])
         self._users_around = resolve(spec["around_run"]) if spec["around_run"] is not None else None
         self._claimed = namedtuple("Claimed", spec["claimed"])  # type: ignore[misc]
-        self._own = frozenset(_children())
+        self._own = frozenset[int]().union(*_children())
 
     def _learn(self, name: str, source: str, build: str | None) -> Kind | None:
         """Import a kind; one that fails keeps no other from being run here."""
@@ -100,7 +108,12 @@ class Child:
     def _kind(self, name: str, source: str, build: str | None) -> Kind:
         """Raises ConfigError if it cannot be had here."""
         kind = self.registry.get(name)
-        if kind is None and name not in self.unfit:
+        # It came later than this process; or its import failed, and what it lacked may be there now. But the parent's
+        # program, where it has no main guard, would do again what it does.
+        if kind is None and (name not in self.unfit or source.partition(":")[0] != MAIN):
+            path = self.link.ask(0, "path").result()
+            sys.path[:0] = [entry for entry in path if entry not in sys.path]
+            importlib.invalidate_caches()
             kind = self._learn(name, source, build)
         if kind is None:
             raise ConfigError(self.unfit[name])
@@ -133,15 +146,18 @@ class Child:
             through_logging()
 
     def _say(self, text: str) -> None:
-        self.link.put("said", self.number, text)
+        self.link.put("said", self.number, storable(text))
 
     def _record(self, fields: dict[str, Any]) -> None:
         self.link.put("log", self.number, fields)
 
     def _forked(self) -> None:
-        """In a process that a body forked: it must not speak in this one's name."""
+        """In a process that a body forked: it must not speak in this one's name, and ends when it is told to."""
         self.link.close_in_fork()
         self.work.close()
+        write_past_python()
+        if signal.getsignal(signal.SIGTERM) == self.guard.signalled:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     # working
 
@@ -169,11 +185,12 @@ class Child:
     def _next(self) -> bytes:
         """What comes next. How the last one ended goes with the start of this one, if that is here already."""
         try:
-            return self.work.recv(MAX_ORDER, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            self.link.flush()
+            data = self.work.recv(MAX_ORDER, socket.MSG_DONTWAIT)
+            if data:
+                return data
         except OSError:
-            return b""
+            pass
+        self.link.flush()
         try:
             return self.work.recv(MAX_ORDER)
         except OSError:
@@ -188,8 +205,11 @@ class Child:
         claimed: list[Any],
         start_by: int | None,
         offset: int,
+        lapses_at: float,
     ) -> None:
         self.remote.offset = offset
+        self.remote.extend(lapses_at)
+        self._leased = True
         self.link.put("start", number, self.remote.now())
         attempt = RemoteAttempt(self._claimed(*claimed), number, self._say)
         attempt.start_by = start_by
@@ -306,7 +326,7 @@ class Child:
         for output in self._outputs:
             output.end()
         with self._look:
-            number, self.number, self.attempt = self.number, 0, None
+            number, self.number, self.attempt, self._leased = self.number, 0, None, False
         if self.leaving is None:
             self.leaving = self._reason_to_leave()
         self.link.put(what, number, self.leaving, *values, flush=self.leaving is not None)
@@ -317,8 +337,12 @@ class Child:
         except ChildProcessError:
             pass  # nothing was started, or all of it has ended
         else:
-            if _children() - self._own:
+            living, ended = _children()
+            if living - self._own:
                 return "processes"
+            for pid in ended - self._own:  # nobody waits for them any more
+                with contextlib.suppress(OSError):
+                    os.waitpid(pid, os.WNOHANG)
         most = self.spec["recycle_memory"]
         # The peak costs next to nothing to read, and only who has been over it can be over it now.
         if most and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > most and memory()[1] > most:
@@ -326,6 +350,18 @@ class Child:
         return None
 
     # being stopped: in the thread that listens
+
+    def watch(self) -> float | None:
+        """End the attempt under way when the engine has not said that it has its lease any longer: it stands still, and
+        others may begin the task. Returns in how many seconds to look again; None: when it says something."""
+        left = self.remote.lapses_at - time.monotonic()
+        if left > 0:
+            return None if left == float("inf") else min(left, LONGEST)
+        with self._look:
+            number, leased = self.number, self._leased
+        if leased and self.why is None:
+            self.stop(number, "lost")  # and after the grace period the fork server kills it
+        return None
 
     def stop(self, number: int, why: str) -> None:
         """End the job under way, if it is this one still, and everything that it started."""
@@ -349,9 +385,10 @@ async def _awaited(pending: Any) -> None:
     await pending
 
 
-def _children() -> set[int]:
-    """Living processes that this one started, or that lost their parent below it."""
-    found: set[int] = set()
+def _children() -> tuple[set[int], set[int]]:
+    """Processes that this one started, or that lost their parent below it: living ones, and those that have ended."""
+    living: set[int] = set()
+    ended: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/children", "rb") as file:
@@ -360,9 +397,9 @@ def _children() -> set[int]:
             continue
         for pid in pids:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-                if file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
-                    found.add(pid)
-    return found
+                over = file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+                (ended if over else living).add(pid)
+    return living, ended
 
 
 def pickled_error(error: BaseException) -> bytes:

@@ -64,9 +64,11 @@ class Child:
         self.stopping: str | None = None  # why it takes nothing more
         self.kill_at: float | None = None
         self.killed = False
+        self.lapsed = False  # it was killed as the engine's lease had run out
+        self.told_until = 0.0  # until when it knows that the engine has its lease (monotonic)
         self.held: list[tuple[Attempt, Any]] = []  # outcomes to be told when all that their bodies started has gone
         self.done = 0
-        self.idle_since = 0.0
+        self.idle_since = 0.0  # or since it was given something that it has not begun
         self.unfit: str | None = None  # why it could not get ready
         self.frames = Frames()
         self.talk_over = False

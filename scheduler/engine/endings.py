@@ -67,7 +67,7 @@ def died(job: Job, how: str, runtime: Runtime, spec: Spec, report: Callable[[Att
     if job.slots is None:
         log.error("a hook of %s ended its process: %s", attempt.kind.name, how)
         return None
-    if job.alone and not (attempt.cancelled or attempt.timed_out):
+    if job.alone and not (attempt.cancelled or attempt.timed_out or attempt.told_lost):
         report(attempt, died_alone(attempt, runtime, how))
         return None
     error: SchedulerError = ProcessDied(how)

@@ -7,13 +7,16 @@ Each child leads a session and process group of its own, and is the reaper of wh
 group is killed while the ended child still holds the group's number; what had left the group loses its parent then, and
 comes to this process, which ends it, too. A child is reported as ended when all of that has gone.
 
-Comes in, with descriptors: ``start`` TAG GROUP; ``kill`` PID SIGNAL (its whole group). Its end: kill everything.
-Goes out: ``started`` TAG PID; ``failed`` TAG TEXT; ``ended`` PID STATUS (below 0: minus the signal).
+Comes in, with descriptors: ``start`` TAG GROUP; ``kill`` PID SIGNAL (its whole group); ``kill at`` WHEN (all of
+them: then the engine stands still, and its lease has run out). Its end: kill everything.
+Goes out: ``started`` TAG PID; ``failed`` TAG TEXT; ``ended`` PID STATUS (below 0: minus the signal); ``lapsed``: that
+moment has come.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import importlib
 import math
 import os
@@ -34,6 +37,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # stuck in I/O). Many take longer than that on a machine that is busy.
 STRAYS_GIVE_UP = 5.0
 LOOK_AGAIN = 0.02
+LONGEST = 3600.0  # seconds
 MAX_ORDER = 4096
 
 
@@ -48,6 +52,7 @@ class ForkServer:
         self.places: dict[int, str] = {}  # control groups by child, where there are any
         self.ended: dict[int, int] = {}  # children that have ended, but perhaps not all that they started
         self.fewest = 0.0  # processes that were left of them at any time
+        self.kill_at = math.inf  # monotonic
         self.since = 0.0  # monotonic: since when there were so few
         self.libc: Any = ctypes.CDLL(None)
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -63,16 +68,26 @@ class ForkServer:
         poll.register(woken, select.POLLIN)
         poll.register(self.control, select.POLLIN)
         while True:
-            pause = 0 if self.began and self.preload else None
-            ready = dict(poll.poll(LOOK_AGAIN * 1000 if self.ended else pause))
-            if not ready and not self.ended and self.preload:
+            pause = LOOK_AGAIN if self.ended else 0.0 if self.began and self.preload else math.inf
+            pause = min(pause, max(0.0, self.kill_at - time.monotonic()), LONGEST)
+            ready = dict(poll.poll(math.ceil(pause * 1000)))
+            if not ready and not self.ended and self.began and self.preload:
                 self.load(self.preload.pop(0))
             if woken in ready:
                 os.read(woken, 4096)
             if self.control.fileno() in ready and not self.obey():
                 break
+            if time.monotonic() >= self.kill_at:
+                self.lapse()
             self.reap()
         self.end()
+
+    def lapse(self) -> None:
+        """Kill every child."""
+        self.kill_at = math.inf
+        self.tell("lapsed")
+        for pid in self.known:
+            self.signal_group(pid, signal.SIGKILL)
 
     def load(self, module: str) -> None:
         """Import what the children to come need not import then. The first ones did not wait for it."""
@@ -94,6 +109,8 @@ class ForkServer:
         what, *values = msgspec.msgpack.decode(data)
         if what == "start":
             self.start(values[0], fds, values[1])
+        elif what == "kill at":
+            self.kill_at = values[0]
         elif what == "kill" and values[0] in self.known:
             self.signal_group(values[0], values[1])
         return True
@@ -222,6 +239,7 @@ def main() -> None:
     """``python -c "…main()" FD MODULE…``."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # as in the daemon: it may be sent to all of a service
     server = ForkServer(control, sys.argv[2:])
     freeze()
     server.serve()

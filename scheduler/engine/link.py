@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import signal
 import socket
 import threading
@@ -79,6 +81,8 @@ class Link:
         self._asked = 0
         self._bodies: dict[int, Future[list[Any]]] = {}
         self.on_stop: Callable[[int, str], None] = lambda number, why: None
+        self.on_lease: Callable[[float], None] = lambda until: None
+        self.watch: Callable[[], float | None] = lambda: None  # returns in how many seconds it is to be called again
 
     def put(self, *message: Any, flush: bool = True) -> None:
         data = frame(*message)
@@ -137,7 +141,12 @@ class Link:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         for message in self._waiting:
             self._take(message)
+        poll = select.poll()
+        poll.register(self._talk, select.POLLIN)
         while True:
+            pause = self.watch()
+            if not poll.poll(None if pause is None else math.ceil(pause * 1000)):
+                continue
             try:
                 data = self._talk.recv(CHUNK)
             except OSError:
@@ -165,6 +174,8 @@ class Link:
             waited.set_result(values[1])
         elif what == "stop":
             self.on_stop(*values)
+        elif what == "lease":
+            self.on_lease(*values)
 
     def close_in_fork(self) -> None:
         """What a body forked must not keep the engine's sockets, nor speak in this child's name."""

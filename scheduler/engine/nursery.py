@@ -8,12 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 GOODBYE = 6.0  # seconds until it must have ended everything; a little more than its own patience
+LEFT = 1.0  # seconds that what a child has left behind may take to end, once it was killed
 MAX_EVENT = 4096
 # What most tasks' modules import, and what may be forked, since importing it opens nothing and starts no thread.
 PRELOAD = ("structlog", "sqlalchemy", "scheduler.app")
@@ -26,11 +29,13 @@ class Nursery:
     """Starts children and hears of their ends. Used by one thread."""
 
     def __init__(self) -> None:
+        self.kills_at = float("inf")
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # exec, not fork: this process has threads. A session of its own, so that no terminal's Ctrl-C reaches it.
+            # -P: what lies in the current directory is no module, whatever its name.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *_loaded(), json.dumps(import_path())],
+                [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), *_loaded(), json.dumps(import_path())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -51,6 +56,12 @@ class Nursery:
             self.control.send(msgspec.msgpack.encode(("kill", pid, int(signal.SIGKILL))))
         except OSError:
             pass  # the fork server has died; reading says so
+
+    def kill_at(self, when: float) -> None:
+        """Have every child killed then (monotonic), should this process say nothing more. ``lapsed`` tells of it."""
+        self.kills_at = when
+        with suppress(OSError):
+            self.control.send(msgspec.msgpack.encode(("kill at", when)))
 
     def events(self) -> Iterator[list[Any]]:
         """What has happened since the last call. Raises EOFError when the fork server has died."""
@@ -77,6 +88,32 @@ class Nursery:
     def close_in_fork(self) -> None:
         """In a forked process: what is open here would keep the fork server from seeing that the engine has ended."""
         self.control.close()
+
+
+def end_session(session: int) -> None:
+    """Kill what is left of a child's session: the fork server, which does so otherwise, has died, and its children with
+    it, but not what they had started. Returns when that is gone, or after a second."""
+    until = time.monotonic() + LEFT
+    while (left := _members(session)) and time.monotonic() < until:
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(LEFT / 200)
+
+
+def _members(session: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                with open(f"{entry.path}/stat", "rb") as file:
+                    state, _, _, of = file.read().rpartition(b")")[2].split()[:4]
+            except OSError:
+                continue  # gone meanwhile
+            if int(of) == session and state not in b"ZX":
+                found.append(int(entry.name))
+    return found
 
 
 def _loaded() -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
@@ -62,7 +63,7 @@ class Output(io.TextIOBase):
                 end = len(there)
             self._line = there[end:]
         if end:
-            self._say(storable(there[:end])[-MAX_PIECE:])
+            self._say(there[:end][-MAX_PIECE:])
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:  # type: ignore[override]
@@ -76,7 +77,7 @@ class Output(io.TextIOBase):
         if self._line:
             with self._lock:
                 rest, self._line = self._line, ""
-            self._say(storable(rest))
+            self._say(rest)
         try:
             self._raw.flush()
         except (OSError, ValueError):
@@ -95,6 +96,20 @@ class Records(logging.Handler):
             self._send(fields_of(record))
         except Exception:
             self.handleError(record)
+
+
+def write_past_python() -> None:
+    """In a process that a body forked: what it prints and logs takes the way of other programs' output."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if isinstance(getattr(sys, name), Output):
+            opened = open(number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, opened)
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, Records)]:
+        root.removeHandler(handler)
+        plain = logging.StreamHandler()
+        plain.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        root.addHandler(plain)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:

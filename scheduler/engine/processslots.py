@@ -23,8 +23,8 @@ class ProcessSlots:
 
     @property
     def size(self) -> int:
-        """0 while no child can be started: then nothing is claimed."""
-        return 0 if self.pool.out_of_order else self._size
+        """0 while there is no child, and none can be started: then nothing is claimed."""
+        return min(self._size, self.pool.able)
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
         for attempt in attempts:

@@ -18,6 +18,7 @@ from scheduler.model import state as st
 from scheduler.model.checkpoint import failure_of
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.reference import main_source, reference_of
+from scheduler.model.registry import encode_json
 from scheduler.ports import Spawner
 from scheduler.store.claim import Claimed
 
@@ -113,10 +114,13 @@ class Spec:
             if attempt is not None:
                 self._settled(attempt, *args)
             answer(True, None)
+        elif method == "path":
+            answer(True, import_path())
         elif method == "spec":
             self._read(lambda: self._stored(*args), answer)
         elif method == "parent_results":
-            self._read(lambda: list(desk.parent_results(args[0]).items()), answer)
+            # As JSON: msgpack knows no numbers above 64 bits.
+            self._read(lambda: [(i, encode_json(v, "")) for i, v in desk.parent_results(args[0]).items()], answer)
         elif method == "dependency_failures":
             self._read(lambda: list(desk.dependency_failures(args[0]).items()), answer)
         else:
@@ -140,8 +144,8 @@ class Spec:
         """Ask the database in a thread of its own: the one that looks after the children must not wait for it."""
         with self._lock:
             if not self._reader:
-                self._reader = True
                 self._spawn(self._answer_readers, "schedd-processes-reader")
+                self._reader = True
         self._questions.put((question, answer))
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from scheduler.engine.runtime import Runtime
 from scheduler.engine.verdict import with_log
 from scheduler.engine.waiting import Report, Waiting
 from scheduler.errors import ProcessDied
+from scheduler.model.checkpoint import failure_of
 from scheduler.model.reference import reference_of
 from scheduler.ports import SECOND, Spawner
 
@@ -43,6 +44,8 @@ STUCK = 0.02  # seconds that a body may run before what waits behind it is taken
 MOST_CHUNKS = 100_000  # that a dead child may have left
 LAST_CHUNKS = 64  # that a body may have left
 START_PATIENCE = 120.0  # seconds that a child may take to import the tasks' modules
+DEAF = 10.0  # seconds that a child may take to begin what it was given, while it does nothing else
+LEASE_LOOK = 0.1  # seconds between looks whether the lease was extended, at least
 IDLE = 300.0  # seconds after which a child that has nothing to do is ended
 HOOK_PATIENCE = 60.0  # seconds that a hook may take
 GARBLED = "its process was killed: something in it had written into the socket through which it talks with the engine"
@@ -74,9 +77,14 @@ class ProcessPool:
     # from other threads
 
     @property
+    def able(self) -> int:
+        """How many children can work at a time: those that there are, while no more can be started."""
+        return min(self.brood.able, self.options.children) if self.brood.out_of_order else self.options.children
+
+    @property
     def out_of_order(self) -> bool:
-        """Whether the last children could not get ready and none is tried for a while."""
-        return self.brood.out_of_order
+        """Whether there is no child, and none is tried for a while, since the last ones could not get ready."""
+        return not self.able
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -91,6 +99,8 @@ class ProcessPool:
                     except RuntimeError:
                         os.close(self._bell)
                         raise
+                    # Not with the pool: whoever wakes it at that moment would write into somebody else's file.
+                    weakref.finalize(self, os.close, self._bell).atexit = False
                     os.register_at_fork(after_in_child=_forgetter(self))
         os.eventfd_write(self._bell, 1)
 
@@ -153,6 +163,7 @@ class ProcessPool:
                 self._look_at_time()
                 self._grow()
                 self._feed()
+                self._tell_lease()
             except Exception:
                 log.exception("looking after the child processes failed; going on")
                 time.sleep(0.05)
@@ -235,13 +246,17 @@ class ProcessPool:
             if not child.ready:
                 moments.append(now + 0.2)  # those who wait for it are told that it goes on
             elif child.current is None:
-                moments.append(child.idle_since + IDLE)
+                if not child.on_its_way_out:
+                    moments.append(child.idle_since + (DEAF if child.jobs else IDLE))
             else:
                 if child.waiting:
                     moments.append(child.current_since + STUCK)
                 deadline = _deadline(child)
                 if deadline is not None and child.kill_at is None:
                     moments.append(deadline)
+        left = self._runtime.lapses_at - now
+        if 0 < left < float("inf") and self.brood.children:
+            moments.append(now + max(LEASE_LOOK, left / 4))
         if self.brood.again_at > now:
             moments.append(self.brood.again_at)
         if not self.brood.children and self.brood.nursery is not None:
@@ -264,7 +279,14 @@ class ProcessPool:
                     child.unfit = f"not ready after {START_PATIENCE:g} s"
                     self.brood.kill(child)
             elif job is None:
-                if not child.jobs and now > child.idle_since + IDLE and child.stopping is None:
+                if child.on_its_way_out:
+                    continue
+                if child.jobs and now > child.idle_since + DEAF:
+                    # Somebody has stopped it, or what a body left there never lets Python run. Nothing has begun.
+                    log.warning("child process %d does not begin what it was given: it is ended", child.pid)
+                    self._take_back(child)
+                    self.brood.kill(child)
+                elif not child.jobs and now > child.idle_since + IDLE:
                     self._retire(child, "idle")
             else:
                 if child.waiting and now > child.current_since + STUCK:
@@ -276,11 +298,22 @@ class ProcessPool:
         if not self.brood.children and self.brood.nursery is not None and now > self.brood.empty_since + IDLE:
             self.brood.drop_nursery()
 
+    def _tell_lease(self) -> None:
+        """Should this process stand still when its lease runs out, what others may begin then ends without it."""
+        until = self._runtime.lapses_at
+        if not self.brood.children or until <= time.monotonic():
+            return
+        for child in self.brood.children.values():
+            if child.told_until != until:
+                child.told_until = until
+                self.brood.say(child, "lease", until)
+        self.brood.kill_at(until + self.options.grace)
+
     # children come
 
     def _grow(self) -> None:
         """Start children while more work waits than there are that could take it."""
-        if self.out_of_order:
+        if self.brood.out_of_order:
             return
         waits = [self._waiting.count(level) for level in (0, 1, 2)]
         if not any(waits):
@@ -290,7 +323,8 @@ class ProcessPool:
         free = sum(1 for c in common if not c.jobs)
         missing = self.options.children - len(common)
         for _ in range(min(sum(waits) - free, missing)):
-            self.brood.start(None, self.spec.message())
+            if not self.brood.start(None, self.spec.message()):
+                return
         taken = missing <= 0 and all(c.current is not None for c in common)
         lower = any(c.current is not None and c.current.level != HIGH for c in common)
         if waits[HIGH] and taken and lower and all(c.only is None for c in living):
@@ -319,6 +353,8 @@ class ProcessPool:
             self._put_back([job])
             return False
         child.by_itself = mean > QUICK
+        if len(child.jobs) == 1:
+            child.idle_since = time.monotonic()
         self.brood.watch(child)
         if job.slots is not None:
             self._where[id(job.attempt)] = (child, job)
@@ -357,6 +393,11 @@ class ProcessPool:
             job.attempt.capture(data.decode("utf-8", "replace"))
         return bool(data)
 
+    def _read_rest(self, child: Child) -> None:
+        for _ in range(LAST_CHUNKS):
+            if not self._read_output(child):
+                return
+
     def _take_all(self, child: Child, messages: Iterable[list[Any]]) -> None:
         for message in messages:
             try:
@@ -390,9 +431,7 @@ class ProcessPool:
             log_again(attempt, values[0])
         else:
             # What it wrote is here before what it said; but not what a program that it left behind goes on to write.
-            for _ in range(LAST_CHUNKS):
-                if not self._read_output(child):
-                    break
+            self._read_rest(child)
             del child.jobs[job.number]
             self._where.pop(id(attempt), None)
             child.current, child.idle_since = None, time.monotonic()
@@ -403,7 +442,7 @@ class ProcessPool:
             self._ended(child, job, leaving, values[1:])
             if leaving is not None:
                 self._leave(child, leaving)
-            elif 0 < self.options.recycle_tasks <= child.done and child.stopping is None:
+            elif 0 < self.options.recycle_tasks <= child.done:
                 self._retire(child, "tasks")
 
     def _ended(self, child: Child, job: Job, leaving: str | None, values: tuple[Any, ...]) -> None:
@@ -425,7 +464,11 @@ class ProcessPool:
             self.tell("answer", tag, asked, fine, value)
 
         job = child.jobs.get(number)
-        self.spec.answer(job.attempt if job is not None else None, method, args, answer)
+        try:
+            self.spec.answer(job.attempt if job is not None else None, method, args, answer)
+        except Exception as error:  # such as no thread to be had: whoever asked must not wait for ever
+            answer(False, failure_of(error))
+            raise
 
     # children go
 
@@ -439,17 +482,17 @@ class ProcessPool:
             child.kill_at = time.monotonic() + self.options.grace
 
     def _retire(self, child: Child, why: str) -> None:
-        """It is to end in good order, when it has nothing to do."""
+        """It is to end in good order, when it has nothing to do: it may have begun what waited behind the last."""
         self._take_back(child)
         child.stopping = why
-        child.close_work()
-        child.kill_at = time.monotonic() + self.options.grace
+        if not child.jobs:
+            child.close_work()
+            child.kill_at = time.monotonic() + self.options.grace
 
     def _bury(self, child: Child, status: int | None) -> None:
         """A child has ended, with all that it started. Only what had begun is blamed for it."""
         self._take_all(child, child.heard(most=MOST_CHUNKS))
-        while self._read_output(child):
-            pass
+        self._read_rest(child)
         self.brood.remove(child)
         begun = [job for job in child.jobs.values() if job.started]
         self._take_back(child)
@@ -457,6 +500,8 @@ class ProcessPool:
         kills, self._oom_kills = self._oom_kills, out_of_memory_kills()
         memory = cgroups.killed_for_memory(child.place)
         for job in begun:
+            if child.lapsed and job.slots is not None:
+                job.attempt.lost = job.attempt.told_lost = True
             limits = job.attempt.kind.options.limits if job.slots is not None else None
             over = memory == "limit"
             out = self._oom_kills > kills if child.place is None else memory == "system"

@@ -87,7 +87,7 @@ class Remote:
         self.drafts = Drafts(link)
         self.settings: dict[str, Any] = {}
         self.around_run: Callable[[Any], AbstractContextManager[Any]] | None = None
-        self.lapses_at = float("inf")  # the engine ends what runs here when its lease has run out
+        self.lapses_at = float("inf")  # when the engine's lease runs out, as far as it has said (monotonic)
         self.offset = 0  # microseconds to the server's clock
         self._state: Any = None
         self._database: Database | None = None
@@ -108,6 +108,10 @@ class Remote:
                 'child_state="module:function", which each of them calls for its own'
             )
         return self._state
+
+    def extend(self, until: float) -> None:
+        """The engine has its lease until then."""
+        self.lapses_at = until if self.lapses_at == float("inf") else max(self.lapses_at, until)
 
     def now(self) -> int:
         return time.time_ns() // 1000 + self.offset
@@ -138,7 +142,8 @@ class Remote:
         self._ask(attempt, "settled", ready).result()
 
     def parent_results(self, task_id: int) -> dict[int, Any]:
-        return {int(id): value for id, value in self.link.ask(0, "parent_results", task_id).result()}
+        told = self.link.ask(0, "parent_results", task_id).result()
+        return {int(id): msgspec.json.decode(text) for id, text in told}
 
     def dependency_failures(self, task_id: int) -> dict[int, str]:
         return {int(id): value for id, value in self.link.ask(0, "dependency_failures", task_id).result()}

@@ -97,7 +97,7 @@ class Waiting:
         kind = attempt.kind
         clock_offset = self._runtime.now() - time.time_ns() // 1000
         about: tuple[Any, ...] = (kind.name, *self._spec.reference(kind), tuple(attempt.claimed), attempt.start_by)
-        job = Job(0, level, ("run", *about, clock_offset), attempt)
+        job = Job(0, level, ("run", *about, clock_offset, self._runtime.lapses_at), attempt)
         job.slots = slots
         job.alone = attempt.apart
         return job

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -10,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from scheduler.engine import brood
 from scheduler.engine.attempt import Attempt, execute
 from scheduler.engine.children import CHUNK, Child, Job
-from scheduler.engine.frames import frame
+from scheduler.engine.frames import Frames, frame
 from scheduler.engine.options import ProcessOptions
 from scheduler.engine.processslots import ProcessSlots
 from scheduler.engine.processspec import Spec
@@ -72,6 +76,10 @@ class Pool:
     def says(self, *message: Any) -> None:
         self.child._talk_theirs.send(frame(*message))
 
+    def told_child(self) -> list[Any]:
+        """What was said to the child last."""
+        return Frames().feed(self.child._talk_theirs.recv(CHUNK))[-1]
+
 
 @pytest.fixture
 def made(bench: Bench) -> Iterator[Pool]:
@@ -91,6 +99,54 @@ def test_only_what_had_begun_dies_with_its_process(made: Pool) -> None:
     assert made.told == [(first.claimed.id, "dead")]
     assert list(made.slots.waiting) == [second, third]
     assert not made.pool._where
+    made.pool.brood.close()
+
+
+@pytest.mark.case(7)
+def test_a_child_that_is_to_be_replaced_is_given_the_time_for_what_it_has_begun(made: Pool) -> None:
+    made.pool.options = ProcessOptions(children=1, recycle_tasks=1)
+    attempts = made.claim("first", "second")
+    first, second = made.give(*attempts)
+    outcomes = [list(execute(attempt, made.desk)) for attempt in attempts]
+    made.says("start", first, made.desk.now())
+    made.says("done", first, None, outcomes[0])
+    made.says("start", second, made.desk.now())
+    made.pool._take_all(made.child, made.child.heard())
+    assert made.child.on_its_way_out
+    assert made.child.kill_at is None, "the grace period is for who is told to end"
+    assert made.child.work.fileno() >= 0
+    made.says("done", second, None, outcomes[1])
+    made.pool._take_all(made.child, made.child.heard())
+    assert [end for _, end in made.told] == ["succeeded"] * 2
+    assert made.child.work.fileno() == -1
+    made.pool.brood.close()
+
+
+@pytest.mark.case(60)
+def test_children_that_there_are_work_on_while_no_more_can_be_started(
+    made: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were given nothing more, and it was told twenty times a second."""
+
+    def refuse() -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(brood, "Nursery", refuse)
+    made.pool.options = ProcessOptions(children=2)
+    made.slots = ProcessSlots(made.pool, MEDIUM, 2)
+    first, second, third = made.claim("first", "second", "third")
+    made.slots.waiting.extend([first, second, third])
+    for _ in range(3):
+        made.pool._grow()
+        made.pool._feed()
+    assert [job.attempt for job in made.child.jobs.values()] == [first]
+    assert len(caplog.records) == 1
+    assert "Too many open files" in caplog.text
+    assert (made.slots.size, made.pool.out_of_order) == (1, False), "what there is no child for is not claimed"
+    made.child.killed = True
+    assert (made.slots.size, made.pool.out_of_order) == (0, True)
+    made.pool.brood.again_at = 0.0
+    assert (made.slots.size, made.pool.out_of_order) == (2, False)
     made.pool.brood.close()
 
 
@@ -141,6 +197,25 @@ def test_what_others_may_have_by_now_is_not_given_to_a_child(made: Pool, why: st
     made.pool.brood.close()
 
 
+@pytest.mark.case(4)
+def test_what_was_killed_for_the_lease_had_run_out_uses_no_attempt(made: Pool) -> None:
+    """Nor is it blamed; a child that was forked after that is blamed for what it does."""
+    (attempt,) = made.claim("task")
+    (number,) = made.give(attempt)
+    made.says("start", number, made.desk.now())
+    made.pool._take_all(made.child, made.child.heard())
+    brood, later = made.pool.brood, Child(2, None)
+    brood.children[2] = later
+    events = [("started", 1, 4711), ("lapsed",), ("started", 2, 4712), ("ended", 4711, -9)]
+    brood.nursery = SimpleNamespace(events=lambda: events)  # type: ignore[assignment]
+    brood._hear_nursery()
+    assert made.told == [(attempt.claimed.id, "handed back")]
+    assert not later.lapsed
+    later.given_away()
+    later.close()
+    brood.close()
+
+
 def test_a_child_that_was_to_be_killed_before_it_had_a_number_is(made: Pool) -> None:
     """The fork server tells of it later. What has it killed may be a body that has to end."""
     killed: list[int] = []
@@ -150,3 +225,47 @@ def test_a_child_that_was_to_be_killed_before_it_had_a_number_is(made: Pool) -> 
     brood._hear_nursery()
     assert killed == [4711]
     brood.close()
+
+
+@pytest.mark.case(63)
+def test_a_question_is_answered_though_no_thread_can_be_started_for_it(made: Pool) -> None:
+    """Or the body would wait for ever, and so would all that ask later."""
+    (attempt,) = made.claim("task")
+    (number,) = made.give(attempt)
+    spec, asks = made.pool.spec, ("dependency_failures", [attempt.claimed.id])
+    spawn = spec._spawn
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    spec._spawn = refuse  # type: ignore[assignment]
+    made.says("ask", number, 1, *asks)
+    made.pool._take_all(made.child, made.child.heard())
+    made.pool._obey()
+    what, asked, fine, failure = made.told_child()
+    assert (what, asked, fine, failure["args"]) == ("answer", 1, False, ["can't start new thread"])
+
+    spec._spawn = spawn
+    told = threading.Event()
+    made.pool.tell = lambda *order: (made.pool._orders.append(order), told.set())  # type: ignore[method-assign]
+    made.says("ask", number, 2, *asks)
+    made.pool._take_all(made.child, made.child.heard())
+    assert told.wait(10)
+    made.pool._obey()
+    assert made.told_child() == ["answer", 2, True, []]
+    spec.close()
+    made.pool.brood.close()
+
+
+def test_nothing_stays_open_of_a_pool_that_was_closed(made: Pool) -> None:
+    """One descriptor of each engine that had used child processes did."""
+    spec = made.pool.spec
+    pool = ProcessPool(made.pool.options, spec, made.desk, made._report, spawn_thread)
+    pool.wake()
+    bell = f"/proc/self/fd/{pool._bell}"
+    pool.close()
+    assert os.readlink(bell) == "anon_inode:[eventfd]", "who wakes it late does no harm"
+    del pool
+    gc.collect()
+    assert not os.path.lexists(bell) or "eventfd" not in os.readlink(bell)
+    made.pool.brood.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import multiprocessing
 import os
 import re
 import signal
@@ -263,6 +264,41 @@ class Forks(Task, isolation="process"):
         return "child" if os.fork() == 0 else "parent"
 
 
+class Workers(Task, isolation="process", timeout=10):
+    """Has a worker of multiprocessing that prints, logs and waits until it is terminated."""
+
+    def run(self, ctx: Context) -> int | None:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        worker = context.Process(target=work, args=(theirs,))
+        worker.start()
+        ours.recv()
+        worker.terminate()
+        worker.join()
+        return worker.exitcode
+
+
+def work(parent: Any) -> None:
+    print("printed by a worker")
+    logging.getLogger("isolated").warning("logged by a worker")
+    parent.send(True)
+    signal.pause()
+
+
+class Unwaited(Task, isolation="process"):
+    """Leaves a process behind that has ended, and for which nobody has waited. Tells whether one was there before."""
+
+    def run(self, ctx: Context) -> dict[str, Any]:
+        before = True
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            before = False
+        pid = os.posix_spawnp("true", ["true"], {})
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return {"pid": os.getpid(), "before": before}
+
+
 class Program(Task, isolation="process"):
     """Waits for another program that ignores SIGTERM."""
 
@@ -284,6 +320,16 @@ class Report(Task, isolation="process"):
         ctx.capture("through capture\n")
         os.write(1, b"past Python\n")
         subprocess.run(["echo", "of another program"], check=True)
+
+
+class Odd(Task, isolation="process", retry=AT_ONCE):
+    """Says, and on its first attempt raises, what is no text: the name of a file, say, in some other encoding."""
+
+    def run(self, ctx: Context) -> int:
+        ctx.capture("captured \udcff\n")
+        if ctx.attempt == 1:
+            raise LookupError("raised \udcff")
+        return ctx.attempt
 
 
 class Chatter(Task, isolation="process"):

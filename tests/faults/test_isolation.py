@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -16,11 +17,12 @@ import pytest
 from faults import isolated as kinds
 from faults.harness import attempts, history, result, rows, state, until
 from scheduler import Scheduler, Task, TaskFailedError
+from scheduler.engine import procpool
 from scheduler.engine.children import Child
 from scheduler.engine.procpool import ProcessPool
 from scheduler.store import read_history
 from support.databases import Database
-from support.leftovers import MARK, none_left
+from support.leftovers import MARK, marked, none_left
 
 pytestmark = pytest.mark.faults
 PATIENCE = 30.0
@@ -129,6 +131,35 @@ def test_state_that_cannot_come_along_is_told(database: Database, mark: str) -> 
     end(jobs)
 
 
+LATE = """
+from pathlib import Path
+from scheduler import Task, ports
+if ports.IN_CHILD and not Path({flag!r}).exists():
+    raise OSError("the share is away")
+class Late(Task, isolation="process"):
+    def run(self, ctx):
+        return "late"
+"""
+
+
+def test_a_kind_that_comes_later_is_found_by_children_that_there_are(
+    database: Database, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its directory, as after a reload; and an import that failed once is tried again."""
+    jobs = started(database, processes=1)
+    pid = result(jobs, run(jobs, kinds.Pid()))["pid"]
+    module = f"late_{mark}"
+    (tmp_path / f"{module}.py").write_text(LATE.format(flag=str(tmp_path / "flag")))
+    monkeypatch.syspath_prepend(tmp_path)
+    late = importlib.import_module(module).Late
+    jobs.register(late)
+    assert "the share is away" in error_of(jobs, late())
+    (tmp_path / "flag").touch()
+    assert result(jobs, run(jobs, late())) == "late"
+    assert result(jobs, run(jobs, kinds.Pid()))["pid"] == pid
+    end(jobs)
+
+
 def test_many_tasks_are_shared_out(jobs: Scheduler, tmp_path: Path) -> None:
     meeting = [jobs.task(kinds.Meet(str(tmp_path))).schedule() for _ in range(2)]
     jobs.wait(meeting, timeout=PATIENCE)
@@ -212,6 +243,49 @@ def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path)
     serves_on(jobs)
 
 
+def test_the_signal_that_asks_what_is_done_ends_nothing(jobs: Scheduler, tmp_path: Path) -> None:
+    """``systemctl kill`` sends it to all processes of a service."""
+    task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
+    pid = int(noted(tmp_path / "notes", "start")[1])
+    pool = jobs.engine.desk.processes
+    assert pool is not None
+    assert pool.brood.nursery is not None
+    for one in (pool.brood.nursery.pid, pid):
+        os.kill(one, signal.SIGUSR1)
+    serves_on(jobs)
+    jobs.cancel_task(task_id)
+    jobs.wait([task_id], timeout=PATIENCE)
+    assert history(jobs, task_id) == [(1, "cancelled")]
+
+
+def test_what_bodies_had_started_ends_with_the_fork_server(jobs: Scheduler, mark: str) -> None:
+    """It ran on, beside the task's next attempt."""
+
+    def program() -> list[str]:
+        return [line for line in marked(mark) if "signal.signal(15" in line]
+
+    task_id = jobs.task(kinds.Program()).schedule()
+    until(program, "the program runs")
+    pool = jobs.engine.desk.processes
+    assert pool is not None
+    assert pool.brood.nursery is not None
+    os.kill(pool.brood.nursery.pid, signal.SIGKILL)
+    with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
+        jobs.result(task_id, timeout=PATIENCE)
+    assert not program()
+    serves_on(jobs)
+
+
+def test_a_child_that_stands_still_keeps_no_task(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was given to it waited for ever, beside children that had nothing to do."""
+    monkeypatch.setattr(procpool, "DEAF", 0.3)
+    pid = result(jobs, run(jobs, kinds.Pid()))["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    task_id = run(jobs, kinds.Pid())
+    assert result(jobs, task_id)["pid"] != pid
+    assert history(jobs, task_id)[-1] == (1, "succeeded")
+
+
 def test_hooks_of_an_attempt_that_died_run_in_another_child(jobs: Scheduler, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     task_id = run(jobs, kinds.Hooked(str(notes)))
@@ -241,6 +315,19 @@ def test_a_child_is_replaced_after_so_many_tasks(database: Database, mark: str) 
     pids = [result(jobs, run(jobs, kinds.Pid()))["pid"] for _ in range(9)]
     assert [len(set(pids[n : n + 3])) for n in (0, 3, 6)] == [1, 1, 1]
     assert len(set(pids)) == 3
+    end(jobs)
+
+
+def test_a_child_that_is_replaced_ends_what_it_has_begun_meanwhile(database: Database, mark: str) -> None:
+    """It was given several at a time, and has begun the next one when it is to go: that one's end was lost."""
+    jobs = started(database, processes=1, recycle_tasks=8)
+    first = [result(jobs, run(jobs, kinds.Pid()))["pid"] for _ in range(4)]  # its kind is known to be quick now
+    with jobs.batch() as batch:
+        for n in range(20):
+            batch.task(kinds.Pid(n))
+    jobs.wait(batch.ids, timeout=PATIENCE)
+    assert [history(jobs, i) for i in batch.ids] == [[(1, "succeeded")]] * 20
+    assert result(jobs, run(jobs, kinds.Pid()))["pid"] not in first
     end(jobs)
 
 
@@ -372,6 +459,23 @@ def test_a_body_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
     serves_on(jobs)
 
 
+def test_a_worker_that_a_body_forked_can_be_ended_and_heard(jobs: Scheduler) -> None:
+    """It ignored SIGTERM, so that multiprocessing waited for it for ever, and what it wrote was lost."""
+    task_id = run(jobs, kinds.Workers())
+    assert result(jobs, task_id) == -signal.SIGTERM
+    text = log_of(jobs, task_id)
+    assert "printed by a worker\n" in text
+    assert "WARNING isolated: logged by a worker\n" in text
+
+
+def test_what_ended_unwaited_for_is_not_kept(database: Database, mark: str) -> None:
+    """A child collected them over thousands of tasks, until it could start nothing more."""
+    jobs = started(database, processes=1)
+    told = [result(jobs, run(jobs, kinds.Unwaited())) for _ in range(2)]
+    assert told == [{"pid": told[0]["pid"], "before": False}] * 2
+    end(jobs)
+
+
 # stopping
 
 
@@ -458,6 +562,16 @@ def test_what_ended_unheard_is_not_run_again_after_a_hard_stop(deaf: Scheduler, 
 
 
 # what is written
+
+
+@pytest.mark.case(7)
+def test_what_is_no_text_is_kept_as_far_as_it_is(jobs: Scheduler) -> None:
+    """The retry was lost: the task ended dead, with the error of an encoder."""
+    task_id = run(jobs, kinds.Odd())
+    assert history(jobs, task_id) == [(1, "retried"), (2, "succeeded")]
+    first, _ = attempts(jobs, task_id)
+    assert "LookupError: raised ?" in str(first.error)
+    assert log_of(jobs, task_id) == "captured ?\n"
 
 
 def test_what_is_written_right_before_the_end_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:

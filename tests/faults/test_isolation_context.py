@@ -22,7 +22,7 @@ class Parent(Task, kind="Parent"):
     def run(self, ctx: Context) -> Any:
         if self.fail:
             raise PermanentError("no")
-        return {"a": [1, None, "ü"]}
+        return {"a": [1, None, "ü", 2**70]}
 
 
 class InThread(Task):
@@ -67,7 +67,7 @@ def test_every_call(jobs: Scheduler, kind: type[Task]) -> None:
     created = told.pop("created_at")
     assert created == jobs.get_task(task_id).created_at.isoformat()
     assert told == {
-        "results": {str(good): {"a": [1, None, "ü"]}, str(bad): None},
+        "results": {str(good): {"a": [1, None, "ü", 2**70]}, str(bad): None},
         "failures": {str(bad): "dead: PermanentError: no"},
         "id": task_id,
         "kind": kind.__name__,

@@ -81,6 +81,22 @@ def test_nothing_outlives_a_daemon_that_is_killed(
     none_left(mark)
 
 
+@pytest.mark.case(2, 4)
+def test_what_runs_ends_with_the_lease_of_a_daemon_that_stands_still(
+    fleet: Fleet, jobs: Scheduler, mark: str, tmp_path: Path
+) -> None:
+    """Its children do not stand still: their bodies ran on, beside those of whoever had taken over the tasks."""
+    daemon = fleet.daemon(**OPTIONS | {"worker__lease": "1.5", "worker__grace": "0.1"})
+    task_id = jobs.task(kinds.Hang(str(tmp_path / "notes"))).timeout(3600).schedule()
+    until(lambda: kinds.lines(tmp_path / "notes"), "it runs")
+    pid = kinds.lines(tmp_path / "notes")[0][1]
+    daemon.kill(signal.SIGSTOP)
+    until(lambda: not Path("/proc", pid).exists(), "its process has ended by itself")
+    daemon.kill(signal.SIGCONT)
+    until(lambda: history(jobs, task_id), "nobody had taken it over")
+    assert history(jobs, task_id)[0] == (1, "handed back")
+
+
 @pytest.mark.case(8)
 def test_a_drain_that_takes_too_long_kills_and_hands_back(
     fleet: Fleet, jobs: Scheduler, mark: str, tmp_path: Path

@@ -76,6 +76,15 @@ def test_a_program_with_its_own_tasks(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
 
 
+def test_files_in_the_current_directory_are_no_modules(tmp_path: Path) -> None:
+    """Such as those that tasks write: no child process could be started beside a ``json.py``."""
+    (tmp_path / "program.py").write_text(GUARDED)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "json.py").write_text("raise ImportError('this is data')")
+    done = run(tmp_path / "data", "../program.py", "jobs.db")
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
+
+
 def test_a_module_run_as_a_program(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
