@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, StoreUnavailableError, task
 from scheduler.ports import SystemClock
-from scheduler.store import migrate
+from scheduler.store import migrate, read_kinds, read_workers, schedules
 from scheduler.store.database import Database as Store
-from scheduler.testing import drain
+from scheduler.testing import FakeClock, drain
 from support.databases import Database
 from support.next_program import NEXT, become, write_scripts
 
@@ -78,6 +78,38 @@ def test_the_old_program_works_on_the_next_schema(
     jobs.close()
     migrate.upgrade(old.url)  # nothing to do for this one
     assert revision(old) == NEXT
+
+
+@pytest.mark.case(9, 42)
+def test_what_the_old_program_has_prepared_goes_on(old: Database) -> None:
+    """The next version has added a column to each table; PostgreSQL prepares what a connection has said five times."""
+    clock = FakeClock()
+    jobs = Scheduler.for_testing(url=old.url, clock=clock)
+    jobs.register(ping)
+    jobs.task(ping).every(60).key("often").schedule()
+    drain(jobs)
+    dialect = jobs.database.dialect
+    with jobs.database.connect() as kept:
+
+        def look() -> int:
+            with jobs.database.write(kept) as c:
+                clock.advance(60)
+                schedules.pause(c, "often", clock.now(), False)
+                schedules.trigger(c, "often", clock.now())
+                assert read_kinds.get_kind(c, "ping") is not None
+                assert read_workers.workers(c, clock.now(), every=True)
+                return len(schedules.tick(c, dialect, clock.now(), 0))
+
+        for _ in range(8):
+            assert look() == 1
+        engine = sa.create_engine(old.url)
+        with engine.begin() as connection:
+            for table in (name for name in tables(old) if name.startswith("schedd_")):
+                connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN colour text DEFAULT 'grey'")
+        engine.dispose()
+        assert look() == 1
+    drain(jobs)
+    jobs.close()
 
 
 def test_the_schema_after_the_next_is_refused(old: Database) -> None:
