@@ -14,6 +14,7 @@ from scheduler.model.state import TaskState
 from scheduler.store import checkpoints, children, keys
 from scheduler.store.cascade import below
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, fence, prepared
+from scheduler.store.downward import ended_below
 from scheduler.store.lookup import lives, same
 from scheduler.store.new_task import edge_row, insert_edges, read_parents
 from scheduler.store.paths import one_at_a_time, refuse_cycle
@@ -174,28 +175,17 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
     revived = [task_id]
     if downstream:
         level = [task_id]
-        while level:
-            rows = connection.execute(
-                prepared(
-                    "SELECT e.child, c.key FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
-                    f"WHERE e.parent IN {dialect.ids()} AND c.ended_by = e.parent AND c.state >= {st.FIRST_TERMINAL} "
-                    "ORDER BY e.child"
-                ),
-                {"ids": bind_rows(level)},
-            )
-            children = {row.child: row.key for row in rows}
-            for child, key in children.items():
-                if key is not None:  # one by one: two of them may have the same
-                    keys.take_back(connection, dialect, child, now)
+        while ended := ended_below(connection, dialect, level):
+            keys.take_back_all(connection, dialect, ended, now)
             # One that somebody else has revived meanwhile may be running already.
             cleared = connection.execute(
                 prepared(
                     f"UPDATE schedd_tasks SET {_CLEAR} WHERE id IN {dialect.ids()} "
                     f"AND state >= {st.FIRST_TERMINAL} RETURNING id"
                 ),
-                {"ids": bind_rows(list(children)), "now": now},
+                {"ids": bind_rows(ended), "now": now},
             )
-            level = sorted(row[0] for row in cleared)
+            level = sorted(row[0] for row in cleared)  # below which somebody may have stored something until then
             revived += level
     checkpoints.reconsider(connection, dialect, revived)
     recount(connection, dialect, revived, now)
