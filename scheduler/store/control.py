@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.errors import InvalidTransitionError, UnknownTaskError
+from scheduler.errors import InvalidTransitionError, UnknownDependencyError, UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import TaskState
@@ -42,9 +42,14 @@ def _lock(connection: sa.Connection, ids: Sequence[int]) -> dict[int, sa.Row[tup
             f"SELECT t.id, t.state, t.claimed_at FROM schedd_tasks t WHERE t.id IN {dialect.ids()} "
             f"ORDER BY t.id {dialect.lock}"
         ),
-        {"ids": bind_rows(sorted(set(ids)))},
+        {"ids": bind_rows(sorted({i for i in ids if _can_be(i)}))},
     ).fetchall()
     return {row.id: row for row in rows}
+
+
+def _can_be(task_id: int) -> bool:
+    """Whether it is a number that PostgreSQL takes for an id."""
+    return 0 < task_id < 2**63
 
 
 _DOWN = {
@@ -258,6 +263,8 @@ def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: i
         raise InvalidTransitionError(f"task {child} is {state}; only a waiting or scheduled task can get a dependency")
     if row.claimed_at is not None:
         raise InvalidTransitionError(f"task {child} has started; it cannot get a dependency any more")
+    if not _can_be(parent):
+        raise UnknownDependencyError([parent])
     read_parents(connection, dialect, [parent])
     refuse_cycle(connection, dialect, child, [parent])
     connection.execute(
