@@ -153,6 +153,15 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
     reopen(connection, task_id, now, downstream=downstream)
 
 
+def retry_all(connection: sa.Connection, ids: Sequence[int], now: int, *, downstream: bool = True) -> None:
+    """:func:`retry` for each of these; one that has come back with another of them is left so."""
+    ended = {i for i, row in _lock(connection, ids).items() if row.state >= st.FIRST_TERMINAL}
+    for task_id in sorted(set(ids)):  # parents are mostly older, and a child is judged by them
+        if task_id in ended and _lock(connection, [task_id])[task_id].state < st.FIRST_TERMINAL:
+            continue
+        retry(connection, task_id, now, downstream=downstream)
+
+
 def _set(connection: sa.Connection, task_id: int, what: str, now: int) -> None:
     connection.execute(prepared(f"UPDATE schedd_tasks SET {what} WHERE id = :id"), {"id": task_id, "now": now})
 
