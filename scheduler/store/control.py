@@ -143,7 +143,8 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
         raise UnknownTaskError(task_id)
     state = TaskState.from_code(row.state)
     if state in (TaskState.RETRY, TaskState.SCHEDULED):
-        _set(connection, task_id, "run_at = :now, attempt_base = attempt", now)
+        due = "CASE WHEN run_at < :now THEN run_at ELSE :now END"  # what is overdue keeps its place
+        _set(connection, task_id, f"run_at = {due}, attempt_base = attempt", now)
         checkpoints.reconsider(connection, dialect_of(connection), [task_id])
         return
     if state is TaskState.SUCCESS:
