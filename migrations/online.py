@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
+from scheduler.store.migrate import LOCK_TIMEOUT
+
 
 def create_index(
     name: str, table: str, columns: Sequence[str], *, unique: bool = False, where: str | None = None
@@ -26,3 +28,4 @@ def create_index(
         op.create_index(
             name, table, list(columns), unique=unique, postgresql_where=clause, postgresql_concurrently=True
         )
+        op.execute(f"SET lock_timeout = {round(LOCK_TIMEOUT * 1000)}")  # the migration after this one locks tables, too

@@ -171,6 +171,7 @@ class DeadLetters:
         actor, at, more = _actor(by), (0, 0), True
         done: list[TaskId] = []
         database = self._owner.database
+        database.open()  # before that it does not know the server's clock
         before = database.now() + 1
         wanted = Filter(kind, error_class, fingerprint, before, None, key, correlation, subject)
         while more and len(done) < limit:
@@ -238,6 +239,7 @@ class DeadLetters:
         newer_than: Seconds | None,
         **envelope: str | None,
     ) -> Filter:
+        self._owner.database.open()  # before that it does not know the server's clock
         now = self._owner.database.now()
         return Filter(
             kind,

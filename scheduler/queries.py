@@ -298,6 +298,7 @@ class Queries:
             raise ConfigError("retry_failed wants to know which: kind, key, correlation or subject")
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_AT_ONCE:
             raise ConfigError(f"limit must be a whole number from 1 to {MOST_AT_ONCE}, not {limit!r}")
+        self.database.open()  # before that it does not know the server's clock
         now = self.database.now
         wanted = Filter(kind, before=now() + 1, key=key, correlation=correlation, subject=subject)
         done: list[TaskId] = []

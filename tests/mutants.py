@@ -314,7 +314,7 @@ MUTANTS = (
     ),
     Mutant(
         "a fixed delay goes on though its run is gone",
-        (Change("scheduler/store/schedules.py", "AND (t.id IS NULL OR t.state >=", "AND (t.state >="),),
+        (Change("scheduler/store/schedules.py", "AND (r.id IS NULL OR r.state >=", "AND (r.state >="),),
         ("tests/cases/test_review_schedules.py",),
     ),
     Mutant(

@@ -216,6 +216,22 @@ def test_a_low_statement_timeout_is_told_and_tried_again(guarded: Guarded, nurse
         guarded.sql("ALTER ROLE guest RESET statement_timeout")
 
 
+@pytest.mark.case(9)
+def test_a_server_that_takes_no_writes_is_waited_for(guarded: Guarded, nursery: Nursery, systemd: Systemd) -> None:
+    """A standby, until it is promoted."""
+    guarded.sql("ALTER ROLE guest SET default_transaction_read_only = on")
+    try:
+        child = schedd(nursery, guarded.url())
+        child.expect("the database is away, trying again.*the server takes no writes")
+        for command in (("cancel", "1"), ("retry", "--kind", "quick"), ("gc",)):
+            assert "the server takes no writes: it is a standby" in schedctl(nursery.place, guarded.url(), *command)
+    finally:
+        guarded.sql("ALTER ROLE guest RESET default_transaction_read_only")
+    guarded.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'guest'")
+    systemd.expect("READY=1")
+    assert not [line for line in child.seen if "Traceback" in line]
+
+
 # Databases of others, of older and of newer programs
 
 

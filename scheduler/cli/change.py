@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from scheduler.store.control import CancelResult
+    from scheduler.store.read_tasks import TaskRecord
 
 _MOST = 10_000
 
@@ -142,11 +143,13 @@ def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool) -> None:
     database = session.existing()
     wanted = list(dict.fromkeys(ids))
 
-    def work(connection: sa.Connection) -> list[dict[str, object]]:
-        for task_id in wanted:
-            control.retry(connection, task_id, database.now(), downstream=not no_downstream)
-        tasks = [get_task(connection, task_id) for task_id in wanted]
-        return [{"id": task.id, "kind": task.kind, "state": task.state.value} for task in tasks]
+    def work(connection: sa.Connection) -> list[TaskRecord]:
+        control.retry_all(connection, wanted, database.now(), downstream=not no_downstream)
+        return [get_task(connection, task_id) for task_id in wanted]
 
-    rows = session.write(work)
+    tasks = session.write(work)
+    for task in tasks:
+        if task.state.terminal:
+            note(f"task {task.id} has ended again at once, {task.error}")
+    rows = [{"id": task.id, "kind": task.kind, "state": task.state.value} for task in tasks]
     print_rows(session, rows, ("id", "kind", "state"), ("id", "kind", "state"))

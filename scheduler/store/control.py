@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.errors import InvalidTransitionError, UnknownTaskError
+from scheduler.errors import InvalidTransitionError, UnknownDependencyError, UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import TaskState
 from scheduler.store import checkpoints, children, keys
 from scheduler.store.cascade import below
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, fence, prepared
+from scheduler.store.downward import ended_below
 from scheduler.store.lookup import bind_parents, from_parents, lives, recorded, same, state_of
 from scheduler.store.new_task import edge_row, insert_edges, read_parents
 from scheduler.store.paths import one_at_a_time, refuse_cycle
@@ -41,9 +42,14 @@ def _lock(connection: sa.Connection, ids: Sequence[int]) -> dict[int, sa.Row[tup
             f"SELECT t.id, t.state, t.claimed_at FROM schedd_tasks t WHERE t.id IN {dialect.ids()} "
             f"ORDER BY t.id {dialect.lock}"
         ),
-        {"ids": bind_rows(sorted(set(ids)))},
+        {"ids": bind_rows(sorted({i for i in ids if _can_be(i)}))},
     ).fetchall()
     return {row.id: row for row in rows}
+
+
+def _can_be(task_id: int) -> bool:
+    """Whether it is a number that PostgreSQL takes for an id."""
+    return 0 < task_id < 2**63
 
 
 _DOWN = {
@@ -137,7 +143,8 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
         raise UnknownTaskError(task_id)
     state = TaskState.from_code(row.state)
     if state in (TaskState.RETRY, TaskState.SCHEDULED):
-        _set(connection, task_id, "run_at = :now, attempt_base = attempt", now)
+        due = "CASE WHEN run_at < :now THEN run_at ELSE :now END"  # what is overdue keeps its place
+        _set(connection, task_id, f"run_at = {due}, attempt_base = attempt", now)
         checkpoints.reconsider(connection, dialect_of(connection), [task_id])
         return
     if state is TaskState.SUCCESS:
@@ -145,6 +152,15 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
     if not state.terminal:
         raise InvalidTransitionError(f"task {task_id} is {state}; it can be retried once it has ended")
     reopen(connection, task_id, now, downstream=downstream)
+
+
+def retry_all(connection: sa.Connection, ids: Sequence[int], now: int, *, downstream: bool = True) -> None:
+    """:func:`retry` for each of these; one that has come back with another of them is left so."""
+    ended = {i for i, row in _lock(connection, ids).items() if row.state >= st.FIRST_TERMINAL}
+    for task_id in sorted(set(ids)):  # parents are mostly older, and a child is judged by them
+        if task_id in ended and _lock(connection, [task_id])[task_id].state < st.FIRST_TERMINAL:
+            continue
+        retry(connection, task_id, now, downstream=downstream)
 
 
 def _set(connection: sa.Connection, task_id: int, what: str, now: int) -> None:
@@ -174,28 +190,17 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
     revived = [task_id]
     if downstream:
         level = [task_id]
-        while level:
-            rows = connection.execute(
-                prepared(
-                    "SELECT e.child, c.key FROM schedd_edges e JOIN schedd_tasks c ON c.id = e.child "
-                    f"WHERE {from_parents(dialect, 'e.parent')} AND c.ended_by = e.parent "
-                    f"AND c.state >= {st.FIRST_TERMINAL} ORDER BY e.child"
-                ),
-                bind_parents(dialect, level),
-            )
-            children = {row.child: row.key for row in rows}
-            for child, key in children.items():
-                if key is not None:  # one by one: two of them may have the same
-                    keys.take_back(connection, dialect, child, now)
+        while ended := ended_below(connection, dialect, level):
+            keys.take_back_all(connection, dialect, ended, now)
             # One that somebody else has revived meanwhile may be running already.
             cleared = connection.execute(
                 prepared(
                     f"UPDATE schedd_tasks SET {_CLEAR} WHERE id IN {dialect.ids()} "
                     f"AND state >= {st.FIRST_TERMINAL} RETURNING id"
                 ),
-                {"ids": bind_rows(list(children)), "now": now},
+                {"ids": bind_rows(ended), "now": now},
             )
-            level = sorted(row[0] for row in cleared)
+            level = sorted(row[0] for row in cleared)  # below which somebody may have stored something until then
             revived += level
     checkpoints.reconsider(connection, dialect, revived)
     recount(connection, dialect, revived, now)
@@ -271,6 +276,8 @@ def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: i
         raise InvalidTransitionError(f"task {child} is {state}; only a waiting or scheduled task can get a dependency")
     if row.claimed_at is not None:
         raise InvalidTransitionError(f"task {child} has started; it cannot get a dependency any more")
+    if not _can_be(parent):
+        raise UnknownDependencyError([parent])
     read_parents(connection, dialect, [parent])
     refuse_cycle(connection, dialect, child, [parent])
     connection.execute(

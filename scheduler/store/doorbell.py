@@ -34,6 +34,7 @@ _PROBE = 2.0  # seconds until a notification must have come through a pooler
 _POOLED_AGAIN = 300.0  # seconds until it is tried again
 _LOOK = 60.0  # seconds without a notification after which the connection is looked at
 _ANSWER = 10.0  # seconds for the server's answer to that
+_TICK = 1_100_000_000  # nanoseconds: the coarsest that file systems with sockets count times in, and a little more
 
 
 class _Pooled(Exception):
@@ -129,7 +130,9 @@ class SocketBell:
     def _sockets(self) -> list[str]:
         changed = os.fstat(self._dirfd).st_mtime_ns
         if self._seen[0] != changed:
-            self._seen = (changed, [n for n in os.listdir(self._dirfd) if n.endswith(".sock")])
+            # File systems count in ticks: what comes in the same one is not to go unseen from then on.
+            settled = time.time_ns() - changed > _TICK
+            self._seen = (changed if settled else 0, [n for n in os.listdir(self._dirfd) if n.endswith(".sock")])
         return self._seen[1]
 
     def known_dead(self) -> list[str]:

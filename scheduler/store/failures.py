@@ -52,6 +52,11 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
         "the server takes no more connections",
         True,
     ),
+    (
+        r"in a read-only transaction|cannot execute .* during recovery",
+        "the server takes no writes: it is a standby, or set to be read-only",
+        True,
+    ),
     (r"statement timeout", "the server's statement_timeout ended the statement", True),
     (r"permission denied", "the database user lacks a permission", False),
     (r"deadlock detected|could not serialize", _COLLIDED, True),

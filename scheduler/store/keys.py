@@ -5,6 +5,7 @@ A success whose retention is over holds its key no longer; it gives it up in the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -12,6 +13,7 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
 from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.lookup import exists
 
 _OVER = f"t.state = {st.SUCCESS} AND t.key_until <= :now"
 
@@ -91,3 +93,39 @@ def take_back(connection: sa.Connection, dialect: Dialect, task_id: int, now: in
             connection.execute(take, {"id": task_id})
     except sa.exc.IntegrityError:
         pass  # somebody took it in this very moment
+
+
+_NAME: dict[str, type] = {"kind": str, "key": str}
+_OTHERS = (
+    "FROM schedd_tasks o WHERE o.kind = schedd_tasks.kind AND o.held_key = schedd_tasks.key AND o.id <> schedd_tasks.id"
+)
+
+
+def take_back_all(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> None:
+    """:func:`take_back` for many ended tasks at once; of several with the same key the first one has it."""
+    rows = connection.execute(
+        prepared(f"SELECT id, kind, key FROM schedd_tasks WHERE id IN {dialect.ids()} AND key IS NOT NULL ORDER BY id"),
+        {"ids": bind_rows(ids)},
+    ).fetchall()
+    if not rows:
+        return
+    first = {(row.kind, row.key): row.id for row in reversed(rows)}
+    connection.execute(
+        prepared(
+            f"UPDATE schedd_tasks SET held_key = NULL WHERE id IN (SELECT t.id FROM {dialect.rows(_NAME)} j "
+            f"JOIN schedd_tasks t ON t.kind = j.kind AND t.held_key = j.key WHERE {_OVER})"
+        ),
+        {"rows": bind_rows(list(first)), "now": now},
+    )
+    try:
+        with connection.begin_nested():
+            connection.execute(
+                prepared(
+                    f"UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id IN {dialect.ids()} "
+                    f"AND state >= {st.FIRST_TERMINAL} AND NOT {exists('o.held_key', _OTHERS)}"
+                ),
+                {"ids": bind_rows(sorted(first.values()))},
+            )
+    except sa.exc.IntegrityError:  # somebody took one in this very moment
+        for task_id in sorted(first.values()):
+            take_back(connection, dialect, task_id, now)

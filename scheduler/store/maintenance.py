@@ -116,7 +116,8 @@ def backup(database: Database, target: Path) -> int:
 def backup_sqlite(path: Path, target: Path, progress: Callable[[int, int], object] | None = None) -> int:
     """Copy a SQLite database file while others work on it, whole or not at all. Returns the copy's size.
 
-    The copy is of one moment, the first; until the end the WAL is not taken back. ``progress``: called with the pages
+    The copy is of one moment, the first; until the end the WAL is not taken back. No more users may read it than the
+    database. ``progress``: called with the pages
     copied and all there are, many times a second; what it raises ends the copying, and is raised here.
 
     Raises SchedulerError if the copy cannot be written, StoreUnavailableError if there is no such file.
@@ -137,6 +138,8 @@ def backup_sqlite(path: Path, target: Path, progress: Callable[[int, int], objec
     # A name that nobody can guess: SQLite would follow a link that is there already, and overwrite another file.
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
+        # Nobody is to read in the copy what the database keeps from him.
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, path.stat().st_mode & 0o666))
         source = sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=10)
         with closing(source), closing(sqlite3.connect(draft)) as copy:
             # In a transaction, since it would begin anew after each write of anybody, and in a busy store never end.

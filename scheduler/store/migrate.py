@@ -7,6 +7,7 @@ migration leaves the program before it working (docs/upgrades.md).
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import re
 import time
@@ -30,6 +31,7 @@ VERSION_TABLE = "schedd_version"
 _PG_LOCK = 7237123446  # any fixed number: serialises daemons that start at once
 LOCK_TIMEOUT = 0.5  # seconds that a migration waits for a table, and keeps everybody else waiting behind it
 ALONE_PAUSE = 0.1  # seconds between looks whether another upgrade has ended
+TELL_AFTER = 20  # such looks it is told that there is one: an index is made for as long as it takes
 LOCK_TRIES, LOCK_PAUSE = 120, 1.0  # how often, and seconds in between
 
 
@@ -165,12 +167,14 @@ def _alone(engine: sa.Engine) -> Iterator[None]:
     CREATE INDEX CONCURRENTLY waits for whoever has a snapshot. So nobody waits for the lock within a statement, and it
     is taken by the simple protocol: a statement with parameters keeps its snapshot until the next one.
     """
-    while True:
+    for look in itertools.count():
         with engine.connect() as connection:
             raw: Any = connection.connection.driver_connection
             if raw.execute(f"SELECT pg_try_advisory_xact_lock({_PG_LOCK})").fetchone()[0]:
                 yield
                 return
+        if look == TELL_AFTER:
+            log.warning("another program upgrades the database: this one waits for it; see pg_stat_activity")
         time.sleep(ALONE_PAUSE)
 
 

@@ -22,7 +22,10 @@ class KindRecord(NamedTuple):
 
 def get_kind(connection: sa.Connection, name: str) -> KindRecord | None:
     """The kind with this name, None if no worker ever published it."""
-    row = connection.execute(prepared("SELECT * FROM schedd_kinds WHERE name = :name"), {"name": name}).first()
+    row = connection.execute(
+        prepared("SELECT name, schema, options, schema_version, updated_at FROM schedd_kinds WHERE name = :name"),
+        {"name": name},
+    ).first()
     if row is None:
         return None
     schema, options = msgspec.json.decode(row.schema), msgspec.json.decode(row.options)

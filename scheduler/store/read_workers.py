@@ -19,6 +19,10 @@ NOT_LIVE = "no worker is live"
 LOST = "lost"  # its lease ran out, and nobody has taken its claims back yet
 _RECENT = 50
 _MOST = 1000  # running tasks named, of all workers
+_ROW = (
+    "SELECT id, incarnation, host, pid, version, state, queues, pools, started_at, heartbeat_at, lease_until, "
+    "drain_requested, skew FROM schedd_workers"
+)
 
 
 class Running(NamedTuple):
@@ -90,7 +94,7 @@ class WorkerRecord(NamedTuple):
 def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list[WorkerRecord]:
     """Workers that have neither stopped nor been found dead; ``every``: the most recent of those too."""
     some = f"ORDER BY id DESC LIMIT {_RECENT}" if every else f"WHERE state < {STOPPED}"
-    rows = connection.execute(prepared(f"SELECT * FROM schedd_workers {some}")).fetchall()
+    rows = connection.execute(prepared(f"{_ROW} {some}")).fetchall()
     held = {
         row.worker: row.n
         for row in connection.execute(

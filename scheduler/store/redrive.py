@@ -12,8 +12,8 @@ from scheduler.store.control import reopen
 from scheduler.store.dead_letters import Filter
 from scheduler.store.dialect import dialect_of, prepared
 
-# Failed by itself: what its parents' ends ended comes back with them.
-_FAILED = f"t.state >= 6 AND t.state IN ({st.FAILED}, {st.DEAD}) AND t.ended_by IS NULL"
+# Failed by itself: what its parents' ends ended comes back with them. The first is its index's own word, for SQLite.
+_FAILED = f"t.state >= 7 AND t.state IN ({st.FAILED}, {st.DEAD}) AND t.ended_by IS NULL"
 
 
 class Redriven(NamedTuple):

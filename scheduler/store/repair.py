@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import sqlalchemy as sa
 
@@ -34,39 +34,48 @@ def _told(what: str, ids: Sequence[int]) -> str:
     return f"{what} {counted(len(ids), 'task')}: {listed([str(i) for i in ids])}"
 
 
+def _all(find: Callable[[], Collection[int]], repaired: Callable[[list[int]], object]) -> list[int]:
+    """Repair what is found, until nothing more is: a look finds a thousand at most. Returns all of it."""
+    done: set[int] = set()
+    while found := sorted(set(find()) - done):
+        repaired(found)
+        done.update(found)
+    return sorted(done)
+
+
 def _edges(connection: sa.Connection, dialect: Dialect, now: int) -> Iterator[str]:
-    wrong = sorted({*checks.wrong_counts(connection), *checks.decided(connection), *checks.orphans(connection)})
+    def find() -> set[int]:
+        return {*checks.wrong_counts(connection), *checks.decided(connection), *checks.orphans(connection)}
+
+    wrong = _all(find, lambda ids: recount(connection, dialect, ids, now))
     if wrong:
-        recount(connection, dialect, wrong, now)
         yield _told("counted the open edges anew of", wrong)
 
 
 def _waits(connection: sa.Connection, dialect: Dialect, now: int) -> Iterator[str]:
-    late = checks.overslept(connection, now)
+    late = _all(lambda: checks.overslept(connection, now), lambda ids: waits.rouse(connection, dialect, ids, now))
     if late:
-        waits.rouse(connection, dialect, late, now)
         yield _told("woke", late)
 
 
 def _claims(connection: sa.Connection, dialect: Dialect, now: int) -> Iterator[str]:
     """Those of workers that are recorded as ended; and of workers that have no row, by way of one that is made up."""
-    loose = checks.unclaimed(connection)
-    if loose:
+    if checks.unclaimed(connection):
         made_up = workers.WorkerInfo(f"nobody-{now}", NOBODY, 0, "", (), Capacity())
         nobody = workers.register(connection, made_up, (), now, 0)
         workers.stop(connection, nobody, now)
-        connection.execute(
-            prepared(f"UPDATE schedd_tasks SET worker = :worker WHERE id IN {dialect.ids()}"),
-            {"worker": nobody, "ids": bind_rows(loose)},
+        give = prepared(f"UPDATE schedd_tasks SET worker = :worker WHERE id IN {dialect.ids()}")
+        _all(
+            lambda: checks.unclaimed(connection),
+            lambda ids: connection.execute(give, {"worker": nobody, "ids": bind_rows(ids)}),
         )
     for one in workers.reap(connection, dialect, now, lapsed=False):
         yield f"took back {counted(one.tasks, 'task')} of worker {one.worker}, {one.label}"
 
 
 def _replaced(connection: sa.Connection, dialect: Dialect, now: int) -> Iterator[str]:
-    stale = checks.stale(connection)
+    stale = _all(lambda: checks.stale(connection), lambda ids: mend(connection, dialect, ids, now))
     if stale:
-        mend(connection, dialect, stale, now)
         yield _told("looked after what was to replace", stale)
 
 

@@ -25,6 +25,11 @@ from scheduler.store.statement import run
 log = logging.getLogger("scheduler.store")
 
 _BATCH = 100
+# By name, as everywhere: of a * PostgreSQL refuses what it has prepared once the next version has added a column.
+_ROW = (
+    "SELECT name, kind, payload, options, recurrence, catchup, overlap, anchor, next_at, paused, last_task "
+    "FROM schedd_schedules t"
+)
 NEXT_LOOK = (
     f"SELECT min(CASE WHEN next_at >= {FOREVER} THEN 0 ELSE next_at END) FROM schedd_schedules "
     f"WHERE paused = 0 OR next_at >= {FOREVER}"
@@ -130,9 +135,7 @@ def _after(recurrence: Recurrence, anchor: int, now: int) -> int:
 
 
 def _locked(connection: sa.Connection, dialect: Dialect, name: str) -> sa.Row[Any] | None:
-    return connection.execute(
-        prepared(f"SELECT * FROM schedd_schedules t WHERE name = :name {dialect.lock}"), {"name": name}
-    ).first()
+    return connection.execute(prepared(f"{_ROW} WHERE name = :name {dialect.lock}"), {"name": name}).first()
 
 
 def next_due(connection: sa.Connection, dialect: Dialect, aside: Collection[str] = ()) -> int:
@@ -166,7 +169,7 @@ def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, asid
     _, done = end_delays(connection, now, aside)
     rows = connection.execute(
         prepared(
-            f"SELECT * FROM schedd_schedules t WHERE paused = 0 AND next_at <= :now {_but(dialect, aside)} "
+            f"{_ROW} WHERE paused = 0 AND next_at <= :now {_but(dialect, aside)} "
             f"ORDER BY next_at LIMIT {_BATCH} {dialect.skip_locked}"
         ),
         {"now": now} | _names(aside),
@@ -341,7 +344,7 @@ def _unreadable(name: str, why: object) -> InvalidScheduleError:
 
 def trigger(connection: sa.Connection, name: str, now: int) -> TaskId:
     """One run now, beside the slots. Raises UnknownScheduleError, InvalidScheduleError if it cannot be read."""
-    row = connection.execute(prepared("SELECT * FROM schedd_schedules WHERE name = :name"), {"name": name}).first()
+    row = connection.execute(prepared(f"{_ROW} WHERE name = :name"), {"name": name}).first()
     if row is None:
         raise UnknownScheduleError(name)
     try:

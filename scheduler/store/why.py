@@ -78,7 +78,10 @@ def _waiting(connection: sa.Connection, row: sa.Row[Any]) -> str:
         return f"waiting for {counted(row.unmet, 'task')} by its count, yet none is open: run `schedctl doctor`"
     names = listed([f"{e.parent} ({e.state})" for e in unmet])
     text = f"waits for {len(unmet)} of {counted(len(edges), 'task')}: {names}"
-    if all(e.state.terminal for e in unmet):
+    done = next((e.parent for e in unmet if e.state is TaskState.SUCCESS), None)
+    if done is not None:  # it waits for a failure that does not come: nobody retries a success
+        text += f"; task {done} has succeeded, which stays: cancel this one"
+    elif all(e.state.terminal for e in unmet):
         text += "; stays until they are retried and succeed" if len(unmet) > 1 else "; stays until it is retried"
     return text
 

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from scheduler import AsyncContext, Context, RetryPolicy, Scheduler, Task, TaskCancelledError, UnknownTaskError
+from scheduler import (
+    AsyncContext,
+    Context,
+    RetryPolicy,
+    Scheduler,
+    Task,
+    TaskCancelledError,
+    UnknownDependencyError,
+    UnknownTaskError,
+)
 from scheduler.errors import Cancelled
 from support.bench import Bench, Step, ring_and_step, run_claimed
 from support.databases import Database
@@ -250,10 +259,21 @@ def test_what_has_ended_stays_as_it_is(bench: Bench, end: str) -> None:
     assert bench.jobs.get_task(task_id) == before
 
 
-@pytest.mark.case(48)
-def test_an_unknown_id(bench: Bench) -> None:
-    with pytest.raises(UnknownTaskError):
-        bench.jobs.cancel_task(99)
+@pytest.mark.case(23, 48)
+@pytest.mark.parametrize("task_id", [99, 0, -1, 2**63, 2**70])
+def test_an_unknown_id(bench: Bench, task_id: int) -> None:
+    """Also one that is too large for any task."""
+    jobs, known = bench.jobs, bench.step("known").after(60).schedule()
+    for change in (
+        lambda: jobs.cancel_task(task_id),
+        lambda: jobs.retry_task(task_id),
+        lambda: jobs.add_dependency(task_id, known),
+        lambda: jobs.set_retry_policy(task_id, RetryPolicy(1, 1)),
+    ):
+        with pytest.raises(UnknownTaskError, match=str(task_id)):
+            change()
+    with pytest.raises(UnknownDependencyError, match=str(task_id)):
+        jobs.add_dependency(known, task_id)
 
 
 @pytest.mark.case(48)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import Context, RetryPolicy, Task
+from scheduler import Context, PermanentError, RetryPolicy, Task
 from scheduler.errors import TaskFailedError
 from scheduler.store import asked_children
 from support.fleet import rows, write
@@ -521,3 +521,24 @@ def test_one_that_is_opened_again_while_it_is_looked_at(
     assert (stage.state(task_id), len(looks)) == ("suspended", 2)
     stage.drain(60)
     assert stage.jobs.result(task_id, 0) == "b"
+
+
+@pytest.mark.case(19, 52)
+@pytest.mark.parametrize("copy", [False, True])
+def test_what_a_changed_payload_finds_recorded(stage: Stage, copy: bool) -> None:
+    """Of the same task its steps, as after any failure; a copy begins anew."""
+
+    async def wrong(ctx: Any) -> Any:
+        await ctx.step("told", ctx.state.do, "wrong")
+        raise PermanentError("cannot go on with this")
+
+    async def right(ctx: Any) -> Any:
+        return await ctx.step("told", ctx.state.do, "right")
+
+    stage.play.bodies |= {"wrong": wrong, "right": right}
+    task_id = stage.jobs.task(Flow("wrong")).schedule()
+    stage.drain()
+    again = stage.jobs.dead_letters.replay(task_id, payload={"name": "right"}, copy=copy)
+    stage.drain()
+    assert stage.play.done == (["wrong", "right"] if copy else ["wrong"])
+    assert stage.jobs.result(again, timeout=0) == ("right" if copy else "wrong")

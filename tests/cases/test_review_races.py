@@ -178,6 +178,52 @@ def test_reviving_many_takes_few_statements(bench: Bench, monkeypatch: pytest.Mo
     assert bench.jobs.list_tasks(key="key0")[0].state == "success"
 
 
+@pytest.mark.case(30, 36)
+def test_reviving_a_long_chain_with_keys_takes_few_statements(bench: Bench) -> None:
+    """Two of them have one key: the first has it again."""
+    (root,) = bench.die("root")
+    chain = [root]
+    with bench.jobs.batch() as batch:
+        above: Any = root
+        for i in range(150):
+            above = batch.task(Step(f"link{i}")).depend_on(above)
+            above.key(f"key{i}")
+    chain += map(int, batch.ids)
+    assert set(bench.states(*chain[1:])) == {"failed"}
+    bench.execute("UPDATE schedd_tasks SET key = 'key3' WHERE id = :id", id=chain[100])
+    count = [0]
+
+    def before(*_: Any) -> None:
+        count[0] += 1
+
+    sa.event.listen(bench.jobs.database.open(), "before_cursor_execute", before)
+    bench.jobs.retry_task(root)
+    sa.event.remove(bench.jobs.database.open(), "before_cursor_execute", before)
+    assert count[0] < 30
+    assert set(bench.states(*chain[1:])) == {"waiting"}
+    assert bench.step("again").key("key3").schedule() == chain[4]
+    bench.script.failing.clear()
+    assert bench.drain() == ["root", *(f"link{i}" for i in range(150))]
+
+
+@on_postgres
+@pytest.mark.case(30, 36)
+def test_a_key_that_is_taken_while_its_task_is_revived(bench: Bench) -> None:
+    (root,) = bench.die("root")
+    with bench.jobs.batch() as batch:
+        for i in range(3):
+            batch.task(Step(f"child{i}")).depend_on(root).key(f"key{i}")
+    caller, other = bench.worker(), bench.worker()
+    with caller.database.write() as session:
+        taken = caller.task(Step("other")).key("key1").after(60).schedule(connection=session)
+        side = Side(lambda: other.retry_task(root))
+        in_time(side)
+    side.result()
+    assert bench.states(*batch.ids) == ["waiting"] * 3
+    again = [bench.step("again").key(f"key{i}").schedule() for i in range(3)]
+    assert again == [batch.ids[0], taken, batch.ids[2]]
+
+
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_many_tasks_in_one_transaction_ring_once(bench: Bench) -> None:
     rung: list[int] = []

@@ -262,6 +262,15 @@ def test_keys_are_held_again_if_they_are_free(bench: Bench, taken: bool) -> None
     assert bench.drain() == ["parent", "child"]
 
 
+@pytest.mark.case(16, 23)
+def test_what_is_due_keeps_its_place(bench: Bench) -> None:
+    first, second, later = (bench.step(name).after(delay).schedule() for name, delay in (("1", 0), ("2", 5), ("3", 60)))
+    bench.clock.advance(10)
+    for task_id in (later, second, first):
+        bench.jobs.retry_task(task_id)
+    assert bench.drain() == ["1", "2", "3"]
+
+
 @pytest.mark.case(23)
 def test_what_cannot_be_retried(bench: Bench) -> None:
     done, waits = bench.ended("success"), bench.step("waits", bench.step("open").after(5).schedule()).schedule()

@@ -133,6 +133,31 @@ def test_retry_without_downstream(ctl: Ctl, live: Bench) -> None:
     assert live.state(child) == "failed"
 
 
+@pytest.mark.case(23, 36)
+@pytest.mark.parametrize("downstream", [[], ["--no-downstream"]])
+@pytest.mark.parametrize("first", ["parent", "child"])
+def test_retry_of_a_task_and_of_what_ended_because_of_it(
+    ctl: Ctl, live: Bench, first: str, downstream: list[str]
+) -> None:
+    dead = live.ended("dead")
+    child = int(live.step("child", dead).schedule())
+    both = [dead, child] if first == "parent" else [child, dead]
+    states = {dead: "scheduled", child: "waiting"}
+    assert ctl.json("retry", *downstream, *both) == [{"id": i, "kind": "Step", "state": states[i]} for i in both]
+    live.script.failing.clear()
+    assert live.drain() == ["ends dead", "child"]
+
+
+@pytest.mark.case(36)
+def test_retry_of_what_ends_again_at_once_is_told(ctl: Ctl, live: Bench) -> None:
+    dead = live.ended("dead")
+    child = int(live.step("child", dead).schedule())
+    result = ctl("retry", child)
+    assert result.exit_code == 0
+    assert result.stderr == f"schedctl: task {child} has ended again at once, not run: task {dead} ended dead\n"
+    assert live.states(dead, child) == ["dead", "failed"]
+
+
 def test_retry_is_all_or_nothing(ctl: Ctl, live: Bench) -> None:
     dead, done = live.ended("dead"), live.ended("success")
     assert "has succeeded" in ctl.fails(4, "retry", dead, done)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.bench import Bench
+from scheduler.store.maintenance import backup_sqlite
+from support.bench import Bench, ring_and_step
 from support.databases import Database
 
 from .conftest import Ctl, environment_for
@@ -82,6 +83,35 @@ class TestBackup:
         assert Path(view["file"]).parent == database.path.parent
         with closing(sqlite3.connect(view["file"])) as connection:
             assert connection.execute("SELECT count(*) FROM schedd_tasks").fetchone() == (0,)
+
+    @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+    @pytest.mark.parametrize(("mode", "copied"), [(0o600, 0o600), (0o640, 0o640), (0o666, 0o644)])
+    def test_the_copy_is_read_by_nobody_else(self, ctl: Ctl, database: Database, mode: int, copied: int) -> None:
+        database.path.chmod(mode)
+        before = os.umask(0o022)
+        try:
+            file = Path(ctl.json("db", "backup")["file"])
+        finally:
+            os.umask(before)
+        assert file.stat().st_mode & 0o777 == copied
+
+    @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+    @pytest.mark.case(2, 6)
+    def test_what_is_restored_goes_on(self, bench: Bench, tmp_path: Path) -> None:
+        """What was held then is taken back; what has ended since runs again."""
+        held, later = int(bench.step("held").schedule()), int(bench.step("later", 1).schedule())
+        ring_and_step(bench.jobs)
+        backup_sqlite(bench.database.path, tmp_path / "copy.db")
+        assert bench.drain() == ["held", "later"]
+        restored = Bench(Database(f"sqlite:///{tmp_path / 'copy.db'}", "sqlite"), bench.clock, bench.script)
+        assert restored.states(held, later) == ["claimed", "waiting"]
+        ring_and_step(restored.jobs)
+        for _ in range(5):
+            bench.clock.advance(9)
+            ring_and_step(restored.jobs)
+        restored.drain()
+        assert restored.states(held, later) == ["success", "success"]
+        restored.close()
 
     @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
     def test_to_where_nothing_can_be_written(self, ctl: Ctl, tmp_path: Path) -> None:

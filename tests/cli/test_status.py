@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.ports import FOREVER
-from scheduler.store import horizon
+from scheduler.store import checks, horizon
 from support.bench import Bench, ring_and_step
 from support.databases import Database
 
@@ -182,6 +182,23 @@ class TestDoctor:
         assert f"counted the open edges anew of 2 tasks: {high}, {low}" in result.stderr
         assert [live.state(high), live.state(low)] == ["waiting", "waiting"]
         assert live.drain() == ["parent", "high", "low"]
+
+    def test_more_than_a_look_finds_is_repaired_at_once(
+        self, ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after a restore that lacks a table: a thousand are looked for at a time, here two."""
+        monkeypatch.setattr(checks, "_MOST", 2)
+        held = [int(live.step("held").schedule()) for _ in range(5)]
+        ring_and_step(live.jobs)
+        waits = [int(live.step("waits", *held).schedule()) for _ in range(5)]
+        live.execute("DELETE FROM schedd_workers")
+        live.execute("UPDATE schedd_tasks SET unmet = 7 WHERE state = 0")
+        result = ctl("doctor", "--repair")
+        assert "counted the open edges anew of 5 tasks" in result.stderr
+        assert "took back 5 tasks of worker" in result.stderr
+        assert result.exit_code == 0
+        assert set(live.states(*held)) == {"scheduled"}
+        assert set(live.states(*waits)) == {"waiting"}
 
     def test_a_child_that_its_parents_end_forgot(self, ctl: Ctl, live: Bench) -> None:
         parent = int(live.step("parent").schedule())

@@ -178,6 +178,17 @@ class TestWhy:
         child = int(live.step("child", dead, otherwise="wait").schedule())
         assert self.why(ctl, child) == f"waits for 1 of 1 task: {dead} (dead); stays until it is retried"
 
+    def test_a_parent_that_nothing_can_save(self, ctl: Ctl, live: Bench) -> None:
+        """It waits for a failure, and what has succeeded is neither retried nor removed while it waits."""
+        done, dead = live.ended("success"), live.ended("dead")
+        child = int(
+            live.step("child", done, when="failure", otherwise="wait").depend_on(dead, otherwise="wait").schedule()
+        )
+        assert self.why(ctl, child) == (
+            f"waits for 2 of 2 tasks: {done} (success), {dead} (dead); "
+            f"task {done} has succeeded, which stays: cancel this one"
+        )
+
     def test_no_worker(self, ctl: Ctl, live: Bench) -> None:
         made = int(live.step("s").schedule())
         assert self.why(ctl, made).endswith(", but no worker is live")

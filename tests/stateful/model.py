@@ -316,7 +316,7 @@ class Model:
 
     def retry(self, task_id: int, downstream: bool, now: int) -> None:
         task = self.tasks[task_id]
-        task.run_at, task.base = now, task.attempt
+        task.run_at, task.base = min(task.run_at, now) if task.live else now, task.attempt
         if task.live:
             return
         revived, level = [task_id], [task_id]
@@ -326,7 +326,7 @@ class Model:
             )
             revived += level
         before = {}
-        for i in revived:
+        for i in [task_id, *sorted(revived[1:])]:  # in the order in which they take their keys
             t = self.tasks[i]
             before[i], t.state = t.state, "waiting"
             t.base, t.begun, t.cancel_asked, t.ended_by, t.finished_at = t.attempt, False, False, set(), None

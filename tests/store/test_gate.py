@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 import threading
@@ -44,6 +45,24 @@ def test_both_serve_until_the_very_end(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("passed\n", "")
     assert heard.wait(10.0)
     bell.close()
+
+
+def test_who_comes_within_a_tick_of_the_file_system_is_rung(tmp_path: Path) -> None:
+    """Before Linux 6.13 a directory's time goes by some milliseconds: two that came in the same ones look like one."""
+    first, ringer, second = (SocketBell(tmp_path) for _ in range(3))
+    heard = threading.Event()
+    first.listen("first", lambda: None)
+    changed = tmp_path.stat().st_mtime_ns
+    ringer.ring()
+    second.listen("second", heard.set)
+    os.utime(tmp_path, ns=(changed, changed))
+    ringer.ring()
+    assert heard.wait(10.0)
+    os.utime(tmp_path, ns=(changed - 2 * 10**9,) * 2)
+    ringer.ring()
+    assert ringer._seen[0], "what has settled is not read again for each ring"
+    for bell in (first, ringer, second):
+        bell.close()
 
 
 @pytest.fixture

@@ -244,3 +244,15 @@ def test_later_parts_of_a_release_are_found_as_the_first_one_is(fleet: Fleet) ->
         steps = plan(jobs, text, {**bind_parents(dialect, [parent]), "bit": 1, "after": after})
         found = [one for one in steps if one.startswith(("Nested Loop", "Seq Scan")) or "ix_schedd_edges_child" in one]
         assert not found, "\n".join((str(after), text, *steps))
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)  # of an empty table PostgreSQL needs no index
+@pytest.mark.case(23)
+def test_what_failed_is_found_by_the_index(fleet: Fleet) -> None:
+    """A retry of many asks again for each hundred, on SQLite with everybody else kept from writing."""
+    jobs = on_an_empty_table(fleet)
+    seen = Seen()
+    with seen.watch(jobs):
+        jobs.retry_failed(kind="plain")
+    (found,) = [plan(jobs, text, bound) for text, bound in seen.statements.items() if "finished_at" in text]
+    assert any("ix_schedd_tasks_done" in one for one in found), found

@@ -61,6 +61,22 @@ def test_after_a_jump_of_the_servers_clock_nobody_is_reaped(bench: Bench) -> Non
     assert bench.state(held[0]) == "claimed"
 
 
+@on_postgres
+@pytest.mark.case(20, 22, 47)
+def test_ages_of_dead_letters_are_by_the_servers_clock_from_the_first_call(bench: Bench) -> None:
+    """A program's first call, on a machine whose clock is off; ages are what decides what is purged."""
+    bench.clock = Machine()  # it stands still, long before or after the server's
+    bench.clock.jump(time.time() - bench.clock.now() / SECOND + 7200)
+    (dead,) = bench.die("task")
+    assert bench.worker().dead_letters.list(older_than=3600) == []
+    assert bench.worker().dead_letters.purge(older_than=3600) == 0
+    bench.clock.jump(-14400)
+    assert bench.worker().dead_letters.replay_all() == [dead]
+    bench.drain()
+    bench.clock.jump(-3600)
+    assert bench.worker().retry_failed(kind="Step") == [dead]
+
+
 class Answers:
     """A connection on which the server's time comes after so many seconds, ``skew`` before or behind the machine's."""
 

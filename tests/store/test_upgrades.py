@@ -12,10 +12,11 @@ import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, StoreUnavailableError, task
 from scheduler.ports import SystemClock
-from scheduler.store import migrate
+from scheduler.store import migrate, read_kinds, read_workers, schedules
 from scheduler.store.database import Database as Store
-from scheduler.testing import drain
+from scheduler.testing import FakeClock, drain
 from support.databases import Database
+from support.fleet import until
 from support.next_program import NEXT, become, write_scripts
 
 on_postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
@@ -80,6 +81,38 @@ def test_the_old_program_works_on_the_next_schema(
     assert revision(old) == NEXT
 
 
+@pytest.mark.case(9, 42)
+def test_what_the_old_program_has_prepared_goes_on(old: Database) -> None:
+    """The next version has added a column to each table; PostgreSQL prepares what a connection has said five times."""
+    clock = FakeClock()
+    jobs = Scheduler.for_testing(url=old.url, clock=clock)
+    jobs.register(ping)
+    jobs.task(ping).every(60).key("often").schedule()
+    drain(jobs)
+    dialect = jobs.database.dialect
+    with jobs.database.connect() as kept:
+
+        def look() -> int:
+            with jobs.database.write(kept) as c:
+                clock.advance(60)
+                schedules.pause(c, "often", clock.now(), False)
+                schedules.trigger(c, "often", clock.now())
+                assert read_kinds.get_kind(c, "ping") is not None
+                assert read_workers.workers(c, clock.now(), every=True)
+                return len(schedules.tick(c, dialect, clock.now(), 0))
+
+        for _ in range(8):
+            assert look() == 1
+        engine = sa.create_engine(old.url)
+        with engine.begin() as connection:
+            for table in (name for name in tables(old) if name.startswith("schedd_")):
+                connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN colour text DEFAULT 'grey'")
+        engine.dispose()
+        assert look() == 1
+    drain(jobs)
+    jobs.close()
+
+
 def test_the_schema_after_the_next_is_refused(old: Database) -> None:
     engine = sa.create_engine(old.url)
     with engine.begin() as connection:
@@ -117,6 +150,52 @@ def test_what_an_interrupted_upgrade_left_is_made_anew(old: Database, next_progr
     engine.dispose()
     assert row[0] is True
     assert "(colour)" in row[1]
+
+
+_AFTER = """
+from alembic import op
+
+revision, down_revision = "{after}", "{next}"
+
+
+def upgrade() -> None:
+    op.execute("CREATE TABLE schedd_told AS SELECT current_setting('lock_timeout') AS lock_timeout")
+"""
+
+
+@on_postgres
+def test_the_migration_after_an_index_waits_no_longer_for_a_table(
+    old: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for a table keeps everybody waiting; only the making of an index does not."""
+    after = f"{int(NEXT) + 1:04}"
+    scripts = write_scripts(tmp_path)
+    (Path(scripts) / "versions" / f"{after}_after.py").write_text(_AFTER.format(after=after, next=NEXT))
+    monkeypatch.setattr(migrate, "HEAD", after)
+    monkeypatch.setattr(migrate, "scripts", lambda: scripts)
+    migrate.upgrade(old.url)
+    engine = sa.create_engine(old.url)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT lock_timeout FROM schedd_told").scalar() == "500ms"
+    engine.dispose()
+
+
+@on_postgres
+def test_another_upgrade_that_takes_long_is_told(
+    old: Database, next_program: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(migrate, "ALONE_PAUSE", 0.001)
+    next_program()
+    engine = sa.create_engine(old.url)
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({migrate._PG_LOCK})")
+        upgrade = threading.Thread(target=migrate.upgrade, args=(old.url,))
+        upgrade.start()
+        until(lambda: "another program upgrades the database" in caplog.text)
+    upgrade.join(20)
+    engine.dispose()
+    assert caplog.text.count("another program upgrades the database") == 1
+    assert revision(old) == NEXT
 
 
 @on_postgres
