@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scheduler.engine.async_durable import in_thread_of
+from scheduler.engine.async_durable import busy, in_thread_of
 from scheduler.engine.durable import Durable, Frame, inside
 from scheduler.engine.verdict import result_text, success
 from scheduler.errors import Cancelled, Collided, Interrupted, LeaseLost
@@ -187,16 +188,17 @@ class AsyncTransactionBlock(_Scope):
     def __init__(self, durable: Durable) -> None:
         super().__init__(durable)
         self._thread = ThreadPoolExecutor(1, "schedd-transaction")
+        self._doing = ExitStack()
 
     async def __aenter__(self) -> AsyncTransaction:
         self.enter()
+        self._doing.enter_context(busy(self.attempt))
         try:
             return AsyncTransaction(await in_thread_of(self._thread, self.open), self._thread)
         except BaseException:
             if self.transaction is not None:
                 self.transaction.give_up()
-            self._thread.shutdown(wait=False)
-            self.leave()
+            self._end()
             raise
 
     async def __aexit__(
@@ -205,5 +207,9 @@ class AsyncTransactionBlock(_Scope):
         try:
             await in_thread_of(self._thread, self.close, error)
         finally:
-            self._thread.shutdown(wait=False)
-            self.leave()
+            self._end()
+
+    def _end(self) -> None:
+        self._thread.shutdown(wait=False)
+        self.leave()
+        self._doing.close()
