@@ -166,8 +166,12 @@ class Transaction(sa.Connection):
         with self._busy:
             try:
                 if not self.closed:
-                    super().close()
-                    self._places.release()
+                    try:
+                        super().close()
+                    except sa.exc.DBAPIError:
+                        pass  # the connection has gone, and with it what was not committed
+                    finally:
+                        self._places.release()
             finally:
                 self._passing.close()
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from scheduler import LeaseLost, PermanentError
 from scheduler.errors import Cancelled, Collided
 from scheduler.ports import FAILPOINTS
-from scheduler.store import connecting, effects
+from scheduler.store import connecting, effects, transaction
 from scheduler.store import database as store
 from scheduler.store.finish import Finished
 from scheduler.store.transaction import is_transient
@@ -385,6 +385,31 @@ def test_two_in_each_others_way_use_no_attempt(
     stage.drain(1)
     assert (stage.state(task_id), ledger(), tries) == ("success", ["paid"], [1, 1])
     assert stage.ends(task_id) == ["snoozed", "succeeded"]
+
+
+@pytest.mark.case(9)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_connection_that_breaks_keeps_no_place(
+    stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the block raises, and so is the first to learn of it when it is rolled back."""
+    monkeypatch.setattr(transaction, "MOST_OPEN", 1)
+    monkeypatch.setattr(transaction, "_PATIENCE", 0.0)
+    stage.jobs = stage.worker()
+
+    async def body(ctx: Any) -> Any:
+        async with Both(ctx) as tx:
+            found = await tx.execute(sa.text("SELECT pg_backend_pid() AS pid"))
+            if ctx.attempt == 1:
+                write(stage.jobs, "SELECT pg_terminate_backend(:pid, 10000)", pid=found.one().pid)
+                raise ValueError("the handler's own")
+            await tx.execute(ADD, {"entry": "paid"})
+
+    task_id = stage.start(body, kind)
+    stage.drain()
+    assert stage.jobs.get_last_error(task_id) == "ValueError: the handler's own"
+    stage.drain(1)
+    assert (stage.state(task_id), ledger()) == ("success", ["paid"])
 
 
 @pytest.mark.case(57, pure=True)
