@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import LeaseLost, PermanentError
+from scheduler.engine.transaction import _Scope
 from scheduler.errors import Cancelled, Collided
 from scheduler.ports import FAILPOINTS
 from scheduler.store import connecting, effects, transaction
@@ -227,6 +228,35 @@ def test_who_waits_for_somebodys_transaction_can_be_ended(
     monkeypatch.setattr(effects, "finish", held)
     stage.drain()
     assert (stage.state(task_id), ledger(), tries) == ("cancelled", [], [task_id])
+
+
+@pytest.mark.case(49, 65)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_who_waits_for_somebodys_transaction_holds_nothing_that_others_need(
+    stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that end at once may each have some of the children that they share: both would wait for ever."""
+    free: list[int] = []
+    wait = _Scope._wait
+
+    def waits(scope: Any) -> None:
+        free.extend(row.id for row in rows(stage.jobs, "SELECT id FROM schedd_tasks FOR UPDATE SKIP LOCKED"))
+        held.rollback()
+        wait(scope)
+
+    async def body(ctx: Any) -> Any:
+        async with Both(ctx) as tx:
+            await tx.execute(ADD, {"entry": "paid"})
+
+    task_id = stage.start(body, kind)
+    first, second = (stage.start(body, kind, depend_on=[task_id]) for _ in range(2))
+    monkeypatch.setattr(_Scope, "_wait", waits)
+    with stage.jobs.database.connect() as held:
+        held.execute(sa.text("SELECT 1 FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": second})
+        stage.drain()
+    assert sorted(free) == [task_id, first]
+    assert [stage.state(i) for i in (task_id, first, second)] == ["success"] * 3
+    assert ledger() == ["paid"] * 3
 
 
 def test_in_a_step_its_checkpoint_commits_with_the_rows(stage: Stage, kind: Any, ledger: Any) -> None:
