@@ -11,7 +11,7 @@ from scheduler.model import state as st
 from scheduler.ports import SECOND
 from scheduler.store import checkpoints, events
 from scheduler.store.dialect import Dialect, bind_rows, prepared
-from scheduler.store.lookup import exists, is_parent, lives, same
+from scheduler.store.lookup import exists, is_parent, lives, same, state_of
 from scheduler.store.outcomes import RESULT_TTL
 
 BATCH = 500
@@ -42,13 +42,14 @@ class Removed(NamedTuple):
 
 
 # A row lives until the latest of its retention, result lifetime and key retention, and while a child that has not
-# ended, or the task that spawned or awaits it, refers to it; its result until that lifetime is over, and likewise.
+# ended, or the task that awaits it, refers to it, or the one that spawned it has not succeeded: it may be retried, and
+# asks for it then. Its result lives until that lifetime is over, and likewise.
 _CHILDREN = f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND {lives('e.child')}"
 # In this order: SQLite looks from where the first of these conditions begins.
 _WAITERS = f"FROM schedd_waits w WHERE {same('w.item', 't.id')} AND w.item > 0 AND {lives('w.task_id')}"
 _UNNEEDED = (
     f"NOT {exists('e.parent', _CHILDREN)} AND NOT {exists('w.item', _WAITERS)} "
-    f"AND NOT coalesce({lives('t.spawned_by')}, false)"
+    f"AND NOT coalesce({state_of('t.spawned_by')} <> {st.SUCCESS}, false)"
 )
 _OVER = (
     f"t.state = {st.SUCCESS} AND t.finished_at < :before AND coalesce(t.result_until, 0) <= :now "

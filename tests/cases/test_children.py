@@ -409,6 +409,30 @@ def test_retention_leaves_what_a_live_task_spawned_or_awaits(stage: Stage, kind:
     assert stage.jobs.cleanup_completed_tasks(24) == 2
 
 
+@pytest.mark.case(36, 51, 56)
+def test_retention_leaves_what_a_dead_task_spawned(stage: Stage, kind: Any) -> None:
+    """It is kept for longer than a success is, so that it may be retried; then it asks for these."""
+    broken = [True]
+
+    async def body(ctx: Any) -> Any:
+        found = await ctx.map(Double, [1, 2])
+        if broken:
+            raise ConnectionError("away")
+        return found
+
+    task_id = stage.start(body, kind, with_retry=RetryPolicy(max_attempts=1))
+    stage.drain()
+    stage.clock.advance(86400 * 20)
+    assert stage.jobs.cleanup_completed_tasks(24) == 0
+    stage.drain()  # the engine's own retention
+    broken.clear()
+    stage.jobs.retry_task(task_id)
+    stage.drain()
+    assert stage.jobs.result(task_id, 0) == [2, 4]
+    stage.clock.advance(86400 * 2)
+    assert stage.jobs.cleanup_completed_tasks(24) == 3
+
+
 @pytest.mark.case(51, 56)
 def test_retention_leaves_a_result_that_somebody_awaits(stage: Stage, kind: Any) -> None:
     other = stage.jobs.task(Double(1)).after(60).schedule()
