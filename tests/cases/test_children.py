@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler import Context, DuplicateKeyError, RetryPolicy, Scheduler, Task, task
-from scheduler.errors import TaskCancelledError, TaskFailedError, UnknownTaskError
+from scheduler.errors import ResultExpiredError, TaskCancelledError, TaskFailedError, UnknownTaskError
 from scheduler.testing import drain
 from support.databases import Database
 from support.fleet import rows, run_claimed, step, write
@@ -235,6 +235,33 @@ def test_awaiting_a_task_only_so_long(stage: Stage, kind: Any, late: str) -> Non
     said = 2 if late == "in time" else f"task {other} has not ended in time"
     assert stage.jobs.result(task_id, 0) == said
     assert [one for one in stage.play.done if one != ("double", 1)] == [said, said]
+
+
+@pytest.mark.case(51, 56)
+@pytest.mark.parametrize("by", ["retention", "reading it"])
+@pytest.mark.parametrize("size", [5, 5000], ids=["short", "long"])
+def test_a_result_that_has_expired_is_not_taken_for_none(stage: Stage, kind: Any, by: str, size: int) -> None:
+    """The row is kept for longer than the result."""
+    stage.jobs = stage.worker(shout, retention={"success": 86400.0 * 10, "failed": 1e9, "outcomes": 1e9, "events": 1e9})
+    other = stage.jobs.task(shout, "x" * size).schedule()
+    stage.drain()
+
+    async def body(ctx: Any) -> Any:
+        with pytest.raises(ResultExpiredError):
+            await ctx.await_task(other)
+        return "told"
+
+    stage.clock.advance(86400 * 2)
+    if by == "retention":
+        stage.drain()
+        stage.drain(60)
+    else:
+        with pytest.raises(ResultExpiredError):
+            stage.jobs.result(other, 0)
+    assert stage.jobs.get_task(other).result is None
+    task_id = stage.start(body, kind)
+    stage.drain()
+    assert stage.jobs.result(task_id, 0) == "told"
 
 
 @pytest.mark.case(56)
