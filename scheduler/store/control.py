@@ -137,7 +137,8 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
         raise UnknownTaskError(task_id)
     state = TaskState.from_code(row.state)
     if state in (TaskState.RETRY, TaskState.SCHEDULED):
-        _set(connection, task_id, "run_at = :now, attempt_base = attempt", now)
+        looked_at = "check_at = CASE WHEN check_at > :now THEN :now ELSE check_at END"  # max_delay counts from now on
+        _set(connection, task_id, f"run_at = :now, attempt_base = attempt, {looked_at}", now)
         checkpoints.reconsider(connection, dialect_of(connection), [task_id])
         return
     if state is TaskState.SUCCESS:

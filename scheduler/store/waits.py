@@ -20,6 +20,8 @@ from scheduler.store.statement import run
 BATCH = 1000
 OPEN, MET, TASKS = 0, 1, 2  # of ``met``; TASKS: a head whose rows tell
 OVERLOOKED = "schedd_overlooked"  # in a connection's info: look for overlooked tasks soon, two ended one wait at once
+# Its max_delay counts from now on, not from when it would have been due.
+_DUE = "run_at = :now, check_at = CASE WHEN check_at > :now THEN :now ELSE check_at END"
 _OVER = "NOT EXISTS (SELECT 1 FROM schedd_waits u WHERE u.task_id = w.task_id AND u.name = w.name AND u.met = 0)"
 
 
@@ -198,7 +200,7 @@ def _wake(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: 
         ids = [row[0] for row in locked]
     woken = connection.execute(
         prepared(
-            f"UPDATE schedd_tasks SET run_at = :now WHERE {dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
+            f"UPDATE schedd_tasks SET {_DUE} WHERE {dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
             "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
             f"AND w.item = 0 AND {_OVER})"
         ),
@@ -222,7 +224,7 @@ def suspended(connection: sa.Connection, dialect: Dialect, claims: Sequence[tupl
     connection.execute(prepared(f"DELETE FROM schedd_waits WHERE (task_id, name, item) IN ({stale})"), bound)
     woken = connection.execute(
         prepared(
-            f"UPDATE schedd_tasks SET run_at = :now WHERE {dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
+            f"UPDATE schedd_tasks SET {_DUE} WHERE {dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
             "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
             f"AND w.item = 0 AND w.claim = schedd_tasks.claim AND {_OVER})"
         ),
@@ -277,7 +279,7 @@ def rouse(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: 
         bound,
     )
     connection.execute(
-        prepared(f"UPDATE schedd_tasks SET run_at = :now WHERE id IN {dialect.ids()} AND state = {st.SUSPENDED}"), bound
+        prepared(f"UPDATE schedd_tasks SET {_DUE} WHERE id IN {dialect.ids()} AND state = {st.SUSPENDED}"), bound
     )
 
 
