@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
@@ -414,6 +415,33 @@ def test_two_in_each_others_way_use_no_attempt(
     stage.drain()
     stage.drain(1)
     assert (stage.state(task_id), ledger(), tries) == ("success", ["paid"], [1, 1])
+    assert stage.ends(task_id) == ["snoozed", "succeeded"]
+
+
+def test_branches_in_others_way_use_no_attempt_either(
+    stage: Stage, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of tasks raises what its branches raise as a group."""
+    monkeypatch.setattr(FAILPOINTS, "hit", lambda name: collide() if name == "before transaction commit" else None)
+    left = [1]
+
+    def collide() -> None:
+        if left:
+            left.pop()
+            raise sa.exc.OperationalError("x", None, sqlite3.OperationalError("database is locked"))
+
+    async def body(ctx: Any) -> Any:
+        async def pay(entry: str) -> None:
+            async with ctx.transaction() as tx:
+                await tx.execute(ADD, {"entry": entry})
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.step("one", pay, "one"))
+
+    task_id = stage.start(body, AsyncFlow)
+    stage.drain()
+    stage.drain(1)
+    assert (stage.state(task_id), ledger()) == ("success", ["one"])
     assert stage.ends(task_id) == ["snoozed", "succeeded"]
 
 
