@@ -65,7 +65,7 @@ def record_step(transaction: Transaction, worker: int, entry: Entry, now: int, l
         row = transaction.execute(
             prepared(
                 "SELECT t.cancel_requested FROM schedd_tasks t, (SELECT CAST(:claim AS bigint) AS claim) j "
-                f"WHERE t.id = :id AND {fence('BETWEEN 4 AND 5')} {dialect.lock}"
+                f"WHERE t.id = :id AND {fence('BETWEEN 4 AND 5')} {dialect.share}"  # as a caller's depend_on holds it
             ),
             {"id": entry.task_id, "claim": entry.claim, "worker": worker},
         ).first()

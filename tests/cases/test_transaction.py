@@ -418,6 +418,27 @@ def test_two_in_each_others_way_use_no_attempt(
     assert stage.ends(task_id) == ["snoozed", "succeeded"]
 
 
+@pytest.mark.case(65)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_step_does_not_wait_for_a_caller_that_adds_a_child(stage: Stage, ledger: Any) -> None:
+    """Whose open session may hold the task's row as it is for minutes."""
+
+    async def body(ctx: Any) -> Any:
+        def pay() -> None:
+            with ctx.ctx.transaction() as tx:
+                tx.execute(sa.text("SET LOCAL lock_timeout = '50ms'"))
+                tx.execute(ADD, {"entry": "paid"})
+
+        with stage.jobs.database.connect() as session:
+            stage.jobs.task(Flow("child")).depend_on(ctx.id).schedule(session)
+            await ctx.step("pay", pay)
+            session.rollback()
+
+    task_id = stage.start(body)
+    stage.drain()
+    assert (stage.state(task_id), stage.ends(task_id), ledger()) == ("success", ["succeeded"], ["paid"])
+
+
 def test_branches_in_others_way_use_no_attempt_either(
     stage: Stage, ledger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
