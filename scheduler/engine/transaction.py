@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from scheduler.engine.async_durable import busy, in_thread_of
 from scheduler.engine.durable import Durable, Frame, inside
 from scheduler.engine.verdict import result_text, success
-from scheduler.errors import Cancelled, Collided, Interrupted, LeaseLost
+from scheduler.errors import Cancelled, Collided, Interrupted, LeaseLost, PermanentError, Retry, Snooze
 from scheduler.model.checkpoint import Sort, encoded
 from scheduler.ports import SECOND
 from scheduler.store import effects
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 T = TypeVar("T")
+_SAID = (PermanentError, Retry, Snooze)  # a handler's own word on what is to follow, also upon a collision
 _PAUSES = (0.005, 0.2)  # seconds between looks whether somebody's open transaction has ended: first, most
 
 
@@ -82,7 +83,7 @@ class _Scope:
         if not isinstance(raised, (Interrupted, LeaseLost)):
             if expired:
                 raise transaction.too_long() from raised
-            if collided:
+            if collided and not isinstance(raised, _SAID):
                 raise Collided("two transactions were in each other's way") from raised
         if error is None:
             raise raised

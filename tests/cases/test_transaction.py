@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from scheduler import LeaseLost, PermanentError
+from scheduler import LeaseLost, PermanentError, Snooze
 from scheduler.engine.transaction import _Scope
 from scheduler.errors import Cancelled, Collided
 from scheduler.ports import FAILPOINTS
@@ -437,6 +437,28 @@ def test_a_step_does_not_wait_for_a_caller_that_adds_a_child(stage: Stage, ledge
     task_id = stage.start(body)
     stage.drain()
     assert (stage.state(task_id), stage.ends(task_id), ledger()) == ("success", ["succeeded"], ["paid"])
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_handler_may_say_itself_what_follows_a_collision(stage: Stage, kind: Any, ledger: Any) -> None:
+    tries: list[int] = []
+
+    async def body(ctx: Any) -> Any:
+        tries.append(ctx.attempt)
+        async with Both(ctx) as tx:
+            if len(tries) > 1:
+                return
+            try:
+                await tx.execute(sa.text("DO $$ BEGIN RAISE EXCEPTION 'taken' USING ERRCODE = '55P03'; END $$"))
+            except sa.exc.OperationalError:
+                raise Snooze(60) from None
+
+    task_id = stage.start(body, kind)
+    stage.drain()
+    stage.drain(59)
+    assert (stage.state(task_id), tries) == ("scheduled", [1])
+    stage.drain(1)
+    assert (stage.state(task_id), tries) == ("success", [1, 1])
 
 
 def test_branches_in_others_way_use_no_attempt_either(
