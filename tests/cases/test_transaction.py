@@ -488,6 +488,27 @@ def test_branches_in_others_way_use_no_attempt_either(
     assert stage.ends(task_id) == ["snoozed", "succeeded"]
 
 
+def test_who_gets_no_place_uses_no_attempt(
+    stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "MOST_OPEN", 1)
+    monkeypatch.setattr(transaction, "_PATIENCE", 0.0)
+    stage.jobs = stage.worker()
+    places = stage.jobs.database._places
+
+    async def body(ctx: Any) -> Any:
+        async with Both(ctx) as tx:
+            await tx.execute(ADD, {"entry": "paid"})
+
+    task_id = stage.start(body, kind)
+    places.take()
+    stage.drain()
+    places.release()
+    assert stage.state(task_id) == "scheduled"
+    stage.drain(1)
+    assert (stage.ends(task_id), ledger()) == (["snoozed", "succeeded"], ["paid"])
+
+
 @pytest.mark.case(9)
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_a_connection_that_breaks_keeps_no_place(
