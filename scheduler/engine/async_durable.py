@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.engine.durable import Ask, Block, Call, Durable, Load, Plan, suspend
@@ -19,42 +21,67 @@ _ROUNDS = 20  # of the event loop that all have to wait: who was answered a mome
 
 
 async def drive_async(durable: Durable, plan: Plan[T]) -> T:
-    """Carry out a call for an asynchronous handler."""
-    durable.active += 1
+    """Carry out a call for an asynchronous handler. If it is cancelled when a step's function has returned, it is so
+    once that is recorded: what is done must not be done again."""
+    late: list[asyncio.CancelledError] = []
+    with busy(durable.attempt):
+        try:
+            effect = next(plan)
+            while True:
+                try:
+                    answer = await _perform(durable, effect, late)
+                except BaseException as error:
+                    effect = plan.throw(error)
+                else:
+                    effect = plan.send(answer)
+        except StopIteration as done:
+            if late:
+                raise late[-1] from None
+            value: T = done.value
+            return value
+
+
+@contextmanager
+def busy(attempt: Attempt) -> Iterator[None]:
+    """One of the handler's branches does something with its context: the handler is not unwound meanwhile."""
+    attempt.active += 1
     try:
-        effect = next(plan)
-        while True:
-            try:
-                answer = await _perform(durable, effect)
-            except BaseException as error:
-                effect = plan.throw(error)
-            else:
-                effect = plan.send(answer)
-    except StopIteration as done:
-        value: T = done.value
-        return value
+        yield
     finally:
-        durable.active -= 1
-        if durable.blocked:
-            _look(durable, _ROUNDS)
+        attempt.active -= 1
+        if attempt.durable is not None and attempt.durable.blocked:
+            _look(attempt.durable, _ROUNDS)
 
 
-async def _perform(durable: Durable, effect: Ask | Load | Call | Block) -> Any:
+async def _perform(durable: Durable, effect: Ask | Load | Call | Block, late: list[asyncio.CancelledError]) -> Any:
     attempt, runtime = durable.attempt, durable.runtime
     if isinstance(effect, Ask):
-        return await asyncio.wrap_future(runtime.request(attempt, effect.what, effect.args))
+        answer = asyncio.wrap_future(runtime.request(attempt, effect.what, effect.args))
+        if effect.what == "record":
+            await _outlast(answer, late)
+        return await answer
     if isinstance(effect, Load):
         return await asyncio.to_thread(runtime.load, attempt, effect.what, effect.args)
     if isinstance(effect, Call):
-        return await _call(effect)
+        return await _call(effect, late)
     return await _block(durable, effect.until)
 
 
-async def _call(effect: Call) -> Any:
+async def _call(effect: Call, late: list[asyncio.CancelledError]) -> Any:
     if inspect.iscoroutinefunction(effect.function):
         return await effect.function(*effect.args, **effect.kwargs)
-    made = await in_thread(effect.function, *effect.args, **effect.kwargs)
-    return await made if inspect.isawaitable(made) else made
+    running = _begin(None, effect.function, effect.args, effect.kwargs)
+    await _outlast(running, late)
+    if late and running.exception() is not None:
+        raise late[-1]
+    made = running.result()
+    if not inspect.isawaitable(made):
+        return made
+    if late:
+        if inspect.iscoroutine(made):
+            made.close()
+        raise late[-1]
+    return await made
 
 
 async def in_thread(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,6 +91,19 @@ async def in_thread(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 async def in_thread_of(threads: Executor | None, function: Any, *args: Any, **kwargs: Any) -> Any:
     """The same in one of these threads; None: the event loop's own."""
+    running = _begin(threads, function, args, kwargs)
+    late: list[asyncio.CancelledError] = []
+    await _outlast(running, late)
+    if late:
+        running.exception()  # looked at, so that nobody says that it was not
+        raise late[-1]
+    return running.result()
+
+
+def _begin(
+    threads: Executor | None, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> asyncio.Future[Any]:
+    """Call the function in a thread."""
     context = contextvars.copy_context()
 
     def work() -> Any:
@@ -72,34 +112,33 @@ async def in_thread_of(threads: Executor | None, function: Any, *args: Any, **kw
         except StopIteration as error:  # which no future can carry
             raise RuntimeError("the function raised StopIteration") from error
 
-    running = asyncio.get_running_loop().run_in_executor(threads, work)
-    cancelled: asyncio.CancelledError | None = None
-    while not running.done():
+    return asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+async def _outlast(future: asyncio.Future[Any], late: list[asyncio.CancelledError]) -> None:
+    """Wait for it, also when cancelled meanwhile: that is noted."""
+    while not future.done():
         try:
-            await asyncio.shield(asyncio.wait([running]))
+            await asyncio.shield(asyncio.wait([future]))
         except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        running.exception()  # looked at, so that nobody says that it was not
-        raise cancelled
-    return running.result()
+            late.append(error)
 
 
 async def _block(durable: Durable, until: int) -> None:
     """Wait for the others to wait, too; then all of them are unwound."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     durable.blocked[waiter] = until
-    durable.active -= 1
+    durable.attempt.active -= 1
     try:
         _look(durable, _ROUNDS)
         await waiter
     finally:
         durable.blocked.pop(waiter, None)
-        durable.active += 1
+        durable.attempt.active += 1
 
 
 def _look(durable: Durable, rounds: int) -> None:
-    if durable.active or not durable.blocked:
+    if durable.attempt.active or not durable.blocked:
         return  # who ends last looks again
     if rounds:
         asyncio.get_running_loop().call_soon(_look, durable, rounds - 1)

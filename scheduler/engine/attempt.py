@@ -50,6 +50,7 @@ class Attempt:
     tail: Tail | None = None
     tail_written = 0
     durable: Durable | None = None  # once it does something durable
+    active = 0  # how many of its coroutines do something with their context (see async_durable.py)
     settled: Outcome | None = None  # what its own transaction has committed
     suspended: int | None = None  # it is to be unwound, and to go on then (microseconds) at the latest
     over = False  # the handler has ended, only hooks are left

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import msgspec
 
-from scheduler.engine.async_durable import drive_async
+from scheduler.engine.async_durable import busy, drive_async
 from scheduler.engine.durable import Durable, as_decorator, drive
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.spec import TaskId
@@ -322,11 +322,13 @@ class AsyncContext(_ContextBase):
 
     async def heartbeat(self) -> None:
         """Stamp ``last_heartbeat_at`` and renew the worker's lease at once."""
-        self._durable.settle(await asyncio.wrap_future(self._beat()))
+        with busy(self._attempt):
+            self._durable.settle(await asyncio.wrap_future(self._beat()))
 
     async def report_progress(self, percent: float, message: str | None = None) -> None:
         """Store how far it is, clamped to 0–100, and what it is doing; a heartbeat too."""
-        self._durable.settle(await asyncio.wrap_future(self._beat(percent, message)))
+        with busy(self._attempt):
+            self._durable.settle(await asyncio.wrap_future(self._beat(percent, message)))
 
     @overload
     def step(
@@ -374,8 +376,9 @@ class AsyncContext(_ContextBase):
     async def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
         """Run ``function(*args)`` in a child process; see :meth:`Context.cpu`."""
         self._look()
-        answer: Future[R] = self._runtime.cpu(self._attempt, function, args)
-        return await asyncio.wrap_future(answer)
+        with busy(self._attempt):
+            answer: Future[R] = self._runtime.cpu(self._attempt, function, args)
+            return await asyncio.wrap_future(answer)
 
     async def spawn(self, task: Any, /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId:
         """Schedule a task as a child of this one, once, however often this one runs. See :class:`Context`."""
@@ -392,9 +395,11 @@ class AsyncContext(_ContextBase):
     async def results(self) -> dict[int, Any]:
         """The stored results of the tasks it depends on, by id; None for those that have none."""
         self._look()
-        return await asyncio.to_thread(self._runtime.parent_results, self.id)
+        with busy(self._attempt):
+            return await asyncio.to_thread(self._runtime.parent_results, self.id)
 
     async def dependency_failures(self) -> dict[int, str]:
         """The tasks it depends on that did not succeed: id -> how they ended."""
         self._look()
-        return await asyncio.to_thread(self._runtime.dependency_failures, self.id)
+        with busy(self._attempt):
+            return await asyncio.to_thread(self._runtime.dependency_failures, self.id)

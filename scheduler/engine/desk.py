@@ -37,6 +37,7 @@ _GLANCES = 3  # looks after which it has stopped to come in
 _WEIGHT = 0.2  # of each duration in a kind's moving mean
 _KIND_OF = attrgetter("kind.name")
 
+_AWAY = 0.1  # seconds between tries to read while the database is away
 _PATIENCE = 1000  # turns that an attempt in the engine's own thread waits for somebody's transaction to end
 
 
@@ -120,14 +121,23 @@ class Desk:
 
         ``recorded``: rows (name, sort, value, failure) of what earlier attempts recorded, None if this one is no longer
         the task's. ``ends`` of the tasks ``ids``: rows (result as JSON text, failure), in that order; None
-        if one has not ended.
+        if one has not ended. While the database is away it waits, as a request does, until the lease is lost.
         """
-        with self.database.read() as connection:
-            if what == "recorded":
-                found = checkpoints.read(connection, self.worker, attempt.claimed.id, attempt.claimed.claim)
-                return None if found is None else [(name, *recorded) for name, recorded in found.items()]
-            assert what == "ends", what
-            return asked_children.results(connection, self.database.dialect, args["ids"])
+        while True:
+            try:
+                with self.database.read() as connection:
+                    if what == "recorded":
+                        c = attempt.claimed
+                        found = checkpoints.read(connection, self.worker, c.id, c.claim)
+                        return None if found is None else [(name, *recorded) for name, recorded in found.items()]
+                    assert what == "ends", what
+                    return asked_children.results(connection, self.database.dialect, args["ids"])
+            except StoreUnavailableError:
+                if self.inline is not None or self.closed:
+                    raise
+                if attempt.lost:
+                    return None
+            time.sleep(_AWAY)
 
     def store(self, attempt: Attempt) -> tuple[Database, int, float]:
         """Where an attempt's own transaction takes place: the database, the worker that holds it, and its lease in

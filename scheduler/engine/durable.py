@@ -107,7 +107,6 @@ class Durable:
         self.runtime = runtime
         self.replay = Replay()
         self.blocked: dict[Any, int] = {}  # coroutines that wait (see async_durable.py): until when
-        self.active = 0  # and how many do something
         self._lock = threading.Lock()
         self._notes: dict[str, str] = {}
         self._failures: dict[str, Collection[Any]] = {}  # that the handler was given last: see _awaited

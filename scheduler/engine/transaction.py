@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scheduler.engine.async_durable import in_thread_of
+from scheduler.engine.async_durable import busy, in_thread_of
 from scheduler.engine.durable import Durable, Frame, inside
 from scheduler.engine.verdict import result_text, success
-from scheduler.errors import Cancelled, Collided, Interrupted, LeaseLost
+from scheduler.errors import Cancelled, Collided, Interrupted, LeaseLost, PermanentError, Retry, Snooze
 from scheduler.model.checkpoint import Sort, encoded
 from scheduler.ports import SECOND
 from scheduler.store import effects
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 T = TypeVar("T")
+_SAID = (PermanentError, Retry, Snooze)  # a handler's own word on what is to follow, also upon a collision
 _PAUSES = (0.005, 0.2)  # seconds between looks whether somebody's open transaction has ended: first, most
 
 
@@ -81,7 +83,7 @@ class _Scope:
         if not isinstance(raised, (Interrupted, LeaseLost)):
             if expired:
                 raise transaction.too_long() from raised
-            if collided:
+            if collided and not isinstance(raised, _SAID):
                 raise Collided("two transactions were in each other's way") from raised
         if error is None:
             raise raised
@@ -187,16 +189,17 @@ class AsyncTransactionBlock(_Scope):
     def __init__(self, durable: Durable) -> None:
         super().__init__(durable)
         self._thread = ThreadPoolExecutor(1, "schedd-transaction")
+        self._doing = ExitStack()
 
     async def __aenter__(self) -> AsyncTransaction:
         self.enter()
+        self._doing.enter_context(busy(self.attempt))
         try:
             return AsyncTransaction(await in_thread_of(self._thread, self.open), self._thread)
         except BaseException:
             if self.transaction is not None:
                 self.transaction.give_up()
-            self._thread.shutdown(wait=False)
-            self.leave()
+            self._end()
             raise
 
     async def __aexit__(
@@ -205,5 +208,9 @@ class AsyncTransactionBlock(_Scope):
         try:
             await in_thread_of(self._thread, self.close, error)
         finally:
-            self._thread.shutdown(wait=False)
-            self.leave()
+            self._end()
+
+    def _end(self) -> None:
+        self._thread.shutdown(wait=False)
+        self.leave()
+        self._doing.close()

@@ -95,12 +95,12 @@ def raised(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Ou
         # It was told to end. If nobody has taken the task over meanwhile, it goes back, without using an attempt.
         return hand_back(attempt, runtime.now()), None
     if attempt.suspended is not None:
-        if _unwound(error):
+        if _only(Suspended, error):
             return _suspend(attempt, runtime), None
         attempt.suspended = None  # something else went wrong on the way out
     if attempt.timed_out and not isinstance(error, TaskTimeout):
         error = attempt.timeout_error()
-    if isinstance(error, Collided):
+    if _only(Collided, error):
         again = runtime.now() + round((COLLIDED[0] + COLLIDED[1] * runtime.random()) * SECOND)
         return _outcome(attempt, runtime, AttemptEnd.SNOOZED, st.SCHEDULED, run_at=again, refund=1), None
     if isinstance(error, Snooze):
@@ -125,11 +125,11 @@ def raised(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Ou
     return outcome, attempt.kind.on_attempt_failed
 
 
-def _unwound(error: BaseException) -> bool:
-    """Whether this is nothing but the handler being unwound, of several coroutines perhaps."""
+def _only(sort: type[BaseException], error: BaseException) -> bool:
+    """Whether this is nothing but an error of this sort, of several coroutines perhaps."""
     if isinstance(error, BaseExceptionGroup):
-        return all(_unwound(one) for one in error.exceptions)
-    return isinstance(error, Suspended)
+        return all(_only(sort, one) for one in error.exceptions)
+    return isinstance(error, sort)
 
 
 def _suspend(attempt: Attempt, runtime: Runtime) -> Outcome:

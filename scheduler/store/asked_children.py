@@ -173,7 +173,7 @@ def error_of(end: End) -> Exception | None:
         return TaskCancelledError(end.id)
     if end.state is not TaskState.SUCCESS:
         return TaskFailedError(end.id, end.error)
-    return ResultExpiredError(end.id) if end.removed else None
+    return ResultExpiredError(end.id) if end.removed or end.expired else None
 
 
 def _failed(error: Exception) -> dict[str, Any]:

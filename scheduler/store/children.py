@@ -18,7 +18,8 @@ _LIVE = (
 
 
 class End(NamedTuple):
-    """How a task ended, if it has; ``result`` is JSON text. ``removed``: only its outcome is remembered."""
+    """How a task ended, if it has; ``result`` is JSON text. ``removed``: only its outcome is remembered; ``expired``:
+    if it had a result, that is gone."""
 
     id: int
     state: TaskState
@@ -26,6 +27,7 @@ class End(NamedTuple):
     result: str | None
     error: str | None
     removed: bool = False
+    expired: bool = False
 
 
 def adopt(connection: sa.Connection, dialect: Dialect, children: Sequence[tuple[int, int]]) -> None:
@@ -91,10 +93,14 @@ def blocked(connection: sa.Connection, dialect: Dialect, parents: Sequence[int])
 def ends(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> dict[int, End]:
     """How these tasks stand or ended; ids that never were are left out."""
     found = {
-        row[0]: End(row[0], TaskState.from_code(row[1]), row[2], row[3], row[4])
+        row[0]: End(
+            row[0], TaskState.from_code(row[1]), row[2], row[3], row[4], expired=bool(row[5]) and row[3] is None
+        )
         for row in connection.execute(
             prepared(
-                "SELECT t.id, t.state, t.finished_at, coalesce(t.result, v.value), t.error FROM schedd_tasks t "
+                # Retention has looked at it since its result's time was over, and nobody needed that.
+                "SELECT t.id, t.state, t.finished_at, coalesce(t.result, v.value), t.error, "
+                "coalesce(t.kept_until > t.result_until, false) FROM schedd_tasks t "
                 "LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'result' "
                 f"WHERE t.id IN {dialect.ids()}"
             ),

@@ -144,7 +144,8 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
     state = TaskState.from_code(row.state)
     if state in (TaskState.RETRY, TaskState.SCHEDULED):
         due = "CASE WHEN run_at < :now THEN run_at ELSE :now END"  # what is overdue keeps its place
-        _set(connection, task_id, f"run_at = {due}, attempt_base = attempt", now)
+        looked_at = "CASE WHEN check_at > :now THEN :now ELSE check_at END"  # max_delay counts from now on
+        _set(connection, task_id, f"run_at = {due}, attempt_base = attempt, check_at = {looked_at}", now)
         checkpoints.reconsider(connection, dialect_of(connection), [task_id])
         return
     if state is TaskState.SUCCESS:

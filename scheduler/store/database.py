@@ -290,7 +290,7 @@ class Database:
         self.answered_at = self.clock.monotonic()
 
     def transaction(self, idle: float) -> Transaction:
-        """A connection for a handler's own rows. Raises StoreUnavailableError.
+        """A connection for a handler's own rows. Raises StoreUnavailableError; Collided if too many are open.
 
         ``idle``: seconds between two statements after which PostgreSQL ends it.
         """

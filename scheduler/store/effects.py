@@ -34,10 +34,15 @@ def succeed(
     dialect = dialect_of(transaction)
     with transaction.ending():
         while True:
+            tried = transaction.begin_nested() if dialect.skip_locked else None
             done = finish(transaction, dialect, worker, [outcome], now())
             if not done.deferred:
                 break
+            if tried is not None:
+                tried.rollback()  # nothing stays locked meanwhile: who has the rest may wait for that
             wait()
+        if tried is not None:
+            tried.commit()
         if done.lost:
             return Committed(LOST, 0)
         # One that was replaced meanwhile has not ended: it runs once more, and what it did counts all the same.
@@ -60,7 +65,7 @@ def record_step(transaction: Transaction, worker: int, entry: Entry, now: int, l
         row = transaction.execute(
             prepared(
                 "SELECT t.cancel_requested FROM schedd_tasks t, (SELECT CAST(:claim AS bigint) AS claim) j "
-                f"WHERE t.id = :id AND {fence('BETWEEN 4 AND 5')} {dialect.lock}"
+                f"WHERE t.id = :id AND {fence('BETWEEN 4 AND 5')} {dialect.share}"  # as a caller's depend_on holds it
             ),
             {"id": entry.task_id, "claim": entry.claim, "worker": worker},
         ).first()

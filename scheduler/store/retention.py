@@ -11,7 +11,7 @@ from scheduler.model import state as st
 from scheduler.ports import SECOND
 from scheduler.store import checkpoints, events
 from scheduler.store.dialect import Dialect, bind_rows, prepared
-from scheduler.store.lookup import exists, is_parent, lives, same
+from scheduler.store.lookup import exists, is_parent, lives, same, state_of
 from scheduler.store.outcomes import RESULT_TTL
 
 BATCH = 500
@@ -42,13 +42,14 @@ class Removed(NamedTuple):
 
 
 # A row lives until the latest of its retention, result lifetime and key retention, and while a child that has not
-# ended, or the task that spawned or awaits it, refers to it; its result until that lifetime is over, and likewise.
+# ended, or the task that awaits it, refers to it, or the one that spawned it has not succeeded: it may be retried, and
+# asks for it then. Its result lives until that lifetime is over, and likewise.
 _CHILDREN = f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND {lives('e.child')}"
 # In this order: SQLite looks from where the first of these conditions begins.
 _WAITERS = f"FROM schedd_waits w WHERE {same('w.item', 't.id')} AND w.item > 0 AND {lives('w.task_id')}"
 _UNNEEDED = (
     f"NOT {exists('e.parent', _CHILDREN)} AND NOT {exists('w.item', _WAITERS)} "
-    f"AND NOT coalesce({lives('t.spawned_by')}, false)"
+    f"AND NOT coalesce({state_of('t.spawned_by')} <> {st.SUCCESS}, false)"
 )
 _OVER = (
     f"t.state = {st.SUCCESS} AND t.finished_at < :before AND coalesce(t.result_until, 0) <= :now "
@@ -176,8 +177,13 @@ def expire(connection: sa.Connection, dialect: Dialect, task_id: int, now: int) 
         ),
         {"id": task_id, "now": now},
     ).fetchall()
-    unneeded = _unneeded(connection, dialect, [(row[0], st.SUCCESS) for row in rows])
-    return forget_results(connection, dialect, [i for i, _ in unneeded])
+    unneeded = [i for i, _ in _unneeded(connection, dialect, [(row[0], st.SUCCESS) for row in rows])]
+    if unneeded:  # looked at, as by sweep(): see children.ends()
+        looked_at = (
+            "UPDATE schedd_tasks SET kept_until = :now WHERE id = :id AND coalesce(kept_until, 0) <= result_until"
+        )
+        connection.execute(prepared(looked_at), {"id": task_id, "now": now + 1})
+    return forget_results(connection, dialect, unneeded)
 
 
 def review(

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import sqlalchemy as sa
 
-from scheduler.errors import PermanentError, StoreUnavailableError, TransactionTooLong
+from scheduler.errors import Collided, PermanentError, TransactionTooLong
 from scheduler.store.gate import Gate
 
 LIMIT = 5.0  # seconds that a handler may keep everybody else from writing to a SQLite file
@@ -31,9 +31,9 @@ class Places:
         self._places = threading.BoundedSemaphore(MOST_OPEN)
 
     def take(self) -> None:
-        """Wait for a place. Raises StoreUnavailableError after a while."""
+        """Wait for a place. Raises Collided after a while."""
         if not self._places.acquire(timeout=_PATIENCE):
-            raise StoreUnavailableError(
+            raise Collided(
                 f"{MOST_OPEN} transactions of handlers have been open for {_PATIENCE:g} s: there is no room for another"
             )
 
@@ -166,8 +166,12 @@ class Transaction(sa.Connection):
         with self._busy:
             try:
                 if not self.closed:
-                    super().close()
-                    self._places.release()
+                    try:
+                        super().close()
+                    except sa.exc.DBAPIError:
+                        pass  # the connection has gone, and with it what was not committed
+                    finally:
+                        self._places.release()
             finally:
                 self._passing.close()
 

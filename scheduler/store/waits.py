@@ -20,6 +20,8 @@ from scheduler.store.statement import run
 BATCH = 1000
 OPEN, MET, TASKS = 0, 1, 2  # of ``met``; TASKS: a head whose rows tell
 OVERLOOKED = "schedd_overlooked"  # in a connection's info: look for overlooked tasks soon, two ended one wait at once
+# Its max_delay counts from now on, not from when it would have been due.
+_DUE = "run_at = :now, check_at = CASE WHEN check_at > :now THEN :now ELSE check_at END"
 _OVER = "NOT EXISTS (SELECT 1 FROM schedd_waits u WHERE u.task_id = w.task_id AND u.name = w.name AND u.met = 0)"
 
 
@@ -50,6 +52,11 @@ class WaitRecord(NamedTuple):
     at: int
 
 
+def _bound(dialect: Dialect, labels: Sequence[tuple[int, str]]) -> dict[str, str]:
+    """Labels as ``rows``, and their tasks as ``ids``: of a join PostgreSQL may read the whole table."""
+    return {"rows": bind_rows(labels), "ids": dialect.bind_ids([task_id for task_id, _ in labels])}
+
+
 def deadlines(
     connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int, str]]
 ) -> dict[tuple[int, str], int]:
@@ -57,9 +64,10 @@ def deadlines(
     rows = connection.execute(
         prepared(
             f"SELECT w.task_id, w.name, w.until FROM {dialect.rows(_LABEL)} j "
-            "JOIN schedd_waits w ON w.task_id = j.task_id AND w.name = j.name AND w.item = 0"
+            "JOIN schedd_waits w ON w.task_id = j.task_id AND w.name = j.name AND w.item = 0 "
+            f"WHERE {dialect.among('w.task_id')}"
         ),
-        {"rows": bind_rows(labels)},
+        _bound(dialect, labels),
     )
     return {(row[0], row[1]): row[2] for row in rows}
 
@@ -72,9 +80,10 @@ def progress(
         prepared(
             "SELECT w.task_id, w.name, CAST(count(*) AS integer), "
             f"CAST(sum(CASE WHEN w.met = {OPEN} THEN 1 ELSE 0 END) AS integer) FROM {dialect.rows(_LABEL)} j "
-            "JOIN schedd_waits w ON w.task_id = j.task_id AND w.name = j.name AND w.item > 0 GROUP BY w.task_id, w.name"
+            "JOIN schedd_waits w ON w.task_id = j.task_id AND w.name = j.name AND w.item > 0 "
+            f"WHERE {dialect.among('w.task_id')} GROUP BY w.task_id, w.name"
         ),
-        {"rows": bind_rows(labels)},
+        _bound(dialect, labels),
     )
     return {(row[0], row[1]): (row[2], row[3]) for row in rows}
 
@@ -116,9 +125,8 @@ def end(connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int,
     """These (task id, name) wait no longer."""
     if labels:
         source = f"SELECT task_id, name FROM {dialect.rows(_LABEL)} j"
-        connection.execute(
-            prepared(f"DELETE FROM schedd_waits WHERE (task_id, name) IN ({source})"), {"rows": bind_rows(labels)}
-        )
+        sql = f"DELETE FROM schedd_waits WHERE {dialect.among('task_id')} AND (task_id, name) IN ({source})"
+        connection.execute(prepared(sql), _bound(dialect, labels))
 
 
 def events_happened(connection: sa.Connection, dialect: Dialect, names: Sequence[str], now: int) -> int:
@@ -131,7 +139,10 @@ def tasks_ended(connection: sa.Connection, dialect: Dialect, ids: Sequence[int],
     """Wake whoever waits for the ends of these tasks. Returns how many tasks are due now that were not."""
     if not anybody(connection):
         return 0
-    return _happened(connection, dialect, f"t.item IN {dialect.ids()}", {"ids": bind_rows(ids)}, now)
+    # ``item > 0`` for the index, which has no others; ``met + 0`` below against the one of all that is open, and so is
+    # ``state + 0`` further down: else all that anybody waits for, or all that is suspended, was read, at each turn.
+    where = f"t.item > 0 AND {dialect.among('t.item')}"
+    return _happened(connection, dialect, where, {"ids": dialect.bind_ids(ids)}, now)
 
 
 ANYBODY = "SELECT 1 FROM schedd_waits WHERE item > 0"
@@ -146,7 +157,7 @@ def _happened(connection: sa.Connection, dialect: Dialect, where: str, bound: di
     # A row that is locked is being ended by its task, which has seen what happened.
     found = connection.execute(
         prepared(
-            f"SELECT t.task_id, t.name, t.item FROM schedd_waits t WHERE t.met = {OPEN} AND {where} "
+            f"SELECT t.task_id, t.name, t.item FROM schedd_waits t WHERE t.met + 0 = {OPEN} AND {where} "
             f"ORDER BY t.task_id, t.name, t.item {dialect.skip_locked}"
         ),
         bound,
@@ -171,9 +182,10 @@ def _hold_heads(connection: sa.Connection, dialect: Dialect, labels: Sequence[tu
         held = connection.execute(
             prepared(
                 f"SELECT t.task_id FROM {dialect.rows(_LABEL)} j JOIN schedd_waits t ON t.task_id = j.task_id "
-                f"AND t.name = j.name AND t.item = 0 ORDER BY t.task_id, t.name {dialect.skip_locked}"
+                f"AND t.name = j.name AND t.item = 0 WHERE {dialect.among('t.task_id')} "
+                f"ORDER BY t.task_id, t.name {dialect.skip_locked}"
             ),
-            {"rows": bind_rows(labels)},
+            _bound(dialect, labels),
         ).fetchall()
         if len(held) < len(labels):
             connection.info[OVERLOOKED] = True
@@ -183,16 +195,16 @@ def _wake(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: 
     """Let those of these tasks be due that are suspended and have one of their waits over."""
     if dialect.skip_locked:
         # Running ones, too: one that is about to be suspended then sees what happened, since it is recorded later.
-        sql = f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.skip_locked}"
-        locked = connection.execute(prepared(sql), {"ids": bind_rows(ids)})
+        sql = f"SELECT t.id FROM schedd_tasks t WHERE {dialect.among('t.id')} ORDER BY t.id {dialect.skip_locked}"
+        locked = connection.execute(prepared(sql), {"ids": dialect.bind_ids(ids)})
         ids = [row[0] for row in locked]
     woken = connection.execute(
         prepared(
-            f"UPDATE schedd_tasks SET run_at = :now WHERE id IN {dialect.ids()} AND state = {st.SUSPENDED} "
+            f"UPDATE schedd_tasks SET {_DUE} WHERE {dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
             "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
             f"AND w.item = 0 AND {_OVER})"
         ),
-        {"ids": bind_rows(ids), "now": now},
+        {"ids": dialect.bind_ids(ids), "now": now},
     )
     return int(woken.rowcount)
 
@@ -203,19 +215,20 @@ def suspended(connection: sa.Connection, dialect: Dialect, claims: Sequence[tupl
     Waits that the claim did not come to, as its handler took another way, are forgotten. Returns how many are due.
     """
     rows = dialect.rows({"id": int, "claim": int})
-    bound = {"rows": bind_rows(claims)}
+    bound = {"rows": bind_rows(claims), "ids": dialect.bind_ids([task_id for task_id, _ in claims])}
     stale = (
         f"SELECT t.task_id, t.name, t.item FROM {rows} j JOIN schedd_waits h ON h.task_id = j.id AND h.item = 0 "
-        f"AND h.claim < j.claim JOIN schedd_waits t ON t.task_id = h.task_id AND t.name = h.name {dialect.skip_locked}"
+        "AND h.claim < j.claim JOIN schedd_waits t ON t.task_id = h.task_id AND t.name = h.name "
+        f"WHERE {dialect.among('h.task_id')} {dialect.skip_locked}"
     )
     connection.execute(prepared(f"DELETE FROM schedd_waits WHERE (task_id, name, item) IN ({stale})"), bound)
     woken = connection.execute(
         prepared(
-            f"UPDATE schedd_tasks SET run_at = :now FROM {rows} j WHERE schedd_tasks.id = j.id "
-            f"AND schedd_tasks.state = {st.SUSPENDED} AND schedd_tasks.run_at > :now AND EXISTS "
-            f"(SELECT 1 FROM schedd_waits w WHERE w.task_id = j.id AND w.item = 0 AND w.claim = j.claim AND {_OVER})"
+            f"UPDATE schedd_tasks SET {_DUE} WHERE {dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
+            "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
+            f"AND w.item = 0 AND w.claim = schedd_tasks.claim AND {_OVER})"
         ),
-        {**bound, "now": now},
+        {"ids": bound["ids"], "now": now},
     )
     return int(woken.rowcount)
 
@@ -266,7 +279,7 @@ def rouse(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: 
         bound,
     )
     connection.execute(
-        prepared(f"UPDATE schedd_tasks SET run_at = :now WHERE id IN {dialect.ids()} AND state = {st.SUSPENDED}"), bound
+        prepared(f"UPDATE schedd_tasks SET {_DUE} WHERE id IN {dialect.ids()} AND state = {st.SUSPENDED}"), bound
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler import Context, DuplicateKeyError, RetryPolicy, Scheduler, Task, task
-from scheduler.errors import TaskCancelledError, TaskFailedError, UnknownTaskError
+from scheduler.errors import ResultExpiredError, TaskCancelledError, TaskFailedError, UnknownTaskError
 from scheduler.testing import drain
 from support.databases import Database
 from support.fleet import rows, run_claimed, step, write
@@ -237,6 +237,33 @@ def test_awaiting_a_task_only_so_long(stage: Stage, kind: Any, late: str) -> Non
     assert [one for one in stage.play.done if one != ("double", 1)] == [said, said]
 
 
+@pytest.mark.case(51, 56)
+@pytest.mark.parametrize("by", ["retention", "reading it"])
+@pytest.mark.parametrize("size", [5, 5000], ids=["short", "long"])
+def test_a_result_that_has_expired_is_not_taken_for_none(stage: Stage, kind: Any, by: str, size: int) -> None:
+    """The row is kept for longer than the result."""
+    stage.jobs = stage.worker(shout, retention={"success": 86400.0 * 10, "failed": 1e9, "outcomes": 1e9, "events": 1e9})
+    other = stage.jobs.task(shout, "x" * size).schedule()
+    stage.drain()
+
+    async def body(ctx: Any) -> Any:
+        with pytest.raises(ResultExpiredError):
+            await ctx.await_task(other)
+        return "told"
+
+    stage.clock.advance(86400 * 2)
+    if by == "retention":
+        stage.drain()
+        stage.drain(60)
+    else:
+        with pytest.raises(ResultExpiredError):
+            stage.jobs.result(other, 0)
+    assert stage.jobs.get_task(other).result is None
+    task_id = stage.start(body, kind)
+    stage.drain()
+    assert stage.jobs.result(task_id, 0) == "told"
+
+
 @pytest.mark.case(56)
 def test_a_task_cannot_await_itself(stage: Stage, kind: Any) -> None:
     async def body(ctx: Any) -> Any:
@@ -407,6 +434,30 @@ def test_retention_leaves_what_a_live_task_spawned_or_awaits(stage: Stage, kind:
     assert stage.jobs.result(task_id, 0) == 2
     stage.clock.advance(86400 * 2)
     assert stage.jobs.cleanup_completed_tasks(24) == 2
+
+
+@pytest.mark.case(36, 51, 56)
+def test_retention_leaves_what_a_dead_task_spawned(stage: Stage, kind: Any) -> None:
+    """It is kept for longer than a success is, so that it may be retried; then it asks for these."""
+    broken = [True]
+
+    async def body(ctx: Any) -> Any:
+        found = await ctx.map(Double, [1, 2])
+        if broken:
+            raise ConnectionError("away")
+        return found
+
+    task_id = stage.start(body, kind, with_retry=RetryPolicy(max_attempts=1))
+    stage.drain()
+    stage.clock.advance(86400 * 20)
+    assert stage.jobs.cleanup_completed_tasks(24) == 0
+    stage.drain()  # the engine's own retention
+    broken.clear()
+    stage.jobs.retry_task(task_id)
+    stage.drain()
+    assert stage.jobs.result(task_id, 0) == [2, 4]
+    stage.clock.advance(86400 * 2)
+    assert stage.jobs.cleanup_completed_tasks(24) == 3
 
 
 @pytest.mark.case(51, 56)

@@ -232,6 +232,30 @@ def test_sleeping_is_excluded(jobs: Scheduler, idle: Scheduler, ran: Ran, clock:
 
 
 @pytest.mark.case(50)
+@pytest.mark.parametrize("how", ["event", "retry"])
+def test_what_is_woken_early_has_its_time_from_then_on(
+    jobs: Scheduler, idle: Scheduler, ran: Ran, clock: FakeClock, how: str
+) -> None:
+    """Not from when it would have been due, which may be days later."""
+    ran.body = fail if how == "retry" else lambda ctx: ctx.await_event("go", timeout=1e6)
+    late = RetryPolicy(min_wait=1e6, max_wait=1e6, jitter=0)
+    task_id = jobs.task(play, "it").with_retry(late).max_delay(60).schedule()
+    drain(jobs)
+    clock.advance(100)
+    step(idle)  # judged, and put off
+    if how == "retry":
+        idle.retry_task(task_id)
+    else:
+        idle.emit_event("go")
+    for _ in range(2):
+        step(idle)
+        clock.advance(31)
+    assert jobs.get_task_status(task_id) == ("retry" if how == "retry" else "suspended")
+    step(idle)
+    assert jobs.get_task_status(task_id) == "cancelled"
+
+
+@pytest.mark.case(50)
 def test_retrying_by_hand_gives_a_new_life(jobs: Scheduler, ran: Ran, clock: FakeClock) -> None:
     task_id = jobs.task(play, "it").max_duration(60).max_delay(30).after(45).schedule()
     clock.advance(80)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from scheduler.testing import FakeClock
+from scheduler.testing import FakeClock, engine_of
 from support.databases import Database
 from support.fleet import rows
 from support.flows import AsyncFlow, Flow, Stage
@@ -246,6 +248,79 @@ def test_a_step_ends_before_the_handler_is_suspended(stage: Stage) -> None:
     assert (stage.state(task_id), stage.play.done) == ("suspended", ["slow"])
     stage.drain(10)
     assert (stage.state(task_id), stage.play.done) == ("success", ["slow"])
+
+
+CALLS: dict[str, Any] = {
+    "heartbeat": lambda ctx: ctx.heartbeat(),
+    "progress": lambda ctx: ctx.report_progress(5),
+    "cpu": lambda ctx: ctx.cpu(int),
+    "results": lambda ctx: ctx.results(),
+    "failures": lambda ctx: ctx.dependency_failures(),
+}
+
+
+async def rounds(count: int = 50) -> None:
+    """The event loop has gone round so often since."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.case(53, 63)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_of_the_context_beside_a_branch_that_waits(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It does something, however long it takes until it is answered; what comes after it is not put off either."""
+    desk = engine_of(stage.jobs).desk
+    request, cpu = desk.request, desk.cpu
+    answered = threading.Event()
+
+    def late(usual: Any) -> Any:
+        answer: Future[Any] = Future()
+        asyncio.ensure_future(rounds()).add_done_callback(lambda _: answer.set_result(usual.result()))
+        return answer
+
+    def asks(attempt: Any, what: str, args: Any) -> Any:
+        return late(request(attempt, what, args)) if what == "beat" else request(attempt, what, args)
+
+    def reads(task_id: int) -> dict[int, Any]:
+        assert answered.wait(20)
+        return {}
+
+    monkeypatch.setattr(desk, "request", asks)
+    monkeypatch.setattr(desk, "cpu", lambda *call: late(cpu(*call)))
+    monkeypatch.setattr(desk, "parent_results", reads)
+    monkeypatch.setattr(desk, "dependency_failures", reads)
+
+    async def body(ctx: Any) -> Any:
+        async def works() -> None:
+            answers = asyncio.ensure_future(rounds())
+            answers.add_done_callback(lambda _: answered.set())
+            await CALLS[call](ctx)
+            await ctx.step("after", ctx.state.do, "after")
+
+        await asyncio.gather(ctx.sleep_for(10), works())
+
+    task_id = stage.start(body, AsyncFlow)
+    stage.drain()
+    assert (stage.state(task_id), stage.play.done) == ("suspended", ["after"])
+    stage.drain(10)
+    assert (stage.state(task_id), stage.play.done) == ("success", ["after"])
+
+
+@pytest.mark.case(53, 63)
+def test_a_transaction_beside_a_branch_that_waits(stage: Stage) -> None:
+    async def body(ctx: Any) -> Any:
+        async def pays() -> None:
+            async with ctx.transaction() as tx:
+                await rounds()
+                tx.result = "paid"
+
+        await asyncio.gather(ctx.sleep_for(10), pays())
+
+    task_id = stage.start(body, AsyncFlow)
+    stage.drain()
+    assert stage.jobs.result(task_id, 0) == "paid"
 
 
 @pytest.mark.case(53)

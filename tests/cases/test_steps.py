@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from scheduler import AsyncContext, Context, LeaseLost, Scheduler, Task
+from scheduler import AsyncContext, Context, LeaseLost, RetryPolicy, Scheduler, Task
+from scheduler.engine.turn import Turner
 from scheduler.testing import drain
 from support.bench import Side
+from support.databases import Database
 from support.fleet import let_pass, rows, run_claimed, step
-from support.flows import AsyncFlow, Flow, Stage
+from support.flows import AsyncFlow, Flow, Play, Stage
 
 NAMES = "SELECT name, sort, claim, value FROM schedd_checkpoints WHERE task_id = :id ORDER BY at, seq"
 
@@ -297,6 +300,85 @@ def test_steps_side_by_side(stage: Stage) -> None:
     result = stage.jobs.result(task_id, 0)
     assert [first for first, _ in result] == ["a", "b", "c"]
     assert sorted(stage.play.done) == ["a", "a!", "b", "b!", "c", "c!"]
+
+
+@pytest.mark.case(52)
+def test_a_step_in_a_thread_that_outlasts_a_failing_branch_is_recorded(stage: Stage) -> None:
+    """It is not interrupted, so it comes to its end: what it did must not be done again."""
+    goes_on = threading.Event()
+
+    async def body(ctx: Any) -> Any:
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def pay() -> str:
+            loop.call_soon_threadsafe(begun.set)
+            assert goes_on.wait(20)
+            return str(ctx.state.do("paid"))
+
+        async def fails() -> None:
+            if ctx.attempt == 1:
+                await begun.wait()
+                _after_rounds(goes_on.set)
+                raise ConnectionError("away")
+
+        found, _ = await asyncio.gather(ctx.step("pay", pay), fails())
+        return found
+
+    task_id = stage.start(body, AsyncFlow)
+    stage.drain()
+    assert (stage.state(task_id), names(stage.jobs, task_id)) == ("retry", ["pay"])
+    stage.drain(1)
+    assert (stage.jobs.result(task_id, 0), stage.play.done) == ("paid", ["paid"])
+
+
+def _after_rounds(function: Any, rounds: int = 50) -> None:
+    """Call it once the event loop has gone round so often: what it had to do is done by then."""
+    if rounds:
+        asyncio.get_running_loop().call_soon(_after_rounds, function, rounds - 1)
+    else:
+        function()
+
+
+@pytest.mark.case(52)
+def test_a_step_whose_record_is_on_its_way_when_a_branch_fails(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn under way takes long: it and the attempt's end would come to the next one together."""
+    free = threading.Event()
+    free.set()
+    turn = Turner.turn
+
+    def waits(*args: Any, **options: Any) -> Any:
+        assert free.wait(20)
+        return turn(*args, **options)
+
+    monkeypatch.setattr(Turner, "turn", waits)
+    play = Play()
+
+    async def body(ctx: Any) -> Any:
+        asked = asyncio.Event()
+
+        async def pay() -> Any:
+            if ctx.attempt == 1:
+                free.clear()
+            asked.set()
+            return ctx.state.do("paid")
+
+        async def fails() -> None:
+            if ctx.attempt == 1:
+                await asked.wait()
+                _after_rounds(free.set)
+                raise ConnectionError("away")
+
+        found, _ = await asyncio.gather(ctx.step("pay", pay), fails())
+        return found
+
+    play.bodies["body"] = body
+    with Scheduler(database.url, state=play) as jobs:
+        jobs.register(AsyncFlow)
+        task_id = jobs.task(AsyncFlow("body")).with_retry(RetryPolicy(min_wait=0, jitter=0, max_attempts=2)).schedule()
+        assert jobs.result(task_id, 20) == "paid"
+    assert play.done == ["paid"]
 
 
 @pytest.mark.case(52)

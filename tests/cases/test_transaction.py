@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from scheduler import LeaseLost, PermanentError
+from scheduler import LeaseLost, PermanentError, Snooze
+from scheduler.engine.transaction import _Scope
 from scheduler.errors import Cancelled, Collided
 from scheduler.ports import FAILPOINTS
-from scheduler.store import connecting, effects
+from scheduler.store import connecting, effects, transaction
 from scheduler.store import database as store
 from scheduler.store.finish import Finished
 from scheduler.store.transaction import is_transient
@@ -229,6 +231,35 @@ def test_who_waits_for_somebodys_transaction_can_be_ended(
     assert (stage.state(task_id), ledger(), tries) == ("cancelled", [], [task_id])
 
 
+@pytest.mark.case(49, 65)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_who_waits_for_somebodys_transaction_holds_nothing_that_others_need(
+    stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that end at once may each have some of the children that they share: both would wait for ever."""
+    free: list[int] = []
+    wait = _Scope._wait
+
+    def waits(scope: Any) -> None:
+        free.extend(row.id for row in rows(stage.jobs, "SELECT id FROM schedd_tasks FOR UPDATE SKIP LOCKED"))
+        held.rollback()
+        wait(scope)
+
+    async def body(ctx: Any) -> Any:
+        async with Both(ctx) as tx:
+            await tx.execute(ADD, {"entry": "paid"})
+
+    task_id = stage.start(body, kind)
+    first, second = (stage.start(body, kind, depend_on=[task_id]) for _ in range(2))
+    monkeypatch.setattr(_Scope, "_wait", waits)
+    with stage.jobs.database.connect() as held:
+        held.execute(sa.text("SELECT 1 FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": second})
+        stage.drain()
+    assert sorted(free) == [task_id, first]
+    assert [stage.state(i) for i in (task_id, first, second)] == ["success"] * 3
+    assert ledger() == ["paid"] * 3
+
+
 def test_in_a_step_its_checkpoint_commits_with_the_rows(stage: Stage, kind: Any, ledger: Any) -> None:
     seen: list[Any] = []
 
@@ -385,6 +416,122 @@ def test_two_in_each_others_way_use_no_attempt(
     stage.drain(1)
     assert (stage.state(task_id), ledger(), tries) == ("success", ["paid"], [1, 1])
     assert stage.ends(task_id) == ["snoozed", "succeeded"]
+
+
+@pytest.mark.case(65)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_step_does_not_wait_for_a_caller_that_adds_a_child(stage: Stage, ledger: Any) -> None:
+    """Whose open session may hold the task's row as it is for minutes."""
+
+    async def body(ctx: Any) -> Any:
+        def pay() -> None:
+            with ctx.ctx.transaction() as tx:
+                tx.execute(sa.text("SET LOCAL lock_timeout = '50ms'"))
+                tx.execute(ADD, {"entry": "paid"})
+
+        with stage.jobs.database.connect() as session:
+            stage.jobs.task(Flow("child")).depend_on(ctx.id).schedule(session)
+            await ctx.step("pay", pay)
+            session.rollback()
+
+    task_id = stage.start(body)
+    stage.drain()
+    assert (stage.state(task_id), stage.ends(task_id), ledger()) == ("success", ["succeeded"], ["paid"])
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_handler_may_say_itself_what_follows_a_collision(stage: Stage, kind: Any, ledger: Any) -> None:
+    tries: list[int] = []
+
+    async def body(ctx: Any) -> Any:
+        tries.append(ctx.attempt)
+        async with Both(ctx) as tx:
+            if len(tries) > 1:
+                return
+            try:
+                await tx.execute(sa.text("DO $$ BEGIN RAISE EXCEPTION 'taken' USING ERRCODE = '55P03'; END $$"))
+            except sa.exc.OperationalError:
+                raise Snooze(60) from None
+
+    task_id = stage.start(body, kind)
+    stage.drain()
+    stage.drain(59)
+    assert (stage.state(task_id), tries) == ("scheduled", [1])
+    stage.drain(1)
+    assert (stage.state(task_id), tries) == ("success", [1, 1])
+
+
+def test_branches_in_others_way_use_no_attempt_either(
+    stage: Stage, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of tasks raises what its branches raise as a group."""
+    monkeypatch.setattr(FAILPOINTS, "hit", lambda name: collide() if name == "before transaction commit" else None)
+    left = [1]
+
+    def collide() -> None:
+        if left:
+            left.pop()
+            raise sa.exc.OperationalError("x", None, sqlite3.OperationalError("database is locked"))
+
+    async def body(ctx: Any) -> Any:
+        async def pay(entry: str) -> None:
+            async with ctx.transaction() as tx:
+                await tx.execute(ADD, {"entry": entry})
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.step("one", pay, "one"))
+
+    task_id = stage.start(body, AsyncFlow)
+    stage.drain()
+    stage.drain(1)
+    assert (stage.state(task_id), ledger()) == ("success", ["one"])
+    assert stage.ends(task_id) == ["snoozed", "succeeded"]
+
+
+def test_who_gets_no_place_uses_no_attempt(
+    stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "MOST_OPEN", 1)
+    monkeypatch.setattr(transaction, "_PATIENCE", 0.0)
+    stage.jobs = stage.worker()
+    places = stage.jobs.database._places
+
+    async def body(ctx: Any) -> Any:
+        async with Both(ctx) as tx:
+            await tx.execute(ADD, {"entry": "paid"})
+
+    task_id = stage.start(body, kind)
+    places.take()
+    stage.drain()
+    places.release()
+    assert stage.state(task_id) == "scheduled"
+    stage.drain(1)
+    assert (stage.ends(task_id), ledger()) == (["snoozed", "succeeded"], ["paid"])
+
+
+@pytest.mark.case(9)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_connection_that_breaks_keeps_no_place(
+    stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the block raises, and so is the first to learn of it when it is rolled back."""
+    monkeypatch.setattr(transaction, "MOST_OPEN", 1)
+    monkeypatch.setattr(transaction, "_PATIENCE", 0.0)
+    stage.jobs = stage.worker()
+
+    async def body(ctx: Any) -> Any:
+        async with Both(ctx) as tx:
+            found = await tx.execute(sa.text("SELECT pg_backend_pid() AS pid"))
+            if ctx.attempt == 1:
+                write(stage.jobs, "SELECT pg_terminate_backend(:pid, 10000)", pid=found.one().pid)
+                raise ValueError("the handler's own")
+            await tx.execute(ADD, {"entry": "paid"})
+
+    task_id = stage.start(body, kind)
+    stage.drain()
+    assert stage.jobs.get_last_error(task_id) == "ValueError: the handler's own"
+    stage.drain(1)
+    assert (stage.state(task_id), ledger()) == ("success", ["paid"])
 
 
 @pytest.mark.case(57, pure=True)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from scheduler import AsyncContext, Context, PermanentError, RetryPolicy, Scheduler, Snooze, Task, TaskState, task
+from scheduler.engine import desk
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.checkpoint import Sort
 from scheduler.ports import FAILPOINTS
-from scheduler.store import workers
+from scheduler.store import asked_children, checkpoints, workers
 from scheduler.testing import FakeClock, engine_of
 from support.databases import Database
 from support.fleet import Fleet, ends, let_pass, rows, run_claimed, step, write
@@ -100,6 +101,40 @@ def test_what_has_not_come_in_time_is_not_awaited_again(jobs: Scheduler) -> None
     assert jobs.result(waiting, 60) == "timed out"
     assert rows(jobs, "SELECT claim FROM schedd_tasks")[0].claim == 2
     assert not rows(jobs, "SELECT 1 FROM schedd_waits")
+
+
+class Twice(Task, kind="twice", retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=2, jitter=0)):
+    """Its last attempt reads what the first one recorded."""
+
+    def run(self, ctx: Context) -> Any:
+        first = ctx.step("first", lambda: ctx.state.append("first") or 1)
+        if ctx.attempt == 1:
+            raise ValueError("again")
+        return [first, *ctx.map(child, [2])]
+
+
+@pytest.mark.case(9, 52)
+@pytest.mark.parametrize("module", [checkpoints, asked_children], ids=["recorded", "ends"])
+def test_what_was_recorded_is_read_once_the_database_is_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    name = "read" if module is checkpoints else "results"
+    usual, tries = getattr(module, name), []
+
+    def away(*args: Any) -> Any:
+        tries.append(args)
+        if len(tries) == 1:
+            raise StoreUnavailableError("the connection broke")
+        return usual(*args)
+
+    monkeypatch.setattr(desk, "_AWAY", 0.0)
+    monkeypatch.setattr(module, name, away)
+    with Scheduler(database.url, state=[]) as jobs:
+        jobs.register(Twice)
+        jobs.register(child)
+        assert jobs.result(jobs.task(Twice()).schedule(), 60) == [1, 4]
+        assert jobs.state == ["first", 2]
+    assert len(tries) > 1
 
 
 class Ends(Task, kind="ends"):

@@ -7,13 +7,15 @@ one that it did not know yet read all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, task
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store import control, events, read_graph, retention
+from scheduler.ports import FOREVER
+from scheduler.store import control, events, read_graph, retention, waits
 from scheduler.store.locking import look_below
 from scheduler.store.release import release
 from scheduler.testing import drain, engine_of
@@ -175,6 +177,48 @@ def test_events_are_removed_beside_many_waits_for_one(jobs: Scheduler) -> None:
     check_joins(jobs, text, bound)
     with jobs.database.write() as connection:
         assert events.cleanup(connection, 2) == events.BATCH
+
+
+@pytest.mark.case(54, 56)
+@pytest.mark.parametrize("analyzed", [("early",), ("late",)], ids=" and ".join)
+def test_an_end_finds_who_waits_for_it_beside_many_that_wait(jobs: Scheduler, analyzed: tuple[str, ...]) -> None:
+    """All that anybody waited for was read with each turn's ends, and on PostgreSQL all that was suspended, too."""
+    first, now, dialect = 1_000_000, jobs.database.now(), jobs.database.dialect
+    if "early" in analyzed:
+        analyze(jobs, "tasks", "waits")
+    store_tasks(jobs, first, WIDE, 3)
+    write(jobs, "UPDATE schedd_tasks SET run_at = :far WHERE id > :first", far=FOREVER, first=first)
+    for item, met in (("0", waits.TASKS), (f"{first} + i", waits.OPEN)):
+        write(
+            jobs,
+            f"{numbers(jobs)} INSERT INTO schedd_waits (task_id, name, item, until, claim, at, met) "
+            f"SELECT {first} + i, 'task', {item}, 1, 0, 1, {met} FROM g",
+            many=WIDE,
+        )
+    if "late" in analyzed:
+        analyze(jobs, "tasks", "waits")
+    seen: dict[str, Any] = {}
+
+    def executed(_conn: Any, _cursor: Any, text: str, bound: Any, *_: Any) -> None:
+        seen[text] = bound
+
+    with jobs.database.write() as connection:
+        sa.event.listen(connection, "before_cursor_execute", executed)
+        assert waits.tasks_ended(connection, dialect, [first + 7, first + 8], now) == 2
+        assert waits.suspended(connection, dialect, [(first + 9, 0)], now) == 0
+        labels = [(first + 7, "task"), (first + 9, "task")]
+        assert list(waits.deadlines(connection, dialect, labels).values()) == [1, 1]
+        assert sorted(waits.progress(connection, dialect, labels).values()) == [(1, 0), (1, 1)]
+        waits.end(connection, dialect, labels[:1])
+    woken = rows(jobs, "SELECT id FROM schedd_tasks WHERE run_at = :now ORDER BY id", now=now)
+    assert [row.id for row in woken] == [first + 7, first + 8]
+    whole = ("Seq Scan", "SCAN t", "SCAN schedd", "Bitmap Index Scan  ix_schedd_tasks_ready")
+    wrong = []
+    for text, bound in seen.items():
+        steps = plan(jobs, text, bound)
+        if [one for one in steps if one.startswith(whole) or ("_open" in one and "t.item >" in text)]:
+            wrong.append("\n".join((text, *steps)))
+    assert not wrong, "\n\n".join(wrong)
 
 
 READ = (
