@@ -62,11 +62,11 @@ def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool, dry
         click.echo(f"task {task_id} is running: cancel {would}requested")
     for task_id, state in done.finished.items():
         click.echo(f"task {task_id} had ended already: {state}")
-    for tasks, moves in (
-        (done.affected, f"{'would end' if dry_run else 'ended'} with it"),
-        (done.later, f"{'would be' if dry_run else 'will be'} cancelled when what is running has ended"),
+    for tasks, moves, always in (
+        (done.affected, f"{'would end' if dry_run else 'ended'} with it", True),
+        (done.later, f"{'would be' if dry_run else 'will be'} cancelled when what is running has ended", False),
     ):
-        if tasks or tasks is done.affected:
+        if tasks or always:
             named = f": {listed([str(i) for i in tasks], 20)}" if tasks else ""
             click.echo(f"{counted(len(tasks), 'dependant')} {moves}{named}")
 
@@ -143,7 +143,10 @@ def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool) -> None:
     wanted = list(dict.fromkeys(ids))
 
     def work(connection: sa.Connection) -> list[dict[str, object]]:
+        had_ended = {task_id for task_id in wanted if get_task(connection, task_id).state.terminal}
         for task_id in wanted:
+            if task_id in had_ended and not get_task(connection, task_id).state.terminal:
+                continue  # one before it has brought it back
             control.retry(connection, task_id, database.now(), downstream=not no_downstream)
         tasks = [get_task(connection, task_id) for task_id in wanted]
         return [{"id": task.id, "kind": task.kind, "state": task.state.value} for task in tasks]

@@ -61,6 +61,12 @@ def test_cancel_of_an_unknown_task_changes_nothing(ctl: Ctl, live: Bench) -> Non
     assert live.state(made) == "scheduled"
 
 
+def test_cancel_of_what_is_running_names_nothing_that_it_does_not_do(ctl: Ctl, live: Bench) -> None:
+    a = int(live.step("a").schedule())
+    ring_and_step(live.jobs)
+    assert ctl("cancel", a).stdout == f"task {a} is running: cancel requested\n0 dependants ended with it\n"
+
+
 @pytest.mark.case(48)
 def test_cancel_in_every_state(ctl: Ctl, live: Bench) -> None:
     """Threads; the body ends at its next call of the context."""
@@ -131,6 +137,17 @@ def test_retry_without_downstream(ctl: Ctl, live: Bench) -> None:
     assert ctl("retry", "--no-downstream", dead).exit_code == 0
     assert live.drain() == ["ends dead"]
     assert live.state(child) == "failed"
+
+
+@pytest.mark.case(36)
+@pytest.mark.parametrize("order", [1, -1])
+def test_retry_of_a_task_and_of_what_ended_because_of_it(ctl: Ctl, live: Bench, order: int) -> None:
+    dead = live.ended("dead")
+    child = int(live.step("child", dead).schedule())
+    grandchild = int(live.step("grandchild", child).schedule())
+    live.script.failing.clear()
+    assert {r["state"] for r in ctl.json("retry", *[dead, child, grandchild][::order])} == {"scheduled", "waiting"}
+    assert live.drain() == ["ends dead", "child", "grandchild"]
 
 
 def test_retry_is_all_or_nothing(ctl: Ctl, live: Bench) -> None:
