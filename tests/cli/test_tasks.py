@@ -53,11 +53,13 @@ def test_failed_is_the_state_and_Failed_the_short_name(ctl: Ctl, live: Bench) ->
 
 def test_list_since(ctl: Ctl, live: Bench) -> None:
     made = int(live.step("s").schedule())
+    live.execute("UPDATE schedd_tasks SET created_at = created_at - 120000000")
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     earlier = (datetime.now(UTC) - timedelta(hours=1)).isoformat().replace("+00:00", "Z")
     assert ids(ctl.json("list", "--since", later)) == []
     assert ids(ctl.json("list", "--since", earlier)) == [made]
     assert ids(ctl.json("list", "--since", "5m")) == [made]
+    assert ids(ctl.json("list", "--since", "1969-12-31T23:59:00Z")) == [made], "not a minute ago"
     assert "no time zone" in ctl.fails(2, "list", "--since", "2026-01-01T00:00:00")
 
 
@@ -148,6 +150,13 @@ def test_a_payload_that_is_no_json_is_shown_as_it_is(ctl: Ctl, live: Bench) -> N
     live.execute("UPDATE schedd_tasks SET payload = :p, headers = :p, retry = :p", p="{broken")
     assert ctl.json("show", made)["payload"] == "{broken"
     assert "{broken" in ctl("show", made).stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list", "--kind"], ["cron", "next"], ["retry", "--key"], ["submit"], ["event", "emit"]]
+)
+def test_arguments_that_are_no_text(ctl: Ctl, arguments: list[str]) -> None:
+    assert "\\udcff" in ctl.fails(2, *arguments, "a\udcff")
 
 
 def test_show_of_an_unknown_id(ctl: Ctl) -> None:

@@ -86,6 +86,10 @@ def test_waiting_for_it_ends_when_it_holds_nothing(ctl: Ctl, live: Bench) -> Non
     assert f"worker {worker} still holds 1 task" in late.stderr
     steps(live, 3)
     assert ctl("worker", "drain", worker, "--wait").stdout == f"worker {worker} has drained\n"
+    told = {"id": worker, "draining": True, "drained": True}
+    assert ctl.json("worker", "drain", worker) == told | {"drained": False}
+    assert ctl.json("worker", "drain", worker, "--wait") == told
+    assert ctl.json("worker", "resume", worker) == {"id": worker, "draining": False, "drained": False}
 
 
 def test_a_worker_that_is_not_there_or_has_ended(ctl: Ctl, live: Bench) -> None:
@@ -93,6 +97,7 @@ def test_a_worker_that_is_not_there_or_has_ended(ctl: Ctl, live: Bench) -> None:
     worker = engine_of(live.jobs).worker
     for command in ("drain", "resume"):
         assert "there is no worker 99" in ctl.fails(3, "worker", command, 99)
+        assert "is not in the range" in ctl.fails(2, "worker", command, 2**70)
     live.execute("UPDATE schedd_workers SET state = 2")
     assert f"worker {worker} is stopped" in ctl.fails(4, "worker", "drain", worker)
     assert "--timeout belongs to --wait" in ctl.fails(2, "worker", "drain", worker, "--timeout", "5")
