@@ -7,7 +7,6 @@ import email.utils
 import hashlib
 import re
 import smtplib
-import ssl
 from collections.abc import Iterable, Mapping
 from email.message import EmailMessage
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +17,7 @@ from scheduler import PermanentError, RetryPolicy, Task
 from scheduler.tasks.failures import Refused, Unreachable
 from scheduler.tasks.secrets_of import HIDDEN, forms_of
 from scheduler.tasks.settings import required, section
+from scheduler.tasks.web import trust
 
 if TYPE_CHECKING:
     from scheduler import Context
@@ -167,7 +167,7 @@ class Post:
     def _connected(self) -> smtplib.SMTP:
         if self._server is not None:
             return self._server
-        context = ssl.create_default_context(cafile=self._ca)
+        context = trust(self._ca, "[mail] ca")
         if self.tls == "tls":
             server: smtplib.SMTP = smtplib.SMTP_SSL(self.host, self.port, timeout=SILENCE, context=context)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -54,7 +55,7 @@ class HttpTask(Task, timeout=900, retry=RetryPolicy(min_wait=5, max_wait=3600, m
     def __post_init__(self) -> None:
         if not self.url.lower().startswith(("http://", "https://")):
             raise ValueError(f"url must begin with https:// or http://, not {self.url!r:.80}")
-        if "@" in self.url.partition("//")[2].partition("/")[0]:
+        if "@" in re.split("[/?#]", self.url.partition("//")[2], maxsplit=1)[0]:
             raise ValueError("a password does not belong in a URL, which is shown: use a header with a ${secret}")
         if self.body is not None and self.json is not None:
             raise ValueError("body and json exclude each other")

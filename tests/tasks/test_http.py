@@ -348,6 +348,17 @@ def test_what_is_refused_when_built(fields: dict[str, Any]) -> None:
         HttpTask(**fields)
 
 
+def test_an_address_of_mail_in_a_query_is_no_password() -> None:
+    assert HttpTask("https://api.example.com?of=ada@example.org").url.endswith("?of=ada@example.org")
+
+
+def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    for file, why in (("missing.pem", "No such file"), ("nonsense.pem", "")):
+        (tmp_path / "nonsense.pem").write_text("nonsense")
+        with pytest.raises(Unreachable, match=rf"\[http\] ca = '.*{file}' cannot be read: {why}"):
+            run(HttpTask("https://127.0.0.1"), {"http": {"ca": str(tmp_path / file)}})
+
+
 # Deliveries
 
 INBOX = {"http": {"allow": ["127.0.0.1"]}}

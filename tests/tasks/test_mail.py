@@ -186,6 +186,11 @@ def test_what_no_mail_can_be_made_of_is_not_tried_again(place: Place, headers: d
         place.send(task)
 
 
+def test_certificates_that_cannot_be_read_are_named(place: Place) -> None:
+    with pytest.raises(Unreachable, match=r"\[mail\] ca = '/nowhere.pem' cannot be read: No such file"):
+        place.send(MAIL, tls="starttls", ca="/nowhere.pem")
+
+
 def test_no_server(certificates: Certificates) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
