@@ -159,6 +159,19 @@ def test_arguments_that_are_no_text(ctl: Ctl, arguments: list[str]) -> None:
     assert "\\udcff" in ctl.fails(2, *arguments, "a\udcff")
 
 
+def test_show_of_very_many_edges(ctl: Ctl, live: Bench) -> None:
+    with live.jobs.batch() as batch:
+        parents = [batch.task(Step(str(i))) for i in range(105)]
+        batch.task(Step("join")).depend_on(parents)
+    *made, join = map(int, batch.ids)
+    live.execute(f"UPDATE schedd_tasks SET state = 6, finished_at = created_at WHERE id < {made[-1]}")
+    shown = ctl("show", join).stdout.splitlines()
+    place = shown.index("depends on (100 of 105; `-o json` has all):")
+    assert shown[place + 2].split()[:3] == [str(made[-1]), "Step", "scheduled"], "what it waits for comes first"
+    assert len(shown) == place + 102
+    assert len(ctl.json("show", join)["depends_on"]) == 105
+
+
 def test_show_of_an_unknown_id(ctl: Ctl) -> None:
     assert ctl.fails(3, "show", 4711) == "schedctl: there is no task 4711\n"
     assert "is not a task id" in ctl.fails(2, "show", "abc")
