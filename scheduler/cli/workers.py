@@ -73,8 +73,12 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
         return
     deadline = None if timeout is None else time.monotonic() + timeout / 1_000_000
     while not (looked := _look(session, worker)).over:
+        held = f"still holds {counted(looked.holds, 'task')}" if looked.holds else "has not noticed yet"
+        if looked.lost:
+            note(f"worker {worker} lost its lease and {held}: the next live worker takes back what it holds")
+            ctx.exit(exits.FAILED)
         if deadline is not None and time.monotonic() >= deadline:
-            note(f"worker {worker} still holds {counted(looked.holds, 'task')}")
+            note(f"worker {worker} {held}")
             ctx.exit(exits.TIMED_OUT)
         time.sleep(LOOK)
     _tell(session, {"id": worker, "draining": True, "drained": True}, f"worker {worker} has drained")
@@ -106,4 +110,4 @@ def _look(session: Session, worker: int) -> Drained:
     from scheduler.store.read_workers import drained
 
     with session.database.read() as connection:
-        return drained(connection, worker)
+        return drained(connection, worker, session.database.now())

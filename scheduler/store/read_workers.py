@@ -162,19 +162,24 @@ def stray_text(worker: WorkerRecord) -> str | None:
 
 
 class Drained(NamedTuple):
-    """How far a worker is that was told to drain. ``over``: it knows, and holds nothing any more."""
+    """How far a worker is that was told to drain. ``over``: it knows, and holds nothing any more; ``lost``: its lease
+    ran out, so it will not come to know."""
 
     over: bool
     holds: int
+    lost: bool
 
 
-def drained(connection: sa.Connection, worker: int) -> Drained:
+def drained(connection: sa.Connection, worker: int, now: int) -> Drained:
     """Look how far a worker is with draining."""
-    state = connection.execute(prepared("SELECT state FROM schedd_workers WHERE id = :id"), {"id": worker}).scalar()
+    row = connection.execute(
+        prepared("SELECT state, lease_until FROM schedd_workers WHERE id = :id"), {"id": worker}
+    ).first()
+    state, lost = (None, True) if row is None else (row.state, row.state < STOPPED and row.lease_until < now)
     holds = connection.execute(
         prepared("SELECT count(*) FROM schedd_tasks WHERE worker = :id AND state >= 4 AND state <= 5"), {"id": worker}
     ).scalar_one()
-    return Drained(state != LIVE and holds == 0, int(holds))
+    return Drained(state != LIVE and holds == 0, int(holds), lost)
 
 
 class _Published(msgspec.Struct):

@@ -92,6 +92,14 @@ def test_waiting_for_it_ends_when_it_holds_nothing(ctl: Ctl, live: Bench) -> Non
     assert ctl.json("worker", "resume", worker) == {"id": worker, "draining": False, "drained": False}
 
 
+def test_waiting_for_one_that_died_ends(ctl: Ctl, live: Bench) -> None:
+    live.step("first").schedule()
+    ring_and_step(live.jobs)
+    worker = engine_of(live.jobs).worker
+    live.execute("UPDATE schedd_workers SET lease_until = 1")
+    assert f"worker {worker} lost its lease and still holds 1 task" in ctl.fails(1, "worker", "drain", worker, "--wait")
+
+
 def test_a_worker_that_is_not_there_or_has_ended(ctl: Ctl, live: Bench) -> None:
     ring_and_step(live.jobs)
     worker = engine_of(live.jobs).worker
