@@ -50,6 +50,24 @@ def test_a_request_and_its_answer() -> None:
     assert (told["truncated"], told["url"]) == (False, server.url + "/things?x=1")
 
 
+@pytest.mark.case(61)
+@pytest.mark.parametrize(
+    ("key", "sent"),
+    [
+        ("order-42", "order-42"),
+        ("Bestellung für Ä", "Bestellung%20f%C3%BCr%20%C3%84"),
+        ("a\r\nb: %41", "a%0D%0Ab:%20%2541"),
+    ],
+)
+def test_any_key_makes_an_idempotency_key(key: str, sent: str) -> None:
+    with serving(answer(200)) as server:
+        for task in (HttpTask(server.url, "POST"), ActionDeliveryTask("bob.example", "token")):
+            ctx = AsyncFakeContext(LOCAL | {"actions": {"inbox": f"{server.url}/{{recipient}}"}})
+            ctx.idempotency_key = key
+            asyncio.run(task.run(ctx))  # type: ignore[arg-type]
+    assert [asked.headers["idempotency-key"] for asked in server.asked] == [sent, sent]
+
+
 def test_long_and_binary_answers() -> None:
     with serving(answer(200, b"y" * 100_000)) as server:
         told = run(HttpTask(server.url, max_body=1000))
