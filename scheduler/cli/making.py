@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from scheduler.cli.options import EDGE, INSTANT, SPAN
-from scheduler.cli.output import print_object
+from scheduler.cli.output import check_columns, print_object
 from scheduler.cli.session import Session, note
 from scheduler.errors import PayloadError
 
@@ -163,6 +163,7 @@ def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> st
 
 def schedule(session: Session, given: Given, kind: str, payload: dict[str, Any], record: KindRecord | None) -> None:
     """Store the task or the recurring schedule, print its id or name, and say if nobody would run it."""
+    check_columns(session, "id" if given.cron is None else "schedule", "created")
     spec = given.spec(kind, payload, record)
     if given.cron is not None:
         _register(session, given, spec)

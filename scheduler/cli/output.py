@@ -81,6 +81,12 @@ def _json(value: object, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=not is_utf8(), indent=indent)
 
 
+def check_columns(session: Session, *known: str) -> None:
+    """Refuse ``--columns`` that :func:`print_object` would, before a task is made that nobody hears of. Raises
+    UsageError."""
+    _chosen(session, known)
+
+
 def _chosen(session: Session, known: Sequence[str]) -> list[str] | None:
     if session.columns is None:
         return None

@@ -229,6 +229,12 @@ class TestCron:
         assert ctl("cron", "delete", "nightly").exit_code == 0
         assert ctl.json("cron", "list") == []
 
+    def test_columns_are_looked_at_before_anything_is_made(self, ctl: Ctl) -> None:
+        ctl("run", "--cron", "30 2 * * *", "--key", "nightly", "--", "true")
+        assert "there is no column 'no'; there are id" in ctl.fails(2, "cron", "trigger", "nightly", "--columns", "no")
+        assert "there is no column 'no'; there are id, created" in ctl.fails(2, "run", "--columns", "no", "--", "true")
+        assert ctl.json("list") == []
+
     def test_the_same_name_updates(self, ctl: Ctl) -> None:
         first = ctl("run", "--cron", "0 5 * * *", "--", "true")
         again = ctl("run", "--cron", "0 6 * * *", "--", "true")
