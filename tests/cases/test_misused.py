@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from scheduler import ConfigError, RetryPolicy, Scheduler, UnknownDependencyError, UnknownTaskError
+from scheduler import (
+    AsyncContext,
+    ConfigError,
+    RetryPolicy,
+    Scheduler,
+    Task,
+    UnknownDependencyError,
+    UnknownTaskError,
+)
 from support.bench import Bench
 
 IDS: list[Callable[[Scheduler, Any], Any]] = [
@@ -58,3 +67,26 @@ def test_ids_that_are_none(bench: Bench) -> None:
 def test_what_else_does_not_fit(bench: Bench, says: str, call: Callable[[Any], Any]) -> None:
     with pytest.raises(ConfigError, match=says):
         call(bench.jobs)
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator as people write them."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+class Wrapped(Task):
+    @plain
+    async def run(self, ctx: AsyncContext) -> None: ...
+
+
+def test_an_async_handler_behind_a_plain_decorator_says_so(bench: Bench) -> None:
+    bench.jobs.register(Wrapped)
+    task_id = bench.jobs.task(Wrapped()).schedule()
+    bench.drain()
+    assert bench.state(task_id) == "dead"
+    assert "let the decorator's function be async, too" in str(bench.jobs.get_last_error(task_id))
