@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from scheduler import RetryPolicy, Task
 from support.bench import Bench, Step
@@ -282,3 +283,20 @@ class TestWhy:
         dead = live.ended("dead")
         child = int(live.jobs.task(Step("child")).depend_on(dead).schedule())
         assert self.why(ctl, child).endswith(f"not run: task {dead} ended dead")
+
+
+def test_list_since_beside_a_clean_up(live: Bench) -> None:
+    """What is removed between two of its looks; on SQLite they see one moment, and nothing is."""
+    from scheduler.store.read_tasks import list_tasks
+
+    made = [int(live.step(str(i)).schedule()) for i in range(4)]
+    database = live.jobs.database
+
+    def remove(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "max(id)" in statement:
+            live.execute(f"DELETE FROM schedd_tasks WHERE id > {made[0]}")
+
+    sa.event.listen(database.open(), "after_cursor_execute", remove)
+    with database.read() as connection:
+        found, _ = list_tasks(connection, since=database.now() + 3_600_000_000)
+    assert found == []
