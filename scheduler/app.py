@@ -6,7 +6,7 @@ import inspect
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
@@ -19,8 +19,10 @@ from scheduler.engine.options import ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.model.dead_letter import DeadLetter
 from scheduler.model.limits import parse_size
+from scheduler.model.names import is_name
 from scheduler.model.registry import Registry
 from scheduler.model.task import Task, TaskFunction
+from scheduler.model.times import LONGEST, SECOND, span_us
 from scheduler.ports import Clock, SystemClock
 from scheduler.queries import Queries
 from scheduler.store.database import Database
@@ -81,20 +83,22 @@ class Scheduler(Queries):
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        if log_attempts not in ("notable", "all"):
+            raise ConfigError(f"log_attempts must be notable or all, not {log_attempts!r}")
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.database = Database(url, self.clock, auto_migrate=auto_migrate)
         self.registry = Registry()
         self.settings = settings if settings is not None else {}
         self.state = state
-        self._drain = drain
+        self._drain = _seconds(drain, "drain")
         self._rng = rng
         self._around_run = around_run
         self._on_dead_letter = _hook(on_dead_letter)
         self._options: dict[str, Any] = {
-            "queues": tuple(queues),
+            "queues": _queues(queues),
             "pools": _pools(pools),
             "lease": _positive(lease, "lease"),
-            "max_concurrent": int(max_concurrent_tasks),
+            "max_concurrent": _whole(max_concurrent_tasks, "max_concurrent_tasks", 0),
             "misfire_grace": _positive(misfire_grace, "misfire_grace", 1),
             "log_attempts": log_attempts,
             "capture_root": capture_root,
@@ -328,17 +332,34 @@ def _processes(
 ) -> ProcessOptions:
     if count is None:
         count = len(os.sched_getaffinity(0))
-    for what, value, least in (("processes", count, 1), ("recycle_tasks", recycle_tasks, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{what} must be a whole number of at least {least}, not {value!r}")
+    _whole(count, "processes", 1)
+    _whole(recycle_tasks, "recycle_tasks", 0)
     if state is not None and (not isinstance(state, str) or ":" not in state):
         raise ConfigError(f'child_state must be "module:function", not {state!r}')
     memory = parse_size(recycle_memory, "recycle_memory")
     return ProcessOptions(count, _positive(grace, "process_grace"), recycle_tasks, memory, state)
 
 
+def _queues(given: Iterable[str]) -> tuple[str, ...]:
+    queues = () if isinstance(given, str) else tuple(given)  # a text is iterable, too: each of its letters a queue
+    if not queues or not all(isinstance(name, str) and (name == "*" or is_name(name)) for name in queues):
+        raise ConfigError(f'queues must be a list of names, or ["*"] for all, not {given!r:.80}')
+    return queues
+
+
+def _whole(value: int, what: str, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{what} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def _seconds(value: float, what: str) -> float:
+    return span_us(value, what) / SECOND
+
+
 def _positive(value: float, what: str, least: float = 0) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not (value > 0 and value >= least):
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (0 < value <= LONGEST / SECOND and value >= least):
         bound = f"of at least {least:g}" if least else "above 0"
         raise ConfigError(f"{what} must be a number of seconds {bound}, not {value!r}")
     return float(value)
@@ -361,7 +382,9 @@ def _pools(given: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, 
     for name, sizes in (given or {}).items():
         if name not in names:
             raise ConfigError(f"there is no pool {name!r}; there are {', '.join(names)}")
-        if len(sizes) != 2 or any(not isinstance(n, int) or n < 0 for n in sizes):
+        if not isinstance(sizes, Sequence) or len(sizes) != 2 or any(not isinstance(n, int) or n < 0 for n in sizes):
             raise ConfigError(f"pool {name} must be (thread slots, async slots), not {sizes!r}")
         pools[name] = (sizes[0], sizes[1])
+    if not any(map(any, pools.values())):
+        raise ConfigError("no pool has a slot, so nothing would ever run")
     return pools

@@ -14,6 +14,7 @@ from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.registry import MAX_KEY, Kind, encode_json
 from scheduler.model.spec import TaskId
 from scheduler.model.task import Task
+from scheduler.model.texts import storable
 from scheduler.model.times import span_us, to_datetime
 from scheduler.records import TaskInfo, task_info
 from scheduler.store import dead_letters as store
@@ -168,6 +169,14 @@ class DeadLetters:
         """
         if _at_least_one(limit) > MOST:
             raise ConfigError(f"limit is at most {MOST}, not {limit!r}")
+        check_filters(
+            kind=kind,
+            error_class=error_class,
+            fingerprint=fingerprint,
+            key=key,
+            correlation=correlation,
+            subject=subject,
+        )
         actor, at, more = _actor(by), (0, 0), True
         done: list[TaskId] = []
         database = self._owner.database
@@ -239,6 +248,7 @@ class DeadLetters:
         newer_than: Seconds | None,
         **envelope: str | None,
     ) -> Filter:
+        check_filters(kind=kind, error_class=error_class, fingerprint=fingerprint, **envelope)
         self._owner.database.open()  # before that it does not know the server's clock
         now = self._owner.database.now()
         return Filter(
@@ -267,7 +277,14 @@ def _actor(by: str | None) -> str | None:
     return None if by is None else check_text(by, "by")
 
 
+def check_filters(**texts: str | None) -> None:
+    """What tasks are chosen by. Raises ConfigError for what cannot be stored as one: databases differ on what it is."""
+    for name, text in texts.items():
+        if text is not None and (not isinstance(text, str) or text != storable(text)):
+            raise ConfigError(f"{name} must be a text, not {text!r:.80}")
+
+
 def _at_least_one(limit: int) -> int:
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**63:
         raise ConfigError(f"limit must be a whole number from 1, not {limit!r}")
     return limit

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from scheduler.builder import check_text
-from scheduler.dead_letters import DeadLetters
+from scheduler.dead_letters import DeadLetters, check_filters
 from scheduler.errors import (
     ConfigError,
     CycleError,
@@ -20,6 +20,7 @@ from scheduler.errors import (
     StoreUnavailableError,
     TaskCancelledError,
     TaskFailedError,
+    UnknownDependencyError,
     UnknownTaskError,
 )
 from scheduler.model.checkpoint import MAX_VALUE
@@ -27,7 +28,7 @@ from scheduler.model.registry import Registry, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import EdgeSpec, TaskId
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, TaskState, When
-from scheduler.model.times import span_us, to_datetime
+from scheduler.model.times import LONGEST, span_us, to_datetime
 from scheduler.ports import SECOND
 from scheduler.records import AttemptInfo, ScheduleInfo, TaskInfo, attempt_info, schedule_info, task_info
 from scheduler.store import control, events, read_tasks, retention, schedules
@@ -125,7 +126,7 @@ class Queries:
     def get_task(self, task_id: int) -> TaskInfo:
         """Everything stored of a task. Raises UnknownTaskError."""
         with self.database.read() as connection:
-            return self._info(read_tasks.get_task(connection, task_id))
+            return self._info(read_tasks.get_task(connection, check_id(task_id)))
 
     def _info(self, record: TaskRecord) -> TaskInfo:
         return task_info(record.at(self.database.now()))
@@ -147,6 +148,10 @@ class Queries:
         cursor: int | None = None,
     ) -> list[TaskInfo]:
         """Tasks, newest first. ``status``: states or short names; ``cursor``: only ids below it. Raises ConfigError."""
+        check_filters(kind=kind, queue=queue, key=key, correlation=correlation, subject=subject)
+        for name, number in (("limit", limit), ("cursor", 0 if cursor is None else cursor)):
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63 - 1:
+                raise ConfigError(f"{name} must be a whole number from 0, not {number!r:.80}")
         with self.database.read() as connection:
             found, _ = read_tasks.list_tasks(
                 connection,
@@ -164,13 +169,13 @@ class Queries:
     def get_task_dependencies(self, task_id: int) -> list[EdgeRecord]:
         """What it waits for, or waited. Raises UnknownTaskError."""
         with self.database.read() as connection:
-            read_tasks.get_task(connection, task_id)
+            read_tasks.get_task(connection, check_id(task_id))
             return list(read_tasks.dependencies(connection, task_id))
 
     def get_dependents(self, task_id: int) -> list[EdgeRecord]:
         """What waits for it. Raises UnknownTaskError."""
         with self.database.read() as connection:
-            read_tasks.get_task(connection, task_id)
+            read_tasks.get_task(connection, check_id(task_id))
             return list(read_tasks.dependents(connection, task_id))
 
     def check_for_cycles(self, task_id: int) -> None:
@@ -185,7 +190,7 @@ class Queries:
     def get_attempts(self, task_id: int) -> list[AttemptInfo]:
         """Its executions so far, oldest first. Raises UnknownTaskError."""
         with self.database.read() as connection:
-            read_tasks.get_task(connection, task_id)
+            read_tasks.get_task(connection, check_id(task_id))
             return [attempt_info(record) for record in read_tasks.attempts(connection, task_id)]
 
     def get_retry_count(self, task_id: int) -> int:
@@ -208,6 +213,7 @@ class Queries:
 
         Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, TimeoutError.
         """
+        check_id(task_id)
         try:
             task = self._wait([task_id], timeout)[task_id]
         except UnknownTaskError:
@@ -233,7 +239,7 @@ class Queries:
 
         None waits for ever, 0 not at all (seconds or timedelta). Raises TimeoutError, UnknownTaskError.
         """
-        wanted = [ids] if isinstance(ids, int) else list(ids)
+        wanted = [check_id(task_id) for task_id in ([ids] if isinstance(ids, int) else ids)]
         return {task_id: self._info(record) for task_id, record in self._wait(wanted, timeout).items()}
 
     def _wait(self, wanted: Sequence[int], timeout: float | timedelta | None) -> dict[int, TaskRecord]:
@@ -267,6 +273,7 @@ class Queries:
         ``cascade``: its dependants by success end cancelled too, instead of by their *otherwise*. Raises
         UnknownTaskError.
         """
+        check_id(task_id)
         done = self.database.change(lambda c: control.cancel(c, [task_id], self.database.now(), cascade=cascade))
         self._ring()
         return done
@@ -276,6 +283,7 @@ class Queries:
 
         A task that waits for a retry or its time runs now. Raises UnknownTaskError, InvalidTransitionError.
         """
+        check_id(task_id)
         self.database.change(lambda c: control.retry(c, task_id, self.database.now(), downstream=downstream))
         self._ring()
 
@@ -294,6 +302,7 @@ class Queries:
         At least one of the filters is to be given. A task whose key another one holds is left as it is, and a warning
         is logged. What fails again meanwhile is left for another call. Returns the ids. Raises ConfigError.
         """
+        check_filters(kind=kind, key=key, correlation=correlation, subject=subject)
         if kind is None and key is None and correlation is None and subject is None:
             raise ConfigError("retry_failed wants to know which: kind, key, correlation or subject")
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_AT_ONCE:
@@ -326,7 +335,11 @@ class Queries:
             other = DEFAULT_OTHERWISE[end] if otherwise is None else Otherwise(otherwise)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        edge = EdgeSpec(parent, end, other)
+        check_id(child)
+        try:
+            edge = EdgeSpec(check_id(parent), end, other)
+        except UnknownTaskError:
+            raise UnknownDependencyError([parent]) from None
         self.database.change(lambda c: control.add_dependency(c, child, edge, self.database.now()))
         self._ring()  # an edge that is broken already ends the child, and others may wait for that
 
@@ -334,12 +347,13 @@ class Queries:
         """Change how a task that has not ended is retried. Raises UnknownTaskError, InvalidTransitionError."""
         if not isinstance(policy, RetryPolicy):
             raise ConfigError(f"set_retry_policy takes a RetryPolicy, not {policy!r}")
+        check_id(task_id)
         with self.database.write() as connection:
             control.set_retry_policy(connection, task_id, policy.to_json(), policy.max_attempts)
 
     def cleanup_completed_tasks(self, older_than_hours: float = 24) -> int:
         """Remove succeeded tasks that ended longer ago than this; their outcome is remembered. Returns how many."""
-        seconds = span_us(timedelta(hours=older_than_hours), "older_than_hours") / SECOND
+        seconds = _hours(older_than_hours) / SECOND
         kept = {"success": seconds, "failed": float(10**9), "outcomes": float(10**9), "events": float(10**9)}
         removed = 0
         after: int | None = 0
@@ -372,12 +386,28 @@ class Queries:
 
     def cleanup_events(self, older_than_hours: float) -> int:
         """Remove events that were emitted longer ago than this, but for those that somebody waits for."""
-        span = span_us(timedelta(hours=older_than_hours), "older_than_hours")
+        span = _hours(older_than_hours)
         removed, batch = 0, events.BATCH
         while batch >= events.BATCH:
             batch = self.database.change(lambda c: events.cleanup(c, self.database.now() - span))
             removed += batch
         return removed
+
+
+def check_id(task_id: int) -> int:
+    """A task's id. Raises UnknownTaskError for a number that can be none, ConfigError for what is no number."""
+    if not isinstance(task_id, int) or isinstance(task_id, bool):
+        raise ConfigError(f"a task's id is the number that schedule() returned, not {task_id!r:.80}")
+    if not 0 < task_id < 2**63:
+        raise UnknownTaskError(task_id)
+    return task_id
+
+
+def _hours(given: float) -> int:
+    """As microseconds. Raises ConfigError."""
+    if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 <= given <= LONGEST / SECOND / 3600:
+        raise ConfigError(f"older_than_hours must be a number of hours from 0, not {given!r:.80}")
+    return round(given * 3600 * SECOND)
 
 
 def event_payload(payload: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +56,9 @@ class ActionCreatorTask(Task, timeout=60, retry=RetryPolicy(min_wait=5, max_wait
 
     def run(self, ctx: Context) -> dict[str, Any]:
         store = ActionStore.from_settings(ctx.settings)
-        token: str = ctx.step("sign", self._sign, ctx)
+        # With what: a replay with another payload must not bring what was signed of this one.
+        digest = hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+        token: str = ctx.step(f"sign {digest}", self._sign, ctx)
         action = read(token)
         store.put(self.tn_id, action, "own")
         return {"action_id": action.action_id, "token": token, "attachments": list(action.claims.a)}

@@ -8,7 +8,7 @@ import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
 from scheduler.tasks.failures import refuse
-from scheduler.tasks.requests_to import SAID, text_of
+from scheduler.tasks.requests_to import SAID, header_of, text_of
 from scheduler.tasks.secrets_of import Secrets
 from scheduler.tasks.settings import filled
 from scheduler.tasks.tokens import DOMAIN
@@ -48,7 +48,7 @@ class ActionDeliveryTask(Task, timeout=300, retry=RetryPolicy(min_wait=10, max_w
         token = self.token or token_of(await ctx.results())
         url = inbox_of(ctx.settings, self.recipient)
         body = msgspec.json.encode({"token": token, "related": self.related})
-        headers = {"content-type": "application/json", "idempotency-key": ctx.idempotency_key}
+        headers = {"content-type": "application/json", "idempotency-key": header_of(ctx.idempotency_key)}
         call = Call("POST", url, headers, body, self.timeout, most=4096)
         reply = await send(call, ctx.settings, Secrets(ctx.settings))
         if not 200 <= reply.status < 300:

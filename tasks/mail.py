@@ -7,7 +7,6 @@ import email.utils
 import hashlib
 import re
 import smtplib
-import ssl
 from collections.abc import Iterable, Mapping
 from email.message import EmailMessage
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +17,7 @@ from scheduler import PermanentError, RetryPolicy, Task
 from scheduler.tasks.failures import Refused, Unreachable
 from scheduler.tasks.secrets_of import HIDDEN, forms_of
 from scheduler.tasks.settings import required, section
+from scheduler.tasks.web import trust
 
 if TYPE_CHECKING:
     from scheduler import Context
@@ -41,7 +41,8 @@ class EmailTask(Task, timeout=600, retry=RetryPolicy(min_wait=30, max_wait=7200,
     ``refused``, as long as others got it.
 
     Transient failures: no connection, a connection that breaks off or falls silent, every 4xx. Permanent failures:
-    every 5xx (also a login that is refused), if no recipient got it; a server without STARTTLS; a missing setting.
+    every 5xx (also a login that is refused), if no recipient got it; a server without STARTTLS; headers that no mail
+    can have; a missing setting.
 
     Settings: ``[mail] host``, ``port``, ``tls`` (starttls, tls, none), ``user``, ``password``, ``sender``, ``ca``.
     """
@@ -76,9 +77,11 @@ class EmailTask(Task, timeout=600, retry=RetryPolicy(min_wait=30, max_wait=7200,
         refused: dict[str, str] = {}
         later: list[Exception] = []
         try:
-            for number, address in enumerate(self.recipients):
+            for address in self.recipients:
+                message = self.message(ctx, post.sender, address)
                 try:
-                    ctx.step(f"to {number}", post.send, address, self.message(ctx, post.sender, address))
+                    # By the address, not its place: a replay with other recipients must not take them for served.
+                    ctx.step(f"to {_safe(address)}", post.send, address, message)
                     sent.append(address)
                 except PermanentError as error:
                     if len(self.recipients) == 1 or error.status is None:
@@ -97,7 +100,13 @@ class EmailTask(Task, timeout=600, retry=RetryPolicy(min_wait=30, max_wait=7200,
         return {"sent_to": sent, "refused": refused}
 
     def message(self, ctx: Context, sender: str, address: str) -> EmailMessage:
-        """The mail for one recipient, the same at each attempt."""
+        """The mail for one recipient, the same at each attempt. Raises PermanentError for what is no mail."""
+        try:
+            return self._message(ctx, sender, address)
+        except (ValueError, TypeError, LookupError) as error:
+            raise PermanentError(f"the mail cannot be made: {error}") from None
+
+    def _message(self, ctx: Context, sender: str, address: str) -> EmailMessage:
         made = EmailMessage(policy=email.policy.SMTP)
         made["From"] = sender
         made["To"] = address
@@ -158,7 +167,7 @@ class Post:
     def _connected(self) -> smtplib.SMTP:
         if self._server is not None:
             return self._server
-        context = ssl.create_default_context(cafile=self._ca)
+        context = trust(self._ca, "[mail] ca")
         if self.tls == "tls":
             server: smtplib.SMTP = smtplib.SMTP_SSL(self.host, self.port, timeout=SILENCE, context=context)
         else:

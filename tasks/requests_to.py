@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
 import msgspec
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 MOST_BODY = 512 * 1024
 KEPT_HEADERS = 16 * 1024  # characters
 SAID = 200  # characters of a refusal that its error repeats
+_VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 _UNSAFE = frozenset({"POST", "PATCH", "PUT", "DELETE"})
 
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -54,7 +57,7 @@ class HttpTask(Task, timeout=900, retry=RetryPolicy(min_wait=5, max_wait=3600, m
     def __post_init__(self) -> None:
         if not self.url.lower().startswith(("http://", "https://")):
             raise ValueError(f"url must begin with https:// or http://, not {self.url!r:.80}")
-        if "@" in self.url.partition("//")[2].partition("/")[0]:
+        if "@" in re.split("[/?#]", self.url.partition("//")[2], maxsplit=1)[0]:
             raise ValueError("a password does not belong in a URL, which is shown: use a header with a ${secret}")
         if self.body is not None and self.json is not None:
             raise ValueError("body and json exclude each other")
@@ -70,7 +73,7 @@ class HttpTask(Task, timeout=900, retry=RetryPolicy(min_wait=5, max_wait=3600, m
             content = msgspec.json.encode(self.json)
             headers.setdefault("content-type", "application/json")
         if self.method in _UNSAFE:
-            headers.setdefault("idempotency-key", ctx.idempotency_key)
+            headers.setdefault("idempotency-key", header_of(ctx.idempotency_key))
         call = Call(self.method, self.url, headers, content, self.timeout, self.max_body, self.redirects)
         reply = await send(call, ctx.settings, secrets)
         if not (200 <= reply.status < 300 or reply.status in self.ok):
@@ -78,6 +81,11 @@ class HttpTask(Task, timeout=900, retry=RetryPolicy(min_wait=5, max_wait=3600, m
             what = f"{secrets.hidden(shown(self.method, reply.url))} answered {reply.status}"
             refuse(f"{what}: {said}" if said else what, reply.status, reply.headers.get("retry-after"))
         return kept(reply, secrets)
+
+
+def header_of(key: str) -> str:
+    """A key as a header's value: what is not a visible character of ASCII, and %, as in URLs."""
+    return quote(key, safe=_VISIBLE)
 
 
 def text_of(body: bytes) -> str:

@@ -193,8 +193,15 @@ async def _read(response: httpx2.Response, most: int, url: httpx2.URL, sink: Sin
 
 @functools.lru_cache(maxsize=4)
 def _trust(ca: str | None) -> ssl.SSLContext:
-    """Certificates of the system, or of this file. Some milliseconds to make, so it is kept."""
-    return ssl.create_default_context(cafile=ca)
+    return trust(ca, "[http] ca")  # some milliseconds to make, so it is kept
+
+
+def trust(ca: str | None, setting: str) -> ssl.SSLContext:
+    """Certificates of the system, or of this file. Raises Unreachable if it cannot be read."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # it does not say which file
+        raise Unreachable(f"the certificates of {setting} = {ca!r} cannot be read: {error.strerror or error}") from None
 
 
 def shown(method: str, url: str) -> str:

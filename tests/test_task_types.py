@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from datetime import date, datetime, timedelta
+from enum import Enum
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import msgspec
 import pytest
+from msgspec import Meta
 
 from scheduler import ConfigError, Context, PayloadError, Priority, RetryPolicy, Scheduler, Task, task
 from scheduler.model.rate import Rate, parse_rate
@@ -115,6 +118,33 @@ def test_the_lane_is_the_kind_and_its_concurrency_key() -> None:
 
     kind = Registry().add(send)
     assert kind.lane(bind(kind, ("a@b",), {})) == "mail.send\x1fa@b"
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("fits", "annotation"),
+    [
+        *(
+            (True, kind)
+            for kind in (str, int, bool, Any, date, str | None, Literal["a", 1], Annotated[int, Meta(ge=1)])
+        ),
+        *(
+            (False, kind)
+            for kind in (Colour, datetime, float, UUID, None | Colour, list[str], Annotated[float, Meta(ge=1)])
+        ),
+    ],
+)
+def test_a_concurrency_key_is_told_where_json_makes_the_same(fits: bool, annotation: Any) -> None:
+    def paint(ctx: Context, of: Any, other: Colour) -> None: ...
+
+    paint.__annotations__["of"] = annotation
+    rule = "a {of} one"
+    assert Registry().add(task(concurrency_key=rule)(paint)).public_key() == (rule if fits else True)
+    assert Registry().add(task(concurrency_key=str)(paint)).public_key() is True
+    assert Registry().add(task(paint)).public_key() is False
 
 
 @pytest.mark.parametrize(

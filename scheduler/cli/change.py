@@ -63,11 +63,11 @@ def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool, dry
         click.echo(f"task {task_id} is running: cancel {would}requested")
     for task_id, state in done.finished.items():
         click.echo(f"task {task_id} had ended already: {state}")
-    for tasks, moves in (
-        (done.affected, f"{'would end' if dry_run else 'ended'} with it"),
-        (done.later, f"{'would be' if dry_run else 'will be'} cancelled when what is running has ended"),
+    for tasks, moves, always in (
+        (done.affected, f"{'would end' if dry_run else 'ended'} with it", True),
+        (done.later, f"{'would be' if dry_run else 'will be'} cancelled when what is running has ended", False),
     ):
-        if tasks or tasks is done.affected:
+        if tasks or always:
             named = f": {listed([str(i) for i in tasks], 20)}" if tasks else ""
             click.echo(f"{counted(len(tasks), 'dependant')} {moves}{named}")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli.options import common
-from scheduler.cli.output import print_object, print_rows, time
+from scheduler.cli.output import check_columns, print_object, print_rows, time
 from scheduler.cli.session import Session, note, with_session
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def trigger(session: Session, /, name: str) -> None:
     """Run once now, beside the slots; prints the task's id."""
     from scheduler.store import schedules
 
+    check_columns(session, "id")
     database = session.existing()
     made = session.write(lambda c: schedules.trigger(c, name, database.now()))
     if not print_object(session, {"id": int(made)}):

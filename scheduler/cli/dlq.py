@@ -204,7 +204,7 @@ def _new_payload(connection: sa.Connection, task_id: int, params: tuple[str, ...
         raise UnregisteredKindError(f"no worker has registered a kind {task.kind!r}: its payload cannot be checked")
     try:
         value = msgspec.json.decode(payload if payload is not None else task.payload or "null")
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise click.UsageError(f"--payload is not JSON: {error}") from None
     if params:
         value = (value if isinstance(value, dict) else {}) | read_params(params)

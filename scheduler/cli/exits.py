@@ -26,7 +26,7 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] =
     ),
     ((errors.DuplicateKeyError, errors.CycleError, errors.InvalidTransitionError), CONFLICT),
     (errors.StoreUnavailableError, UNREACHABLE),
-    ((errors.ConfigError, errors.PayloadError, errors.InvalidScheduleError), USAGE),
+    ((errors.ConfigError, errors.PayloadError, errors.InvalidScheduleError, UnicodeEncodeError), USAGE),
 )
 
 
@@ -56,6 +56,8 @@ def tell(error: BaseException) -> None:
         text = error.format_message()
     elif isinstance(error, (errors.SchedulerError, OSError)):
         text = str(error)
+    elif isinstance(error, UnicodeEncodeError):  # an argument, as the system gave it
+        text = f"{error.object!r:.80} is not text in UTF-8"
     else:
         said = " ".join(str(error).split())
         text = f"internal error: {type(error).__name__}: {said} (SCHEDD_DEBUG=1 shows where)"

@@ -47,6 +47,7 @@ def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], 
 
     Exit status 0 if all succeeded, 1 if one did not, 124 if the time was up first.
     """
+    from scheduler.model.texts import listed
     from scheduler.store.read_tasks import ends
 
     database = session.existing()
@@ -62,7 +63,7 @@ def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], 
         if not open_ids:
             break
         if not looks.again():
-            note(f"still not ended: {', '.join(map(str, open_ids))}")
+            note(f"still not ended: {listed([str(i) for i in open_ids], 20)}")
             ctx.exit(exits.TIMED_OUT)
     rows = _rows(session, found)
     print_rows(session, rows, _FIELDS, _FIELDS)

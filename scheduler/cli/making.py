@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from scheduler.cli.options import EDGE, INSTANT, SPAN
-from scheduler.cli.output import print_object
+from scheduler.cli.output import check_columns, print_object
 from scheduler.cli.session import Session, note
 from scheduler.errors import PayloadError
 
@@ -147,6 +147,7 @@ def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> st
     """Where a task queues up: its kind, or kind + concurrency key. Raises PayloadError."""
     from scheduler.cli.payload import with_defaults
     from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY
+    from scheduler.model.texts import storable
 
     rule = None if record is None else record.options.get("concurrency_key")
     if record is None or not rule:
@@ -157,11 +158,12 @@ def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> st
         key = rule.format(**with_defaults(record, payload))
     except (KeyError, IndexError, AttributeError, ValueError) as error:
         raise PayloadError(f"concurrency_key of {kind} cannot be made: {error!r}") from None
-    return f"{kind}{LANE_SEPARATOR}{key[:MAX_KEY]}"
+    return f"{kind}{LANE_SEPARATOR}{storable(key)[:MAX_KEY]}"
 
 
 def schedule(session: Session, given: Given, kind: str, payload: dict[str, Any], record: KindRecord | None) -> None:
     """Store the task or the recurring schedule, print its id or name, and say if nobody would run it."""
+    check_columns(session, "id" if given.cron is None else "schedule", "created")
     spec = given.spec(kind, payload, record)
     if given.cron is not None:
         _register(session, given, spec)

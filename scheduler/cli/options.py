@@ -113,7 +113,7 @@ class _Ago(_Type):
     def read(self, text: str) -> int:
         if text[:1].isdigit() and "-" not in text and ":" not in text:
             return -int(SPAN.read(text))
-        return int(INSTANT.read(text))
+        return max(1, int(INSTANT.read(text)))  # nothing is older than 1970
 
 
 class _Edge(_Type):

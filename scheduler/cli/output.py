@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from scheduler.cli.session import Session
+from scheduler.cli.streams import is_utf8
 
 Row = Mapping[str, Any]
 
@@ -58,9 +59,9 @@ def print_rows(session: Session, rows: Sequence[Row], columns: Sequence[str], kn
     picked = [{name: row.get(name) for name in chosen or known} for row in rows]
     if session.output == "jsonl":
         for row in picked:
-            click.echo(json.dumps(row, ensure_ascii=False))
+            click.echo(_json(row))
     else:
-        click.echo(json.dumps(picked, ensure_ascii=False, indent=2))
+        click.echo(_json(picked, indent=2))
 
 
 def print_object(session: Session, value: Row) -> bool:
@@ -72,8 +73,18 @@ def print_object(session: Session, value: Row) -> bool:
             return False
         print_fields([(name, picked[name]) for name in chosen])
         return True
-    click.echo(json.dumps(picked, ensure_ascii=False, indent=2 if session.output == "json" else None))
+    click.echo(_json(picked, indent=2 if session.output == "json" else None))
     return True
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=not is_utf8(), indent=indent)
+
+
+def check_columns(session: Session, *known: str) -> None:
+    """Refuse ``--columns`` that :func:`print_object` would, before a task is made that nobody hears of. Raises
+    UsageError."""
+    _chosen(session, known)
 
 
 def _chosen(session: Session, known: Sequence[str]) -> list[str] | None:

@@ -45,7 +45,10 @@ def validate(kind: KindRecord, payload: dict[str, Any]) -> None:
     except ModuleNotFoundError:
         raise PayloadError("checking a payload needs the package jsonschema: pip install jsonschema") from None
 
-    checker = jsonschema.Draft202012Validator(kind.schema)
+    usual = jsonschema.Draft202012Validator
+    # To JSON schema 1.0 is a whole number, to the worker that decodes the payload it is not.
+    types = usual.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    checker = jsonschema.validators.extend(usual, type_checker=types)(kind.schema)
     error = jsonschema.exceptions.best_match(checker.iter_errors(payload))
     if error is None:
         return

@@ -52,8 +52,8 @@ class Session:
 
     def existing(self) -> Database:
         """The database, for commands that have no business to create one. Raises StoreUnavailableError."""
-        path = self.database.path
-        if path is not None and not path.exists():
+        if self.database.missing():
+            path = self.database.path
             raise StoreUnavailableError(
                 f"there is no database {path} yet; schedd makes it when it starts, or `schedctl db upgrade`"
             )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LOG_LINES = 20
 _SHOWN_IF_ASKED = ("subject", "correlation")
 CHILDREN = 20
+ROWS = 100  # of each table: why a task does not run would be far above ten thousand of them
 CHILD_COLUMNS = ("id", "kind", "state")
 _NOT_SHOWN = frozenset(
     {
@@ -180,18 +181,20 @@ def print_view(view: dict[str, Any]) -> None:
     print_fields(fields)
     click.echo()
     click.echo(f"why: {cell(view['why'])}" if view["why"] is not None else "it is running")
-    for title, rows, columns in (
-        ("depends on", view["depends_on"], EDGE_COLUMNS),
-        ("dependents", view["dependents"], EDGE_COLUMNS),
-        ("attempts", view["attempts"], _attempt_columns(view)),
-        (_spawned(view["children"]), view["children"]["tasks"], CHILD_COLUMNS),
-        ("recorded", view["recorded"], CHECKPOINT_COLUMNS),
-        ("waits for", view["waits"], WAIT_COLUMNS),
-        ("audit", view["audit"], AUDIT_COLUMNS),
+    edges = sorted(view["depends_on"], key=lambda edge: bool(edge["satisfied"]))  # what it waits for comes first
+    for title, rows, some, columns in (
+        ("depends on", view["depends_on"], edges[:ROWS], EDGE_COLUMNS),
+        ("dependents", view["dependents"], view["dependents"][:ROWS], EDGE_COLUMNS),
+        ("attempts", view["attempts"], view["attempts"][-ROWS:], _attempt_columns(view)),
+        (_spawned(view["children"]), view["children"]["tasks"], view["children"]["tasks"], CHILD_COLUMNS),
+        ("recorded", view["recorded"], view["recorded"][-ROWS:], CHECKPOINT_COLUMNS),
+        ("waits for", view["waits"], view["waits"][:ROWS], WAIT_COLUMNS),
+        ("audit", view["audit"], view["audit"][-ROWS:], AUDIT_COLUMNS),
     ):
         if rows:
-            click.echo(f"\n{title}:")
-            print_table(rows, columns, indent="  ")
+            whole = len(some) == len(rows)
+            click.echo(f"\n{title}:" if whole else f"\n{title} ({len(some)} of {len(rows)}; `-o json` has all):")
+            print_table(rows if whole else some, columns, indent="  ")
     if view["log"]:
         lines = counted(len(view["log"]), "line")
         click.echo(f"\nlog (last {lines}; `schedctl logs {view['id']}` shows all):")

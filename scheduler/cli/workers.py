@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from scheduler.cli import exits
 from scheduler.cli.options import SPAN, common
-from scheduler.cli.output import print_rows
+from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, with_session
 from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worker_view
 
@@ -49,7 +49,7 @@ def worker_command() -> None:
 
 
 @worker_command.command(name="drain")
-@click.argument("worker", metavar="ID", type=click.IntRange(min=1))
+@click.argument("worker", metavar="ID", type=click.IntRange(1, 2**63 - 1))
 @click.option("--wait", is_flag=True, help="Wait until it holds nothing any more.")
 @click.option("--timeout", type=SPAN, metavar="S", help="Give up waiting after this long (30, 5m); status 124.")
 @common
@@ -68,26 +68,36 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
         raise click.UsageError("--timeout belongs to --wait", ctx)
     _ask(session, worker, drain=True)
     if not wait:
-        click.echo(f"worker {worker} drains")
+        _tell(session, {"id": worker, "draining": True, "drained": False}, f"worker {worker} drains")
         return
     deadline = None if timeout is None else time.monotonic() + timeout / 1_000_000
     while not (looked := _look(session, worker)).over:
+        left = [f"holds {counted(looked.holds, 'task')}"] if looked.holds else []
+        left += [f"runs {bodies(looked.strays)}"] if looked.strays else []
+        held = f"still {' and '.join(left)}" if left else "has not noticed yet"
+        if looked.lost:
+            note(f"worker {worker} lost its lease and {held}: the next live worker takes back what it holds")
+            ctx.exit(exits.FAILED)
         if deadline is not None and time.monotonic() >= deadline:
-            some = f" and runs {bodies(looked.strays)}" if looked.strays else ""
-            note(f"worker {worker} still holds {counted(looked.holds, 'task')}{some}")
+            note(f"worker {worker} {held}")
             ctx.exit(exits.TIMED_OUT)
         time.sleep(LOOK)
-    click.echo(f"worker {worker} has drained")
+    _tell(session, {"id": worker, "draining": True, "drained": True}, f"worker {worker} has drained")
 
 
 @worker_command.command(name="resume")
-@click.argument("worker", metavar="ID", type=click.IntRange(min=1))
+@click.argument("worker", metavar="ID", type=click.IntRange(1, 2**63 - 1))
 @common
 @with_session
 def resume(session: Session, /, worker: int) -> None:
     """Let a worker that was told to drain claim again."""
     _ask(session, worker, drain=False)
-    click.echo(f"worker {worker} claims tasks again")
+    _tell(session, {"id": worker, "draining": False, "drained": False}, f"worker {worker} claims tasks again")
+
+
+def _tell(session: Session, view: dict[str, Any], text: str) -> None:
+    if not print_object(session, view):
+        click.echo(text)
 
 
 def _ask(session: Session, worker: int, *, drain: bool) -> None:
@@ -101,4 +111,4 @@ def _look(session: Session, worker: int) -> Drained:
     from scheduler.store.read_workers import drained
 
     with session.database.read() as connection:
-        return drained(connection, worker)
+        return drained(connection, worker, session.database.now())

@@ -282,10 +282,12 @@ class ProcessPool:
                 if child.on_its_way_out:
                     continue
                 if child.jobs and now > child.idle_since + DEAF:
-                    # Somebody has stopped it, or what a body left there never lets Python run. Nothing has begun.
-                    log.warning("child process %d does not begin what it was given: it is ended", child.pid)
-                    self._take_back(child)
-                    self.brood.kill(child)
+                    self._take_all(child, child.heard())  # it may have begun while this process stood still
+                    if child.jobs and child.current is None and not child.on_its_way_out:
+                        # Somebody has stopped it, or what a body left there never lets Python run.
+                        log.warning("child process %d does not begin what it was given: it is ended", child.pid)
+                        self._take_back(child)
+                        self.brood.kill(child)
                 elif not child.jobs and now > child.idle_since + IDLE:
                     self._retire(child, "idle")
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,12 @@ def result_text(result: Any) -> str | None:
     try:
         text = encode_json(result, "the result")
     except PayloadError as error:
+        if inspect.iscoroutine(result):
+            result.close()
+            raise PermanentError(
+                "the handler is async, but looks like a plain function (its decorator is one), so it was not awaited "
+                "and has not run: let the decorator's function be async, too"
+            ) from None
         raise PermanentError(str(error)) from None
     if len(text) > MAX_RESULT:
         raise PermanentError(f"the result is {len(text)} bytes of JSON, over the limit of {MAX_RESULT}")

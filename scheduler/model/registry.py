@@ -11,6 +11,7 @@ from string import Formatter
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
 from scheduler.model.fingerprint import describe
@@ -33,6 +34,16 @@ def encode_json(value: object, what: str) -> str:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise PayloadError(f"{what} is not JSON: {error}") from None
 
+
+_PLAIN = (
+    msgspec.inspect.StrType,
+    msgspec.inspect.IntType,
+    msgspec.inspect.BoolType,
+    msgspec.inspect.NoneType,
+    msgspec.inspect.LiteralType,
+    msgspec.inspect.DateType,
+    msgspec.inspect.AnyType,
+)
 
 # The sorts of slots: threads, asyncio, child processes. With the level they name the slots of a pool.
 THREAD, ASYNC, PROCESS = range(3)
@@ -142,6 +153,18 @@ class Kind:
         except Exception as error:
             raise PayloadError(f"concurrency_key of {self.name} cannot be made: {error!r}") from None
         return f"{self.name}{LANE_SEPARATOR}{key}"
+
+    def public_key(self) -> str | bool:
+        """What those who do not have the type can know of its concurrency key: the template, if it makes of the
+        payload's JSON what it makes of the fields; else whether there is one."""
+        rule = self.options.concurrency_key
+        if not isinstance(rule, str) or self._serialize is not None or self.build is not None:
+            return rule is not None
+        fields = {field.name: field for field in _fields(self.struct)}
+        plain = all(
+            fields[name].name == fields[name].encode_name and _plain(fields[name].type) for name in _names(rule)
+        )
+        return rule if plain else True
 
     def schema(self) -> dict[str, Any]:
         """JSON schema of the payload; empty (anything) for a type that reads or writes it in a way of its own."""
@@ -281,7 +304,7 @@ def _check_key(options: TaskOptions, struct: type[msgspec.Struct]) -> None:
         return
     fields = struct.__struct_fields__
     try:
-        names = [re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(rule) if name is not None]
+        names = _names(rule)
     except ValueError as error:
         raise ConfigError(f"task type {options.kind}: concurrency_key {rule!r} is no template: {error}") from None
     for name in names:
@@ -290,6 +313,25 @@ def _check_key(options: TaskOptions, struct: type[msgspec.Struct]) -> None:
             raise ConfigError(
                 f"task type {options.kind}: concurrency_key {rule!r}: no field {name!r} (fields: {there})"
             )
+
+
+def _names(template: str) -> list[str]:
+    """The fields that a template names. Raises ValueError."""
+    return [re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(template) if name is not None]
+
+
+def _fields(struct: type[msgspec.Struct]) -> tuple[msgspec.inspect.Field, ...]:
+    info = msgspec.inspect.type_info(struct)
+    return info.fields if isinstance(info, msgspec.inspect.StructType) else ()
+
+
+def _plain(kind: msgspec.inspect.Type) -> bool:
+    """Whether a field's text is that of its JSON: not of an Enum, say, or of a time. ``Any``: as whoever gave it."""
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return all(map(_plain, kind.types))
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _plain(kind.type)
+    return isinstance(kind, _PLAIN)
 
 
 def _of_function(source: TaskFunction[Any, Any]) -> tuple[type[msgspec.Struct], Callable[[Any, Any], Any]]:

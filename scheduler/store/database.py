@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from scheduler.errors import SchedulerError
+from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.ports import Clock
 from scheduler.store import migrate
 from scheduler.store.connecting import make_engine
@@ -67,6 +67,20 @@ class Database:
     def path(self) -> Path | None:
         """The database file, for SQLite."""
         return Path(self.url.database or "") if self.dialect.name == "sqlite" else None
+
+    def missing(self) -> bool:
+        """Whether there is no file yet, of SQLite. Raises StoreUnavailableError if that may not be looked at."""
+        if self.path is None:
+            return False
+        try:
+            self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"cannot look at the database {self.path}: {error.strerror}; do it as the user that schedd runs as"
+            ) from None
+        return False
 
     def absolute_url(self) -> str:
         """The URL, password and all, as it is for a process elsewhere on this machine."""

@@ -38,7 +38,7 @@ class Health(NamedTuple):
 
 def health(database: Database) -> Health:
     """Look at a database without changing it. Raises StoreUnavailableError."""
-    if _missing(database):
+    if database.missing():
         return Health(None, migrate.HEAD, 0, ())
     engine, _ = make_engine(database.url)
     try:
@@ -60,7 +60,7 @@ def health(database: Database) -> Health:
 
 def upgrade_plan(database: Database) -> str:
     """The SQL that an upgrade would run; empty if there is nothing to do. Changes nothing."""
-    engine = sa.create_engine("sqlite://") if _missing(database) else make_engine(database.url)[0]
+    engine = sa.create_engine("sqlite://") if database.missing() else make_engine(database.url)[0]
     try:
         return migrate.upgrade_sql(engine)
     except sa.exc.SQLAlchemyError as error:
@@ -165,10 +165,6 @@ def backup_sqlite(path: Path, target: Path, progress: Callable[[int, int], objec
         for leftover in (draft, draft.with_name(draft.name + "-journal")):
             leftover.unlink(missing_ok=True)
     return target.stat().st_size
-
-
-def _missing(database: Database) -> bool:
-    return database.path is not None and not database.path.exists()
 
 
 def _files(database: Database) -> list[Path]:

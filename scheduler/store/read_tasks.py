@@ -293,8 +293,8 @@ def _first_id(connection: sa.Connection, since: int) -> int:
     at = prepared("SELECT created_at FROM schedd_tasks WHERE id >= :id ORDER BY id LIMIT 1")
     while low < high:
         middle = (low + high) // 2
-        created = connection.execute(at, {"id": middle}).scalar_one()
-        if created < since:
+        created = connection.execute(at, {"id": middle}).scalar()
+        if created is not None and created < since:  # None: the last ones were removed since
             low = middle + 1
         else:
             high = middle

@@ -177,24 +177,28 @@ def stray_text(worker: WorkerRecord) -> str | None:
 
 
 class Drained(NamedTuple):
-    """How far a worker is that was told to drain. ``over``: it knows, and holds and runs nothing any more."""
+    """How far a worker is that was told to drain. ``over``: it knows, and holds and runs nothing any more; ``lost``:
+    its lease ran out, so it will not come to know."""
 
     over: bool
     holds: int
     strays: tuple[Stray, ...]
+    lost: bool
 
 
-def drained(connection: sa.Connection, worker: int) -> Drained:
+def drained(connection: sa.Connection, worker: int, now: int) -> Drained:
     """Look how far a worker is with draining."""
     row = connection.execute(
-        prepared("SELECT state, pools FROM schedd_workers WHERE id = :id"), {"id": worker}
+        prepared("SELECT state, pools, lease_until FROM schedd_workers WHERE id = :id"), {"id": worker}
     ).one_or_none()
     holds = connection.execute(
         prepared("SELECT count(*) FROM schedd_tasks WHERE worker = :id AND state >= 4 AND state <= 5"), {"id": worker}
     ).scalar_one()
-    alive = row is not None and row.state < STOPPED
-    strays = msgspec.json.decode(row.pools, type=Capacity).strays if row is not None and alive else ()
-    return Drained((row is None or row.state != LIVE) and holds == 0 and not strays, int(holds), strays)
+    if row is None:
+        return Drained(holds == 0, int(holds), (), True)
+    strays = msgspec.json.decode(row.pools, type=Capacity).strays if row.state < STOPPED else ()
+    over = row.state != LIVE and holds == 0 and not strays
+    return Drained(over, int(holds), strays, row.state < STOPPED and row.lease_until < now)
 
 
 class _Published(msgspec.Struct):

@@ -10,6 +10,8 @@ from scheduler.store.dialect import dialect_named
 
 def parse_url(url: str) -> sa.URL:
     """Check a database URL without connecting. Raises ConfigError."""
+    if not isinstance(url, (str, sa.URL)):
+        raise ConfigError(f"store url must be a text such as sqlite:///schedd.db, not {url!r:.80}")
     try:
         parsed = sa.make_url(url)
         backend = parsed.get_backend_name()

@@ -88,9 +88,7 @@ def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind],
             "result_ttl": o.result_ttl,
             "stall_after": o.stall_after,
             "on_stall": o.on_stall,
-            "concurrency_key": o.concurrency_key
-            if isinstance(o.concurrency_key, str)
-            else o.concurrency_key is not None,
+            "concurrency_key": kind.public_key(),
         }
         bound = {
             "name": kind.name,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.engine import brood
+from scheduler.engine import brood, procpool
 from scheduler.engine.attempt import Attempt, execute
 from scheduler.engine.children import CHUNK, Child, Job
 from scheduler.engine.frames import Frames, frame
@@ -147,6 +147,18 @@ def test_children_that_there_are_work_on_while_no_more_can_be_started(
     assert (made.slots.size, made.pool.out_of_order) == (0, True)
     made.pool.brood.again_at = 0.0
     assert (made.slots.size, made.pool.out_of_order) == (2, False)
+    made.pool.brood.close()
+
+
+@pytest.mark.case(7)
+def test_one_that_has_begun_while_its_engine_stood_still_is_not_ended(made: Pool) -> None:
+    first, second = made.claim("first", "second")
+    one, _ = made.give(first, second)
+    made.says("start", one, made.desk.now())
+    made.child.idle_since -= procpool.DEAF + 1
+    made.pool._look_at_time()
+    assert made.child.current is not None
+    assert not made.child.killed
     made.pool.brood.close()
 
 

@@ -61,6 +61,12 @@ def test_cancel_of_an_unknown_task_changes_nothing(ctl: Ctl, live: Bench) -> Non
     assert live.state(made) == "scheduled"
 
 
+def test_cancel_of_what_is_running_names_nothing_that_it_does_not_do(ctl: Ctl, live: Bench) -> None:
+    a = int(live.step("a").schedule())
+    ring_and_step(live.jobs)
+    assert ctl("cancel", a).stdout == f"task {a} is running: cancel requested\n0 dependants ended with it\n"
+
+
 @pytest.mark.case(48)
 def test_cancel_in_every_state(ctl: Ctl, live: Bench) -> None:
     """Threads; the body ends at its next call of the context."""

@@ -153,6 +153,19 @@ class TestUnusable:
         assert "UnknownTaskError" in result.stderr
 
 
+@pytest.mark.parametrize("command", [["status"], ["db", "check"], ["db", "upgrade"]])
+def test_a_database_in_a_directory_that_may_not_be_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    ctl = Ctl(environment_for(f"sqlite:///{tmp_path / 'jobs.db'}", tmp_path))
+    monkeypatch.setattr(Path, "stat", refuse)  # nothing is forbidden to root, as whom tests may run
+    message = ctl.fails(5, *command)
+    assert message.endswith("jobs.db: Permission denied; do it as the user that schedd runs as\n")
+
+
 def test_an_unreachable_server(tmp_path: Path) -> None:
     url = f"postgresql+psycopg://postgres:geheim@/db?host={tmp_path}"
     message = Ctl(environment_for(url, tmp_path)).fails(5, "list")

@@ -108,6 +108,8 @@ def test_replay_with_another_payload(ctl: Ctl, live: Bench) -> None:
     a, b = live.die("a", "b")
     assert "payload of Step does not fit" in ctl.fails(2, "dlq", "replay", a, "-P", "name:=5")
     assert "payload of Step does not fit" in ctl.fails(2, "dlq", "replay", a, "--payload", "{}")
+    for text in ("{", "[" * 3000):
+        assert "--payload is not JSON: " in ctl.fails(2, "dlq", "replay", a, "--payload", text)
     assert live.state(a) == "dead"
     assert ctl("dlq", "replay", a, "-P", "name=mended").exit_code == 0
     assert ctl("dlq", "replay", b, "--payload", '{"name": "new"}').exit_code == 0

@@ -50,6 +50,25 @@ def test_a_reader_that_leaves_is_no_reason_to_complain(ctl: Ctl, live: Bench) ->
     listing.wait(60)
 
 
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_what_is_stored_is_done_although_nobody_hears_of_it(ctl: Ctl) -> None:
+    """A status of 1 would have a script submit it again."""
+    for closing in ("1", "2", "0 1 2"):
+        close = f"import os; [os.close(int(fd)) for fd in '{closing}'.split()]"
+        code = f"{close}; os.execv({PROGRAM[0]!r}, {[*PROGRAM, 'run', 'true']!r})"
+        assert subprocess.run([sys.executable, "-c", code], env=ctl.environment, check=False).returncode == 0
+    assert len(ctl.json("list")) == 3
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_what_the_encoding_lacks_is_escaped(ctl: Ctl, live: Bench) -> None:
+    made = int(live.step("s").key("photo 写 \N{GRINNING FACE}").schedule())
+    latin = Ctl(ctl.environment | {"PYTHONIOENCODING": "latin-1"})
+    assert "photo \\u5199 \\U0001f600" in latin.process("list").stdout
+    assert json.loads(latin.process("-o", "json", "list").stdout)[0]["key"] == "photo 写 \N{GRINNING FACE}"
+    assert latin.process("graph", made).returncode == 0
+
+
 def on_a_terminal(ctl: Ctl, columns: int, *arguments: str, colour: bool) -> str:
     """The output of the command on a terminal so wide."""
     environment = {**ctl.environment, "COLUMNS": str(columns), "TERM": "xterm"}

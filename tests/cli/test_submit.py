@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,6 +100,7 @@ def test_a_key_is_one_task(ctl: Ctl, mail: Bench) -> None:
     [
         ([], "payload of Mail does not fit: 'to' is a required property"),
         (["to:=3"], "payload of Mail does not fit, at to: 3 is not of type 'string'"),
+        (["to=x", "count:=1.0"], "payload of Mail does not fit, at count: 1.0 is not of type 'integer'"),
         (["to=x", "count:=0"], "payload of Mail does not fit, at count: 0 is less than the minimum of 1"),
         (["to=x", 'tags:=["a", 1]'], "payload of Mail does not fit, at tags.1: 1 is not of type 'string'"),
         (["to=x", "nope=1"], "Additional properties are not allowed ('nope' was unexpected)"),
@@ -111,6 +113,25 @@ def test_a_payload_that_does_not_fit(ctl: Ctl, mail: Bench, params: list[str], s
     message = ctl.fails(2, "submit", "Mail", *[part for p in params for part in ("-P", p)])
     assert said in message
     assert ctl.json("list", "--kind", "Mail") == []
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Paint(Task, max_concurrency=1, concurrency_key="{colour}"):
+    colour: Colour
+
+    def run(self, ctx: Any) -> None: ...
+
+
+@pytest.mark.case(58)
+def test_a_concurrency_key_that_only_a_program_can_make(ctl: Ctl, live: Bench) -> None:
+    """Its lane would be another one than that of tasks from Python, and its cap hold for each by itself."""
+    live.jobs.register(Paint)
+    live.drain()
+    message = ctl.fails(2, "submit", "Paint", "-P", "colour=red")
+    assert message == "schedctl: the concurrency key of Paint is made by its program: schedule it from Python\n"
 
 
 def test_an_unknown_kind_lists_what_there_is(ctl: Ctl, mail: Bench) -> None:
@@ -207,6 +228,12 @@ class TestCron:
         assert (task["kind"], task["schedule"], task["payload"]) == ("CommandTask", "nightly", {"argv": ["true"]})
         assert ctl("cron", "delete", "nightly").exit_code == 0
         assert ctl.json("cron", "list") == []
+
+    def test_columns_are_looked_at_before_anything_is_made(self, ctl: Ctl) -> None:
+        ctl("run", "--cron", "30 2 * * *", "--key", "nightly", "--", "true")
+        assert "there is no column 'no'; there are id" in ctl.fails(2, "cron", "trigger", "nightly", "--columns", "no")
+        assert "there is no column 'no'; there are id, created" in ctl.fails(2, "run", "--columns", "no", "--", "true")
+        assert ctl.json("list") == []
 
     def test_the_same_name_updates(self, ctl: Ctl) -> None:
         first = ctl("run", "--cron", "0 5 * * *", "--", "true")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from scheduler import RetryPolicy, Task
 from support.bench import Bench, Step
@@ -53,11 +54,13 @@ def test_failed_is_the_state_and_Failed_the_short_name(ctl: Ctl, live: Bench) ->
 
 def test_list_since(ctl: Ctl, live: Bench) -> None:
     made = int(live.step("s").schedule())
+    live.execute("UPDATE schedd_tasks SET created_at = created_at - 120000000")
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     earlier = (datetime.now(UTC) - timedelta(hours=1)).isoformat().replace("+00:00", "Z")
     assert ids(ctl.json("list", "--since", later)) == []
     assert ids(ctl.json("list", "--since", earlier)) == [made]
     assert ids(ctl.json("list", "--since", "5m")) == [made]
+    assert ids(ctl.json("list", "--since", "1969-12-31T23:59:00Z")) == [made], "not a minute ago"
     assert "no time zone" in ctl.fails(2, "list", "--since", "2026-01-01T00:00:00")
 
 
@@ -148,6 +151,26 @@ def test_a_payload_that_is_no_json_is_shown_as_it_is(ctl: Ctl, live: Bench) -> N
     live.execute("UPDATE schedd_tasks SET payload = :p, headers = :p, retry = :p", p="{broken")
     assert ctl.json("show", made)["payload"] == "{broken"
     assert "{broken" in ctl("show", made).stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list", "--kind"], ["cron", "next"], ["retry", "--key"], ["submit"], ["event", "emit"]]
+)
+def test_arguments_that_are_no_text(ctl: Ctl, arguments: list[str]) -> None:
+    assert "\\udcff" in ctl.fails(2, *arguments, "a\udcff")
+
+
+def test_show_of_very_many_edges(ctl: Ctl, live: Bench) -> None:
+    with live.jobs.batch() as batch:
+        parents = [batch.task(Step(str(i))) for i in range(105)]
+        batch.task(Step("join")).depend_on(parents)
+    *made, join = map(int, batch.ids)
+    live.execute(f"UPDATE schedd_tasks SET state = 6, finished_at = created_at WHERE id < {made[-1]}")
+    shown = ctl("show", join).stdout.splitlines()
+    place = shown.index("depends on (100 of 105; `-o json` has all):")
+    assert shown[place + 2].split()[:3] == [str(made[-1]), "Step", "scheduled"], "what it waits for comes first"
+    assert len(shown) == place + 102
+    assert len(ctl.json("show", join)["depends_on"]) == 105
 
 
 def test_show_of_an_unknown_id(ctl: Ctl) -> None:
@@ -271,3 +294,20 @@ class TestWhy:
         dead = live.ended("dead")
         child = int(live.jobs.task(Step("child")).depend_on(dead).schedule())
         assert self.why(ctl, child).endswith(f"not run: task {dead} ended dead")
+
+
+def test_list_since_beside_a_clean_up(live: Bench) -> None:
+    """What is removed between two of its looks; on SQLite they see one moment, and nothing is."""
+    from scheduler.store.read_tasks import list_tasks
+
+    made = [int(live.step(str(i)).schedule()) for i in range(4)]
+    database = live.jobs.database
+
+    def remove(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "max(id)" in statement:
+            live.execute(f"DELETE FROM schedd_tasks WHERE id > {made[0]}")
+
+    sa.event.listen(database.open(), "after_cursor_execute", remove)
+    with database.read() as connection:
+        found, _ = list_tasks(connection, since=database.now() + 3_600_000_000)
+    assert found == []

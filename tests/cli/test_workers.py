@@ -91,6 +91,18 @@ def test_waiting_for_it_ends_when_it_holds_nothing(ctl: Ctl, live: Bench) -> Non
     assert f"worker {worker} still holds 1 task" in late.stderr
     steps(live, 3)
     assert ctl("worker", "drain", worker, "--wait").stdout == f"worker {worker} has drained\n"
+    told = {"id": worker, "draining": True, "drained": True}
+    assert ctl.json("worker", "drain", worker) == told | {"drained": False}
+    assert ctl.json("worker", "drain", worker, "--wait") == told
+    assert ctl.json("worker", "resume", worker) == {"id": worker, "draining": False, "drained": False}
+
+
+def test_waiting_for_one_that_died_ends(ctl: Ctl, live: Bench) -> None:
+    live.step("first").schedule()
+    ring_and_step(live.jobs)
+    worker = engine_of(live.jobs).worker
+    live.execute("UPDATE schedd_workers SET lease_until = 1")
+    assert f"worker {worker} lost its lease and still holds 1 task" in ctl.fails(1, "worker", "drain", worker, "--wait")
 
 
 def test_waiting_for_it_ends_when_no_body_is_left(ctl: Ctl, live: Bench) -> None:
@@ -100,7 +112,7 @@ def test_waiting_for_it_ends_when_no_body_is_left(ctl: Ctl, live: Bench) -> None
     live.execute("UPDATE schedd_workers SET pools = :pools, state = 1", pools=pools)
     late = ctl("worker", "drain", worker, "--wait", "--timeout", "0")
     assert late.exit_code == 124
-    assert f"worker {worker} still holds 0 tasks and runs 1 body that lost its claim (task 5)" in late.stderr
+    assert f"worker {worker} still runs 1 body that lost its claim (task 5)" in late.stderr
     live.execute("UPDATE schedd_workers SET state = 2")
     assert ctl("worker", "drain", worker, "--wait").exit_code == 4
 
@@ -110,6 +122,7 @@ def test_a_worker_that_is_not_there_or_has_ended(ctl: Ctl, live: Bench) -> None:
     worker = engine_of(live.jobs).worker
     for command in ("drain", "resume"):
         assert "there is no worker 99" in ctl.fails(3, "worker", command, 99)
+        assert "is not in the range" in ctl.fails(2, "worker", command, 2**70)
     live.execute("UPDATE schedd_workers SET state = 2")
     assert f"worker {worker} is stopped" in ctl.fails(4, "worker", "drain", worker)
     assert "--timeout belongs to --wait" in ctl.fails(2, "worker", "drain", worker, "--timeout", "5")

@@ -173,6 +173,7 @@ def test_another_attempt_makes_the_same_action(alice: Side) -> None:
     assert alice.make(ctx=ctx) == first
     assert alice.actions.get(7, first["action_id"]) is not None
     assert alice.make() != first, "a signature is never the same twice"
+    assert read(alice.make(content="other", ctx=ctx)["token"]).claims.c == "other", "as a replay with another payload"
 
 
 def test_actions_that_cannot_be_made(alice: Side, tmp_path: Path) -> None:

@@ -82,3 +82,20 @@ def test_the_next_attempt_goes_on_where_it_was(database: Database) -> None:
     assert calls == list(range(57, 100)), "what was done is not done again"
     assert jobs.result(task_id, timeout=0) == {"done": 100, "failed": [], "results": list(range(100))}
     jobs.close()
+
+
+@pytest.mark.case(20)
+def test_a_replay_with_other_items_does_them(database: Database) -> None:
+    jobs = Scheduler.for_testing(url=database.url, clock=FakeClock(), settings=SETTINGS)
+    jobs.register(BatchTask)
+    batched.broken.add(3)
+    task = BatchTask(f"{MODULE}:fragile", [0, 1, 2, 3, 4], chunk=2, collect=True)
+    task_id = jobs.task(task).with_retry(RetryPolicy.none()).schedule()
+    drain(jobs)
+    assert jobs.get_task_status(task_id) == "dead"
+    calls.clear()
+    # What is the same at the same place was done; the rest is new, though there was something in its place.
+    jobs.dead_letters.replay(task_id, payload=BatchTask(f"{MODULE}:fragile", [0, 1, 5, 6], chunk=2, collect=True))
+    drain(jobs)
+    assert calls == [5, 6]
+    jobs.close()

@@ -50,6 +50,24 @@ def test_a_request_and_its_answer() -> None:
     assert (told["truncated"], told["url"]) == (False, server.url + "/things?x=1")
 
 
+@pytest.mark.case(61)
+@pytest.mark.parametrize(
+    ("key", "sent"),
+    [
+        ("order-42", "order-42"),
+        ("Bestellung für Ä", "Bestellung%20f%C3%BCr%20%C3%84"),
+        ("a\r\nb: %41", "a%0D%0Ab:%20%2541"),
+    ],
+)
+def test_any_key_makes_an_idempotency_key(key: str, sent: str) -> None:
+    with serving(answer(200)) as server:
+        for task in (HttpTask(server.url, "POST"), ActionDeliveryTask("bob.example", "token")):
+            ctx = AsyncFakeContext(LOCAL | {"actions": {"inbox": f"{server.url}/{{recipient}}"}})
+            ctx.idempotency_key = key
+            asyncio.run(task.run(ctx))  # type: ignore[arg-type]
+    assert [asked.headers["idempotency-key"] for asked in server.asked] == [sent, sent]
+
+
 def test_long_and_binary_answers() -> None:
     with serving(answer(200, b"y" * 100_000)) as server:
         told = run(HttpTask(server.url, max_body=1000))
@@ -346,6 +364,17 @@ def unbased(told: dict[str, Any]) -> str:
 def test_what_is_refused_when_built(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         HttpTask(**fields)
+
+
+def test_an_address_of_mail_in_a_query_is_no_password() -> None:
+    assert HttpTask("https://api.example.com?of=ada@example.org").url.endswith("?of=ada@example.org")
+
+
+def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    for file, why in (("missing.pem", "No such file"), ("nonsense.pem", "")):
+        (tmp_path / "nonsense.pem").write_text("nonsense")
+        with pytest.raises(Unreachable, match=rf"\[http\] ca = '.*{file}' cannot be read: {why}"):
+            run(HttpTask("https://127.0.0.1"), {"http": {"ca": str(tmp_path / file)}})
 
 
 # Deliveries

@@ -17,9 +17,11 @@ import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
 
-from scheduler import PermanentError
+from scheduler import PermanentError, RetryPolicy, Scheduler
 from scheduler.tasks import EmailTask, mail
 from scheduler.tasks.failures import Refused, Unreachable
+from scheduler.testing import FakeClock, drain
+from support.databases import Database
 
 from .certificates import Certificates
 from .fake import FakeContext
@@ -156,6 +158,37 @@ def test_each_of_several_gets_it_once(place: Place) -> None:
     assert told["sent_to"] == ["a@example.org", "b@example.org"]
     assert list(told["refused"]) == ["c@example.org"]
     assert [to for to, _ in place.inbox.mails] == ["a@example.org", "b@example.org"]
+
+
+@pytest.mark.case(20)
+def test_a_replay_with_another_recipient_reaches_that_one(place: Place, database: Database) -> None:
+    jobs = Scheduler.for_testing(url=database.url, clock=FakeClock(), settings=place.settings)
+    jobs.register(EmailTask)
+    place.inbox.answers = {"typo@example.org": "450 busy"}
+    mail_id = (
+        jobs.task(EmailTask(["a@example.org", "typo@example.org"], "x", "y")).with_retry(RetryPolicy.none()).schedule()
+    )
+    drain(jobs)
+    assert jobs.get_task_status(mail_id) == "dead"
+    jobs.dead_letters.replay(mail_id, payload=EmailTask(["b@example.org", "a@example.org"], "x", "y"))
+    drain(jobs)
+    assert jobs.result(mail_id, timeout=0)["sent_to"] == ["b@example.org", "a@example.org"]
+    assert [to for to, _ in place.inbox.mails] == ["a@example.org", "b@example.org"]
+    jobs.close()
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Reply-To": "you@example.org"}, {"Content-Type": "multipart/mixed"}, {"Cc": "no address <"}]
+)
+def test_what_no_mail_can_be_made_of_is_not_tried_again(place: Place, headers: dict[str, str]) -> None:
+    task = EmailTask("ada@example.org", "s", "b", reply_to="me@example.org", headers=headers)
+    with pytest.raises(PermanentError, match="the mail cannot be made: "):
+        place.send(task)
+
+
+def test_certificates_that_cannot_be_read_are_named(place: Place) -> None:
+    with pytest.raises(Unreachable, match=r"\[mail\] ca = '/nowhere.pem' cannot be read: No such file"):
+        place.send(MAIL, tls="starttls", ca="/nowhere.pem")
 
 
 def test_no_server(certificates: Certificates) -> None:
