@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -62,6 +62,19 @@ def cancel(connection: sa.Connection, dialect: Dialect, parents: Sequence[int], 
         bound,
     ).fetchall()
     return [row[0] for row in ended]
+
+
+def cancelled_with(connection: sa.Connection, dialect: Dialect, parents: Collection[int]) -> list[int]:
+    """What those of these tasks that ended cancelled had spawned, and that was cancelled with them."""
+    rows = connection.execute(
+        prepared(
+            "SELECT t.id FROM schedd_tasks p JOIN schedd_tasks t ON t.spawned_by = p.id "
+            f"WHERE {dialect.among('p.id')} AND p.state = {st.CANCELLED} AND t.state = {st.CANCELLED} "
+            "AND t.cancel_requested >= p.finished_at ORDER BY t.id"
+        ),
+        {"ids": dialect.bind_ids(sorted(parents))},
+    )
+    return [row[0] for row in rows]
 
 
 def below(connection: sa.Connection, dialect: Dialect, parents: Sequence[int]) -> set[int]:

@@ -11,6 +11,7 @@ from scheduler.errors import InvalidTransitionError, UnknownDependencyError, Unk
 from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import TaskState
+from scheduler.ports import FOREVER
 from scheduler.store import checkpoints, children, keys
 from scheduler.store.cascade import below
 from scheduler.store.dialect import Dialect, bind_rows, dialect_of, fence, prepared
@@ -181,28 +182,28 @@ _CLEAR = (
 def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: bool) -> None:
     """Bring an ended task back to life; in one transaction, with the descendants that ended because of it.
 
-    Descendants whose ``ended_by`` chain leads here wait again; unmet counts of everything that waits on something
-    reopened are made anew from edges and parents' states, and edges are judged again. Children that have started are
-    never touched. What they awaited in vain is forgotten.
+    Descendants whose ``ended_by`` chain leads here wait again, and what was cancelled with the task that had spawned it
+    goes on; unmet counts of everything that waits on something reopened are made anew from edges and parents' states,
+    and edges are judged again. Children that have started are never touched. What they awaited in vain is forgotten.
     """
     dialect = dialect_of(connection)
+    spawned = children.cancelled_with(connection, dialect, [task_id]) if downstream else []
     keys.take_back(connection, dialect, task_id, now)
     _set(connection, task_id, _CLEAR + ", run_at = :now", now)
-    revived = [task_id]
-    if downstream:
-        level = [task_id]
-        while ended := ended_below(connection, dialect, level):
-            keys.take_back_all(connection, dialect, ended, now)
-            # One that somebody else has revived meanwhile may be running already.
-            cleared = connection.execute(
-                prepared(
-                    f"UPDATE schedd_tasks SET {_CLEAR} WHERE id IN {dialect.ids()} "
-                    f"AND state >= {st.FIRST_TERMINAL} RETURNING id"
-                ),
-                {"ids": bind_rows(ended), "now": now},
-            )
-            level = sorted(row[0] for row in cleared)  # below which somebody may have stored something until then
-            revived += level
+    revived = level = [task_id]
+    while downstream and (ended := sorted({*ended_below(connection, dialect, level), *spawned})):
+        spawned = children.cancelled_with(connection, dialect, ended)
+        keys.take_back_all(connection, dialect, ended, now)
+        # One that somebody else has revived meanwhile may be running already.
+        cleared = connection.execute(
+            prepared(
+                f"UPDATE schedd_tasks SET {_CLEAR}, run_at = CASE WHEN run_at >= {FOREVER} THEN :now ELSE run_at END "
+                f"WHERE id IN {dialect.ids()} AND state >= {st.FIRST_TERMINAL} RETURNING id"
+            ),
+            {"ids": bind_rows(ended), "now": now},
+        )
+        level = sorted(row[0] for row in cleared)  # below which somebody may have stored something until then
+        revived = revived + level
     checkpoints.reconsider(connection, dialect, revived)
     recount(connection, dialect, revived, now)
 
@@ -213,13 +214,13 @@ _UNSTARTED = f"(t.state = {st.WAITING} OR (t.state = {st.SCHEDULED} AND t.claime
 
 def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int], now: int) -> None:
     """Make ``unmet`` anew for these tasks and their unstarted children, and judge their edges again."""
-    children = run(
+    below_them = run(
         connection,
         f"SELECT child FROM schedd_edges WHERE {from_parents(dialect)}",
         bind_parents(dialect, changed),
     )
     # Nobody adds an edge from one that lives again meanwhile: its row is held, and who adds one looks at it first.
-    wanted = sorted({*changed, *(row[0] for row in children)})
+    wanted = sorted({*changed, *(row[0] for row in below_them)})
     affected = connection.execute(
         prepared(
             f"SELECT t.id FROM schedd_tasks t WHERE {_UNSTARTED} AND {dialect.among('t.id')} "
