@@ -22,7 +22,7 @@ from scheduler import ConfigError, Scheduler
         ("drain must be seconds or a timedelta, not '5'", {"drain": "5"}),
         ("max_concurrent_tasks must be a whole number of at least 0, not -1", {"max_concurrent_tasks": -1}),
         ("max_concurrent_tasks must be a whole number of at least 0, not 'x'", {"max_concurrent_tasks": "x"}),
-        ("misfire_grace must be at least 0, not -5", {"misfire_grace": -5}),
+        ("misfire_grace must be a number of seconds of at least 1, not 0", {"misfire_grace": 0}),
         ("log_attempts must be notable or all, not 'some'", {"log_attempts": "some"}),
         ("pool high must be", {"pools": {"high": 5}}),
         ("no pool has a slot", {"pools": dict.fromkeys(("high", "medium", "low"), (0, 0))}),
@@ -41,4 +41,4 @@ def test_what_a_scheduler_refuses(says: str, options: dict[str, Any], tmp_path: 
 
 def test_what_it_takes(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
-    Scheduler(url, queues=("mail", "*"), lease=0.5, drain=0, misfire_grace=0, pools={"high": (0, 0), "low": [1, 1]})  # type: ignore[dict-item]
+    Scheduler(url, queues=("mail", "*"), lease=0.5, drain=0, misfire_grace=1, pools={"high": (0, 0), "low": [1, 1]})  # type: ignore[dict-item]
