@@ -54,6 +54,8 @@ def validate(kind: KindRecord, payload: dict[str, Any]) -> None:
         return
     where = ".".join(str(part) for part in error.absolute_path)
     said = error.message if len(error.message) <= 200 else error.message[:199] + "…"
+    if error.validator == "type" and isinstance(error.instance, str) and len(error.absolute_path) == 1:
+        said += f" (-P {where}:={error.instance[:_SHOWN]} gives it as JSON)"
     raise PayloadError(f"payload of {kind.name} does not fit{f', at {where}' if where else ''}: {said}")
 
 

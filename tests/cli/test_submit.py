@@ -101,6 +101,7 @@ def test_a_key_is_one_task(ctl: Ctl, mail: Bench) -> None:
         ([], "payload of Mail does not fit: 'to' is a required property"),
         (["to:=3"], "payload of Mail does not fit, at to: 3 is not of type 'string'"),
         (["to=x", "count:=1.0"], "payload of Mail does not fit, at count: 1.0 is not of type 'integer'"),
+        (["to=x", "count=2"], "at count: '2' is not of type 'integer' (-P count:=2 gives it as JSON)"),
         (["to=x", "count:=0"], "payload of Mail does not fit, at count: 0 is less than the minimum of 1"),
         (["to=x", 'tags:=["a", 1]'], "payload of Mail does not fit, at tags.1: 1 is not of type 'string'"),
         (["to=x", "nope=1"], "Additional properties are not allowed ('nope' was unexpected)"),
