@@ -31,7 +31,7 @@ from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, TaskState, When
 from scheduler.model.times import LONGEST, span_us, to_datetime
 from scheduler.ports import SECOND
 from scheduler.records import AttemptInfo, ScheduleInfo, TaskInfo, attempt_info, schedule_info, task_info
-from scheduler.store import control, events, read_tasks, retention, schedules
+from scheduler.store import control, events, read_schedules, read_tasks, retention, schedules
 from scheduler.store.control import CancelResult
 from scheduler.store.database import Database
 from scheduler.store.dead_letters import Filter
@@ -62,12 +62,12 @@ class Schedules:
     def list(self) -> list[ScheduleInfo]:
         """All schedules, by name."""
         with self._owner.database.read() as connection:
-            return [schedule_info(record) for record in schedules.records(connection)]
+            return [schedule_info(record) for record in read_schedules.records(connection)]
 
     def get(self, name: str) -> ScheduleInfo:
         """One schedule. Raises UnknownScheduleError."""
         with self._owner.database.read() as connection:
-            return schedule_info(schedules.record(connection, name))
+            return schedule_info(read_schedules.record(connection, name))
 
     def pause(self, name: str) -> None:
         """Fire nothing until resumed. Raises UnknownScheduleError."""
@@ -98,8 +98,8 @@ class Schedules:
         """Its next ``n`` instants, UTC; of those that are overdue only what is still to be run. Raises
         UnknownScheduleError."""
         with self._owner.database.read() as connection:
-            found = schedules.record(connection, name)
-        return [to_datetime(us) for us in schedules.upcoming(found, n, self._owner.database.now())]
+            found = read_schedules.record(connection, name)
+        return [to_datetime(us) for us in read_schedules.upcoming(found, n, self._owner.database.now())]
 
 
 class Queries:

@@ -18,8 +18,8 @@ from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
 from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
+from scheduler.store.read_schedules import ScheduleRecord
 from scheduler.store.read_tasks import AttemptRecord, TaskRecord
-from scheduler.store.schedules import ScheduleRecord
 
 
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):

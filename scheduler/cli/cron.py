@@ -16,7 +16,7 @@ from scheduler.cli.session import Session, note, with_session
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from scheduler.store.schedules import ScheduleRecord
+    from scheduler.store.read_schedules import ScheduleRecord
 
 _COLUMNS = ("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan")
 _FIELDS = (
@@ -40,7 +40,7 @@ def list_(session: Session, /) -> None:
     An orphan was left behind when its payload changed in the program.
     """
     from scheduler.cli.views import decoded
-    from scheduler.store.schedules import records
+    from scheduler.store.read_schedules import records
 
     with session.existing().read() as connection:
         found = records(connection)
@@ -96,7 +96,7 @@ def next_(session: Session, /, name: str, count: int) -> None:
     are still to be run: with catch-up skip and last one for all of them.
     """
     from scheduler.model.recurrence import fold_marks
-    from scheduler.store.schedules import record, upcoming
+    from scheduler.store.read_schedules import record, upcoming
 
     database = session.existing()
     with database.read() as connection:
@@ -122,11 +122,12 @@ def next_(session: Session, /, name: str, count: int) -> None:
 
 
 def _pause(session: Session, name: str, paused: bool) -> None:
-    from scheduler.store import schedules
+    from scheduler.store.read_schedules import record
+    from scheduler.store.schedules import pause
 
     def work(connection: sa.Connection) -> ScheduleRecord:
-        schedules.pause(connection, name, database.now(), paused)
-        return schedules.record(connection, name)
+        pause(connection, name, database.now(), paused)
+        return record(connection, name)
 
     database = session.existing()
     found = session.write(work)
