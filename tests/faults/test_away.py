@@ -53,7 +53,8 @@ def _locked(holder: sqlite3.Connection) -> bool:
 def _told(worker: Process) -> None:
     until(lambda: worker.lines("the database is back"), "it says that the database is back")
     assert len(worker.lines("the database is back")) == 1
-    assert 1 <= len(worker.lines("ERROR")) <= 2, worker.text()  # cut off, and then not let in
+    # Cut off, which the driver says in one way or, on a busy machine, in two; and then not let in.
+    assert 1 <= len(worker.lines("ERROR")) <= 3, worker.text()
     assert "Traceback" not in worker.text()
     assert not worker.lines("reclaimed")
     assert not worker.lines("lease was lost")
