@@ -34,7 +34,14 @@ _PROBE = 2.0  # seconds until a notification must have come through a pooler
 _POOLED_AGAIN = 300.0  # seconds until it is tried again
 _LOOK = 60.0  # seconds without a notification after which the connection is looked at
 _ANSWER = 10.0  # seconds for the server's answer to that
-_TICK = 1_100_000_000  # nanoseconds: the coarsest that file systems with sockets count times in, and a little more
+_TICKS = 20_000_000, 1_100_000_000  # nanoseconds, and a little more: of the kernel's clock; of old file systems
+
+
+def _settled(changed: int, now: int) -> bool:
+    """Whether a directory that has this time (nanoseconds) would have another one if it were changed now: file systems
+    count in ticks, and what comes in the same one is not to go unseen from then on. Whole seconds are those of one that
+    knows nothing finer."""
+    return now - changed > _TICKS[changed % 1_000_000_000 == 0]
 
 
 class _Pooled(Exception):
@@ -130,8 +137,7 @@ class SocketBell:
     def _sockets(self) -> list[str]:
         changed = os.fstat(self._dirfd).st_mtime_ns
         if self._seen[0] != changed:
-            # File systems count in ticks: what comes in the same one is not to go unseen from then on.
-            settled = time.time_ns() - changed > _TICK
+            settled = _settled(changed, time.time_ns())
             self._seen = (changed if settled else 0, [n for n in os.listdir(self._dirfd) if n.endswith(".sock")])
         return self._seen[1]
 

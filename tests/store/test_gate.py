@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from scheduler.store import doorbell
 from scheduler.store import gate as gates
 from scheduler.store.doorbell import SocketBell
 from scheduler.store.gate import Gate
@@ -52,17 +54,28 @@ def test_who_comes_within_a_tick_of_the_file_system_is_rung(tmp_path: Path) -> N
     first, ringer, second = (SocketBell(tmp_path) for _ in range(3))
     heard = threading.Event()
     first.listen("first", lambda: None)
-    changed = tmp_path.stat().st_mtime_ns
+    changed = time.time_ns() + 10**10  # the tick is not over
+    os.utime(tmp_path, ns=(changed, changed))
     ringer.ring()
     second.listen("second", heard.set)
     os.utime(tmp_path, ns=(changed, changed))
     ringer.ring()
     assert heard.wait(10.0)
-    os.utime(tmp_path, ns=(changed - 2 * 10**9,) * 2)
+    os.utime(tmp_path, ns=(changed - 2 * 10**10,) * 2)
     ringer.ring()
     assert ringer._seen[0], "what has settled is not read again for each ring"
     for bell in (first, ringer, second):
         bell.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "age", "settled"),
+    [(1, 0.01, False), (1, 0.03, True), (0, 0.03, False), (0, 1.0, False), (0, 1.2, True)],
+)
+def test_when_a_tick_is_over(changed: int, age: float, settled: bool) -> None:
+    """Of a time in whole seconds (``changed`` 0) it may be one of those."""
+    since = 1_700_000_000 * 10**9 + changed
+    assert doorbell._settled(since, since + round(age * 10**9)) is settled
 
 
 @pytest.fixture
