@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.errors import InvalidTransitionError, UnknownDependencyError, UnknownTaskError
+from scheduler.errors import InvalidTransitionError, UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import TaskState
@@ -43,14 +43,9 @@ def _lock(connection: sa.Connection, ids: Sequence[int]) -> dict[int, sa.Row[tup
             f"SELECT t.id, t.state, t.claimed_at FROM schedd_tasks t WHERE t.id IN {dialect.ids()} "
             f"ORDER BY t.id {dialect.lock}"
         ),
-        {"ids": bind_rows(sorted({i for i in ids if _can_be(i)}))},
+        {"ids": bind_rows(sorted(set(ids)))},
     ).fetchall()
     return {row.id: row for row in rows}
-
-
-def _can_be(task_id: int) -> bool:
-    """Whether it is a number that PostgreSQL takes for an id."""
-    return 0 < task_id < 2**63
 
 
 _DOWN = {
@@ -230,13 +225,9 @@ def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int],
     ).fetchall()
     ids = [row[0] for row in affected]
     bound = {"ids": dialect.bind_ids(ids)}
-    if dialect.share:
-        # A parent must not end between the count and the commit: whoever finishes it does not see these wait yet.
-        above = run(connection, f"SELECT DISTINCT parent FROM schedd_edges WHERE {dialect.among('child')}", bound)
-        connection.execute(
-            prepared(f"SELECT t.id FROM schedd_tasks t WHERE {dialect.among('t.id')} ORDER BY t.id {dialect.share}"),
-            {"ids": dialect.bind_ids([row[0] for row in above])},
-        )
+    above = run(connection, f"SELECT DISTINCT parent FROM schedd_edges WHERE {dialect.among('child')}", bound)
+    # Held: one must not end between the count and the commit, since who finishes it does not see these wait yet.
+    parents = read_parents(connection, dialect, sorted(row[0] for row in above), known=True)
     # An edge on a task that retention removed counts by its recorded outcome; what nobody remembers, as failed.
     how = f"coalesce({state_of('e.parent')}, {recorded('e.parent')}, {st.FAILED})"
     bit = f"CASE {how} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
@@ -249,17 +240,9 @@ def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int],
         ),
         bound,
     )
-    parents = run(
-        connection,
-        f"SELECT p.id, {state_of('p.id')}, {recorded('p.id')} FROM "
-        f"(SELECT DISTINCT e.parent AS id FROM schedd_edges e WHERE {dialect.among('e.child')}) p",
-        bound,
-    )
-    removed = {task_id: st.FAILED if end is None else end for task_id, state, end in parents if state is None}
-    ended = {task_id: state for task_id, state, _ in parents if state is not None and state >= st.FIRST_TERMINAL}
-    ends = {task_id: TaskState.from_code(code) for task_id, code in (ended | removed).items()}
+    ends = {task_id: end for task_id, end in parents.ends.items() if end is not None}
     # Satisfied edges are counted already; a broken one ends its child again, and that child's children after it.
-    break_only(connection, dialect, ends, set(removed), now)
+    break_only(connection, dialect, ends, parents.removed, now)
 
 
 def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: int) -> None:
@@ -278,8 +261,6 @@ def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: i
         raise InvalidTransitionError(f"task {child} is {state}; only a waiting or scheduled task can get a dependency")
     if row.claimed_at is not None:
         raise InvalidTransitionError(f"task {child} has started; it cannot get a dependency any more")
-    if not _can_be(parent):
-        raise UnknownDependencyError([parent])
     read_parents(connection, dialect, [parent])
     refuse_cycle(connection, dialect, child, [parent])
     connection.execute(

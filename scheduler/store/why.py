@@ -114,8 +114,8 @@ def _held(
 
 def _awaited(connection: sa.Connection, task_id: int) -> str:
     """What a suspended task waits for: ``event 'approved'``, ``task 12``, ``3 of 10 tasks``; empty: only its time."""
-    said = []
-    for wait in waits.records(connection, task_id):
+    said, found = [], waits.records(connection, task_id)
+    for wait in found:
         if wait.event is not None:
             said.append(f"event {wait.event!r}")
         elif wait.task is not None:
@@ -123,7 +123,7 @@ def _awaited(connection: sa.Connection, task_id: int) -> str:
         else:
             said.append(f"{wait.open} of {counted(wait.items, 'task')}")
     text = listed(said)
-    ring = standoffs.through(connection, task_id)
+    ring = standoffs.through(connection, task_id) if any(wait.event is None for wait in found) else []
     return f"{text}; {standoffs.said(ring)}" if ring else text
 
 

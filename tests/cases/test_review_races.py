@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -152,6 +153,20 @@ def test_nor_does_it_where_the_new_set_ends_at_once(bench: Bench) -> None:
     assert bench.states(task_id, child) == ["failed", "failed"]
 
 
+def statements_of(bench: Bench, work: Callable[[], object]) -> int:
+    """How many statements a caller's work takes."""
+    seen: list[object] = []
+
+    def before(*given: Any) -> None:
+        seen.append(given)
+
+    engine = bench.jobs.database.open()
+    sa.event.listen(engine, "before_cursor_execute", before)
+    work()
+    sa.event.remove(engine, "before_cursor_execute", before)
+    return len(seen)
+
+
 @pytest.mark.case(36)
 def test_reviving_many_takes_few_statements(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.script.failing.add("root")
@@ -164,15 +179,7 @@ def test_reviving_many_takes_few_statements(bench: Bench, monkeypatch: pytest.Mo
     bench.drain()
     bench.script.failing.clear()
     taken = bench.step("other").key("key100").schedule()
-    count = [0]
-
-    def before(*_: Any) -> None:
-        count[0] += 1
-
-    sa.event.listen(bench.jobs.database.open(), "before_cursor_execute", before)
-    bench.jobs.retry_task(root)
-    sa.event.remove(bench.jobs.database.open(), "before_cursor_execute", before)
-    assert count[0] < 60
+    assert statements_of(bench, lambda: bench.jobs.retry_task(root)) < 60
     bench.drain()
     assert set(bench.states(root, taken, *batch.ids)) == {"success"}
     assert bench.jobs.list_tasks(key="key0")[0].state == "success"
@@ -191,15 +198,7 @@ def test_reviving_a_long_chain_with_keys_takes_few_statements(bench: Bench) -> N
     chain += map(int, batch.ids)
     assert set(bench.states(*chain[1:])) == {"failed"}
     bench.execute("UPDATE schedd_tasks SET key = 'key3' WHERE id = :id", id=chain[100])
-    count = [0]
-
-    def before(*_: Any) -> None:
-        count[0] += 1
-
-    sa.event.listen(bench.jobs.database.open(), "before_cursor_execute", before)
-    bench.jobs.retry_task(root)
-    sa.event.remove(bench.jobs.database.open(), "before_cursor_execute", before)
-    assert count[0] < 30
+    assert statements_of(bench, lambda: bench.jobs.retry_task(root)) < 30
     assert set(bench.states(*chain[1:])) == {"waiting"}
     assert bench.step("again").key("key3").schedule() == chain[4]
     bench.script.failing.clear()
@@ -301,16 +300,12 @@ def test_one_look_at_many_tasks_is_one_statement(bench: Bench) -> None:
     with bench.jobs.batch() as batch:
         for i in range(100):
             batch.task(Step(f"task{i}"))
-    count = [0]
 
-    def before(*_: Any) -> None:
-        count[0] += 1
+    def looks() -> None:
+        with pytest.raises(TimeoutError):
+            bench.jobs.wait(batch.ids, 0)
 
-    sa.event.listen(bench.jobs.database.open(), "before_cursor_execute", before)
-    with pytest.raises(TimeoutError):
-        bench.jobs.wait(batch.ids, 0)
-    sa.event.remove(bench.jobs.database.open(), "before_cursor_execute", before)
-    assert count[0] < 10
+    assert statements_of(bench, looks) < 10
     bench.drain()
     assert {task.state.value for task in bench.jobs.wait(batch.ids, 0).values()} == {"success"}
 

@@ -264,9 +264,10 @@ def test_keys_are_held_again_if_they_are_free(bench: Bench, taken: bool) -> None
 
 @pytest.mark.case(16, 23)
 def test_what_is_due_keeps_its_place(bench: Bench) -> None:
-    first, second, later = (bench.step(name).after(delay).schedule() for name, delay in (("1", 0), ("2", 5), ("3", 60)))
+    order = (("3", 60), ("2", 5), ("1", 0))  # by their ids, in which they would run if all were due now
+    ids = [bench.step(name).after(delay).schedule() for name, delay in order]
     bench.clock.advance(10)
-    for task_id in (later, second, first):
+    for task_id in ids:
         bench.jobs.retry_task(task_id)
     assert bench.drain() == ["1", "2", "3"]
 

@@ -91,6 +91,13 @@ def serves_on(jobs: Scheduler) -> None:
     assert result(jobs, run(jobs, kinds.Pid(5)))["n"] == 5
 
 
+def fork_server(jobs: Scheduler) -> int:
+    pool = jobs.engine.desk.processes
+    assert pool is not None
+    assert pool.brood.nursery is not None
+    return pool.brood.nursery.pid
+
+
 def noted(path: Path, what: str) -> list[str]:
     return until(lambda: next((line for line in kinds.lines(path) if line[0] == what), None), what)
 
@@ -234,10 +241,7 @@ def test_bystanders_in_the_same_child_are_not_blamed(database: Database, mark: s
 def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path) -> None:
     task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
     noted(tmp_path / "notes", "start")
-    pool = jobs.engine.desk.processes
-    assert pool is not None
-    assert pool.brood.nursery is not None
-    os.kill(pool.brood.nursery.pid, signal.SIGKILL)
+    os.kill(fork_server(jobs), signal.SIGKILL)
     with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
         jobs.result(task_id, timeout=PATIENCE)
     serves_on(jobs)
@@ -247,10 +251,7 @@ def test_the_signal_that_asks_what_is_done_ends_nothing(jobs: Scheduler, tmp_pat
     """``systemctl kill`` sends it to all processes of a service."""
     task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
     pid = int(noted(tmp_path / "notes", "start")[1])
-    pool = jobs.engine.desk.processes
-    assert pool is not None
-    assert pool.brood.nursery is not None
-    for one in (pool.brood.nursery.pid, pid):
+    for one in (fork_server(jobs), pid):
         os.kill(one, signal.SIGUSR1)
     serves_on(jobs)
     jobs.cancel_task(task_id)
@@ -266,10 +267,7 @@ def test_what_bodies_had_started_ends_with_the_fork_server(jobs: Scheduler, mark
 
     task_id = jobs.task(kinds.Program()).schedule()
     until(program, "the program runs")
-    pool = jobs.engine.desk.processes
-    assert pool is not None
-    assert pool.brood.nursery is not None
-    os.kill(pool.brood.nursery.pid, signal.SIGKILL)
+    os.kill(fork_server(jobs), signal.SIGKILL)
     with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
         jobs.result(task_id, timeout=PATIENCE)
     assert not program()
