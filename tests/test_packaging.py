@@ -134,7 +134,8 @@ def test_no_machine_and_no_registry_is_named() -> None:
     settings = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout
-    addresses = set(re.findall(r"(?:https?|file)://[^\s'\",]+", settings)) - {"https://pypi.org/simple"}
+    addresses = set(re.findall(r"(?:https?|file)://[^\s'\",]+", settings))
+    registries = re.compile(r"\bpypi\.org|\bpythonhosted\.org|\bdeb\.debian\.org|\bregistry\.npmjs\.org")
     places = {str(path) for path in (ROOT, Path(sys.base_prefix), Path.home()) if len(path.parts) > 2}
     options = re.compile(r"^\s*(--)?(extra-)?index-url\b|^\s*(--)?(find-links|trusted-host)\b", re.MULTILINE)
     locks = re.compile(r"(\.lock|^requirements.*\.txt|^constraints.*\.txt|^Pipfile|^pylock.*\.toml)$")
@@ -147,6 +148,6 @@ def test_no_machine_and_no_registry_is_named() -> None:
         except UnicodeDecodeError:
             continue
         wrong += [f"{file}: names {word}" for word in addresses | places if word in text]
-        if options.search(text):
-            wrong.append(f"{file}: sets a registry")
+        if registries.search(text) or options.search(text):
+            wrong.append(f"{file}: names or sets a registry")
     assert not wrong, "\n".join(wrong)

@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 work=${VM_DIR:-$repo/build/vm}
 python=${PY:-$repo/.venv/bin/python}
-mirror=${MIRROR:-http://deb.debian.org/debian}
+mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | head -1)}  # this machine's own
 
 missing=""
 for program in qemu-system-x86_64 debootstrap mke2fs; do
