@@ -20,7 +20,7 @@ from scheduler import Scheduler, TaskFailedError
 
 USER = 1000
 GROUPS = Path("/sys/fs/cgroup")
-PATIENCE = 400.0  # seconds: the machine is emulated
+PATIENCE = 400.0  # seconds: the machine is emulated, and may stand still for minutes beside other work
 CONFIG = """
 [store]
 url = "sqlite:////tmp/vm/jobs.db"
@@ -29,7 +29,7 @@ modules = ["vm_tasks"]
 [worker]
 processes = 2
 grace = 1
-lease = 120
+lease = 900
 """
 
 
