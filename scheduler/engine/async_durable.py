@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.engine.durable import Ask, Block, Call, Durable, Load, Plan, suspend
 from scheduler.engine.logs import current_attempt
+from scheduler.errors import Interrupted
 
 if TYPE_CHECKING:
     from scheduler.engine.attempt import Attempt
@@ -150,7 +151,7 @@ def _look(durable: Durable, rounds: int) -> None:
 
 
 def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Let every attempt on this loop know the tasks that its handler starts."""
+    """Let every attempt on this loop know the tasks that its handler starts, and asyncio that some have not failed."""
 
     def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
         made = asyncio.Task(coroutine, loop=loop, **options)
@@ -160,6 +161,13 @@ def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
         return made
 
     loop.set_task_factory(factory)
+    loop.set_exception_handler(_told)
+
+
+def _told(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what nobody has looked at, but for what unwinds a handler: each branch gets it, and one is enough to end."""
+    if not isinstance(context.get("exception"), Interrupted):
+        loop.default_exception_handler(context)
 
 
 async def end_tasks(attempt: Attempt) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import Any
 
@@ -145,6 +146,39 @@ def test_two_events_side_by_side(stage: Stage) -> None:
         stage.drain(1)
     assert stage.jobs.result(task_id, 0) == ["one", "two", "three"]
     assert waiting(stage.jobs) == []
+
+
+@pytest.mark.case(54)
+def test_the_first_of_two_events(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    async def body(ctx: Any) -> Any:
+        waits = [asyncio.create_task(ctx.await_event(name)) for name in ("approved", "refused")]
+        first, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return [one.result() for one in first]
+
+    task_id = stage.start(body, AsyncFlow)
+    stage.drain()
+    assert stage.state(task_id) == "suspended"
+    stage.jobs.emit_event("refused", "no")
+    stage.drain()
+    gc.collect()  # asyncio tells then what nobody has looked at
+    assert stage.jobs.result(task_id, 0) == ["no"]
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+@pytest.mark.case(54)
+def test_what_fails_in_a_branch_that_nobody_looks_at_is_told(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise ConnectionError("away")
+
+    async def body(ctx: Any) -> Any:
+        await asyncio.wait([asyncio.create_task(fails())])
+        return await ctx.await_event("approved", timeout=0)
+
+    stage.start(body, AsyncFlow)
+    stage.drain()
+    gc.collect()
+    [told] = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    assert "never retrieved" in told
 
 
 @pytest.mark.case(54)
