@@ -110,7 +110,8 @@ def test_what_waits_for_a_failure_that_does_not_come(ctl: Ctl, live: Bench) -> N
     builder = live.step("child", dead, otherwise="wait").depend_on(done, when="failure", otherwise="wait")
     never.append(int(builder.schedule()))
     assert stuck(ctl) == {
-        "success": f"2 waiting tasks can never run, waiting for the failure of what has succeeded ({done}): to be cancelled"
+        "success": "2 waiting tasks can never run, waiting for the failure of what has succeeded "
+        f"({done}): to be cancelled"
     }
     waits = int(live.step("child", dead, otherwise="wait").schedule())
     assert stuck(ctl)["parent"] == f"1 waiting task stuck until a parent is retried: {dead}"
