@@ -39,6 +39,13 @@ class AsyncReads(Task):
         return sorted((await ctx.results()).values(), key=repr)
 
 
+class Awaits(Task):
+    other: int
+
+    def run(self, ctx: Context) -> Any:
+        return [ctx.await_task(self.other)]
+
+
 @pytest.fixture
 def failing() -> set[str]:
     return {"reads"}
@@ -46,7 +53,7 @@ def failing() -> set[str]:
 
 @pytest.fixture
 def jobs(fleet: Fleet, failing: set[str]) -> Scheduler:
-    return fleet.worker(echo, Reads, AsyncReads, state=failing, retention=KEPT)
+    return fleet.worker(echo, Reads, AsyncReads, Awaits, state=failing, retention=KEPT)
 
 
 def sweep(jobs: Scheduler, kept: dict[str, float] = KEPT) -> retention.Removed:
@@ -220,9 +227,9 @@ def test_none_never_expires(jobs: Scheduler, clock: FakeClock) -> None:
     child: Callable[[], int] = lambda: jobs.task(Reads("fine")).depend_on(parent).schedule()  # noqa: E731
     for _ in range(3):
         assert jobs.result(parent, timeout=0) is None
-        made = child()
-        drain(jobs)
-        assert jobs.result(made, timeout=0) == [None]
+        for made in (child(), jobs.task(Awaits(parent)).schedule()):
+            drain(jobs)
+            assert jobs.result(made, timeout=0) == [None]
         clock.advance(2 * DAY)
         sweep(jobs, KEPT | {"success": 20 * DAY})
 
