@@ -223,11 +223,12 @@ class Queries:
             raise TaskCancelledError(task_id)
         if task.state is not TaskState.SUCCESS:
             raise TaskFailedError(task_id, task.error)
-        if task.expired(self.database.now()):
+        try:
+            with self.database.read() as connection:
+                return read_tasks.result_of(connection, task_id, self.database.now())
+        except ResultExpiredError:
             self._expire(task_id)
-            raise ResultExpiredError(task_id)
-        with self.database.read() as connection:
-            return read_tasks.result_of(connection, task_id)
+            raise
 
     def _expire(self, task_id: int) -> None:
         """Nobody will get this result any more: delete it, if the database can be written to just now."""

@@ -30,9 +30,9 @@ class Answering:
         return bool(self._requests)
 
     def take(self) -> None:
-        """Those that were put off, and the next ones."""
-        desk = self._desk
-        self._requests, desk.put_off = desk.put_off, []
+        """The next ones, and those that were put off: half a turn's at most, in turn, or many would leave no room."""
+        desk, again = self._desk, MOST // 2
+        self._requests, desk.put_off = desk.put_off[:again], desk.put_off[again:]
         while len(self._requests) < MOST:
             try:
                 self._requests.append(desk.requests.popleft())

@@ -176,6 +176,17 @@ class _ContextBase:
     def _said(message: object) -> str | None:
         return None if message is None else storable(str(message))[:MAX_MESSAGE]
 
+    def _by_id(self, rows: Iterable[tuple[int, Any]] | None) -> dict[int, Any]:
+        """What was read of its parents, perhaps after a long wait for the database."""
+        if rows is None:
+            self._attempt.lost = True
+        self._look()
+        return {int(parent): told for parent, told in rows or ()}
+
+    def _decoded(self, rows: Iterable[tuple[int, str | None]] | None) -> dict[int, Any]:
+        texts = self._by_id(rows)
+        return {parent: None if text is None else msgspec.json.decode(text) for parent, text in texts.items()}
+
     @property
     def _durable(self) -> Durable:
         attempt = self._attempt
@@ -301,14 +312,18 @@ class Context(_ContextBase):
         return drive(self._durable, self._durable.map(kind, items, name))
 
     def results(self) -> dict[int, Any]:
-        """The stored results of the tasks it depends on, by id; None for those that have none."""
+        """The results of the tasks it depends on, by id; None for what returned nothing, or did not succeed.
+
+        Raises ResultExpiredError if one of them is there no more: those that this task waited for to succeed stay until
+        it has succeeded, or is removed.
+        """
         self._look()
-        return self._runtime.parent_results(self.id)
+        return self._decoded(self._runtime.load(self._attempt, "results", {}))
 
     def dependency_failures(self) -> dict[int, str]:
         """The tasks it depends on that did not succeed: id -> how they ended."""
         self._look()
-        return self._runtime.dependency_failures(self.id)
+        return self._by_id(self._runtime.load(self._attempt, "failures", {}))
 
 
 class AsyncContext(_ContextBase):
@@ -393,13 +408,13 @@ class AsyncContext(_ContextBase):
         return await drive_async(self._durable, self._durable.map(kind, items, name))
 
     async def results(self) -> dict[int, Any]:
-        """The stored results of the tasks it depends on, by id; None for those that have none."""
+        """The results of the tasks it depends on, by id. See :class:`Context`."""
         self._look()
         with busy(self._attempt):
-            return await asyncio.to_thread(self._runtime.parent_results, self.id)
+            return self._decoded(await asyncio.to_thread(self._runtime.load, self._attempt, "results", {}))
 
     async def dependency_failures(self) -> dict[int, str]:
         """The tasks it depends on that did not succeed: id -> how they ended."""
         self._look()
         with busy(self._attempt):
-            return await asyncio.to_thread(self._runtime.dependency_failures, self.id)
+            return self._by_id(await asyncio.to_thread(self._runtime.load, self._attempt, "failures", {}))

@@ -121,15 +121,20 @@ class Desk:
 
         ``recorded``: rows (name, sort, value, failure) of what earlier attempts recorded, None if this one is no longer
         the task's. ``ends`` of the tasks ``ids``: rows (result as JSON text, failure), in that order; None
-        if one has not ended. While the database is away it waits, as a request does, until the lease is lost.
+        if one has not ended. ``results`` and ``failures`` of its parents, see ``store/relatives.py``. While the
+        database is away it waits, as a request does, until the lease is lost: None then.
         """
+        c = attempt.claimed
         while True:
             try:
                 with self.database.read() as connection:
                     if what == "recorded":
-                        c = attempt.claimed
                         found = checkpoints.read(connection, self.worker, c.id, c.claim)
                         return None if found is None else [(name, *recorded) for name, recorded in found.items()]
+                    if what == "results":
+                        return relatives.parent_results(connection, c.id)
+                    if what == "failures":
+                        return relatives.dependency_failures(connection, c.id)
                     assert what == "ends", what
                     return asked_children.results(connection, self.database.dialect, args["ids"])
             except StoreUnavailableError:
@@ -149,14 +154,6 @@ class Desk:
         attempt.settled = outcome
         self.freed.append(ready)
         self.ring()
-
-    def parent_results(self, task_id: int) -> dict[int, Any]:
-        with self.database.read() as connection:
-            return relatives.parent_results(connection, task_id)
-
-    def dependency_failures(self, task_id: int) -> dict[int, str]:
-        with self.database.read() as connection:
-            return relatives.dependency_failures(connection, task_id)
 
     def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> Future[Any]:
         """Run a function in a child process; in the caller's own thread where there are none (tests)."""

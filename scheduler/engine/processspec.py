@@ -18,7 +18,6 @@ from scheduler.model import state as st
 from scheduler.model.checkpoint import failure_of
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.reference import main_source, reference_of
-from scheduler.model.registry import encode_json
 from scheduler.ports import Spawner
 from scheduler.store.claim import Claimed
 
@@ -118,11 +117,6 @@ class Spec:
             answer(True, import_path())
         elif method == "spec":
             self._read(lambda: self._stored(*args), answer)
-        elif method == "parent_results":
-            # As JSON: msgpack knows no numbers above 64 bits.
-            self._read(lambda: [(i, encode_json(v, "")) for i, v in desk.parent_results(args[0]).items()], answer)
-        elif method == "dependency_failures":
-            self._read(lambda: list(desk.dependency_failures(args[0]).items()), answer)
         else:
             answer(False, failure_of(SchedulerError(f"a child process asked for {method!r}, which there is not")))
 

@@ -141,13 +141,6 @@ class Remote:
         attempt.settled = outcome
         self._ask(attempt, "settled", ready).result()
 
-    def parent_results(self, task_id: int) -> dict[int, Any]:
-        told = self.link.ask(0, "parent_results", task_id).result()
-        return {int(id): msgspec.json.decode(text) for id, text in told}
-
-    def dependency_failures(self, task_id: int) -> dict[int, str]:
-        return {int(id): value for id, value in self.link.ask(0, "dependency_failures", task_id).result()}
-
     def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> Future[Any]:
         """This is a process of its own already."""
         done: Future[Any] = Future()

@@ -11,6 +11,7 @@ from scheduler.errors import (
     Cancelled,
     Collided,
     ConfigError,
+    Interrupted,
     PayloadError,
     PermanentError,
     ProcessDied,
@@ -24,6 +25,7 @@ from scheduler.model.fingerprint import describe, traceback_text
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.registry import encode_json
 from scheduler.model.retry import RetryPolicy
+from scheduler.model.texts import counted
 from scheduler.model.times import span_us
 from scheduler.ports import SECOND
 
@@ -96,7 +98,7 @@ def raised(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Ou
     if attempt.settled is not None:
         log.warning("raised after its transaction had committed its success: %r", error, extra={"task": c.id})
         return attempt.settled, None
-    if attempt.cancelled or isinstance(error, Cancelled):
+    if attempt.cancelled or _only(Cancelled, error):
         return cancelled(attempt, runtime), None
     if attempt.lost or attempt.told_lost:  # or the lease was extended at the very moment at which the body was told
         # It was told to end. If nobody has taken the task over meanwhile, it goes back, without using an attempt.
@@ -107,44 +109,62 @@ def raised(attempt: Attempt, runtime: Runtime, error: BaseException) -> tuple[Ou
         attempt.suspended = None  # something else went wrong on the way out
     if attempt.timed_out and not isinstance(error, TaskTimeout):
         error = attempt.timeout_error()
-    if _only(Collided, error):
-        again = runtime.now() + round((COLLIDED[0] + COLLIDED[1] * runtime.random()) * SECOND)
-        return _outcome(attempt, runtime, AttemptEnd.SNOOZED, st.SCHEDULED, run_at=again, refund=1), None
-    if isinstance(error, Snooze):
-        try:
-            wait = span_us(error.seconds, "Snooze")
-        except ConfigError as bad:
-            return for_good(attempt, runtime, describe(bad)), attempt.kind.on_failed
-        return (
-            _outcome(attempt, runtime, AttemptEnd.SNOOZED, st.SCHEDULED, run_at=runtime.now() + wait, refund=1),
-            None,
-        )
-    failure = describe(error)
-    if not isinstance(error, (Retry, PermanentError)) and not type(error).__module__.startswith("scheduler."):
-        attempt.capture(traceback_text(error))  # what our own types raise says all there is to say in one line
+    errors = leaves(error)
     try:
-        wait_us = _wait(c, runtime, error)
+        if all(isinstance(one, (Snooze, Collided)) for one in errors):
+            again = runtime.now() + max(_pause(runtime, one) for one in errors)
+            return _outcome(attempt, runtime, AttemptEnd.SNOOZED, st.SCHEDULED, run_at=again, refund=1), None
+        failures = [one for one in errors if not isinstance(one, (Snooze, Interrupted))] or errors
+        waits = [_wait(c, runtime, one, error) for one in failures]
     except ConfigError as bad:
         return for_good(attempt, runtime, describe(bad)), attempt.kind.on_failed
-    if wait_us is None:
+    if not all(map(_says_all, failures)):
+        attempt.capture(traceback_text(error))
+    final = [one for one, wait in zip(failures, waits, strict=True) if wait is None]
+    failure = _described(final or failures, len(failures))
+    if final:
         return for_good(attempt, runtime, failure), attempt.kind.on_failed
-    outcome = _outcome(attempt, runtime, AttemptEnd.RETRIED, st.RETRY, failure=failure, run_at=runtime.now() + wait_us)
+    again = runtime.now() + max(wait for wait in waits if wait is not None)
+    outcome = _outcome(attempt, runtime, AttemptEnd.RETRIED, st.RETRY, failure=failure, run_at=again)
     return outcome, attempt.kind.on_attempt_failed
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The errors that this one stands for: several, where several coroutines of a handler have raised."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for one in error.exceptions for leaf in leaves(one)]
+    return [error]
 
 
 def _only(sort: type[BaseException], error: BaseException) -> bool:
     """Whether this is nothing but an error of this sort, of several coroutines perhaps."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(_only(sort, one) for one in error.exceptions)
-    return isinstance(error, sort)
+    return all(isinstance(one, sort) for one in leaves(error))
+
+
+def _says_all(error: BaseException) -> bool:
+    """Whether it says in one line all there is to say, as what our own types raise does."""
+    return isinstance(error, (Retry, PermanentError)) or type(error).__module__.startswith("scheduler.")
+
+
+def _described(deciding: list[BaseException], of: int) -> Failure:
+    """The failure that is stored of several errors: that which decided, before all one that is permanent."""
+    failure = describe(next((one for one in deciding if isinstance(one, PermanentError)), deciding[0]))
+    return failure if of == 1 else failure._replace(text=f"{failure.text} (and {counted(of - 1, 'more error')})")
+
+
+def _pause(runtime: Runtime, error: BaseException) -> int:
+    """Microseconds for which what uses no attempt is put back. Raises ConfigError."""
+    if isinstance(error, Snooze):
+        return span_us(error.seconds, "Snooze")
+    return round((COLLIDED[0] + COLLIDED[1] * runtime.random()) * SECOND)
 
 
 def _suspend(attempt: Attempt, runtime: Runtime) -> Outcome:
     return _outcome(attempt, runtime, AttemptEnd.SUSPENDED, st.SUSPENDED, run_at=attempt.suspended)
 
 
-def _wait(c: Claimed, runtime: Runtime, error: BaseException) -> int | None:
-    """Microseconds until the next attempt; None: there is none."""
+def _wait(c: Claimed, runtime: Runtime, error: BaseException, raised: BaseException) -> int | None:
+    """Microseconds until the next attempt; None: there is none. ``raised``: the error itself, or the group it is in."""
     used = max(1, c.attempt - c.attempt_base)
     policy = RetryPolicy.from_json(c.retry) if c.retry is not None else None
     if isinstance(error, PermanentError) or (c.max_attempts is not None and used >= c.max_attempts):
@@ -153,7 +173,7 @@ def _wait(c: Claimed, runtime: Runtime, error: BaseException) -> int | None:
         if error.after is not None:
             return span_us(error.after, "Retry(after=)")
         return policy.wait_us(used, runtime.random()) if policy else 0
-    if policy is None or not policy.matches(error):
+    if policy is None or not (policy.matches(error) or policy.matches(raised)):
         return None
     return policy.wait_us(used, runtime.random())
 

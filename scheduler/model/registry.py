@@ -15,6 +15,7 @@ import msgspec.inspect
 
 from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
 from scheduler.model.fingerprint import describe
+from scheduler.model.finite import find_not_finite
 from scheduler.model.names import check_name
 from scheduler.model.reference import reference_of
 from scheduler.model.spec import TaskSpec, plain
@@ -28,11 +29,15 @@ _encoder = msgspec.json.Encoder(enc_hook=plain)
 
 
 def encode_json(value: object, what: str) -> str:
-    """Compact JSON text. Raises PayloadError that names ``what``."""
+    """Compact JSON text. Raises PayloadError that names ``what``, also for NaN and infinity."""
     try:
-        return _encoder.encode(value).decode()
+        text = _encoder.encode(value)
+        lost = find_not_finite(value) if b"null" in text else None
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise PayloadError(f"{what} is not JSON: {error}") from None
+    if lost is not None:
+        raise PayloadError(f"{what} is not JSON: it has {lost}; put None or a text there")
+    return text.decode()
 
 
 _PLAIN = (

@@ -18,7 +18,7 @@ from scheduler.ports import FOREVER
 from scheduler.store import horizon, migrate, row_locks, standoffs, waits
 from scheduler.store.database import Database
 from scheduler.store.dialect import prepared
-from scheduler.store.read_status import unserved
+from scheduler.store.read_status import never, unserved
 from scheduler.store.read_workers import LOST, workers
 from scheduler.store.schedules import is_ahead
 from scheduler.store.stalls import stalled
@@ -63,6 +63,7 @@ def check(connection: sa.Connection, now: int) -> list[Finding]:
         ),
         _standoffs(connection),
         _claims(connection, now),
+        _retries(connection),
         _ready(connection, now),
         _stalls(connection, now),
         _keys(connection),
@@ -169,6 +170,13 @@ def _ready(connection: sa.Connection, now: int) -> Finding:
     if not found:
         return Finding("ready tasks", OK, "some live worker takes each")
     return Finding("ready tasks", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
+
+
+def _retries(connection: sa.Connection) -> Finding:
+    found = never(connection)
+    if not found:
+        return Finding("retries", OK, "no task waits until what has ended is retried")
+    return Finding("retries", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
 
 
 def _stalls(connection: sa.Connection, now: int) -> Finding:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
 from scheduler.store.dialect import Dialect, bind_rows, prepared
+from scheduler.store.lookup import IS_GONE
 
 _LIVE = (
     "SELECT t.id, t.state, t.spawned_by FROM schedd_tasks t "
@@ -111,9 +112,8 @@ def ends(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> dic
         )
         for row in connection.execute(
             prepared(
-                # Retention has looked at it since its result's time was over, and nobody needed that.
                 "SELECT t.id, t.state, t.finished_at, coalesce(t.result, v.value), t.error, "
-                "coalesce(t.kept_until > t.result_until, false) FROM schedd_tasks t "
+                f"{IS_GONE.format('t')} FROM schedd_tasks t "
                 "LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'result' "
                 f"WHERE t.id IN {dialect.ids()}"
             ),

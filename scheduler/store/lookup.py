@@ -62,3 +62,8 @@ def recorded(task: str) -> str:
 def lives(task: str) -> str:
     """Whether ``task`` has not ended."""
     return f"{state_of(task)} < {st.FIRST_TERMINAL}"
+
+
+# Whether retention has looked at a success, ``{}``, since its result's time was over, and nobody needed that: one that
+# is not there is gone then, and not None.
+IS_GONE = "coalesce({0}.kept_until > {0}.result_until, false)"

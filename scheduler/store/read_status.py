@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from scheduler.model import state as st
 from scheduler.model.capacity import POOLS
 from scheduler.model.state import Otherwise
 from scheduler.model.texts import counted, listed, rfc3339, span_text
@@ -73,7 +74,7 @@ def status(connection: sa.Connection, now: int) -> Status:
         *_unserved(connection, due, fleet, now),
         *_overdue(connection, now),
         *_stalled(connection, found, now),
-        *_never(connection),
+        *never(connection),
         *_lost(found),
         *_bodies(found),
         *_late_schedules(connection, now),
@@ -220,25 +221,32 @@ def _stalled(connection: sa.Connection, found: list[WorkerRecord], now: int) -> 
     return [Stuck("stalled", text, len(quiet), ids)]
 
 
-def _never(connection: sa.Connection) -> list[Stuck]:
-    """Waiting tasks with an edge that only a retry of its ended parent can satisfy (otherwise=wait)."""
+def never(connection: sa.Connection) -> list[Stuck]:
+    """Waiting tasks with an edge that only a retry of its ended parent can satisfy (otherwise=wait), or nothing can."""
     state = "coalesce(p.state, o.state)"
     bit = f"CASE {state} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 END"
     rows = connection.execute(
         prepared(
-            "SELECT DISTINCT e.child, e.parent FROM "
+            "SELECT DISTINCT e.child, e.parent, p.state FROM "
             f"(SELECT id FROM schedd_tasks WHERE state = 0 ORDER BY id LIMIT {_MOST}) w "
             "JOIN schedd_edges e ON e.child = w.id LEFT JOIN schedd_tasks p ON p.id = e.parent "
             f"LEFT JOIN schedd_outcomes o ON o.task_id = e.parent WHERE e.otherwise = {_WAIT} "
             f"AND {state} >= 6 AND (e.ok & {bit}) = 0 ORDER BY e.child, e.parent"
         )
     ).fetchall()
-    if not rows:
-        return []
-    children = list(dict.fromkeys(row.child for row in rows))
-    parents = listed([str(i) for i in dict.fromkeys(row.parent for row in rows)])
-    text = f"{counted(len(children), 'waiting task')} stuck until a parent is retried: {parents}"
-    return [Stuck("parent", text, len(children), tuple(children[:_EXAMPLES]))]
+    hopeless = {row.child for row in rows if row.state == st.SUCCESS}  # nobody retries a success
+    found = []
+    for problem, wanted, said in (
+        ("success", True, "{} can never run, waiting for the failure of what has succeeded ({}): to be cancelled"),
+        ("parent", False, "{} stuck until a parent is retried: {}"),
+    ):
+        edges = [r for r in rows if (r.child in hopeless) is wanted and (r.state == st.SUCCESS) is wanted]
+        children = list(dict.fromkeys(row.child for row in edges))
+        if children:
+            parents = listed([str(i) for i in dict.fromkeys(row.parent for row in edges)])
+            text = said.format(counted(len(children), "waiting task"), parents)
+            found.append(Stuck(problem, text, len(children), tuple(children[:_EXAMPLES])))
+    return found
 
 
 def _lost(found: list[WorkerRecord]) -> list[Stuck]:

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 import sqlalchemy as sa
 
+from scheduler.errors import ResultExpiredError
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
 from scheduler.store.dialect import prepared
+from scheduler.store.lookup import IS_GONE
 
 
-def parent_results(connection: sa.Connection, task_id: int) -> dict[int, Any]:
-    """Results of the tasks that ``task_id`` depends on, by id; None where there is none."""
+def parent_results(connection: sa.Connection, task_id: int) -> list[tuple[int, str | None]]:
+    """Results of the tasks that ``task_id`` depends on: rows (id, JSON text). No text for what returned None, or did
+    not succeed.
+
+    Raises ResultExpiredError if one has succeeded, and its result, or all of it, was removed since.
+    """
     rows = connection.execute(
         prepared(
-            "SELECT e.parent, coalesce(p.result, v.value) AS result FROM schedd_edges e "
-            "LEFT JOIN schedd_tasks p ON p.id = e.parent "
+            f"SELECT e.parent, coalesce(p.result, v.value) AS result, {IS_GONE.format('p')} AS gone, "
+            "coalesce(p.state, o.state) AS state, p.id IS NULL AS removed FROM schedd_edges e "
+            "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
             "LEFT JOIN schedd_task_values v ON v.task_id = e.parent AND v.name = 'result' "
             "WHERE e.child = :id ORDER BY e.parent"
         ),
         {"id": task_id},
-    )
-    return {row.parent: None if row.result is None else msgspec.json.decode(row.result) for row in rows}
+    ).fetchall()
+    for row in rows:
+        if row.state == st.SUCCESS and row.result is None and (row.gone or row.removed):
+            raise ResultExpiredError(row.parent)
+    return [(row.parent, row.result) for row in rows]
 
 
-def dependency_failures(connection: sa.Connection, task_id: int) -> dict[int, str]:
-    """Parents of ``task_id`` that ended without success: id -> state and error."""
+def dependency_failures(connection: sa.Connection, task_id: int) -> list[tuple[int, str]]:
+    """Parents of ``task_id`` that ended without success: rows (id, state and error)."""
     rows = connection.execute(
         prepared(
             "SELECT e.parent, coalesce(p.state, o.state) AS state, p.error FROM schedd_edges e "
@@ -36,4 +43,4 @@ def dependency_failures(connection: sa.Connection, task_id: int) -> dict[int, st
         ),
         {"id": task_id},
     )
-    return {row.parent: f"{TaskState.from_code(row.state)}: {row.error or 'no error recorded'}" for row in rows}
+    return [(row.parent, f"{TaskState.from_code(row.state)}: {row.error or 'no error recorded'}") for row in rows]

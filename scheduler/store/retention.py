@@ -15,6 +15,7 @@ from scheduler.store.lookup import exists, is_parent, lives, same, state_of
 from scheduler.store.outcomes import RESULT_TTL
 
 BATCH = 500
+AGAIN = 86_400 * SECOND  # until what is kept for one that failed is looked at again
 WALK = 20_000  # ids that one review looks at
 WORKER_ROWS = 7 * 86400 * SECOND  # how long a stopped or dead worker stays in the list
 
@@ -44,6 +45,8 @@ class Removed(NamedTuple):
 # A row lives until the latest of its retention, result lifetime and key retention, and while a child that has not
 # ended, or the task that awaits it, refers to it, or the one that spawned it has not succeeded: it may be retried, and
 # asks for it then. Its result lives until that lifetime is over, and likewise.
+# So does a success whose child has ended, but not succeeded: it may be retried, too. Not one that the child did not
+# wait for to succeed, which never starts then; and nothing else that ended, or a chain that failed went one by one.
 _CHILDREN = f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND {lives('e.child')}"
 # In this order: SQLite looks from where the first of these conditions begins.
 _WAITERS = f"FROM schedd_waits w WHERE {same('w.item', 't.id')} AND w.item > 0 AND {lives('w.task_id')}"
@@ -51,6 +54,11 @@ _UNNEEDED = (
     f"NOT {exists('e.parent', _CHILDREN)} AND NOT {exists('w.item', _WAITERS)} "
     f"AND NOT coalesce({state_of('t.spawned_by')} <> {st.SUCCESS}, false)"
 )
+_READERS = (
+    f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND e.ok % 2 = 1 AND {state_of('e.child')} > {st.SUCCESS}"
+)
+_WANTED = exists("e.parent", _READERS)
+_UNWANTED = f"{_UNNEEDED} AND NOT {_WANTED}"
 _OVER = (
     f"t.state = {st.SUCCESS} AND t.finished_at < :before AND coalesce(t.result_until, 0) <= :now "
     "AND coalesce(t.key_until, 0) <= :now"
@@ -58,8 +66,17 @@ _OVER = (
 # Successes are looked at once when the first of these times may have come, and then when the next one has: those that
 # are kept for long are not walked again and again.
 _SUCCESSES = f"""
-SELECT t.id, t.finished_at, t.result_until, t.key_until FROM schedd_tasks t
+SELECT t.id, t.finished_at, t.result_until, t.key_until, {_WANTED} AS wanted FROM schedd_tasks t
 WHERE t.state = {st.SUCCESS} AND {{due}} AND {_UNNEEDED} LIMIT :batch
+"""
+# Whoever reads a result takes it for gone if this has been since its time was over, and it is not there. So of a task
+# that returned nothing that time is forgotten.
+_LOOK = """
+UPDATE schedd_tasks SET kept_until = j.at, result_until = CASE
+  WHEN result_until > :now OR result IS NOT NULL OR kept_until > result_until OR EXISTS
+    (SELECT 1 FROM schedd_task_values v WHERE v.task_id = schedd_tasks.id AND v.name = 'result')
+  THEN result_until END
+FROM {rows} j WHERE schedd_tasks.id = j.id
 """
 _NEVER_LOOKED_AT = _SUCCESSES.format(due="t.kept_until IS NULL AND t.finished_at < :before")
 _LOOKED_AT = _SUCCESSES.format(due="t.kept_until <= :now")
@@ -122,35 +139,34 @@ def _spans(retention: Mapping[str, float]) -> dict[str, int]:
 
 def _successes(connection: sa.Connection, dialect: Dialect, now: int, kept: int, batch: int) -> Removed:
     """One batch of successes: remove those that are over, and the results that have expired of those that stay."""
-    found: list[sa.Row[tuple[int, int, int | None, int | None]]] = []
+    found: list[sa.Row[tuple[int, int, int | None, int | None, bool]]] = []
     bound = {"now": now, "before": now - min(kept, RESULT_TTL)}
     for sql in (_NEVER_LOOKED_AT, _LOOKED_AT):
         rows = connection.execute(prepared(f"{sql} {dialect.skip_locked}"), bound | {"batch": batch - len(found)})
         found += rows.fetchall()
         if len(found) >= batch:
             break
-    unneeded = {i for i, _ in _unneeded(connection, dialect, [(row.id, st.SUCCESS) for row in found])}
+    unneeded = set(_unwanted(connection, dialect, [row.id for row in found if not row.wanted]))
     over: list[tuple[int, int]] = []
     stale: list[int] = []
     looks: list[tuple[int, int]] = []
     for row in found:
-        if row.id not in unneeded:
-            continue
         result_until = row.result_until or 0
         until = max(result_until, row.key_until or 0, row.finished_at + kept + 1)
-        if until <= now:
+        if row.wanted:
+            until = now + AGAIN
+        elif row.id not in unneeded:
+            continue
+        elif until <= now:
             over.append((row.id, st.SUCCESS))
             continue
-        if result_until <= now:
+        elif result_until <= now:
             stale.append(row.id)
         looks.append((row.id, until if result_until <= now else result_until))
     remove(connection, dialect, over, now)
     if looks:
-        rows_of = dialect.rows({"id": int, "at": int})
-        connection.execute(
-            prepared(f"UPDATE schedd_tasks SET kept_until = j.at FROM {rows_of} j WHERE schedd_tasks.id = j.id"),
-            {"rows": bind_rows(looks)},
-        )
+        look = _LOOK.format(rows=dialect.rows({"id": int, "at": int}))
+        connection.execute(prepared(look), {"rows": bind_rows(looks), "now": now})
     return Removed(len(over), forget_results(connection, dialect, stale), more=len(found) >= batch)
 
 
@@ -173,11 +189,11 @@ def expire(connection: sa.Connection, dialect: Dialect, task_id: int, now: int) 
     rows = connection.execute(
         prepared(
             f"SELECT t.id FROM schedd_tasks t WHERE t.id = :id AND t.state = {st.SUCCESS} AND t.result_until <= :now "
-            f"AND {_UNNEEDED} {dialect.skip_locked}"
+            f"AND {_UNWANTED} {dialect.skip_locked}"
         ),
         {"id": task_id, "now": now},
     ).fetchall()
-    unneeded = [i for i, _ in _unneeded(connection, dialect, [(row[0], st.SUCCESS) for row in rows])]
+    unneeded = _unwanted(connection, dialect, [row[0] for row in rows])
     if unneeded:  # looked at, as by sweep(): see children.ends()
         looked_at = (
             "UPDATE schedd_tasks SET kept_until = :now WHERE id = :id AND coalesce(kept_until, 0) <= result_until"
@@ -197,12 +213,12 @@ def review(
     last = connection.execute(prepared("SELECT max(id) FROM schedd_tasks")).scalar() or 0
     rows = connection.execute(
         prepared(
-            f"SELECT t.id FROM schedd_tasks t WHERE t.id > :after AND t.id <= :to AND {_OVER} AND {_UNNEEDED} "
+            f"SELECT t.id FROM schedd_tasks t WHERE t.id > :after AND t.id <= :to AND {_OVER} AND {_UNWANTED} "
             f"LIMIT {BATCH} {dialect.skip_locked}"
         ),
         {"after": after, "to": after + WALK, "now": now, "before": now - _spans(retention)["success"]},
     ).fetchall()
-    over = _unneeded(connection, dialect, [(row[0], st.SUCCESS) for row in rows])
+    over = [(task_id, st.SUCCESS) for task_id in _unwanted(connection, dialect, [row[0] for row in rows])]
     remove(connection, dialect, over, now)
     if len(rows) >= BATCH and over:
         return Removed(len(over)), after  # there may be more among them
@@ -225,7 +241,7 @@ def would_remove(connection: sa.Connection, now: int, retention: Mapping[str, fl
     def count(sql: str, **more: int) -> int:
         return int(connection.execute(prepared(f"SELECT count(*) {sql}"), bound | more).scalar_one())
 
-    successes = count(f"FROM schedd_tasks t WHERE {_OVER} AND {_UNNEEDED}")
+    successes = count(f"FROM schedd_tasks t WHERE {_OVER} AND {_UNWANTED}")
     failed = count(
         f"FROM schedd_tasks t WHERE t.state >= 7 AND t.finished_at < :before AND {_UNNEEDED}",
         before=now - kept["failed"],
@@ -233,7 +249,7 @@ def would_remove(connection: sa.Connection, now: int, retention: Mapping[str, fl
     results = count(
         f"FROM schedd_tasks t WHERE t.state = {st.SUCCESS} AND t.result_until <= :now AND NOT ({_OVER}) "
         "AND (t.result IS NOT NULL OR EXISTS (SELECT 1 FROM schedd_task_values v WHERE v.task_id = t.id "
-        f"AND v.name = 'result')) AND {_UNNEEDED}"
+        f"AND v.name = 'result')) AND {_UNWANTED}"
     )
     outcomes = count(_OUTCOMES, before=now - kept["outcomes"])
     workers = count(_WORKERS, before=now - WORKER_ROWS)
@@ -242,14 +258,20 @@ def would_remove(connection: sa.Connection, now: int, retention: Mapping[str, fl
 
 def _unneeded(connection: sa.Connection, dialect: Dialect, expired: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Without those that have got a child since the statement that found and locked them began; now none can."""
-    if not expired or not dialect.skip_locked:
-        return expired
-    rows = connection.execute(
-        prepared(f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} AND {_UNNEEDED}"),
-        {"ids": bind_rows([task_id for task_id, _ in expired])},
-    )
-    free = {row[0] for row in rows}
+    free = set(_still(connection, dialect, [task_id for task_id, _ in expired], _UNNEEDED))
     return [(task_id, state) for task_id, state in expired if task_id in free]
+
+
+def _unwanted(connection: sa.Connection, dialect: Dialect, ids: list[int]) -> list[int]:
+    """The same of successes."""
+    return _still(connection, dialect, ids, _UNWANTED)
+
+
+def _still(connection: sa.Connection, dialect: Dialect, ids: list[int], condition: str) -> list[int]:
+    if not ids or not dialect.skip_locked:
+        return ids
+    sql = prepared(f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} AND {condition}")
+    return [row[0] for row in connection.execute(sql, {"ids": bind_rows(ids)})]
 
 
 def remove(connection: sa.Connection, dialect: Dialect, expired: Sequence[tuple[int, int]], now: int) -> None:

@@ -244,7 +244,7 @@ def test_a_question_is_answered_though_no_thread_can_be_started_for_it(made: Poo
     """Or the body would wait for ever, and so would all that ask later."""
     (attempt,) = made.claim("task")
     (number,) = made.give(attempt)
-    spec, asks = made.pool.spec, ("dependency_failures", [attempt.claimed.id])
+    spec, asks = made.pool.spec, ("load", ["failures", {}])
     spawn = spec._spawn
 
     def refuse(*_: Any) -> Any:

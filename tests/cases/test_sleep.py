@@ -272,7 +272,7 @@ def test_a_call_of_the_context_beside_a_branch_that_waits(
 ) -> None:
     """It does something, however long it takes until it is answered; what comes after it is not put off either."""
     desk = engine_of(stage.jobs).desk
-    request, cpu = desk.request, desk.cpu
+    request, cpu, load = desk.request, desk.cpu, desk.load
     answered = threading.Event()
 
     def late(usual: Any) -> Any:
@@ -283,14 +283,15 @@ def test_a_call_of_the_context_beside_a_branch_that_waits(
     def asks(attempt: Any, what: str, args: Any) -> Any:
         return late(request(attempt, what, args)) if what == "beat" else request(attempt, what, args)
 
-    def reads(task_id: int) -> dict[int, Any]:
+    def reads(attempt: Any, what: str, args: Any) -> Any:
+        if what not in ("results", "failures"):
+            return load(attempt, what, args)
         assert answered.wait(20)
-        return {}
+        return []
 
     monkeypatch.setattr(desk, "request", asks)
     monkeypatch.setattr(desk, "cpu", lambda *call: late(cpu(*call)))
-    monkeypatch.setattr(desk, "parent_results", reads)
-    monkeypatch.setattr(desk, "dependency_failures", reads)
+    monkeypatch.setattr(desk, "load", reads)
 
     async def body(ctx: Any) -> Any:
         async def works() -> None:

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Context, RetryPolicy, Scheduler, TaskState, task
-from scheduler.engine import ledger, turn
+from scheduler.engine import answering, ledger, turn
 from scheduler.engine.lanes import STILL
 from scheduler.engine.loop import AGAIN
 from scheduler.engine.planner import BATCH
@@ -127,6 +127,43 @@ def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
     assert jobs.get_task_status(later) is TaskState.SUCCESS
     assert asked[-1]
     assert [ends(jobs, i) for i in (held, free, later)] == [["succeeded"]] * 3
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.case(65)
+@pytest.mark.parametrize("many", [3, 4, 9])
+def test_requests_that_are_put_off_keep_no_others_waiting(
+    fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    """However many there are: a turn answers 500, here 4. And each of them is asked again in its turn."""
+    monkeypatch.setattr(answering, "MOST", 4)
+    jobs = fleet.worker(plain, pools={"medium": (20, 0)})
+    with jobs.batch() as batch:
+        for _ in range(many + 1):
+            batch.task(plain)
+    step(jobs)
+    desk = engine_of(jobs).desk
+    monkeypatch.setattr(desk, "inline", None)  # nobody takes a turn for a request
+    attempts = {attempt.claimed.id: attempt for attempt in desk.held.values()}
+
+    def ask(task_id: int) -> Any:
+        return desk.request(attempts[task_id], "record", {"name": "step", "seq": 1, "value": None, "started_at": None})
+
+    with jobs.database.write() as caller:
+        caller.execute(
+            sa.text("SELECT id FROM schedd_tasks WHERE id < :last ORDER BY id FOR UPDATE"), {"last": batch.ids[-1]}
+        )
+        blocked = [ask(task_id) for task_id in batch.ids[:-1]]
+        for _ in range(many):
+            step(jobs)
+        assert len(desk.put_off) == many
+        free = ask(batch.ids[-1])
+        step(jobs)
+        assert free.done()
+        assert not any(answer.done() for answer in blocked)
+    for _ in range(many):
+        step(jobs)
+    assert [answer.result(0)["held"] for answer in blocked] == [True] * many
 
 
 @task(max_concurrency=2)

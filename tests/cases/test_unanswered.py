@@ -9,13 +9,13 @@ import pytest
 
 from scheduler import AsyncContext, Context, PermanentError, RetryPolicy, Scheduler, Snooze, Task, TaskState, task
 from scheduler.engine import desk
-from scheduler.errors import StoreUnavailableError
+from scheduler.errors import LeaseLost, StoreUnavailableError
 from scheduler.model.checkpoint import Sort
 from scheduler.ports import FAILPOINTS
-from scheduler.store import asked_children, checkpoints, workers
+from scheduler.store import asked_children, checkpoints, relatives, workers
 from scheduler.testing import FakeClock, engine_of
 from support.databases import Database
-from support.fleet import Fleet, ends, let_pass, rows, run_claimed, step, write
+from support.fleet import Fleet, ends, let_pass, rows, run_claimed, step, until, write
 from support.lost_answers import fail_a_step, fail_at
 
 ERRORS = pytest.mark.parametrize(
@@ -136,6 +136,90 @@ def test_what_was_recorded_is_read_once_the_database_is_back(
         assert jobs.result(jobs.task(Twice()).schedule(), 60) == [1, 4]
         assert jobs.state == ["first", 2]
     assert len(tries) > 1
+
+
+class Reads(Task, kind="reads"):
+    """What its parents returned, and how they ended."""
+
+    def run(self, ctx: Context) -> Any:
+        return [list(ctx.results().values()), list(ctx.dependency_failures())]
+
+
+class AsyncReads(Task, kind="async-reads"):
+    async def run(self, ctx: AsyncContext) -> Any:
+        return [list((await ctx.results()).values()), list(await ctx.dependency_failures())]
+
+
+@pytest.mark.case(9, 63)
+@pytest.mark.parametrize("name", ["parent_results", "dependency_failures"])
+@pytest.mark.parametrize("kind", [Reads, AsyncReads])
+def test_what_parents_returned_is_read_once_the_database_is_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch, kind: type[Task], name: str
+) -> None:
+    """A task without a retry policy was dead."""
+    usual, tries = getattr(relatives, name), []
+
+    def away(*args: Any) -> Any:
+        tries.append(args)
+        if len(tries) < 3:
+            raise StoreUnavailableError("the connection broke")
+        return usual(*args)
+
+    monkeypatch.setattr(desk, "_AWAY", 0.0)
+    monkeypatch.setattr(relatives, name, away)
+    with Scheduler(database.url, state=[]) as jobs:
+        jobs.register(kind)
+        jobs.register(child)
+        jobs.register(Ends)
+        good, bad = jobs.task(child, 4).schedule(), jobs.task(Ends("dead")).schedule()
+        reader = jobs.task(kind()).depend_on(good).depend_on(bad, when="finished").schedule()
+        assert jobs.result(reader, 60) == [[8, None], [bad]]
+    assert len(tries) == 3
+
+
+class Loses(Task, kind="loses"):
+    """Notes what it is told in place of its parents' results."""
+
+    def run(self, ctx: Context) -> None:
+        try:
+            ctx.state.append(ctx.results())
+        except LeaseLost as error:
+            ctx.state.append(error)
+            raise
+
+
+class AsyncLoses(Task, kind="async-loses"):
+    async def run(self, ctx: AsyncContext) -> None:
+        try:
+            ctx.state.append(await ctx.results())
+        except LeaseLost as error:
+            ctx.state.append(error)
+            raise
+
+
+@pytest.mark.case(4, 9)
+@pytest.mark.parametrize("kind", [Loses, AsyncLoses])
+def test_unless_the_lease_is_lost_meanwhile(
+    database: Database, monkeypatch: pytest.MonkeyPatch, kind: type[Task]
+) -> None:
+    """Nothing is known of parents then, and nothing is made up."""
+    jobs = Scheduler(database.url, state=[])
+
+    def away(*_: Any) -> Any:
+        if jobs.state:
+            return []
+        assert jobs._engine is not None
+        for attempt in list(jobs._engine.desk.held.values()):
+            attempt.lost = True
+        raise StoreUnavailableError("the connection broke")
+
+    monkeypatch.setattr(desk, "_AWAY", 0.0)
+    monkeypatch.setattr(relatives, "parent_results", away)
+    with jobs:
+        jobs.register(kind)
+        jobs.task(kind()).schedule()
+        until(lambda: jobs.state)
+    assert isinstance(jobs.state[0], LeaseLost)
 
 
 class Ends(Task, kind="ends"):

@@ -103,6 +103,28 @@ def test_what_is_stuck(ctl: Ctl, live: Bench) -> None:
     assert f"(task {child})" in ctl("status").stdout
 
 
+def test_what_waits_for_a_failure_that_does_not_come(ctl: Ctl, live: Bench) -> None:
+    """A success is not retried, nor removed while something waits for it: a retry of the other one is of no use."""
+    done, dead = live.ended("success"), live.ended("dead")
+    never = [int(live.step("child", done, when="failure", otherwise="wait").schedule())]
+    builder = live.step("child", dead, otherwise="wait").depend_on(done, when="failure", otherwise="wait")
+    never.append(int(builder.schedule()))
+    assert stuck(ctl) == {
+        "success": "2 waiting tasks can never run, waiting for the failure of what has succeeded "
+        f"({done}): to be cancelled"
+    }
+    waits = int(live.step("child", dead, otherwise="wait").schedule())
+    assert stuck(ctl)["parent"] == f"1 waiting task stuck until a parent is retried: {dead}"
+    assert [one["tasks"] for one in ctl.json("status")["stuck"]] == [never, [waits]]
+    found = {f["check"]: f for f in ctl.json("doctor")}["retries"]
+    assert (found["level"], found["tasks"]) == ("note", [*never, waits])
+    assert "; 1 waiting task stuck until a parent is retried" in found["text"]
+    assert ctl("cancel", *map(str, never)).exit_code == 0
+    assert set(stuck(ctl)) == {"parent"}
+    live.jobs.cancel_task(waits)
+    assert {f["check"]: f["level"] for f in ctl.json("doctor")}["retries"] == "ok"
+
+
 def test_a_lost_lease_and_a_late_schedule_are_stuck(ctl: Ctl, live: Bench) -> None:
     live.drain()
     assert ctl("run", "--cron", "0 5 * * *", "--key", "nightly", "--", "true").exit_code == 0

@@ -18,7 +18,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from scheduler import AsyncContext, Context, RetryPolicy, Task, ports
+from scheduler import AsyncContext, Context, PermanentError, RetryPolicy, Task, ports
 from scheduler.errors import TaskFailedError
 
 AT_ONCE = RetryPolicy(min_wait=0, max_wait=0, max_attempts=2, jitter=0.0, strategy="fixed")
@@ -330,6 +330,18 @@ class Odd(Task, isolation="process", retry=AT_ONCE):
         if ctx.attempt == 1:
             raise LookupError("raised \udcff")
         return ctx.attempt
+
+
+class Together(Task, isolation="process", retry=AT_ONCE):
+    """Its coroutines raise at once."""
+
+    async def run(self, ctx: AsyncContext) -> None:
+        async def one(error: Exception) -> None:
+            raise error
+
+        async with asyncio.TaskGroup() as group:
+            for error in (ValueError("no"), PermanentError("never", status=410)):
+                group.create_task(one(error))
 
 
 class Chatter(Task, isolation="process"):

@@ -572,6 +572,14 @@ def test_what_is_no_text_is_kept_as_far_as_it_is(jobs: Scheduler) -> None:
     assert log_of(jobs, task_id) == "captured ?\n"
 
 
+@pytest.mark.case(14)
+def test_what_its_coroutines_raise_together_means_what_it_means_in_a_thread(jobs: Scheduler) -> None:
+    task_id = run(jobs, kinds.Together())
+    (only,) = attempts(jobs, task_id)
+    assert (only.error, only.status_code) == ("PermanentError: never (and 1 more error)", 410)
+    assert history(jobs, task_id) == [(1, "dead")]
+
+
 def test_what_is_written_right_before_the_end_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool reads what was written, then what was said: here the rest of the body falls between the two."""
     heard = Child.heard

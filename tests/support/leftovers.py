@@ -22,7 +22,7 @@ def marked(value: str) -> list[str]:
         try:
             if wanted in (place / "environ").read_bytes().split(b"\0"):
                 command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.append(f"{place.name} {command[:80]}")
+                found.append(f"{place.name} {command[:200]}")
         except OSError:
             continue  # gone, or somebody else's
     return found
