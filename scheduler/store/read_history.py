@@ -13,7 +13,6 @@ from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import TaskState
 from scheduler.store.dialect import prepared
 from scheduler.store.envelopes import envelope_of, kept
-from scheduler.store.lookup import IS_GONE
 
 
 class AttemptRecord(NamedTuple):
@@ -89,15 +88,14 @@ def attempt_log(connection: sa.Connection, task_id: int, claim: int | None = Non
 
 
 def result_of(connection: sa.Connection, task_id: int, now: int) -> Any:
-    """What the task returned. None does not expire as long as its row is there.
+    """What the task returned, until its time is over (microseconds).
 
     Raises UnknownTaskError, TaskFailedError (also for a skipped one), TaskCancelledError, ResultExpiredError,
     and TimeoutError while it has not ended.
     """
     row = connection.execute(
         prepared(
-            "SELECT t.state, t.result_until, t.error, coalesce(t.result, v.value) AS text, "
-            f"{IS_GONE.format('t')} AS gone FROM schedd_tasks t "
+            "SELECT t.state, t.result_until, t.error, coalesce(t.result, v.value) AS text FROM schedd_tasks t "
             "LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'result' WHERE t.id = :id"
         ),
         {"id": task_id},
@@ -114,7 +112,8 @@ def result_of(connection: sa.Connection, task_id: int, now: int) -> Any:
     if not state.terminal:
         raise TimeoutError(f"task {task_id} has not ended: it is {state}")
     _raise_unless_success(task_id, state, row.error)
-    expired = row.gone if row.text is None else row.result_until is not None and row.result_until <= now
+    # Of one that returned nothing retention has forgotten the time, when it was over.
+    expired = row.text is None if row.result_until is None else row.result_until <= now
     if expired:
         raise ResultExpiredError(task_id)
     return None if row.text is None else msgspec.json.decode(row.text)

@@ -194,12 +194,13 @@ def expire(connection: sa.Connection, dialect: Dialect, task_id: int, now: int) 
         {"id": task_id, "now": now},
     ).fetchall()
     unneeded = _unwanted(connection, dialect, [row[0] for row in rows])
-    if unneeded:  # looked at, as by sweep(): see children.ends()
+    forgotten = forget_results(connection, dialect, unneeded)
+    if forgotten:  # looked at, as by sweep(): see children.ends()
         looked_at = (
             "UPDATE schedd_tasks SET kept_until = :now WHERE id = :id AND coalesce(kept_until, 0) <= result_until"
         )
         connection.execute(prepared(looked_at), {"id": task_id, "now": now + 1})
-    return forget_results(connection, dialect, unneeded)
+    return forgotten
 
 
 def review(

@@ -220,18 +220,21 @@ def test_a_result_that_is_gone_is_an_error_and_not_none(
 
 
 @pytest.mark.case(51)
-def test_none_never_expires(jobs: Scheduler, clock: FakeClock) -> None:
-    """There is nothing that could be lost."""
+def test_none_stays_none_for_those_that_depend_on_it(jobs: Scheduler, clock: FakeClock) -> None:
+    """There is nothing that could be lost; result() keeps to its time all the same."""
     parent = jobs.task(echo).schedule()
     drain(jobs)
     child: Callable[[], int] = lambda: jobs.task(Reads("fine")).depend_on(parent).schedule()  # noqa: E731
+    assert jobs.result(parent, timeout=0) is None
     for _ in range(3):
-        assert jobs.result(parent, timeout=0) is None
         for made in (child(), jobs.task(Awaits(parent)).schedule()):
             drain(jobs)
             assert jobs.result(made, timeout=0) == [None]
         clock.advance(2 * DAY)
-        sweep(jobs, KEPT | {"success": 20 * DAY})
+        for _ in range(2):
+            with pytest.raises(ResultExpiredError):
+                jobs.result(parent, timeout=0)
+            sweep(jobs, KEPT | {"success": 20 * DAY})
 
 
 @pytest.mark.case(35, 51)
