@@ -109,8 +109,10 @@ class _Builder:
                 self._check_parent(parent)
             new[parent] = edge
             if known and (present := known.get(parent, edge)) != edge:
+                which = 0 if present[0] != edge[0] else 1
                 raise ConfigError(
-                    f"depend_on names {parent!r} twice with different conditions: {present[0]} and {edge[0]}"
+                    f"depend_on names {parent!r} twice with different conditions: "
+                    f"{('when', 'otherwise')[which]}={present[which]} and {edge[which]}"
                 )
         known.update(new)
         return self

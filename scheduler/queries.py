@@ -329,6 +329,8 @@ class Queries:
     def add_dependency(self, child: int, parent: int, when: str = "success", otherwise: str | None = None) -> None:
         """Let a stored task that has not been claimed wait for another one.
 
+        If it waits for that one already, the conditions of this call take the place of those.
+
         Raises CycleError, UnknownTaskError, UnknownDependencyError, InvalidTransitionError, ConfigError.
         """
         try:

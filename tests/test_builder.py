@@ -161,8 +161,16 @@ BUILDER: list[tuple[type[SchedulerError], str, Callable[[Any], Any]]] = [
     (ConfigError, "depend_on takes", lambda b: b.depend_on(None)),
     (ConfigError, "0 is not a task id", lambda b: b.depend_on(0)),
     (ConfigError, "is not a task id", lambda b: b.depend_on(2**63)),
-    (ConfigError, "twice with different conditions", lambda b: b.depend_on(1).depend_on([1], when="failure")),
-    (ConfigError, "twice with different conditions", lambda b: b.depend_on(1).depend_on([1], otherwise="skip")),
+    (
+        ConfigError,
+        "different conditions: when=success and failure",
+        lambda b: b.depend_on(1).depend_on(1, when="failure"),
+    ),
+    (
+        ConfigError,
+        "different conditions: otherwise=fail and skip",
+        lambda b: b.depend_on(1).depend_on([1], otherwise="skip"),
+    ),
     (ConfigError, "builders of the same batch only", lambda b: b.depend_on(b)),
     (InvalidScheduleError, "cannot depend on tasks", lambda b: b.depend_on(1).every(60)),
     (InvalidScheduleError, "cannot depend on tasks", lambda b: b.every(60).depend_on(1)),

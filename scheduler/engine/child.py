@@ -33,6 +33,7 @@ from scheduler.engine.imports import import_main, main_is, resolve
 from scheduler.engine.link import Guard, Link
 from scheduler.engine.logs import TASK_LOGGER, current_attempt
 from scheduler.engine.output import Output, Records, write_past_python
+from scheduler.engine.own_loop import run_alone
 from scheduler.engine.remote import Remote, RemoteAttempt
 from scheduler.engine.rlimits import limited, memory
 from scheduler.engine.verdict import ended_by, gave_up
@@ -232,7 +233,7 @@ class Child:
                 setattr(attempt, self.why, True)
         try:
             if attempt.kind.is_async:
-                return asyncio.run(self._execute_async(attempt))
+                return run_alone(attempt, self._execute_async(attempt))
             return execute(attempt, self.remote)
         except BaseException as error:  # of what surrounds the body
             return gave_up(attempt, self.remote, error)

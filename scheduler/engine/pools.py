@@ -17,6 +17,7 @@ from scheduler.engine.async_durable import track_tasks
 from scheduler.engine.attempt import Attempt, execute, execute_async
 from scheduler.engine.desk import Desk
 from scheduler.engine.options import POOL_NAMES
+from scheduler.engine.own_loop import run_alone
 from scheduler.engine.processslots import ProcessSlots
 from scheduler.engine.processspec import Spec
 from scheduler.engine.procpool import ProcessPool
@@ -295,7 +296,7 @@ class InlineSlots:
             return False
         attempt = self.waiting.popleft()
         if attempt.kind.is_async:
-            outcome = asyncio.run(self._run_async(attempt))
+            outcome = run_alone(attempt, self._run_async(attempt))
         else:
             outcome = execute(attempt, self._runtime)
         self._report(attempt, outcome)

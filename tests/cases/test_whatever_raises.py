@@ -63,6 +63,14 @@ async def explode_async(ctx: AsyncContext, which: int) -> None:
 
 
 @task
+async def explode_beside(ctx: AsyncContext, which: int) -> None:
+    async def beside() -> None:
+        raise RAISED[which]()
+
+    await asyncio.create_task(beside())
+
+
+@task
 async def calm(ctx: AsyncContext) -> str:
     return "calm"
 
@@ -81,6 +89,19 @@ def test_whatever_a_handler_raises_fails_its_attempt_only(fleet: Fleet, handler:
         left = "RuntimeError" if handler is explode_async and raised is StopIteration else raised.__name__
         assert (failed.state, failed.error_class) == (TaskState.DEAD, left)
         assert ends(jobs, task_id) == ["dead"]
+
+
+@pytest.mark.case(7)
+def test_what_a_task_raises_that_a_handler_started_fails_the_attempt_only(fleet: Fleet) -> None:
+    """Some of these leave the event loop itself; `drain` raised them."""
+    jobs = fleet.worker(explode_beside, calm)
+    raised = [KeyboardInterrupt, SystemExit, _Own, MemoryError, asyncio.CancelledError]
+    ids = [jobs.task(explode_beside, RAISED.index(one)).schedule() for one in raised]
+    good = jobs.task(calm).schedule()
+    drain(jobs)
+    assert jobs.result(good, timeout=0) == "calm"
+    assert [jobs.get_task(i).error_class for i in ids] == [one.__name__ for one in raised]
+    assert [ends(jobs, i) for i in ids] == [["dead"]] * len(ids)
 
 
 @pytest.mark.case(7)
