@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli.options import common
-from scheduler.cli.output import check_columns, print_object, print_rows, time
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.output import print_object, print_rows, time
+from scheduler.cli.session import Session, note, prints
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -23,6 +23,7 @@ _FIELDS = (
     *("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan"),
     *("catchup", "overlap", "payload", "created_at", "updated_at", "seen_at"),
 )
+_PAUSED = ("name", "paused", "next_at")
 _HOUR = 3_600 * 1_000_000
 
 
@@ -33,7 +34,7 @@ def cron_command() -> None:
 
 @cron_command.command(name="list")
 @common
-@with_session
+@prints(_FIELDS)
 def list_(session: Session, /) -> None:
     """All schedules, with their next slot.
 
@@ -65,7 +66,7 @@ def list_(session: Session, /) -> None:
         }
         for r in found
     ]
-    print_rows(session, rows, _COLUMNS, _FIELDS)
+    print_rows(session, rows, _COLUMNS)
 
 
 def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
@@ -88,7 +89,7 @@ def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
 @click.argument("name")
 @click.option("-n", "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
 @common
-@with_session
+@prints(("slot", "local", "offset", "note"))
 def next_(session: Session, /, name: str, count: int) -> None:
     """The next slots of a schedule, in UTC and on the clock of its zone, with its offset.
 
@@ -118,7 +119,7 @@ def next_(session: Session, /, name: str, count: int) -> None:
                 "note": f"clock changed, {before.offset} to {mark.offset}" if mark.changed else None,
             }
         )
-    print_rows(session, rows, ("slot", "local", "note"), ("slot", "local", "offset", "note"))
+    print_rows(session, rows, ("slot", "local", "note"))
 
 
 def _pause(session: Session, name: str, paused: bool) -> None:
@@ -141,7 +142,7 @@ def _pause(session: Session, name: str, paused: bool) -> None:
 @cron_command.command()
 @click.argument("name")
 @common
-@with_session
+@prints(_PAUSED)
 def pause(session: Session, /, name: str) -> None:
     """Fire nothing until resumed."""
     _pause(session, name, True)
@@ -150,7 +151,7 @@ def pause(session: Session, /, name: str) -> None:
 @cron_command.command()
 @click.argument("name")
 @common
-@with_session
+@prints(_PAUSED)
 def resume(session: Session, /, name: str) -> None:
     """Go on with the next slot; slots that passed meanwhile are left out."""
     _pause(session, name, False)
@@ -159,12 +160,11 @@ def resume(session: Session, /, name: str) -> None:
 @cron_command.command()
 @click.argument("name")
 @common
-@with_session
+@prints(("id",))
 def trigger(session: Session, /, name: str) -> None:
     """Run once now, beside the slots; prints the task's id."""
     from scheduler.store import schedules
 
-    check_columns(session, "id")
     database = session.existing()
     made = session.write(lambda c: schedules.trigger(c, name, database.now()))
     if not print_object(session, {"id": int(made)}):
@@ -174,7 +174,7 @@ def trigger(session: Session, /, name: str) -> None:
 @cron_command.command()
 @click.argument("name")
 @common
-@with_session
+@prints(("name", "deleted"))
 def delete(session: Session, /, name: str) -> None:
     """Forget a schedule. The tasks that it made stay."""
     from scheduler.store import schedules

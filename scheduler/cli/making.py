@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from scheduler.cli.options import EDGE, INSTANT, SPAN
-from scheduler.cli.output import check_columns, print_object
+from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note
 from scheduler.errors import PayloadError
 
@@ -55,6 +55,11 @@ def make_options(command: F) -> F:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def made_fields(given: Mapping[str, Any]) -> tuple[str, str]:
+    """What these options let :func:`schedule` print."""
+    return ("id" if given["cron"] is None else "schedule"), "created"
 
 
 @dataclass
@@ -163,7 +168,6 @@ def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> st
 
 def schedule(session: Session, given: Given, kind: str, payload: dict[str, Any], record: KindRecord | None) -> None:
     """Store the task or the recurring schedule, print its id or name, and say if nobody would run it."""
-    check_columns(session, "id" if given.cron is None else "schedule", "created")
     spec = given.spec(kind, payload, record)
     if given.cron is not None:
         _register(session, given, spec)

@@ -50,13 +50,13 @@ def seconds(us: int | None) -> float | None:
     return None if us is None else us / 1_000_000
 
 
-def print_rows(session: Session, rows: Sequence[Row], columns: Sequence[str], known: Sequence[str]) -> None:
-    """Rows as a table of ``columns``, or as JSON with all ``known`` fields; ``--columns`` goes for both."""
-    chosen = _chosen(session, known)
+def print_rows(session: Session, rows: Sequence[Row], columns: Sequence[str] | None = None) -> None:
+    """Rows as a table of ``columns``, or as JSON with all fields of the command; ``--columns`` goes for both."""
+    chosen = session.chosen or session.fields
     if session.output == "table":
-        print_table(rows, chosen or columns)
+        print_table(rows, session.chosen or columns or session.fields)
         return
-    picked = [{name: row.get(name) for name in chosen or known} for row in rows]
+    picked = [{name: row.get(name) for name in chosen} for row in rows]
     if session.output == "jsonl":
         for row in picked:
             click.echo(_json(row))
@@ -66,12 +66,12 @@ def print_rows(session: Session, rows: Sequence[Row], columns: Sequence[str], kn
 
 def print_object(session: Session, value: Row) -> bool:
     """One object as JSON, or its ``--columns`` as lines. False: neither was asked for, nothing is printed."""
-    chosen = _chosen(session, list(value))
-    picked = {name: value[name] for name in chosen} if chosen else dict(value)
+    chosen = session.chosen
+    picked = {name: value[name] for name in chosen or session.fields}
     if session.output == "table":
         if chosen is None:
             return False
-        print_fields([(name, picked[name]) for name in chosen])
+        print_fields(list(picked.items()))
         return True
     click.echo(_json(picked, indent=2 if session.output == "json" else None))
     return True
@@ -79,22 +79,6 @@ def print_object(session: Session, value: Row) -> bool:
 
 def _json(value: object, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=not is_utf8(), indent=indent)
-
-
-def check_columns(session: Session, *known: str) -> None:
-    """Refuse ``--columns`` that :func:`print_object` would, before a task is made that nobody hears of. Raises
-    UsageError."""
-    _chosen(session, known)
-
-
-def _chosen(session: Session, known: Sequence[str]) -> list[str] | None:
-    if session.columns is None:
-        return None
-    chosen = [name.strip() for name in session.columns.split(",") if name.strip()]
-    for name in chosen:
-        if name not in known:
-            raise click.UsageError(f"there is no column {name!r}; there are {', '.join(known)}")
-    return chosen or None
 
 
 def cell(value: object) -> str:

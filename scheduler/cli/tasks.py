@@ -8,13 +8,14 @@ import click
 
 from scheduler.cli.options import AGO, TASK_ID, common
 from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table, safe
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.session import Session, note, prints
 from scheduler.cli.views import (
     ATTEMPT_COLUMNS,
     AUDIT_COLUMNS,
     EDGE_COLUMNS,
     ENVELOPE_FIELDS,
     LIST_COLUMNS,
+    SHOW_FIELDS,
     TASK_FIELDS,
     attempt_view,
     audit_view,
@@ -74,7 +75,7 @@ def _states(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only tasks older than this one: the next page.")
 @common
-@with_session
+@prints(TASK_FIELDS)
 def list_command(
     session: Session,
     /,
@@ -100,7 +101,7 @@ def list_command(
                 row["error"] = None  # an earlier attempt's
     asked = [name for name in _SHOWN_IF_ASKED if filters[name] is not None]
     columns = (*LIST_COLUMNS[:-1], *asked, LIST_COLUMNS[-1])
-    print_rows(session, rows, columns, TASK_FIELDS)
+    print_rows(session, rows, columns)
     if cursor is not None:
         note(f"there are more: --cursor {cursor} shows the next ones")
 
@@ -108,7 +109,7 @@ def list_command(
 @click.command(name="show")
 @click.argument("task_id", metavar="ID", type=TASK_ID)
 @common
-@with_session
+@prints(SHOW_FIELDS)
 def show_command(session: Session, /, task_id: int) -> None:
     """Everything about a task: payload, edges, attempts, result, log, and why it is not running."""
     view = view_of(session, task_id)
