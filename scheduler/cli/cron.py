@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan")
 _FIELDS = (
     *("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan"),
-    *("catchup", "overlap", "payload", "created_at", "updated_at", "seen_at"),
+    *("unserved", "catchup", "overlap", "payload", "created_at", "updated_at", "seen_at"),
 )
 _PAUSED = ("name", "paused", "next_at")
 _HOUR = 3_600 * 1_000_000
@@ -38,14 +38,17 @@ def cron_command() -> None:
 def list_(session: Session, /) -> None:
     """All schedules, with their next slot.
 
-    An orphan was left behind when its payload changed in the program.
+    An orphan was left behind when its payload changed in the program. A note names those whose tasks nobody runs.
     """
     from scheduler.cli.views import decoded
     from scheduler.store.read_schedules import records
+    from scheduler.store.unserved import said_of, unserved_schedules
 
     with session.existing().read() as connection:
         found = records(connection)
-        session.fleet(connection)
+        unserved = {one.name: one for one in unserved_schedules(connection, session.fleet(connection))}
+    for text, _ in said_of(unserved.values()):
+        note(text)
     left = _orphans(found)
     rows = [
         {
@@ -57,6 +60,7 @@ def list_(session: Session, /) -> None:
             "last_task": r.last_task,
             "paused": r.paused,
             "orphan": r.name in left,
+            "unserved": unserved[r.name].reason if r.name in unserved else None,
             "catchup": r.catchup,
             "overlap": r.overlap,
             "payload": decoded(r.payload),
@@ -98,11 +102,16 @@ def next_(session: Session, /, name: str, count: int) -> None:
     """
     from scheduler.model.recurrence import fold_marks
     from scheduler.store.read_schedules import record, upcoming
+    from scheduler.store.read_workers import read_fleet
+    from scheduler.store.unserved import said_of, unserved_schedules
 
     database = session.existing()
     with database.read() as connection:
         found = record(connection, name)
         now = database.now()
+        unserved = unserved_schedules(connection, read_fleet(connection, now))
+    for text, _ in said_of(one for one in unserved if one.name == name):
+        note(text)
     slots = upcoming(found, count, now)
     if found.paused:
         note(f"schedule {name!r} is paused")
