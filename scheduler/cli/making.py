@@ -150,7 +150,8 @@ def encode_payload(kind: str, payload: Any) -> str:
 
 def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:
     """Where a task queues up: its kind, or kind + concurrency key. Raises PayloadError."""
-    from scheduler.cli.payload import with_defaults
+    from scheduler.cli.payload import as_read
+    from scheduler.model.concurrency_keys import fields_of
     from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY
     from scheduler.model.texts import storable
 
@@ -158,9 +159,11 @@ def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> st
     if record is None or not rule:
         return kind
     if not isinstance(rule, str):
-        raise PayloadError(f"the concurrency key of {kind} is made by its program: schedule it from Python")
+        why = record.options.get("concurrency_key_why")
+        because = "" if why is None else f" ({why})"
+        raise PayloadError(f"the concurrency key of {kind} is made by its program{because}: schedule it from Python")
     try:
-        key = rule.format(**with_defaults(record, payload))
+        key = rule.format(**as_read(record, payload, fields_of(rule)))
     except (KeyError, IndexError, AttributeError, ValueError) as error:
         raise PayloadError(f"concurrency_key of {kind} cannot be made: {error!r}") from None
     return f"{kind}{LANE_SEPARATOR}{storable(key)[:MAX_KEY]}"
