@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.options import TASK_ID, common
+from scheduler.cli.options import TASK_ID, Number, common
 from scheduler.cli.output import print_object, print_rows
-from scheduler.cli.session import Session, note, prints
+from scheduler.cli.session import Session, note, note_kind, prints
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -87,7 +87,7 @@ class _NotReally(Exception):
 @click.option("--key", metavar="K", help="Instead of IDs: what failed with this key.")
 @click.option("--correlation", metavar="C", help="Instead of IDs: what failed of what belongs together so.")
 @click.option("--subject", metavar="S", help="Instead of IDs: what failed about this subject.")
-@click.option("--limit", type=click.IntRange(1, _MOST), help="How many of these at most; 100 by default.")
+@click.option("--limit", type=Number(1, _MOST), help="How many of these at most; 100 by default.")
 @common
 @prints(("id", "kind", "state"))
 def retry_command(
@@ -130,6 +130,8 @@ def _retry_failed(session: Session, limit: int, downstream: bool, filters: dict[
         note(f"task {task_id} was not retried: task {holder} holds its key")
     with database.read() as connection:
         rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(connection, done)]
+        if not done and not conflicts:
+            note_kind(connection, wanted.kind)
     print_rows(session, rows)
     if len(done) >= limit:
         note(f"{limit} were retried; there may be more")

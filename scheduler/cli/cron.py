@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scheduler.cli.options import common
+from scheduler.cli.options import Number, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, prints
 
@@ -46,8 +46,9 @@ def list_(session: Session, /) -> None:
 
     with session.existing().read() as connection:
         found = records(connection)
-        unserved = {one.name: one for one in unserved_schedules(connection, session.fleet(connection))}
-    for text, _ in said_of(unserved.values()):
+        fleet = session.fleet(connection)
+        unserved = {one.name: one for one in unserved_schedules(connection, fleet)}
+    for text, _ in said_of(unserved.values()) if fleet.claiming else ():
         note(text)
     left = _orphans(found)
     rows = [
@@ -91,7 +92,7 @@ def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
 
 @cron_command.command(name="next")
 @click.argument("name")
-@click.option("-n", "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
+@click.option("-n", "--count", type=Number(1, 1000), default=5, show_default=True, help="How many.")
 @common
 @prints(("slot", "local", "offset", "note"))
 def next_(session: Session, /, name: str, count: int) -> None:

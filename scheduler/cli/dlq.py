@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scheduler.cli.options import SPAN, TASK_ID, common
+from scheduler.cli.options import SPAN, TASK_ID, Number, common
 from scheduler.cli.output import print_object, print_rows, time
-from scheduler.cli.session import Session, note, prints
+from scheduler.cli.session import Session, note, note_kind, prints
 from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _actor(given: str | None) -> str | None:
 @dlq_command.command(name="list")
 @click.option("--each", is_flag=True, help="Every task on a line of its own, not grouped by cause.")
 @_filters
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
 @common
 @prints(lambda given: TASK_FIELDS if given["each"] else _GROUP_FIELDS)
 def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
@@ -119,6 +119,8 @@ def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
                 }
                 for g in dead_letters.groups(connection, wanted, limit + 1)
             ]
+        if not rows:
+            note_kind(connection, wanted.kind)
     print_rows(session, rows[:limit], _COLUMNS if each else _GROUP_COLUMNS)
     if len(rows) > limit:
         note("there are more: raise --limit, or choose with --kind, --error-class, --fingerprint")
@@ -216,7 +218,7 @@ def _new_payload(connection: sa.Connection, task_id: int, params: tuple[str, ...
 @dlq_command.command(name="replay-all")
 @_by
 @_filters
-@click.option("--limit", type=click.IntRange(1, _MOST), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, _MOST), default=100, show_default=True, help="How many at most.")
 @common
 @prints(("replayed", "conflicts", "left"))
 def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) -> int:
@@ -245,6 +247,8 @@ def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) ->
         note(f"task {task_id} was not replayed: task {holder} holds its key")
     with database.read() as connection:
         left = dead_letters.count(connection, wanted)
+        if not done and not conflicts:
+            note_kind(connection, wanted.kind)
     if not print_object(
         session, {"replayed": done, "conflicts": {str(i): h for i, h in conflicts.items()}, "left": left}
     ):

@@ -32,6 +32,6 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
         found = checks.check_surroundings(database, connection, __version__)
         found += checks.check(connection, database.now())
     rows = [{"level": f.level, "check": f.check, "text": f.text, "tasks": list(f.tasks)} for f in found]
-    print_rows(session, rows, _COLUMNS)
+    print_rows(session, rows, _COLUMNS, whole=True)
     if any(f.level == checks.PROBLEM for f in found):
         ctx.exit(exits.FAILED)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.options import common
+from scheduler.cli.options import Number, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, prints
 
@@ -60,7 +60,7 @@ def emit(session: Session, /, name: str, payload: str | None) -> int:
 
 
 @event_command.command(name="list")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
 @common
 @prints(_FIELDS)
 def list_(session: Session, /, limit: int) -> None:

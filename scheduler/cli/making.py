@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scheduler.cli.options import EDGE, INSTANT, SPAN
+from scheduler.cli.options import EDGE, INSTANT, SPAN, Number
 from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note
 from scheduler.errors import PayloadError
@@ -35,7 +35,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--at", "run_at", type=INSTANT, metavar="T", help="Not before this time (with its zone)."),
     click.option("--cron", metavar="EXPR", help="Again and again: a cron expression of five fields."),
     click.option("--tz", metavar="ZONE", help="The zone of --cron; else [schedules] timezone."),
-    click.option("--retry", type=click.IntRange(0), metavar="N", help="Retry up to N times after failures."),
+    click.option("--retry", type=Number(0), metavar="N", help="Retry up to N times after failures."),
     click.option("--priority", type=click.Choice(("high", "medium", "low"), case_sensitive=False), help="Its level."),
     click.option("--key", metavar="K", help="Your name for it: the same kind and key is the same task."),
     click.option(

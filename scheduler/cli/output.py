@@ -50,11 +50,16 @@ def seconds(us: int | None) -> float | None:
     return None if us is None else us / 1_000_000
 
 
-def print_rows(session: Session, rows: Sequence[Row], columns: Sequence[str] | None = None) -> None:
-    """Rows as a table of ``columns``, or as JSON with all fields of the command; ``--columns`` goes for both."""
+def print_rows(
+    session: Session, rows: Sequence[Row], columns: Sequence[str] | None = None, *, whole: bool = False
+) -> None:
+    """Rows as a table of ``columns``, or as JSON with all fields of the command; ``--columns`` goes for both.
+
+    ``whole``: a table's last column is never cut, as it is what the table is for.
+    """
     chosen = session.chosen or session.fields
     if session.output == "table":
-        print_table(rows, session.chosen or columns or session.fields)
+        print_table(rows, session.chosen or columns or session.fields, whole=whole)
         return
     picked = [{name: row.get(name) for name in chosen} for row in rows]
     if session.output == "jsonl":
@@ -106,14 +111,15 @@ def safe(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text.replace("\r\n", "\n"))
 
 
-def print_table(rows: Iterable[Row], columns: Sequence[str], indent: str = "") -> None:
-    """An aligned table with a head; cut at the terminal's width when there is a terminal."""
+def print_table(rows: Iterable[Row], columns: Sequence[str], indent: str = "", *, whole: bool = False) -> None:
+    """An aligned table with a head; cut at the terminal's width when there is a terminal, the last column not if
+    ``whole``."""
     rows = list(rows)
     cells = [[_shown(name, row.get(name)) for name in columns] for row in rows]
     head = [name.replace("_", " ").upper() for name in columns]
     widths = [max(_width(line[i]) for line in [head, *cells]) for i in range(len(columns))]
     right = [_numbers([row.get(name) for row in rows]) for name in columns]
-    limit = terminal_width()
+    limit = None if whole else terminal_width()
     _print_line(head, widths, right, limit, indent, [None] * len(columns))
     for row, line in zip(rows, cells, strict=True):
         colours = [_COLOURS.get(str(row.get(name))) if name in _COLOURED else None for name in columns]
@@ -148,6 +154,8 @@ def _print_line(
         padded = padding + text if right[i] else text + ("" if last else padding)
         if limit is not None and used + _width(padded) > limit:
             padded = _cut(padded, limit - used)
+        elif limit is not None and not last and used + _width(padded) + len(_GAP) >= limit:
+            padded = _cut(padded + " " * limit, limit - used)  # there are columns that find no room
         used += _width(padded) + len(_GAP)
         colour = colours[i]
         parts.append(click.style(padded, fg=colour) if colour and use_colour() else padded)

@@ -59,16 +59,14 @@ def validate(kind: KindRecord, payload: dict[str, Any]) -> None:
     said = error.message if len(error.message) <= 200 else error.message[:199] + "…"
     if error.validator == "type" and isinstance(error.instance, str) and len(error.absolute_path) == 1:
         said += f" (-P {where}:={error.instance[:_SHOWN]} gives it as JSON)"
+    if error.validator == "additionalProperties" and not error.absolute_path:
+        said += f"; there are {', '.join(_fields(kind)) or 'no fields'}"
     raise PayloadError(f"payload of {kind.name} does not fit{f', at {where}' if where else ''}: {said}")
 
 
 def as_read(kind: KindRecord, payload: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """These fields as the program has them that reads the payload, defaults filled in. Raises PayloadError."""
-    schema = kind.schema
-    if "$ref" in schema:
-        schema = kind.schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
-    fields = schema.get("properties", {})
-    found = {}
+    fields, found = _fields(kind), {}
     for name in names:
         field = fields.get(name, {})
         if name not in payload and "default" not in field:
@@ -78,6 +76,14 @@ def as_read(kind: KindRecord, payload: dict[str, Any], names: Sequence[str]) -> 
         except msgspec.ValidationError as error:
             raise PayloadError(f"payload of {kind.name} does not fit, at {name}: {error}") from None
     return found
+
+
+def _fields(kind: KindRecord) -> dict[str, Any]:
+    schema = kind.schema
+    if "$ref" in schema:
+        schema = kind.schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    fields: dict[str, Any] = schema.get("properties", {})
+    return fields
 
 
 _TYPES = {"number": float, "integer": int, "boolean": bool, "null": None, "string": str}

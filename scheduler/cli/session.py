@@ -67,7 +67,7 @@ class Session:
     def existing(self) -> Database:
         """The database, for commands that have no business to create one. Raises StoreUnavailableError."""
         if self.database.missing():
-            path = self.database.path
+            path = None if self.database.path is None else self.database.path.absolute()
             raise StoreUnavailableError(
                 f"there is no database {path} yet; schedd makes it when it starts, or `schedctl db upgrade`"
             )
@@ -113,6 +113,18 @@ class Session:
 def note(text: str) -> None:
     """A message for people, on stderr."""
     click.echo(f"schedctl: {text}", err=True)
+
+
+def note_kind(connection: sa.Connection, kind: str | None) -> None:
+    """Says on stderr that nobody knows the kind of which nothing was found, if so."""
+    from scheduler.store.read_kinds import kind_names
+
+    if kind is None:
+        return
+    known = kind_names(connection)
+    if kind not in known:
+        there = f"known are {', '.join(known)}" if known else "none is known"
+        note(f"no worker has registered a kind {kind!r}; {there}")
 
 
 def note_nobody(why: str | None) -> None:

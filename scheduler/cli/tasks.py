@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scheduler.cli.options import AGO, TASK_ID, common
+from scheduler.cli.options import AGO, TASK_ID, Number, common
 from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table, safe
-from scheduler.cli.session import Session, note, prints
+from scheduler.cli.session import Session, note, note_kind, prints
 from scheduler.cli.views import (
     ATTEMPT_COLUMNS,
     AUDIT_COLUMNS,
@@ -72,7 +72,7 @@ def _states(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]
 @click.option("--correlation", metavar="C", help="Tasks that belong together under this id.")
 @click.option("--subject", metavar="S", help="Tasks about this subject.")
 @click.option("--since", type=AGO, metavar="T", help="Made since then: a time with zone, or how long ago, like 2h.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only tasks older than this one: the next page.")
 @common
 @prints(TASK_FIELDS)
@@ -92,6 +92,8 @@ def list_command(
         since += database.clock.now()
     with database.read() as connection:
         found, cursor = list_tasks(connection, states=states, since=since, limit=limit, **filters)
+        if not found:
+            note_kind(connection, filters["kind"])
     rows = [task_view(task.at(database.now())) for task in found]
     if session.output == "table" and session.columns is None:
         for row, task in zip(rows, found, strict=True):

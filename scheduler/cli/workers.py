@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.options import SPAN, common
+from scheduler.cli.options import SPAN, Number, common
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worker_view
@@ -50,7 +50,7 @@ def worker_command() -> None:
 
 
 @worker_command.command(name="drain")
-@click.argument("worker", metavar="ID", type=click.IntRange(1, 2**63 - 1))
+@click.argument("worker", metavar="ID", type=Number(1, 2**63 - 1))
 @click.option("--wait", is_flag=True, help="Wait until it holds nothing any more.")
 @click.option("--timeout", type=SPAN, metavar="S", help="Give up waiting after this long (30, 5m); status 124.")
 @common
@@ -87,7 +87,7 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
 
 
 @worker_command.command(name="resume")
-@click.argument("worker", metavar="ID", type=click.IntRange(1, 2**63 - 1))
+@click.argument("worker", metavar="ID", type=Number(1, 2**63 - 1))
 @common
 @prints(_DRAINED)
 def resume(session: Session, /, worker: int) -> None:

@@ -276,5 +276,5 @@ def _late_schedules(connection: sa.Connection, now: int) -> list[Stuck]:
 
 
 def _runs(connection: sa.Connection, fleet: Fleet) -> list[Stuck]:
-    found = unserved_schedules(connection, fleet)
+    found = unserved_schedules(connection, fleet) if fleet.claiming else []  # else it is told anyway
     return [Stuck("unserved_schedule", text, number) for text, number in said_of(found)]

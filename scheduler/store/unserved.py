@@ -30,9 +30,7 @@ class Unserved(NamedTuple):
 
 
 def unserved_schedules(connection: sa.Connection, fleet: Fleet) -> list[Unserved]:
-    """Those that are not paused, by name. None while there is no worker at all, of which everybody hears anyway."""
-    if not fleet.claiming:
-        return []
+    """Those that are not paused, by name."""
     found = []
     for row in connection.execute(
         prepared("SELECT name, kind, options, seen_at FROM schedd_schedules WHERE paused = 0 ORDER BY name")
