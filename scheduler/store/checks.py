@@ -232,7 +232,7 @@ def _schedules(connection: sa.Connection, now: int) -> Finding:
 def _runs(connection: sa.Connection, now: int) -> Finding:
     found = unserved_schedules(connection, read_fleet(connection, now))
     if not found:
-        return Finding("schedules' tasks", OK, "some live worker would run them")
+        return Finding("schedules' tasks", OK, "none makes what nobody would run")
     return Finding("schedules' tasks", NOTE, "; ".join(text for text, _ in said_of(found)))
 
 

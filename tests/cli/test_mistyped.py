@@ -21,6 +21,9 @@ one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
     ("given", "said"),
     [
         (["stauts"], "No such command 'stauts'; did you mean 'status'? (see `schedctl --help`)"),
+        (["pause", "nightly"], "No such command 'pause'; did you mean 'cron pause'? (see `schedctl --help`)"),
+        (["resume", "x"], "did you mean 'cron resume' or 'worker resume'?"),
+        (["schedules"], "did you mean 'cron list'?"),
         (["xyzzy"], "No such command 'xyzzy' (see `schedctl --help`)"),
         (["status", "--json"], "No such option '--json'; `-o json` prints that (see `schedctl status --help`)"),
         (["list", "--limit", "ten"], "'ten' is not a valid whole number"),
