@@ -39,12 +39,16 @@ class Session:
     def chosen(self) -> list[str] | None:
         """The fields that ``--columns`` names; None: all. As a table's head says them, they are known, too. Raises
         UsageError for one that the command does not print."""
-        names = [] if self.columns is None else [name.strip() for name in self.columns.split(",") if name.strip()]
+        if self.columns is None:
+            return None
+        names = [name.strip() for name in self.columns.split(",") if name.strip()]
+        if not names:
+            raise click.UsageError(f"--columns names none; there are {', '.join(self.fields)}")
         found = [name.lower().replace(" ", "_") for name in names]
         for name, field in zip(names, found, strict=True):
             if field not in self.fields:
                 raise click.UsageError(f"there is no column {name!r}; there are {', '.join(self.fields)}")
-        return found or None
+        return found
 
     @cached_property
     def config(self) -> Config:

@@ -68,6 +68,7 @@ def test_columns_are_those_that_the_table_shows(ctl: Ctl, live: Bench) -> None:
     made = int(live.step("a").schedule())
     assert ctl("list", "--columns", "ID,created at,State").stdout.split()[:4] == ["ID", "CREATED", "AT", "STATE"]
     assert list(ctl.json("list", "--columns", "ID,CREATED AT")[0]) == ["id", "created_at"]
+    assert "--columns names none; there are id, kind" in ctl.fails(2, "list", "--columns", ", ")
     assert ctl("show", made, "--columns", "WHY").stdout.startswith("why: ")
 
 
