@@ -71,7 +71,10 @@ def _is_host(entry: str) -> bool:
 _ENTRIES: dict[str, tuple[Callable[[str], object], str]] = {
     "worker.queues": (_is_queue, 'the name of a queue, or "*"'),
     "http.allow": (_is_host, "the name of a host, an address, or a network such as 10.0.0.0/8"),
-    "http.secrets": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*@[^@\s]+").fullmatch, '"name@host"'),
+    "http.secrets": (
+        re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*@(https?://)?[^@\s/]+").fullmatch,
+        '"name@host" or "name@http://host"',
+    ),
     "batch.functions": (re.compile(r"[\w.]+:[\w.]+").fullmatch, '"module:function"'),
 }
 

@@ -1,12 +1,14 @@
 """Secrets that a request needs, kept out of payloads, logs and errors: a task has their names, the host their values.
 
 ``[http] secrets = ["crm-token@api.example.com"]`` lets requests to that host, and to no other, use the file
-``crm-token`` in ``[http] secrets_dir`` (by default systemd's credentials). A header says ``Bearer ${crm-token}``.
+``crm-token`` in ``[http] secrets_dir`` (by default systemd's credentials). A header says ``Bearer ${crm-token}``. To
+another machine it goes encrypted only, unless the entry says otherwise: ``crm-token@http://api.example.com``.
 """
 
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
 import re
 from collections.abc import Mapping
@@ -26,17 +28,24 @@ class Secrets:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         http = section(settings, "http")
-        self._bound = set(http.get("secrets") or ())
+        self._bound = set(map(_lowered, http.get("secrets") or ()))
         self._directory = http.get("secrets_dir")
         self._used: set[str] = set()
 
-    def filled(self, text: str, host: str) -> str:
-        """The text with every ``${name}`` replaced. Raises PermanentError for what this host may not be told."""
+    def filled(self, text: str, scheme: str, host: str) -> str:
+        """The text with every ``${name}`` replaced. Raises PermanentError for what this host may not be told, or not
+        by this scheme."""
 
         def value(match: re.Match[str]) -> str:
-            name = match[1]
-            if f"{name}@{host.lower()}" not in self._bound:
+            name, there = match[1], host.lower()
+            entries = {f"{name}@{there}", f"{name}@https://{there}", f"{name}@http://{there}"} & self._bound
+            if not entries:
                 raise PermanentError(f"{host} may not be told the secret {name!r}: [http] secrets has no {name}@{host}")
+            if scheme != "https" and f"{name}@http://{there}" not in entries and not _is_here(there):
+                raise PermanentError(
+                    f"the secret {name!r} would go to {host} unencrypted: use https://, "
+                    f"or allow that with {name}@http://{host} in [http] secrets"
+                )
             if self._directory is None:
                 raise PermanentError(
                     "there are no secrets: neither [http] secrets_dir nor $CREDENTIALS_DIRECTORY is set"
@@ -86,6 +95,19 @@ def _overlap(text: str, form: str) -> int:
     """How many characters at the end of the text are the beginning of ``form``."""
     text, form = text[-len(form) :].lower(), form.lower()
     return next((n for n in range(len(text), 0, -1) if form.startswith(text[-n:])), 0)
+
+
+def _lowered(entry: str) -> str:
+    name, at, host = entry.partition("@")
+    return name + at + host.lower()
+
+
+def _is_here(host: str) -> bool:
+    """Whether what is sent there stays on this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def needs_secret(text: str) -> bool:

@@ -146,7 +146,7 @@ async def _once(
 
     port = url.port or (443 if url.scheme == "https" else 80)
     addresses = await rules.resolve(url.host, port)
-    headers = {name: secrets.filled(value, url.host) for name, value in call.headers.items()}
+    headers = {name: secrets.filled(value, url.scheme, url.host) for name, value in call.headers.items()}
     headers.setdefault("accept-encoding", "identity")  # what is decoded may be a thousand times as long
     headers["host"] = url.netloc.decode("ascii")
     for number, address in enumerate(addresses, 1):

@@ -273,7 +273,12 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
         ("[worker]\nqueues = []", 'setting worker.queues (config.toml): no queue; use ["*"] for all'),
         ('[worker]\nqueues = ["a b"]', 'expected the name of a queue, or "*", not "a b"'),
         ('[http]\nallow = ["999.1.1.1/99"]', 'an address, or a network such as 10.0.0.0/8, not "999.1.1.1/99"'),
-        ('[http]\nsecrets = ["token"]', 'setting http.secrets (config.toml): expected "name@host", not "token"'),
+        (
+            '[http]\nsecrets = ["token"]',
+            'setting http.secrets (config.toml): expected "name@host" or "name@http://host", not "token"',
+        ),
+        ('[http]\nsecrets = ["token@ftp://host"]', 'or "name@http://host", not "token@ftp://host"'),
+        ('[http]\nsecrets = ["token@http://host/path"]', 'or "name@http://host", not "token@http://host/path"'),
         ('[batch]\nfunctions = ["f"]', 'setting batch.functions (config.toml): expected "module:function", not "f"'),
         ('[store]\nurl = "sqlite://"', "an in-memory SQLite database does not survive a restart"),
         ('[store]\nurl = "sqlite:///:memory:"', "an in-memory SQLite database does not survive a restart"),

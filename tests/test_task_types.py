@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -13,8 +15,10 @@ import pytest
 from msgspec import Meta
 
 from scheduler import ConfigError, Context, PayloadError, Priority, RetryPolicy, Scheduler, Task, task
+from scheduler.cli.making import lane_of
 from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.registry import Registry, bind
+from scheduler.store.read_kinds import KindRecord
 
 
 def refused(error: type[Exception], says: str, build: Callable[[], Any]) -> None:
@@ -125,26 +129,84 @@ class Colour(Enum):
 
 
 @pytest.mark.parametrize(
-    ("fits", "annotation"),
+    ("annotation", "why"),
     [
         *(
-            (True, kind)
+            (kind, None)
             for kind in (str, int, bool, Any, date, str | None, Literal["a", 1], Annotated[int, Meta(ge=1)])
         ),
-        *(
-            (False, kind)
-            for kind in (Colour, datetime, float, UUID, None | Colour, list[str], Annotated[float, Meta(ge=1)])
-        ),
+        *((kind, None) for kind in (float, UUID, UUID | None, Decimal, Annotated[float, Meta(ge=1)])),
+        *((kind, None) for kind in (list[str], list[float | None], list, Sequence[UUID])),
+        (Colour, "Enum"),
+        (datetime, "DateTime"),  # without a zone its schema is that of a text
+        (None | Colour, "Enum"),
+        (list[Colour], "Enum"),
+        (tuple[int, int], "Tuple"),
+        (dict[str, int], "Dict"),
+        (set[int], "Set"),
+        (bytes, "Bytes"),
     ],
 )
-def test_a_concurrency_key_is_told_where_json_makes_the_same(fits: bool, annotation: Any) -> None:
+def test_a_concurrency_key_is_told_where_others_can_make_the_same(annotation: Any, why: str | None) -> None:
     def paint(ctx: Context, of: Any, other: Colour) -> None: ...
 
     paint.__annotations__["of"] = annotation
     rule = "a {of} one"
-    assert Registry().add(task(concurrency_key=rule)(paint)).public_key() == (rule if fits else True)
-    assert Registry().add(task(concurrency_key=str)(paint)).public_key() is True
-    assert Registry().add(task(paint)).public_key() is False
+    kind = Registry().add(task(concurrency_key=rule)(paint))
+    assert kind.public_key() == (rule if why is None else True)
+    told = None if why is None else f"field 'of' is of a type whose text only the program knows: {why}"
+    assert kind.private_key() == told
+    for other, said in ((task(concurrency_key=str)(paint), "it is what a function returns"), (task(paint), None)):
+        kind = Registry().add(other)
+        assert (kind.public_key(), kind.private_key()) == (said is not None, said)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "rule", "given", "key"),
+    [
+        (float, "{of}", (1, 1.0), "1.0"),
+        (float | None, "{of:.1f}", (1, 1.0), "1.0"),
+        (int | float, "{of}", (1,), "1"),
+        (float, "{of}", (1e300, 10**300), "1e+300"),
+        (list[float], "{of}", ([1, 2.5], (1.0, 2.5)), "[1.0, 2.5]"),
+        (list[int], "{of[0]}", ([1, 2], (1, 2)), "1"),
+        (UUID, "{of}", (UUID(int=10), str(UUID(int=10)), UUID(int=10).hex.upper()), str(UUID(int=10))),
+        (UUID, "{of.hex}", (UUID(int=10), str(UUID(int=10))), UUID(int=10).hex),
+        (list[UUID], "{of}", ([UUID(int=10)], [str(UUID(int=10))]), f"[{UUID(int=10)!r}]"),
+        (Decimal, "{of}", (Decimal("1.50"), "1.50"), "1.50"),
+        (date, "{of:%Y-%m}", (date(2026, 1, 31), "2026-01-31"), "2026-01"),
+        (Literal["a"] | float, "{of}", (2, 2.0), "2.0"),
+        (Any, "{of}", ([1, "a", None],), "[1, 'a', None]"),
+    ],
+)
+def test_one_payload_has_one_lane_whoever_schedules_it(annotation: Any, rule: str, given: Any, key: str) -> None:
+    """As instances that were never read, or as ``schedctl`` has it: JSON and a schema."""
+
+    def paint(ctx: Context, of: Any) -> None: ...
+
+    paint.__annotations__["of"] = annotation
+    kind = Registry().add(task(concurrency_key=rule)(paint))
+    options = {"concurrency_key": kind.public_key()}
+    record = KindRecord("paint", json.loads(json.dumps(kind.schema())), options, 1, 0)
+    for value in given:
+        made = bind(kind, (value,), {})
+        assert kind.lane(made) == f"paint\x1f{key}"
+        assert lane_of("paint", json.loads(kind.encode(made)), record) == f"paint\x1f{key}"
+
+
+def test_a_default_that_only_the_program_knows() -> None:
+    class Paint(Task, concurrency_key="{of}-{at}"):
+        of: float = 1
+        at: UUID = msgspec.field(default_factory=lambda: UUID(int=1))
+
+        def run(self, ctx: Context) -> None: ...
+
+    kind = Registry().add(Paint)
+    record = KindRecord("Paint", kind.schema(), {"concurrency_key": kind.public_key()}, 1, 0)
+    says = "the concurrency key of Paint needs at, whose default only its program knows"
+    refused(PayloadError, says, lambda: lane_of("Paint", {}, record))
+    refused(PayloadError, "does not fit, at at: Invalid UUID", lambda: lane_of("Paint", {"at": "x"}, record))
+    assert lane_of("Paint", {"at": str(UUID(int=2))}, record) == f"Paint\x1f1.0-{UUID(int=2)}"
 
 
 @pytest.mark.parametrize(

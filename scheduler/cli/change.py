@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.options import TASK_ID, common
+from scheduler.cli.options import TASK_ID, Number, common
 from scheduler.cli.output import print_object, print_rows
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.session import Session, note, note_kind, prints
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -25,7 +25,7 @@ _MOST = 10_000
 @click.option("--cascade", is_flag=True, help="End what waits for their success too, as cancelled.")
 @click.option("--dry-run", is_flag=True, help="Only say what would end.")
 @common
-@with_session
+@prints(("cancelled", "requested", "finished", "dependants", "later"))
 def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool, dry_run: bool) -> None:
     """End tasks: what is not running at once, what is running at its next look. All of them or none.
 
@@ -87,9 +87,9 @@ class _NotReally(Exception):
 @click.option("--key", metavar="K", help="Instead of IDs: what failed with this key.")
 @click.option("--correlation", metavar="C", help="Instead of IDs: what failed of what belongs together so.")
 @click.option("--subject", metavar="S", help="Instead of IDs: what failed about this subject.")
-@click.option("--limit", type=click.IntRange(1, _MOST), help="How many of these at most; 100 by default.")
+@click.option("--limit", type=Number(1, _MOST), help="How many of these at most; 100 by default.")
 @common
-@with_session
+@prints(("id", "kind", "state"))
 def retry_command(
     session: Session, /, ids: tuple[int, ...], no_downstream: bool, limit: int | None, **filters: Any
 ) -> int:
@@ -130,7 +130,9 @@ def _retry_failed(session: Session, limit: int, downstream: bool, filters: dict[
         note(f"task {task_id} was not retried: task {holder} holds its key")
     with database.read() as connection:
         rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(connection, done)]
-    print_rows(session, rows, ("id", "kind", "state"), ("id", "kind", "state"))
+        if not done and not conflicts:
+            note_kind(connection, wanted.kind)
+    print_rows(session, rows)
     if len(done) >= limit:
         note(f"{limit} were retried; there may be more")
     return exits.CONFLICT if conflicts else exits.DONE
@@ -152,4 +154,4 @@ def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool) -> None:
         if task.state.terminal:
             note(f"task {task.id} has ended again at once, {task.error}")
     rows = [{"id": task.id, "kind": task.kind, "state": task.state.value} for task in tasks]
-    print_rows(session, rows, ("id", "kind", "state"), ("id", "kind", "state"))
+    print_rows(session, rows)

@@ -6,7 +6,7 @@ import click
 
 from scheduler.cli.options import common
 from scheduler.cli.output import print_rows
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.session import Session, note, prints
 
 
 @click.group(name="config")
@@ -16,7 +16,7 @@ def config_command() -> None:
 
 @config_command.command(name="check")
 @common
-@with_session
+@prints(("setting", "value", "source"))
 def check(session: Session, /) -> None:
     """Show each setting in effect and where it comes from, without passwords."""
     from scheduler.config import describe
@@ -30,4 +30,4 @@ def check(session: Session, /) -> None:
     for setting in describe(config):
         value = setting.text if session.output == "table" else setting.value
         rows.append({"setting": setting.name, "value": value, "source": setting.source})
-    print_rows(session, rows, ("setting", "value", "source"), ("setting", "value", "source"))
+    print_rows(session, rows)

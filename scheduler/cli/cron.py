@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scheduler.cli.options import common
-from scheduler.cli.output import check_columns, print_object, print_rows, time
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.options import Number, common
+from scheduler.cli.output import print_object, print_rows, time
+from scheduler.cli.session import Session, note, prints
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 _COLUMNS = ("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan")
 _FIELDS = (
     *("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan"),
-    *("catchup", "overlap", "payload", "created_at", "updated_at", "seen_at"),
+    *("unserved", "catchup", "overlap", "payload", "created_at", "updated_at", "seen_at"),
 )
+_PAUSED = ("name", "paused", "next_at")
 _HOUR = 3_600 * 1_000_000
 
 
@@ -33,18 +34,22 @@ def cron_command() -> None:
 
 @cron_command.command(name="list")
 @common
-@with_session
+@prints(_FIELDS)
 def list_(session: Session, /) -> None:
     """All schedules, with their next slot.
 
-    An orphan was left behind when its payload changed in the program.
+    An orphan was left behind when its payload changed in the program. A note names those whose tasks nobody runs.
     """
     from scheduler.cli.views import decoded
     from scheduler.store.read_schedules import records
+    from scheduler.store.unserved import said_of, unserved_schedules
 
     with session.existing().read() as connection:
         found = records(connection)
-        session.fleet(connection)
+        fleet = session.fleet(connection)
+        unserved = {one.name: one for one in unserved_schedules(connection, fleet)}
+    for text, _ in said_of(unserved.values()) if fleet.claiming else ():
+        note(text)
     left = _orphans(found)
     rows = [
         {
@@ -56,6 +61,7 @@ def list_(session: Session, /) -> None:
             "last_task": r.last_task,
             "paused": r.paused,
             "orphan": r.name in left,
+            "unserved": unserved[r.name].reason if r.name in unserved else None,
             "catchup": r.catchup,
             "overlap": r.overlap,
             "payload": decoded(r.payload),
@@ -65,7 +71,7 @@ def list_(session: Session, /) -> None:
         }
         for r in found
     ]
-    print_rows(session, rows, _COLUMNS, _FIELDS)
+    print_rows(session, rows, _COLUMNS)
 
 
 def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
@@ -86,9 +92,9 @@ def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
 
 @cron_command.command(name="next")
 @click.argument("name")
-@click.option("-n", "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
+@click.option("-n", "--count", type=Number(1, 1000), default=5, show_default=True, help="How many.")
 @common
-@with_session
+@prints(("slot", "local", "offset", "note"))
 def next_(session: Session, /, name: str, count: int) -> None:
     """The next slots of a schedule, in UTC and on the clock of its zone, with its offset.
 
@@ -97,11 +103,16 @@ def next_(session: Session, /, name: str, count: int) -> None:
     """
     from scheduler.model.recurrence import fold_marks
     from scheduler.store.read_schedules import record, upcoming
+    from scheduler.store.read_workers import read_fleet
+    from scheduler.store.unserved import said_of, unserved_schedules
 
     database = session.existing()
     with database.read() as connection:
         found = record(connection, name)
         now = database.now()
+        unserved = unserved_schedules(connection, read_fleet(connection, now))
+    for text, _ in said_of(one for one in unserved if one.name == name):
+        note(text)
     slots = upcoming(found, count, now)
     if found.paused:
         note(f"schedule {name!r} is paused")
@@ -118,7 +129,7 @@ def next_(session: Session, /, name: str, count: int) -> None:
                 "note": f"clock changed, {before.offset} to {mark.offset}" if mark.changed else None,
             }
         )
-    print_rows(session, rows, ("slot", "local", "note"), ("slot", "local", "offset", "note"))
+    print_rows(session, rows, ("slot", "local", "note"))
 
 
 def _pause(session: Session, name: str, paused: bool) -> None:
@@ -141,7 +152,7 @@ def _pause(session: Session, name: str, paused: bool) -> None:
 @cron_command.command()
 @click.argument("name")
 @common
-@with_session
+@prints(_PAUSED)
 def pause(session: Session, /, name: str) -> None:
     """Fire nothing until resumed."""
     _pause(session, name, True)
@@ -150,7 +161,7 @@ def pause(session: Session, /, name: str) -> None:
 @cron_command.command()
 @click.argument("name")
 @common
-@with_session
+@prints(_PAUSED)
 def resume(session: Session, /, name: str) -> None:
     """Go on with the next slot; slots that passed meanwhile are left out."""
     _pause(session, name, False)
@@ -159,12 +170,11 @@ def resume(session: Session, /, name: str) -> None:
 @cron_command.command()
 @click.argument("name")
 @common
-@with_session
+@prints(("id",))
 def trigger(session: Session, /, name: str) -> None:
     """Run once now, beside the slots; prints the task's id."""
     from scheduler.store import schedules
 
-    check_columns(session, "id")
     database = session.existing()
     made = session.write(lambda c: schedules.trigger(c, name, database.now()))
     if not print_object(session, {"id": int(made)}):
@@ -174,7 +184,7 @@ def trigger(session: Session, /, name: str) -> None:
 @cron_command.command()
 @click.argument("name")
 @common
-@with_session
+@prints(("name", "deleted"))
 def delete(session: Session, /, name: str) -> None:
     """Forget a schedule. The tasks that it made stay."""
     from scheduler.store import schedules

@@ -9,7 +9,7 @@ import click
 from scheduler.cli import exits
 from scheduler.cli.options import common
 from scheduler.cli.output import print_fields, print_object
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.session import Session, note, prints
 
 
 @click.group(name="db")
@@ -20,7 +20,7 @@ def db_command() -> None:
 @db_command.command(name="upgrade")
 @click.option("--dry-run", is_flag=True, help="Print the SQL and change nothing.")
 @common
-@with_session
+@prints(("from", "to"))
 def upgrade(session: Session, /, dry_run: bool) -> None:
     """Bring the database to this program's schema; makes a SQLite database that is not there yet."""
     from scheduler.store import maintenance
@@ -41,7 +41,7 @@ def upgrade(session: Session, /, dry_run: bool) -> None:
 
 @db_command.command(name="check")
 @common
-@with_session
+@prints(("url", "revision", "wanted", "bytes", "damage", "ok"))
 @click.pass_context
 def check(ctx: click.Context, session: Session, /) -> None:
     """Whether the database is up to date and sound. Exit status 1 if not, 5 if it cannot be reached."""
@@ -74,7 +74,7 @@ def check(ctx: click.Context, session: Session, /) -> None:
 @db_command.command(name="backup")
 @click.argument("target", required=False, metavar="[FILE]", type=click.Path(dir_okay=False, path_type=Path))
 @common
-@with_session
+@prints(("file", "bytes"))
 def backup(session: Session, /, target: Path | None) -> None:
     """Copy a SQLite database while it is in use. FILE must not exist; without it, beside the database."""
     from scheduler.model.texts import rfc3339

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scheduler.cli.options import SPAN, TASK_ID, common
+from scheduler.cli.options import SPAN, TASK_ID, Number, common
 from scheduler.cli.output import print_object, print_rows, time
-from scheduler.cli.session import Session, note, with_session
-from scheduler.cli.views import TASK_FIELDS, task_view
+from scheduler.cli.session import Session, note, note_kind, prints
+from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -89,9 +89,9 @@ def _actor(given: str | None) -> str | None:
 @dlq_command.command(name="list")
 @click.option("--each", is_flag=True, help="Every task on a line of its own, not grouped by cause.")
 @_filters
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
 @common
-@with_session
+@prints(lambda given: TASK_FIELDS if given["each"] else _GROUP_FIELDS)
 def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
     """What failed for good, by cause, the most frequent first; with --each every task, the latest first.
 
@@ -119,7 +119,9 @@ def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
                 }
                 for g in dead_letters.groups(connection, wanted, limit + 1)
             ]
-    print_rows(session, rows[:limit], _COLUMNS if each else _GROUP_COLUMNS, TASK_FIELDS if each else _GROUP_FIELDS)
+        if not rows:
+            note_kind(connection, wanted.kind)
+    print_rows(session, rows[:limit], _COLUMNS if each else _GROUP_COLUMNS)
     if len(rows) > limit:
         note("there are more: raise --limit, or choose with --kind, --error-class, --fingerprint")
 
@@ -127,7 +129,7 @@ def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
 @dlq_command.command()
 @click.argument("task_id", metavar="ID", type=TASK_ID)
 @common
-@with_session
+@prints(SHOW_FIELDS)
 def show(session: Session, /, task_id: int) -> None:
     """Everything about a task that is, or was, a dead letter: attempts, lineage, who replayed it."""
     from scheduler.cli.tasks import print_view, view_of
@@ -149,7 +151,7 @@ def show(session: Session, /, task_id: int) -> None:
 @click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="Change this field of the payload.")
 @click.option("--payload", metavar="JSON", help="Another payload, whole.")
 @common
-@with_session
+@prints(_REPLAYED)
 def replay(
     session: Session,
     /,
@@ -184,7 +186,7 @@ def replay(
         made = [run_again(connection, i, database.now(), by=actor, key=key, payload=new, copy=copy) for i in wanted]
         return [task_view(task) for task in get_tasks(connection, made)]
 
-    print_rows(session, session.write(work), _REPLAYED, _REPLAYED)
+    print_rows(session, session.write(work))
 
 
 def _new_payload(connection: sa.Connection, task_id: int, params: tuple[str, ...], payload: str | None) -> NewPayload:
@@ -216,9 +218,9 @@ def _new_payload(connection: sa.Connection, task_id: int, params: tuple[str, ...
 @dlq_command.command(name="replay-all")
 @_by
 @_filters
-@click.option("--limit", type=click.IntRange(1, _MOST), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, _MOST), default=100, show_default=True, help="How many at most.")
 @common
-@with_session
+@prints(("replayed", "conflicts", "left"))
 def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) -> int:
     """Run dead letters again, those that died first before others, --limit of them.
 
@@ -245,6 +247,8 @@ def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) ->
         note(f"task {task_id} was not replayed: task {holder} holds its key")
     with database.read() as connection:
         left = dead_letters.count(connection, wanted)
+        if not done and not conflicts:
+            note_kind(connection, wanted.kind)
     if not print_object(
         session, {"replayed": done, "conflicts": {str(i): h for i, h in conflicts.items()}, "left": left}
     ):
@@ -276,7 +280,7 @@ def in_batches(limit: int, batch: Callable[[int, tuple[int, int]], Any]) -> tupl
 @_by
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common
-@with_session
+@prints(("removed",))
 def purge(session: Session, /, by: str | None, yes: bool, **given: Any) -> int:
     """Remove dead letters for good; how they ended, and the audit, is remembered.
 

@@ -7,7 +7,7 @@ import click
 from scheduler.cli import exits
 from scheduler.cli.options import common
 from scheduler.cli.output import print_rows
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.session import Session, note, prints
 
 _COLUMNS = ("level", "check", "text")
 
@@ -15,7 +15,7 @@ _COLUMNS = ("level", "check", "text")
 @click.command(name="doctor")
 @click.option("--repair", is_flag=True, help="Mend what can be mended first, and say what was done.")
 @common
-@with_session
+@prints((*_COLUMNS, "tasks"))
 @click.pass_context
 def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> None:
     """Check what must always hold, by reading everything. Exit status 1 if there is a problem."""
@@ -32,6 +32,6 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
         found = checks.check_surroundings(database, connection, __version__)
         found += checks.check(connection, database.now())
     rows = [{"level": f.level, "check": f.check, "text": f.text, "tasks": list(f.tasks)} for f in found]
-    print_rows(session, rows, _COLUMNS, (*_COLUMNS, "tasks"))
+    print_rows(session, rows, _COLUMNS, whole=True)
     if any(f.level == checks.PROBLEM for f in found):
         ctx.exit(exits.FAILED)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.options import common
+from scheduler.cli.options import Number, common
 from scheduler.cli.output import print_object, print_rows, time
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.session import Session, note, prints
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from scheduler.store.events import EventRecord
 
-_COLUMNS = ("name", "emitted_at", "emitted_by", "waiting", "size", "payload")
+_FIELDS = ("name", "emitted_at", "emitted_by", "waiting", "size", "payload")
 
 
 @click.group(name="event")
@@ -28,7 +28,7 @@ def event_command() -> None:
 @click.argument("name", metavar="NAME")
 @click.argument("payload", metavar="[JSON]", required=False)
 @common
-@with_session
+@prints((*_FIELDS, "first"))
 def emit(session: Session, /, name: str, payload: str | None) -> int:
     """Emit an event: tasks that await it go on with its payload, now or when they come to it.
 
@@ -60,9 +60,9 @@ def emit(session: Session, /, name: str, payload: str | None) -> int:
 
 
 @event_command.command(name="list")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
 @common
-@with_session
+@prints(_FIELDS)
 def list_(session: Session, /, limit: int) -> None:
     """Events: those that tasks wait for, then emitted ones, newest first."""
     from scheduler.store.events import records
@@ -71,7 +71,7 @@ def list_(session: Session, /, limit: int) -> None:
         found = records(connection, limit)
         if any(record.emitted_at is None for record in found):
             session.fleet(connection)
-    print_rows(session, [_view(record) for record in found], _COLUMNS, _COLUMNS)
+    print_rows(session, [_view(record) for record in found])
 
 
 def _view(record: EventRecord) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def tell(error: BaseException) -> None:
         return
     if isinstance(error, click.UsageError):
         where = f" (see `{error.ctx.command_path} --help`)" if error.ctx is not None else ""
-        text = f"{error.format_message().rstrip('.')}{where}"
+        text = f"{error.format_message().rstrip('.')}{_instead(error)}{where}"
     elif isinstance(error, click.ClickException):
         text = error.format_message()
     elif isinstance(error, (errors.SchedulerError, OSError)):
@@ -62,6 +62,13 @@ def tell(error: BaseException) -> None:
         said = " ".join(str(error).split())
         text = f"internal error: {type(error).__name__}: {said} (SCHEDD_DEBUG=1 shows where)"
     click.echo(f"schedctl: {text}", err=True)
+
+
+def _instead(error: click.UsageError) -> str:
+    """What others call ``--json``."""
+    if isinstance(error, click.NoSuchOption) and error.option_name in ("--json", "--jsonl"):
+        return f"; `-o {error.option_name[2:]}` prints that"
+    return ""
 
 
 def quiet_pipe() -> None:

@@ -10,7 +10,7 @@ import click
 from scheduler.cli import exits
 from scheduler.cli.options import SPAN, TASK_ID, common
 from scheduler.cli.output import print_rows, safe
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.session import Session, note, prints
 
 _LOOKS = (0.02, 0.5)  # seconds between looks: at first, at most
 _FIELDS = ("id", "state", "kind", "error")
@@ -40,7 +40,7 @@ class _Looks:
 @click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
 @click.option("--timeout", type=SPAN, metavar="S", help="Give up after this long (30, 5m); 0 only looks.")
 @common
-@with_session
+@prints(_FIELDS)
 @click.pass_context
 def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], timeout: int | None) -> None:
     """Wait until all of these tasks have ended.
@@ -66,7 +66,7 @@ def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], 
             note(f"still not ended: {listed([str(i) for i in open_ids], 20)}")
             ctx.exit(exits.TIMED_OUT)
     rows = _rows(session, found)
-    print_rows(session, rows, _FIELDS, _FIELDS)
+    print_rows(session, rows)
     if any(row["state"] != "success" for row in rows):
         ctx.exit(exits.FAILED)
 
@@ -92,7 +92,7 @@ def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
 @click.argument("task_id", metavar="ID", type=TASK_ID)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the task has ended.")
 @common
-@with_session
+@prints(("attempt", "claim", "outcome", "worker", "text"))
 def logs_command(session: Session, /, task_id: int, follow: bool) -> None:
     """What a task's attempts wrote, oldest first. A running attempt's output is stored every second."""
     database = session.existing()
@@ -112,7 +112,7 @@ def logs_command(session: Session, /, task_id: int, follow: bool) -> None:
             break
         looks.again()
     if session.output == "json":
-        print_rows(session, collected, (), ("attempt", "claim", "outcome", "worker", "text"))
+        print_rows(session, collected)
     if not shown:
         with database.read() as connection:
             from scheduler.store.read_tasks import get_task
@@ -162,7 +162,7 @@ def _beyond(before: str, now: str) -> str:
 def _print(session: Session, entry: dict[str, Any], headed: bool) -> None:
     """Print one attempt's output; the head that tells attempts apart only where there are several."""
     if session.output == "jsonl":
-        print_rows(session, [entry], (), tuple(entry))
+        print_rows(session, [entry])
         return
     if headed:
         told = f"attempt {entry['attempt']}, {entry['outcome']}, {entry['worker']}" if entry["attempt"] else "running"

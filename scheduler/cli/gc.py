@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli.options import common
 from scheduler.cli.output import print_object
-from scheduler.cli.session import Session, with_session
+from scheduler.cli.session import Session, prints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(name="gc")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @common
-@with_session
+@prints(("tasks", "results", "outcomes", "workers", "events", "bytes", "dry_run"))
 def gc_command(session: Session, /, dry_run: bool) -> None:
     """Remove what has outlived its retention, now: ended tasks, expired results, outcomes, events.
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scheduler.cli.options import TASK_ID, common
+from scheduler.cli.options import TASK_ID, Number, common
 from scheduler.cli.output import print_object
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.session import Session, note, prints
 
 if TYPE_CHECKING:
     from scheduler.store.read_graph import Graph, GraphEdge, GraphNode
@@ -26,13 +26,15 @@ _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dea
     show_default=True,
     help="dot is for Graphviz, mermaid for Markdown.",
 )
-@click.option("--limit", type=click.IntRange(1, 10_000), default=200, show_default=True, help="Tasks at most.")
+@click.option("--limit", type=Number(1, 10_000), default=200, show_default=True, help="Tasks at most.")
 @common
-@with_session
+@prints(("nodes", "edges", "truncated"))
 def graph_command(session: Session, /, task_id: int, style: str, limit: int) -> None:
     """The tasks that edges connect with a task, directly or not."""
     from scheduler.store.read_graph import graph
 
+    if style in ("dot", "mermaid") and (session.output != "table" or session.columns is not None):
+        raise click.UsageError(f"--format {style} goes with neither -o json nor --columns")
     with session.existing().read() as connection:
         found = graph(connection, task_id, limit)
     if found.truncated:

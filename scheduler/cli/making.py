@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scheduler.cli.options import EDGE, INSTANT, SPAN
-from scheduler.cli.output import check_columns, print_object
+from scheduler.cli.options import EDGE, INSTANT, SPAN, Number
+from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note
 from scheduler.errors import PayloadError
 
@@ -35,7 +35,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--at", "run_at", type=INSTANT, metavar="T", help="Not before this time (with its zone)."),
     click.option("--cron", metavar="EXPR", help="Again and again: a cron expression of five fields."),
     click.option("--tz", metavar="ZONE", help="The zone of --cron; else [schedules] timezone."),
-    click.option("--retry", type=click.IntRange(0), metavar="N", help="Retry up to N times after failures."),
+    click.option("--retry", type=Number(0), metavar="N", help="Retry up to N times after failures."),
     click.option("--priority", type=click.Choice(("high", "medium", "low"), case_sensitive=False), help="Its level."),
     click.option("--key", metavar="K", help="Your name for it: the same kind and key is the same task."),
     click.option(
@@ -55,6 +55,11 @@ def make_options(command: F) -> F:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def made_fields(given: Mapping[str, Any]) -> tuple[str, str]:
+    """What these options let :func:`schedule` print."""
+    return ("id" if given["cron"] is None else "schedule"), "created"
 
 
 @dataclass
@@ -145,7 +150,8 @@ def encode_payload(kind: str, payload: Any) -> str:
 
 def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:
     """Where a task queues up: its kind, or kind + concurrency key. Raises PayloadError."""
-    from scheduler.cli.payload import with_defaults
+    from scheduler.cli.payload import as_read
+    from scheduler.model.concurrency_keys import fields_of
     from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY
     from scheduler.model.texts import storable
 
@@ -153,9 +159,11 @@ def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> st
     if record is None or not rule:
         return kind
     if not isinstance(rule, str):
-        raise PayloadError(f"the concurrency key of {kind} is made by its program: schedule it from Python")
+        why = record.options.get("concurrency_key_why")
+        because = "" if why is None else f" ({why})"
+        raise PayloadError(f"the concurrency key of {kind} is made by its program{because}: schedule it from Python")
     try:
-        key = rule.format(**with_defaults(record, payload))
+        key = rule.format(**as_read(record, payload, fields_of(rule)))
     except (KeyError, IndexError, AttributeError, ValueError) as error:
         raise PayloadError(f"concurrency_key of {kind} cannot be made: {error!r}") from None
     return f"{kind}{LANE_SEPARATOR}{storable(key)[:MAX_KEY]}"
@@ -163,7 +171,6 @@ def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> st
 
 def schedule(session: Session, given: Given, kind: str, payload: dict[str, Any], record: KindRecord | None) -> None:
     """Store the task or the recurring schedule, print its id or name, and say if nobody would run it."""
-    check_columns(session, "id" if given.cron is None else "schedule", "created")
     spec = given.spec(kind, payload, record)
     if given.cron is not None:
         _register(session, given, spec)

@@ -66,6 +66,12 @@ class _Type(click.ParamType[Any]):
         raise NotImplementedError
 
 
+class Number(click.IntRange):
+    """A whole number within bounds; what is none is told so, not that it is no "integer range"."""
+
+    name = "whole number"
+
+
 class _TaskId(_Type):
     name = "id"
 

@@ -50,13 +50,18 @@ def seconds(us: int | None) -> float | None:
     return None if us is None else us / 1_000_000
 
 
-def print_rows(session: Session, rows: Sequence[Row], columns: Sequence[str], known: Sequence[str]) -> None:
-    """Rows as a table of ``columns``, or as JSON with all ``known`` fields; ``--columns`` goes for both."""
-    chosen = _chosen(session, known)
+def print_rows(
+    session: Session, rows: Sequence[Row], columns: Sequence[str] | None = None, *, whole: bool = False
+) -> None:
+    """Rows as a table of ``columns``, or as JSON with all fields of the command; ``--columns`` goes for both.
+
+    ``whole``: a table's last column is never cut, as it is what the table is for.
+    """
+    chosen = session.chosen or session.fields
     if session.output == "table":
-        print_table(rows, chosen or columns)
+        print_table(rows, session.chosen or columns or session.fields, whole=whole)
         return
-    picked = [{name: row.get(name) for name in chosen or known} for row in rows]
+    picked = [{name: row.get(name) for name in chosen} for row in rows]
     if session.output == "jsonl":
         for row in picked:
             click.echo(_json(row))
@@ -66,12 +71,12 @@ def print_rows(session: Session, rows: Sequence[Row], columns: Sequence[str], kn
 
 def print_object(session: Session, value: Row) -> bool:
     """One object as JSON, or its ``--columns`` as lines. False: neither was asked for, nothing is printed."""
-    chosen = _chosen(session, list(value))
-    picked = {name: value[name] for name in chosen} if chosen else dict(value)
+    chosen = session.chosen
+    picked = {name: value[name] for name in chosen or session.fields}
     if session.output == "table":
         if chosen is None:
             return False
-        print_fields([(name, picked[name]) for name in chosen])
+        print_fields(list(picked.items()))
         return True
     click.echo(_json(picked, indent=2 if session.output == "json" else None))
     return True
@@ -79,22 +84,6 @@ def print_object(session: Session, value: Row) -> bool:
 
 def _json(value: object, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=not is_utf8(), indent=indent)
-
-
-def check_columns(session: Session, *known: str) -> None:
-    """Refuse ``--columns`` that :func:`print_object` would, before a task is made that nobody hears of. Raises
-    UsageError."""
-    _chosen(session, known)
-
-
-def _chosen(session: Session, known: Sequence[str]) -> list[str] | None:
-    if session.columns is None:
-        return None
-    chosen = [name.strip() for name in session.columns.split(",") if name.strip()]
-    for name in chosen:
-        if name not in known:
-            raise click.UsageError(f"there is no column {name!r}; there are {', '.join(known)}")
-    return chosen or None
 
 
 def cell(value: object) -> str:
@@ -122,14 +111,15 @@ def safe(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text.replace("\r\n", "\n"))
 
 
-def print_table(rows: Iterable[Row], columns: Sequence[str], indent: str = "") -> None:
-    """An aligned table with a head; cut at the terminal's width when there is a terminal."""
+def print_table(rows: Iterable[Row], columns: Sequence[str], indent: str = "", *, whole: bool = False) -> None:
+    """An aligned table with a head; cut at the terminal's width when there is a terminal, the last column not if
+    ``whole``."""
     rows = list(rows)
     cells = [[_shown(name, row.get(name)) for name in columns] for row in rows]
     head = [name.replace("_", " ").upper() for name in columns]
     widths = [max(_width(line[i]) for line in [head, *cells]) for i in range(len(columns))]
     right = [_numbers([row.get(name) for row in rows]) for name in columns]
-    limit = terminal_width()
+    limit = None if whole else terminal_width()
     _print_line(head, widths, right, limit, indent, [None] * len(columns))
     for row, line in zip(rows, cells, strict=True):
         colours = [_COLOURS.get(str(row.get(name))) if name in _COLOURED else None for name in columns]
@@ -164,6 +154,8 @@ def _print_line(
         padded = padding + text if right[i] else text + ("" if last else padding)
         if limit is not None and used + _width(padded) > limit:
             padded = _cut(padded, limit - used)
+        elif limit is not None and not last and used + _width(padded) + len(_GAP) >= limit:
+            padded = _cut(padded + " " * limit, limit - used)  # there are columns that find no room
         used += _width(padded) + len(_GAP)
         colour = colours[i]
         parts.append(click.style(padded, fg=colour) if colour and use_colour() else padded)

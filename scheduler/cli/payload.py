@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import datetime
+import decimal
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 import click
 import msgspec
@@ -56,13 +59,46 @@ def validate(kind: KindRecord, payload: dict[str, Any]) -> None:
     said = error.message if len(error.message) <= 200 else error.message[:199] + "…"
     if error.validator == "type" and isinstance(error.instance, str) and len(error.absolute_path) == 1:
         said += f" (-P {where}:={error.instance[:_SHOWN]} gives it as JSON)"
+    if error.validator == "additionalProperties" and not error.absolute_path:
+        said += f"; there are {', '.join(_fields(kind)) or 'no fields'}"
     raise PayloadError(f"payload of {kind.name} does not fit{f', at {where}' if where else ''}: {said}")
 
 
-def with_defaults(kind: KindRecord, payload: dict[str, Any]) -> dict[str, Any]:
-    """The payload with the defaults of its schema filled in: for a concurrency key only."""
+def as_read(kind: KindRecord, payload: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """These fields as the program has them that reads the payload, defaults filled in. Raises PayloadError."""
+    fields, found = _fields(kind), {}
+    for name in names:
+        field = fields.get(name, {})
+        if name not in payload and "default" not in field:
+            raise PayloadError(f"the concurrency key of {kind.name} needs {name}, whose default only its program knows")
+        try:
+            found[name] = msgspec.convert(payload.get(name, field.get("default")), _type_of(field))
+        except msgspec.ValidationError as error:
+            raise PayloadError(f"payload of {kind.name} does not fit, at {name}: {error}") from None
+    return found
+
+
+def _fields(kind: KindRecord) -> dict[str, Any]:
     schema = kind.schema
     if "$ref" in schema:
         schema = kind.schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
-    fields = schema.get("properties", {})
-    return {name: field["default"] for name, field in fields.items() if "default" in field} | payload
+    fields: dict[str, Any] = schema.get("properties", {})
+    return fields
+
+
+_TYPES = {"number": float, "integer": int, "boolean": bool, "null": None, "string": str}
+_FORMATS = {"uuid": uuid.UUID, "decimal": decimal.Decimal, "date": datetime.date}
+
+
+def _type_of(schema: Mapping[str, Any]) -> Any:
+    """The type of which this is the schema, as far as a concurrency key may be made of it."""
+    if "anyOf" in schema:
+        return Union[tuple(map(_type_of, schema["anyOf"]))]  # noqa: UP007  # of what is not known before
+    if "enum" in schema:
+        return Literal[tuple(schema["enum"])]
+    name = schema.get("type")
+    if name == "array":
+        return list[_type_of(schema.get("items", {}))]  # type: ignore[misc]
+    if name == "string":
+        return _FORMATS.get(schema.get("format", ""), str)
+    return _TYPES.get(str(name), Any)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,8 @@ COMMANDS = {
     "completion": ("completion", "Print the script that completes commands in a shell."),
 }
 
+_CALLED = {"schedules": "cron list", "tasks": "list"}  # elsewhere
+
 
 class Root(click.Group):
     """Imports a command's module only when the command is used; turns errors into lines and exit statuses."""
@@ -49,6 +52,27 @@ class Root(click.Group):
         module = importlib.import_module(f"scheduler.cli.{COMMANDS[cmd_name][0]}")
         found: click.Command = getattr(module, f"{cmd_name}_command")
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and args[0][:1].isalnum():
+            near = self._meant(ctx, args[0])
+            ctx.fail(
+                f"No such command {args[0]!r}" + (f"; did you mean {' or '.join(map(repr, near))}?" if near else "")
+            )
+        return super().resolve_command(ctx, args)
+
+    def _meant(self, ctx: click.Context, name: str) -> list[str]:
+        """Of a group, ``pause`` for ``cron pause``; what others call it; or one that is spelt nearly so."""
+        groups = {group: self.get_command(ctx, group) for group in COMMANDS}
+        below = [
+            f"{g} {name}"
+            for g, command in groups.items()
+            if isinstance(command, click.Group) and name in command.commands
+        ]
+        called = [_CALLED[name]] if name in _CALLED else []
+        return below or called or difflib.get_close_matches(name, COMMANDS, 1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from scheduler.store.read_workers import Fleet
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 FORMATS = ("table", "json", "jsonl")
 _TRIES = 5
 
@@ -31,6 +33,22 @@ class Session:
     config_path: str | None = None
     output: str = "table"
     columns: str | None = None
+    fields: Sequence[str] = ()
+
+    @property
+    def chosen(self) -> list[str] | None:
+        """The fields that ``--columns`` names; None: all. As a table's head says them, they are known, too. Raises
+        UsageError for one that the command does not print."""
+        if self.columns is None:
+            return None
+        names = [name.strip() for name in self.columns.split(",") if name.strip()]
+        if not names:
+            raise click.UsageError(f"--columns names none; there are {', '.join(self.fields)}")
+        found = [name.lower().replace(" ", "_") for name in names]
+        for name, field in zip(names, found, strict=True):
+            if field not in self.fields:
+                raise click.UsageError(f"there is no column {name!r}; there are {', '.join(self.fields)}")
+        return found
 
     @cached_property
     def config(self) -> Config:
@@ -53,7 +71,7 @@ class Session:
     def existing(self) -> Database:
         """The database, for commands that have no business to create one. Raises StoreUnavailableError."""
         if self.database.missing():
-            path = self.database.path
+            path = None if self.database.path is None else self.database.path.absolute()
             raise StoreUnavailableError(
                 f"there is no database {path} yet; schedd makes it when it starts, or `schedctl db upgrade`"
             )
@@ -101,6 +119,18 @@ def note(text: str) -> None:
     click.echo(f"schedctl: {text}", err=True)
 
 
+def note_kind(connection: sa.Connection, kind: str | None) -> None:
+    """Says on stderr that nobody knows the kind of which nothing was found, if so."""
+    from scheduler.store.read_kinds import kind_names
+
+    if kind is None:
+        return
+    known = kind_names(connection)
+    if kind not in known:
+        there = f"known are {', '.join(known)}" if known else "none is known"
+        note(f"no worker has registered a kind {kind!r}; {there}")
+
+
 def note_nobody(why: str | None) -> None:
     """Says on stderr that no worker takes new work, if so."""
     from scheduler.store.read_workers import NOT_LIVE
@@ -110,4 +140,20 @@ def note_nobody(why: str | None) -> None:
         note(f"{why}: tasks wait until {until}")
 
 
-with_session = click.make_pass_decorator(Session, ensure=True)
+def prints(fields: Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]]) -> Callable[[F], F]:
+    """Gives a command its session, and says which fields it prints; a callable makes them of its options.
+
+    ``--columns`` that are not among them are refused here, before the command has done anything.
+    """
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def called(*args: Any, **given: Any) -> Any:
+            session = click.get_current_context().ensure_object(Session)
+            session.fields = fields(given) if callable(fields) else fields
+            _ = session.chosen
+            return command(session, *args, **given)
+
+        return called  # type: ignore[return-value]
+
+    return decorate

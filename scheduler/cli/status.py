@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli.options import common
 from scheduler.cli.output import print_object, print_table, seconds, time
-from scheduler.cli.session import Session, note_nobody, with_session
+from scheduler.cli.session import Session, note_nobody, prints
 from scheduler.cli.views import WORKER_COLUMNS, worker_row, worker_view
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(name="status")
 @common
-@with_session
+@prints(("at", "states", "pools", "oldest_ready", "dead_letters", "workers", "stuck"))
 def status_command(session: Session, /) -> None:
     """How things stand: tasks by state and pool, the oldest ready task, workers, and what is stuck."""
     from scheduler.store.read_status import status

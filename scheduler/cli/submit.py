@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scheduler.cli.making import Given, make_options, schedule
+from scheduler.cli.making import Given, made_fields, make_options, schedule
 from scheduler.cli.options import common
-from scheduler.cli.session import Session, with_session
+from scheduler.cli.session import Session, prints
 
 if TYPE_CHECKING:
     from scheduler.store.read_kinds import KindRecord
@@ -21,7 +21,7 @@ COMMAND_KIND = "CommandTask"
 @click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="A field of the payload.")
 @make_options
 @common
-@with_session
+@prints(made_fields)
 def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **given: Any) -> None:
     """Schedule a task of a kind that workers have registered; prints its id.
 
@@ -49,7 +49,7 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
 @click.option("--shell", is_flag=True, help="COMMAND is one text for /bin/sh -c.")
 @make_options
 @common
-@with_session
+@prints(made_fields)
 def run_command(
     session: Session,
     /,

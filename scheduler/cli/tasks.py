@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scheduler.cli.options import AGO, TASK_ID, common
+from scheduler.cli.options import AGO, TASK_ID, Number, common
 from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table, safe
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.session import Session, note, note_kind, prints
 from scheduler.cli.views import (
     ATTEMPT_COLUMNS,
     AUDIT_COLUMNS,
     EDGE_COLUMNS,
     ENVELOPE_FIELDS,
     LIST_COLUMNS,
+    SHOW_FIELDS,
     TASK_FIELDS,
     attempt_view,
     audit_view,
@@ -71,10 +72,10 @@ def _states(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]
 @click.option("--correlation", metavar="C", help="Tasks that belong together under this id.")
 @click.option("--subject", metavar="S", help="Tasks about this subject.")
 @click.option("--since", type=AGO, metavar="T", help="Made since then: a time with zone, or how long ago, like 2h.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only tasks older than this one: the next page.")
 @common
-@with_session
+@prints(TASK_FIELDS)
 def list_command(
     session: Session,
     /,
@@ -91,6 +92,8 @@ def list_command(
         since += database.clock.now()
     with database.read() as connection:
         found, cursor = list_tasks(connection, states=states, since=since, limit=limit, **filters)
+        if not found:
+            note_kind(connection, filters["kind"])
     rows = [task_view(task.at(database.now())) for task in found]
     if session.output == "table" and session.columns is None:
         for row, task in zip(rows, found, strict=True):
@@ -100,7 +103,7 @@ def list_command(
                 row["error"] = None  # an earlier attempt's
     asked = [name for name in _SHOWN_IF_ASKED if filters[name] is not None]
     columns = (*LIST_COLUMNS[:-1], *asked, LIST_COLUMNS[-1])
-    print_rows(session, rows, columns, TASK_FIELDS)
+    print_rows(session, rows, columns)
     if cursor is not None:
         note(f"there are more: --cursor {cursor} shows the next ones")
 
@@ -108,7 +111,7 @@ def list_command(
 @click.command(name="show")
 @click.argument("task_id", metavar="ID", type=TASK_ID)
 @common
-@with_session
+@prints(SHOW_FIELDS)
 def show_command(session: Session, /, task_id: int) -> None:
     """Everything about a task: payload, edges, attempts, result, log, and why it is not running."""
     view = view_of(session, task_id)

@@ -69,6 +69,10 @@ TASK_FIELDS = (
     "claim",
     "worker_id",
 )
+SHOW_FIELDS = (
+    *TASK_FIELDS,
+    *("worker", "why", "depends_on", "dependents", "attempts", "children", "recorded", "waits", "audit", "log"),
+)
 LIST_COLUMNS = ("id", "kind", "state", "priority", "attempt", "created_at", "run_at", "key", "error")
 
 

@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.options import SPAN, common
+from scheduler.cli.options import SPAN, Number, common
 from scheduler.cli.output import print_object, print_rows
-from scheduler.cli.session import Session, note, with_session
+from scheduler.cli.session import Session, note, prints
 from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worker_view
 
 if TYPE_CHECKING:
     from scheduler.store.read_workers import Drained
 
 COLUMNS = (*WORKER_COLUMNS[:-1], "pools", "kinds", "running")
+_DRAINED = ("id", "draining", "drained")
 LOOK = 0.1  # seconds between looks whether a worker has drained
 
 
 @click.command(name="workers")
 @click.option("--all", "every", is_flag=True, help="The latest that stopped or died, too.")
 @common
-@with_session
+@prints(WORKER_FIELDS)
 def workers_command(session: Session, /, every: bool) -> None:
     """Workers: where they run, what they serve, hold and run, how long their lease lasts."""
     from scheduler.store.read_workers import nobody, stray_text, workers
@@ -40,7 +41,7 @@ def workers_command(session: Session, /, every: bool) -> None:
         if session.output == "table":
             row = worker_row(worker, now) | {"kinds": ",".join(worker.kinds)}
         rows.append(row)
-    print_rows(session, rows, COLUMNS, WORKER_FIELDS)
+    print_rows(session, rows, COLUMNS)
 
 
 @click.group(name="worker")
@@ -49,11 +50,11 @@ def worker_command() -> None:
 
 
 @worker_command.command(name="drain")
-@click.argument("worker", metavar="ID", type=click.IntRange(1, 2**63 - 1))
+@click.argument("worker", metavar="ID", type=Number(1, 2**63 - 1))
 @click.option("--wait", is_flag=True, help="Wait until it holds nothing any more.")
 @click.option("--timeout", type=SPAN, metavar="S", help="Give up waiting after this long (30, 5m); status 124.")
 @common
-@with_session
+@prints(_DRAINED)
 @click.pass_context
 def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, timeout: int | None) -> None:
     """Let a worker claim nothing more: what it runs ends, what it has not begun goes back.
@@ -86,9 +87,9 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
 
 
 @worker_command.command(name="resume")
-@click.argument("worker", metavar="ID", type=click.IntRange(1, 2**63 - 1))
+@click.argument("worker", metavar="ID", type=Number(1, 2**63 - 1))
 @common
-@with_session
+@prints(_DRAINED)
 def resume(session: Session, /, worker: int) -> None:
     """Let a worker that was told to drain claim again."""
     _ask(session, worker, drain=False)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from string import Formatter
 from typing import Any
 
 import msgspec
 import msgspec.inspect
 
 from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
+from scheduler.model.concurrency_keys import check_template, is_verbatim, why_private
 from scheduler.model.fingerprint import describe
 from scheduler.model.finite import find_not_finite
 from scheduler.model.names import check_name
@@ -39,16 +38,6 @@ def encode_json(value: object, what: str) -> str:
         raise PayloadError(f"{what} is not JSON: it has {lost}; put None or a text there")
     return text.decode()
 
-
-_PLAIN = (
-    msgspec.inspect.StrType,
-    msgspec.inspect.IntType,
-    msgspec.inspect.BoolType,
-    msgspec.inspect.NoneType,
-    msgspec.inspect.LiteralType,
-    msgspec.inspect.DateType,
-    msgspec.inspect.AnyType,
-)
 
 # The sorts of slots: threads, asyncio, child processes. With the level they name the slots of a pool.
 THREAD, ASYNC, PROCESS = range(3)
@@ -92,6 +81,8 @@ class Kind:
             raise ConfigError(f"task type {self.name}: {str(error).splitlines()[-1]}") from None
         except Exception as error:  # evaluating an annotation may raise anything
             raise ConfigError(f"task type {self.name}: cannot read its annotations: {describe(error).text}") from None
+        rule, own = options.concurrency_key, build is not None or self._serialize is not None
+        self._verbatim = own or not isinstance(rule, str) or is_verbatim(rule, struct)
 
     def encode(self, value: Any) -> str:
         """The payload of an instance as JSON text, checked by reading it back. Raises PayloadError."""
@@ -153,23 +144,31 @@ class Kind:
         if rule is None:
             return self.name
         try:
-            made = rule(value) if callable(rule) else rule.format(**msgspec.structs.asdict(value))
+            made = rule(value) if callable(rule) else rule.format(**msgspec.structs.asdict(self._as_read(value)))
             key = storable(str(made))[:MAX_KEY]
         except Exception as error:
             raise PayloadError(f"concurrency_key of {self.name} cannot be made: {error!r}") from None
         return f"{self.name}{LANE_SEPARATOR}{key}"
 
+    def _as_read(self, value: Any) -> Any:
+        return value if self._verbatim else self._decoder.decode(_encoder.encode(value))
+
     def public_key(self) -> str | bool:
-        """What those who do not have the type can know of its concurrency key: the template, if it makes of the
-        payload's JSON what it makes of the fields; else whether there is one."""
+        """What those who do not have the type can know of its concurrency key: the template, if they can make it of
+        the payload's JSON by its schema; else whether there is one."""
         rule = self.options.concurrency_key
-        if not isinstance(rule, str) or self._serialize is not None or self.build is not None:
-            return rule is not None
-        fields = {field.name: field for field in _fields(self.struct)}
-        plain = all(
-            fields[name].name == fields[name].encode_name and _plain(fields[name].type) for name in _names(rule)
-        )
-        return rule if plain else True
+        return rule if isinstance(rule, str) and self.private_key() is None else rule is not None
+
+    def private_key(self) -> str | None:
+        """Why they cannot make its concurrency key; None if they can, or there is none."""
+        rule = self.options.concurrency_key
+        if rule is None:
+            return None
+        if not isinstance(rule, str):
+            return "it is what a function returns"
+        if self._serialize is not None or self.build is not None:
+            return "the payload is read or written in a way of its own"
+        return why_private(rule, self.struct)
 
     def schema(self) -> dict[str, Any]:
         """JSON schema of the payload; empty (anything) for a type that reads or writes it in a way of its own."""
@@ -281,7 +280,7 @@ def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | 
         reference_of(source, f"task type {options.kind}")
         if build is not None and build != getattr(source, "build", None):
             reference_of(build, f"build of task type {options.kind}")
-    _check_key(options, struct)
+    check_template(options, struct)
     return Kind(source, options, struct, run, body, build)
 
 
@@ -300,43 +299,6 @@ def _check_methods(source: type[Task]) -> None:
         except TypeError:
             kind = source.__task_options__.kind
             raise ConfigError(f"task type {kind}: {name} must take (self, {given}), not {signature}") from None
-
-
-def _check_key(options: TaskOptions, struct: type[msgspec.Struct]) -> None:
-    """Whether a template of a concurrency key names fields that are there. Raises ConfigError."""
-    rule = options.concurrency_key
-    if not isinstance(rule, str):
-        return
-    fields = struct.__struct_fields__
-    try:
-        names = _names(rule)
-    except ValueError as error:
-        raise ConfigError(f"task type {options.kind}: concurrency_key {rule!r} is no template: {error}") from None
-    for name in names:
-        if name not in fields:
-            there = ", ".join(fields) or "none"
-            raise ConfigError(
-                f"task type {options.kind}: concurrency_key {rule!r}: no field {name!r} (fields: {there})"
-            )
-
-
-def _names(template: str) -> list[str]:
-    """The fields that a template names. Raises ValueError."""
-    return [re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(template) if name is not None]
-
-
-def _fields(struct: type[msgspec.Struct]) -> tuple[msgspec.inspect.Field, ...]:
-    info = msgspec.inspect.type_info(struct)
-    return info.fields if isinstance(info, msgspec.inspect.StructType) else ()
-
-
-def _plain(kind: msgspec.inspect.Type) -> bool:
-    """Whether a field's text is that of its JSON: not of an Enum, say, or of a time. ``Any``: as whoever gave it."""
-    if isinstance(kind, msgspec.inspect.UnionType):
-        return all(map(_plain, kind.types))
-    if isinstance(kind, msgspec.inspect.Metadata):
-        return _plain(kind.type)
-    return isinstance(kind, _PLAIN)
 
 
 def _of_function(source: TaskFunction[Any, Any]) -> tuple[type[msgspec.Struct], Callable[[Any, Any], Any]]:

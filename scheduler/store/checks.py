@@ -19,9 +19,10 @@ from scheduler.store import horizon, migrate, row_locks, standoffs, waits
 from scheduler.store.database import Database
 from scheduler.store.dialect import prepared
 from scheduler.store.read_status import never, unserved
-from scheduler.store.read_workers import LOST, workers
+from scheduler.store.read_workers import LOST, read_fleet, workers
 from scheduler.store.schedules import is_ahead
 from scheduler.store.stalls import stalled
+from scheduler.store.unserved import said_of, unserved_schedules
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 _MOST = 1000  # of one sort of problem
@@ -69,6 +70,7 @@ def check(connection: sa.Connection, now: int) -> list[Finding]:
         _keys(connection),
         _finding("replaced", "nothing waits to be put in place", "replaced, and still what it was", stale(connection)),
         _schedules(connection, now),
+        _runs(connection, now),
     ]
 
 
@@ -233,6 +235,13 @@ def _schedules(connection: sa.Connection, now: int) -> Finding:
     if bad:
         return Finding("schedules", PROBLEM, f"{counted(len(bad), 'schedule')} without a next slot: {listed(bad)}")
     return Finding("schedules", OK, f"{counted(len(rows), 'schedule')}, each has its next slot")
+
+
+def _runs(connection: sa.Connection, now: int) -> Finding:
+    found = unserved_schedules(connection, read_fleet(connection, now))
+    if not found:
+        return Finding("schedules' tasks", OK, "none makes what nobody would run")
+    return Finding("schedules' tasks", NOTE, "; ".join(text for text, _ in said_of(found)))
 
 
 def check_surroundings(database: Database, connection: sa.Connection, version: str) -> list[Finding]:

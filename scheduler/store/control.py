@@ -78,7 +78,7 @@ def cancel(connection: sa.Connection, ids: Sequence[int], now: int, *, cascade: 
     dialect = dialect_of(connection)
     wanted = list(dict.fromkeys(ids))
     rows = _lock(connection, wanted)
-    if cascade:  # what will be written is held in one order by everybody, before anything is
+    if cascade and dialect.lock:  # what will be written is held in one order by everybody, before anything is
         open_ids = [i for i, row in rows.items() if row.state < st.CLAIMED]
         rows |= _lock(connection, [*wanted, *below(connection, open_ids)])
     for task_id in wanted:

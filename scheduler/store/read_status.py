@@ -16,6 +16,7 @@ from scheduler.store.claim import SUSPECT_LANE, LaneHead, lane_heads
 from scheduler.store.dialect import prepared
 from scheduler.store.read_counts import by_state
 from scheduler.store.read_workers import LOST, Fleet, WorkerRecord, kind_of, read_fleet, sorts, stray_text, workers
+from scheduler.store.unserved import said_of, unserved_schedules
 from scheduler.store.why import ready_since
 
 _MOST = 10_000  # counts of what is stuck end here
@@ -78,6 +79,7 @@ def status(connection: sa.Connection, now: int) -> Status:
         *_lost(found),
         *_bodies(found),
         *_late_schedules(connection, now),
+        *_runs(connection, fleet),
     ]
     return Status(
         by_state(connection),
@@ -279,3 +281,8 @@ def _late_schedules(connection: sa.Connection, now: int) -> list[Stuck]:
     names = listed([row.name for row in rows])
     text = f"{counted(len(rows), 'schedule')} overdue, by up to {span_text(now - rows[0].next_at)}: {names}"
     return [Stuck("schedule", text, len(rows))]
+
+
+def _runs(connection: sa.Connection, fleet: Fleet) -> list[Stuck]:
+    found = unserved_schedules(connection, fleet) if fleet.claiming else []  # else it is told anyway
+    return [Stuck("unserved_schedule", text, number) for text, number in said_of(found)]

@@ -89,6 +89,7 @@ def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind],
             "stall_after": o.stall_after,
             "on_stall": o.on_stall,
             "concurrency_key": kind.public_key(),
+            "concurrency_key_why": kind.private_key(),  # only its program can make it
         }
         bound = {
             "name": kind.name,

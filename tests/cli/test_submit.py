@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
 import msgspec
 import pytest
 
 from scheduler import RetryPolicy, Task
 from support.bench import Bench, Step
+from support.fleet import rows
 
 from .conftest import Ctl
 
@@ -132,7 +134,30 @@ def test_a_concurrency_key_that_only_a_program_can_make(ctl: Ctl, live: Bench) -
     live.jobs.register(Paint)
     live.drain()
     message = ctl.fails(2, "submit", "Paint", "-P", "colour=red")
-    assert message == "schedctl: the concurrency key of Paint is made by its program: schedule it from Python\n"
+    assert message == (
+        "schedctl: the concurrency key of Paint is made by its program (field 'colour' is of a type whose text only "
+        "the program knows: Enum): schedule it from Python\n"
+    )
+
+
+class Share(Task, max_concurrency=1, concurrency_key="{of}-{rate}-{path}"):
+    of: UUID
+    rate: float = 1
+    path: list[str] = []  # noqa: RUF012  # msgspec copies it
+
+    def run(self, ctx: Any) -> None: ...
+
+
+@pytest.mark.case(58)
+def test_a_concurrency_key_of_a_uuid_a_float_and_a_list(ctl: Ctl, live: Bench) -> None:
+    live.jobs.register(Share)
+    live.drain()
+    of = UUID(int=10)
+    live.jobs.task(Share(of, 2, ["a"])).schedule()
+    params = [f"of={of.hex.upper()}", "rate:=2", 'path:=["a"]']
+    submitted(ctl, "Share", *[part for p in params for part in ("-P", p)])
+    lanes = rows(live.jobs, "SELECT DISTINCT lane FROM schedd_tasks")
+    assert lanes == [(f"Share\x1f{of}-2.0-['a']",)]
 
 
 def test_an_unknown_kind_lists_what_there_is(ctl: Ctl, mail: Bench) -> None:

@@ -7,6 +7,7 @@ import base64
 import email.utils
 import ipaddress
 import json
+import re
 import socket
 import sys
 import time
@@ -20,6 +21,7 @@ from scheduler import PermanentError, Retry
 from scheduler.tasks import ActionDeliveryTask, HttpTask
 from scheduler.tasks.addresses import Rules
 from scheduler.tasks.failures import Refused, Unreachable, seconds_of
+from scheduler.tasks.secrets_of import Secrets
 
 from .certificates import Certificates
 from .fake import AsyncFakeContext
@@ -305,6 +307,54 @@ def test_secrets_go_to_their_host_only(tmp_path: Path) -> None:
         with serving(answer(200)) as server, pytest.raises(PermanentError, match=says):
             run(HttpTask(server.url, headers=headers), {"http": http | wrong})
         assert not server.asked
+
+
+@pytest.mark.parametrize(
+    ("entry", "url", "told"),
+    [
+        ("token@crm.internal", "https://crm.internal", True),
+        ("token@https://crm.internal", "https://crm.internal", True),
+        ("token@CRM.internal", "https://crm.Internal", True),
+        ("token@http://crm.internal", "https://crm.internal", True),
+        ("token@http://crm.internal", "http://crm.internal", True),
+        ("token@crm.internal", "http://crm.internal", False),
+        ("token@https://crm.internal", "http://crm.internal", False),
+        ("token@10.1.2.3", "http://10.1.2.3", False),
+        ("token@localhost", "http://localhost", True),
+        ("token@127.0.0.1", "http://127.0.0.1", True),
+        ("token@::1", "http://::1", True),
+    ],
+)
+def test_secrets_leave_this_machine_encrypted(tmp_path: Path, entry: str, url: str, told: bool) -> None:
+    (tmp_path / "token").write_text("hunter2\n")
+    secrets = Secrets({"http": {"secrets": [entry], "secrets_dir": str(tmp_path)}})
+    scheme, _, host = url.partition("://")
+    if told:
+        assert secrets.filled("${token}", scheme, host) == "hunter2"
+        return
+    says = re.escape(
+        f"the secret 'token' would go to {host} unencrypted: use https://, "
+        f"or allow that with token@http://{host} in [http] secrets"
+    )
+    with pytest.raises(PermanentError, match=f"^{says}$"):
+        secrets.filled("${token}", scheme, host)
+
+
+def test_a_request_in_the_clear_is_not_sent_with_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def here(_rules: Rules, _host: str, _port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    monkeypatch.setattr(Rules, "resolve", here)
+    (tmp_path / "token").write_text("hunter2\n")
+    http = {"secrets": ["token@crm.internal"], "secrets_dir": str(tmp_path)}
+    headers = {"Authorization": "Bearer ${token}"}
+    with serving(answer(200)) as server:
+        request = HttpTask(server.url.replace("127.0.0.1", "crm.internal"), headers=headers)
+        with pytest.raises(PermanentError, match=r"would go to crm\.internal unencrypted"):
+            run(request, {"http": http})
+        assert not server.asked
+        assert run(request, {"http": http | {"secrets": ["token@http://crm.internal"]}})["status"] == 200
+    assert server.asked[0].headers["authorization"] == "Bearer hunter2"
 
 
 KEY = 'hunter2"of the/crm'

@@ -1,0 +1,91 @@
+"""Templates of concurrency keys: what they name, and who can make a key of a payload.
+
+A key is made of the payload as it is read back, so that one payload has one key, whoever schedules it: ``1`` given for
+a float is 1.0.
+"""
+
+from __future__ import annotations
+
+import re
+from string import Formatter
+
+import msgspec
+import msgspec.inspect
+
+from scheduler.errors import ConfigError
+from scheduler.model.task import TaskOptions
+
+# What is the same of each payload, and what is read from its JSON first.
+_VERBATIM = (
+    msgspec.inspect.StrType,
+    msgspec.inspect.IntType,
+    msgspec.inspect.BoolType,
+    msgspec.inspect.NoneType,
+    msgspec.inspect.LiteralType,
+)
+_READABLE = (
+    *_VERBATIM,
+    msgspec.inspect.AnyType,
+    msgspec.inspect.FloatType,
+    msgspec.inspect.UUIDType,
+    msgspec.inspect.DecimalType,
+    msgspec.inspect.DateType,
+)
+
+
+def check_template(options: TaskOptions, struct: type[msgspec.Struct]) -> None:
+    """Whether a template names fields that are there. Raises ConfigError."""
+    rule = options.concurrency_key
+    if not isinstance(rule, str):
+        return
+    fields = struct.__struct_fields__
+    try:
+        names = fields_of(rule)
+    except ValueError as error:
+        raise ConfigError(f"task type {options.kind}: concurrency_key {rule!r} is no template: {error}") from None
+    for name in names:
+        if name not in fields:
+            there = ", ".join(fields) or "none"
+            raise ConfigError(
+                f"task type {options.kind}: concurrency_key {rule!r}: no field {name!r} (fields: {there})"
+            )
+
+
+def fields_of(template: str) -> list[str]:
+    """The fields that a template names. Raises ValueError."""
+    return [re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(template) if name is not None]
+
+
+def is_verbatim(template: str, struct: type[msgspec.Struct]) -> bool:
+    """Whether a template names such fields only that are the same before and after they were written as JSON."""
+    fields = _fields(struct)
+    return all(name in fields and _all_of(fields[name].type, _VERBATIM) is None for name in fields_of(template))
+
+
+def why_private(template: str, struct: type[msgspec.Struct]) -> str | None:
+    """Why nobody but the program can make this key of a payload's JSON and its schema; None if others can, too."""
+    fields = _fields(struct)
+    for name in fields_of(template):
+        field = fields.get(name)
+        if field is None or field.name != field.encode_name:
+            return f"field {name!r} has another name in the payload"
+        odd = _all_of(field.type, _READABLE)
+        if odd is not None:
+            return f"field {name!r} is of a type whose text only the program knows: {odd}"
+    return None
+
+
+def _fields(struct: type[msgspec.Struct]) -> dict[str, msgspec.inspect.Field]:
+    info = msgspec.inspect.type_info(struct)
+    return {field.name: field for field in info.fields} if isinstance(info, msgspec.inspect.StructType) else {}
+
+
+def _all_of(kind: msgspec.inspect.Type, among: tuple[type, ...]) -> str | None:
+    """What of a type is not among these; None if all is."""
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return next((odd for one in kind.types if (odd := _all_of(one, among)) is not None), None)
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _all_of(kind.type, among)
+    if isinstance(kind, msgspec.inspect.ListType) and among is _READABLE:
+        return _all_of(kind.item_type, among)
+    return None if isinstance(kind, among) else type(kind).__name__.removesuffix("Type")

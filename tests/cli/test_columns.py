@@ -1,0 +1,80 @@
+"""``--columns`` that a command does not print are refused before it does anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from scheduler.cli.root import root
+from support.bench import Bench
+
+from .conftest import Ctl
+
+GIVEN = {
+    "list": ["--limit", "1"],
+    "show": ["1"],
+    "run": ["--", "true"],
+    "submit": ["Nothing"],
+    "cancel": ["1"],
+    "retry": ["1"],
+    "wait": ["1"],
+    "logs": ["1"],
+    "graph": ["1"],
+    "dlq show": ["1"],
+    "dlq replay": ["1"],
+    "dlq purge": ["--older-than", "0", "--yes"],
+    "cron next": ["a"],
+    "cron pause": ["a"],
+    "cron resume": ["a"],
+    "cron trigger": ["a"],
+    "cron delete": ["a"],
+    "event emit": ["a"],
+    "worker drain": ["1"],
+    "worker resume": ["1"],
+}
+
+
+def commands() -> Iterator[list[str]]:
+    context = click.Context(root)
+    for name in root.list_commands(context):
+        command = root.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from ([name, below] for below in command.list_commands(context))
+        elif name != "completion":
+            yield [name]
+
+
+@pytest.mark.parametrize("command", list(commands()), ids=" ".join)
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_each_command_refuses_them_first(empty_ctl: Ctl, command: list[str]) -> None:
+    said = empty_ctl.fails(2, "--columns", "nonsense", *command, *GIVEN.get(" ".join(command), ()))
+    assert said.startswith("schedctl: there is no column 'nonsense'; there are "), "before the database is missed"
+
+
+def test_nothing_is_changed(ctl: Ctl, live: Bench) -> None:
+    waiting = int(live.step("a").after(60).schedule())
+    failed = live.ended("dead")
+    for command in (["cancel", waiting], ["retry", failed], ["dlq", "replay", failed], ["event", "emit", "told"]):
+        ctl.fails(2, "--columns", "nonsense", *command)
+        ctl.fails(2, *command, "-o", "json", "--columns", "nonsense")
+    assert live.states(waiting, failed) == ["scheduled", "dead"]
+    assert ctl.json("event", "list") == []
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_columns_are_those_that_the_table_shows(ctl: Ctl, live: Bench) -> None:
+    made = int(live.step("a").schedule())
+    assert ctl("list", "--columns", "ID,created at,State").stdout.split()[:4] == ["ID", "CREATED", "AT", "STATE"]
+    assert list(ctl.json("list", "--columns", "ID,CREATED AT")[0]) == ["id", "created_at"]
+    assert "--columns names none; there are id, kind" in ctl.fails(2, "list", "--columns", ", ")
+    assert ctl("show", made, "--columns", "WHY").stdout.startswith("why: ")
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_they_depend_on_what_is_asked_for(ctl: Ctl, live: Bench) -> None:
+    assert "there are schedule, created" in ctl.fails(2, "run", "--cron", "* * * * *", "--columns", "id", "--", "true")
+    assert ctl.json("cron", "list") == []
+    assert "there are id, kind, state" in ctl.fails(2, "dlq", "list", "--each", "--columns", "count")
+    assert ctl.json("dlq", "list", "--columns", "count") == []

@@ -1,0 +1,57 @@
+"""A schedule whose kind has left every program goes on making tasks: whoever looks is told which."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.bench import Bench
+
+from .conftest import Ctl
+
+
+@pytest.fixture
+def since(ctl: Ctl, live: Bench) -> str:
+    """A worker is live; ``gone`` is of a kind that it does not serve. When that was registered, as it is told."""
+    live.step("x").key("served").cron("0 5 * * *").schedule()
+    assert ctl("run", "--cron", "0 5 * * *", "--key", "gone", "--", "true").exit_code == 0
+    assert ctl("cron", "list").stderr.startswith("schedctl: no worker is live"), "which says it of all"
+    live.drain()
+    live.execute("UPDATE schedd_schedules SET seen_at = 1800000000000000")
+    return "2027-01-15T08:00:00Z"
+
+
+def said(since: str) -> str:
+    return (
+        "1 schedule makes tasks that nobody runs, since no live worker serves kind 'CommandTask': "
+        f"gone (registered last at {since}); `schedctl cron pause` stops it"
+    )
+
+
+def test_every_look_tells_of_it(ctl: Ctl, since: str) -> None:
+    assert ctl("cron", "list").stderr == f"schedctl: {said(since)}\n"
+    assert ctl("cron", "next", "gone").stderr == f"schedctl: {said(since)}\n"
+    assert ctl("cron", "next", "served").stderr == ""
+    reasons = {row["name"]: row["unserved"] for row in ctl.json("cron", "list")}
+    assert reasons == {"gone": "no live worker serves kind 'CommandTask'", "served": None}
+    (stuck,) = ctl.json("status")["stuck"]
+    assert (stuck["problem"], stuck["text"], stuck["number"]) == ("unserved_schedule", said(since), 1)
+    (found,) = [row for row in ctl.json("doctor") if row["check"] == "schedules' tasks"]
+    assert (found["level"], found["text"]) == ("note", said(since))
+
+
+def test_a_paused_one_is_nobodys_trouble(ctl: Ctl, since: str) -> None:
+    assert ctl("cron", "pause", "gone").exit_code == 0
+    assert ctl("cron", "list").stderr == ""
+    assert ctl.json("status")["stuck"] == []
+    (found,) = [row for row in ctl.json("doctor") if row["check"] == "schedules' tasks"]
+    assert found["level"] == "ok"
+
+
+def test_several_are_told_together(ctl: Ctl, live: Bench, since: str) -> None:
+    assert ctl("run", "--cron", "0 6 * * *", "--key", "also", "--", "true").exit_code == 0
+    told = ctl("cron", "list").stderr
+    assert told.startswith("schedctl: 2 schedules make tasks that nobody runs, since no live worker serves kind ")
+    assert "also (registered last at " in told
+    assert f"gone (registered last at {since})" in told
+    live.execute("UPDATE schedd_schedules SET options = '?' WHERE name = 'also'")
+    assert ctl("cron", "list").stderr == f"schedctl: {said(since)}\n", "what cannot be read is the doctor's"
