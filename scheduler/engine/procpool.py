@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from scheduler.engine import cgroups
@@ -22,6 +22,7 @@ from scheduler.engine.attempt import Attempt
 from scheduler.engine.brood import Brood
 from scheduler.engine.children import Child, Job, out_of_memory_kills, told_end
 from scheduler.engine.endings import answer_to, computed, died, log_again, outcome_of
+from scheduler.engine.functions import Answer
 from scheduler.engine.options import ProcessOptions
 from scheduler.engine.processspec import Spec
 from scheduler.engine.runtime import Runtime
@@ -109,8 +110,8 @@ class ProcessPool:
         if self._thread is not None:
             self.wake()
 
-    def compute(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> Future[Any]:
-        """Run ``function(*args)`` in a child. Cancelling the future ends it there.
+    def compute(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> Answer[Any]:
+        """Run ``function(*args)`` in a child. Withdrawing the answer ends it there.
 
         Raises ConfigError for a function that cannot be imported, TypeError or PicklingError for such arguments.
         """
@@ -119,15 +120,18 @@ class ProcessPool:
             data = pickle.dumps(args)
         except Exception as error:
             raise TypeError(f"ctx.cpu: the arguments of {name} cannot be sent to another process: {error}") from error
-        answer: Future[Any] = Future()
         job = Job(0, attempt.pool, ("cpu", name, data), attempt)
-        job.answer = answer
-        if self._closed:
+        job.answer = answer = Answer[Any]()
+        answer.withdraw = partial(self.tell, "withdrawn", job)
+        self.wake()  # first: if there can be no thread, nobody would ever answer
+        with self._starting:
+            closed = self._closed
+            if not closed:
+                self._orders.append(("errand", job))  # before the pool is closed, so its thread finds it
+        if closed:
             answer.set_exception(ProcessDied("the engine has stopped"))
-            return answer
-        answer.add_done_callback(lambda done: self.tell("withdrawn", job) if done.cancelled() else None)
-        self._orders.append(("errand", job))
-        self.wake()
+        else:
+            self.wake()
         return answer
 
     def can_run(self, kind: Kind) -> bool:
@@ -192,8 +196,8 @@ class ProcessPool:
         """What has ended is not handed back to run again, and what has begun is in the history: even if it told us so
         while nobody listened any more."""
         self._take_all(child, child.heard(most=MOST_CHUNKS))
-        for attempt, outcome in child.held:
-            self._report(attempt, outcome)
+        for tell in child.held:
+            tell()
 
     def _obey(self) -> None:
         while self._orders:
@@ -218,11 +222,13 @@ class ProcessPool:
         self._stop(child, job, "lost" if attempt.lost else "cancelled")
 
     def _withdraw(self, job: Job) -> None:
+        """Whoever asked for this function waits for its end, not for its value."""
+        job.withdrawn = True
         child = next((c for c in self.brood.children.values() if job.number in c.jobs), None)
         if child is not None:
             self._stop(child, job, "cancelled")
-            return
-        self._waiting.remove(job)
+        else:
+            self._waiting.drop(job)
 
     def _stop(self, child: Child, job: Job, why: str) -> None:
         """End what a job does: at first it is asked to, and its group gets SIGTERM; after the grace period, SIGKILL."""
@@ -449,13 +455,15 @@ class ProcessPool:
 
     def _ended(self, child: Child, job: Job, leaving: str | None, values: tuple[Any, ...]) -> None:
         if job.answer is not None:
-            computed(job, *values)
+            tell = partial(computed, job, *values)
         elif job.slots is not None:
-            outcome = with_log(job.attempt, outcome_of(values[0]))
-            if leaving is None:
-                self._report(job.attempt, outcome)
-            else:
-                child.held.append((job.attempt, outcome))
+            tell = partial(self._report, job.attempt, with_log(job.attempt, outcome_of(values[0])))
+        else:
+            return
+        if leaving is None:
+            tell()
+        else:
+            child.held.append(tell)
 
     def _ask(self, child: Child, number: int, asked: int, method: str, args: list[Any]) -> None:
         if self._closed:
@@ -509,8 +517,8 @@ class ProcessPool:
             out = self._oom_kills > kills if child.place is None else memory == "system"
             how = told_end(status, limits, out_of_memory=out, over_memory=over)
             self._died(job, GARBLED if child.frames.broken else how)
-        for attempt, outcome in child.held:
-            self._report(attempt, outcome)
+        for tell in child.held:
+            tell()
         self.brood.forget(child, status)
 
     def _died(self, job: Job, how: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from scheduler.engine import functions
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.imports import resolve
 from scheduler.engine.link import Link
@@ -148,9 +149,9 @@ class Remote:
     def dependency_failures(self, task_id: int) -> dict[int, str]:
         return {int(id): value for id, value in self.link.ask(0, "dependency_failures", task_id).result()}
 
-    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> Future[Any]:
+    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> functions.Answer[Any]:
         """This is a process of its own already."""
-        done: Future[Any] = Future()
+        done: functions.Answer[Any] = functions.Answer()
         done.set_result(function(*args))
         return done
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import pickle
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from scheduler.engine import brood, procpool
 from scheduler.engine.attempt import Attempt, execute
 from scheduler.engine.children import CHUNK, Child, Job
 from scheduler.engine.frames import Frames, frame
+from scheduler.engine.functions import Answer
 from scheduler.engine.options import ProcessOptions
 from scheduler.engine.processslots import ProcessSlots
 from scheduler.engine.processspec import Spec
@@ -181,10 +182,10 @@ def test_what_has_ended_is_told_at_a_hard_stop_though_its_processes_have_not(mad
 def test_a_function_that_no_child_has_taken_ends_with_the_pool(made: Pool) -> None:
     """What waits for it would keep its thread for ever."""
     (attempt,) = made.claim("task")
-    answers: list[Future[Any]] = []
+    answers: list[Answer[Any]] = []
     for _ in range(2):
         job = Job(0, MEDIUM, ("cpu", "os:getpid", b""), attempt)
-        job.answer = Future()
+        job.answer = Answer()
         answers.append(job.answer)
         made.pool.tell("errand", job)
         if len(answers) == 1:
@@ -192,6 +193,83 @@ def test_a_function_that_no_child_has_taken_ends_with_the_pool(made: Pool) -> No
     made.pool._end()
     for answer in answers:
         assert isinstance(answer.exception(0), ProcessDied)
+
+
+def asked(made: Pool) -> Job:
+    """A function that somebody waits for."""
+    (attempt,) = made.claim("task")
+    job = Job(0, MEDIUM, ("cpu", "os:getpid", b""), attempt)
+    job.answer = Answer()
+    made.pool.tell("errand", job)
+    made.pool._obey()
+    return job
+
+
+@pytest.mark.case(17)
+@pytest.mark.parametrize("where", ["it waits", "it was given", "it was taken, and its process has died"])
+def test_a_function_that_nobody_wants_any_more_does_not_begin(made: Pool, where: str) -> None:
+    """Whoever asked waits for its end, and is told at once."""
+    job = asked(made)
+    assert job.answer is not None
+    if where != "it waits":
+        assert made.pool._give(made.child)
+        if where != "it was given":
+            made.child.theirs.recv(CHUNK)
+    made.pool.tell("withdrawn", job)
+    made.pool._obey()
+    if where == "it was taken, and its process has died":
+        assert not job.answer.done()
+        made.pool._bury(made.child, -9)
+    assert isinstance(job.answer.exception(0), ProcessDied)
+    assert made.pool._waiting.next(None) is None
+    made.pool.brood.close()
+
+
+@pytest.mark.case(17)
+@pytest.mark.parametrize("how", ["it says so", "its process dies", "the pool is closed"])
+def test_a_function_that_nobody_wants_any_more_has_ended_when_it_is_told(made: Pool, how: str) -> None:
+    job = asked(made)
+    assert job.answer is not None
+    assert made.pool._give(made.child)
+    made.child.theirs.recv(CHUNK)
+    made.says("start", job.number, 0)
+    made.pool._take_all(made.child, made.child.heard())
+    made.pool.tell("withdrawn", job)
+    made.pool._obey()
+    assert made.child.kill_at is not None
+    if how == "it says so":
+        made.says("computed", job.number, "stopped", True, pickle.dumps(7))
+        made.pool._take_all(made.child, made.child.heard())
+    assert not job.answer.done(), "what it has started may be there still"
+    if how == "the pool is closed":
+        made.pool._end()
+    else:
+        made.pool._bury(made.child, -9)
+        made.pool.brood.close()
+    assert job.answer.done()
+    assert (job.answer.exception() is None) is (how == "it says so")
+
+
+@pytest.mark.case(17)
+def test_a_function_for_which_no_thread_can_be_started_is_refused_and_forgotten(made: Pool) -> None:
+    """It ran later, when another one had a thread, and beside the next attempt perhaps."""
+    (attempt,) = made.claim("task")
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    made.pool._spawn = refuse  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        made.pool.compute(attempt, os.getpid, ())
+    assert not made.pool._orders
+    made.pool.brood.close()
+
+
+def test_a_function_that_comes_when_the_pool_has_just_been_closed_is_refused(made: Pool) -> None:
+    (attempt,) = made.claim("task")
+    made.pool.wake = made.pool.close  # type: ignore[method-assign]
+    assert isinstance(made.pool.compute(attempt, os.getpid, ()).exception(0), ProcessDied)
+    made.pool.brood.close()
 
 
 @pytest.mark.case(4)

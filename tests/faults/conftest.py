@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from faults.harness import Fleet, Mother, connect
 from scheduler import Scheduler
 from support.databases import Database
+from support.leftovers import MARK, none_left
 from support.session import shared_directory
 
 
@@ -39,3 +41,12 @@ def jobs(database: Database) -> Iterator[Scheduler]:
     made = connect(database.url)
     yield made
     made.close()
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Marks every process that is started from here on; at the end none of them may be left."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    yield value
+    none_left(value)

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,28 +15,16 @@ import pytest
 
 from faults import isolated as kinds
 from faults.harness import attempts, history, result, rows, state, until
+from faults.pools import GRACE, PATIENCE, end, error_of, fork_server, log_of, noted, run, serves_on, started
 from scheduler import Scheduler, Task, TaskFailedError
 from scheduler.engine import procpool
 from scheduler.engine.children import Child
 from scheduler.engine.procpool import ProcessPool
-from scheduler.store import read_history
 from support.databases import Database
-from support.leftovers import MARK, marked, none_left
+from support.leftovers import marked, none_left
 
 pytestmark = pytest.mark.faults
-PATIENCE = 30.0
-GRACE = 0.5
 TIMEOUT = 0.75  # of Hang and ALoop; of the second attempt, too, which does not wait for it
-OPTIONS: dict[str, Any] = {"processes": 2, "process_grace": GRACE, "lease": 10.0}
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Marks every process that is started from here on; at the end none of them may be left."""
-    value = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, value)
-    yield value
-    none_left(value)
 
 
 @pytest.fixture
@@ -53,53 +40,6 @@ def patient(database: Database, mark: str) -> Iterator[Scheduler]:
     made = started(database, process_grace=PATIENCE)
     yield made
     end(made)
-
-
-def started(database: Database, **options: Any) -> Scheduler:
-    made = Scheduler(database.url, **(OPTIONS | options))
-    for kind in kinds.KINDS:
-        made.register(kind)
-    made.start()
-    assert made.engine.wait_ready(PATIENCE)
-    return made
-
-
-def end(jobs: Scheduler) -> None:
-    jobs.stop_now()
-    jobs.close()
-
-
-def run(jobs: Scheduler, task: Task) -> int:
-    """Schedule it and wait for its end."""
-    task_id = jobs.task(task).schedule()
-    jobs.wait([task_id], timeout=PATIENCE)
-    return task_id
-
-
-def error_of(jobs: Scheduler, task: Task) -> str:
-    task_id = run(jobs, task)
-    assert state(jobs, task_id) == "dead"
-    return str(jobs.get_last_error(task_id))
-
-
-def log_of(jobs: Scheduler, task_id: int) -> str:
-    with jobs.database.read() as connection:
-        return str(read_history.attempt_log(connection, task_id))
-
-
-def serves_on(jobs: Scheduler) -> None:
-    assert result(jobs, run(jobs, kinds.Pid(5)))["n"] == 5
-
-
-def fork_server(jobs: Scheduler) -> int:
-    pool = jobs.engine.desk.processes
-    assert pool is not None
-    assert pool.brood.nursery is not None
-    return pool.brood.nursery.pid
-
-
-def noted(path: Path, what: str) -> list[str]:
-    return until(lambda: next((line for line in kinds.lines(path) if line[0] == what), None), what)
 
 
 # where it runs
@@ -606,62 +546,6 @@ def test_output_is_kept_with_the_attempt_and_bounded(jobs: Scheduler) -> None:
     text = log_of(jobs, chatty)
     assert len(text) <= 65 * 1024
     assert text.endswith("line 4999 " + "x" * 80 + "\n")
-
-
-# functions
-
-
-@pytest.mark.case(63)
-@pytest.mark.parametrize("kind", [kinds.Compute, kinds.AsyncCompute])
-def test_a_function_runs_in_another_process(jobs: Scheduler, kind: Any) -> None:
-    value, pid = result(jobs, run(jobs, kind()))
-    assert value == 49
-    assert pid != os.getpid()
-
-
-def test_functions_beside_each_other(jobs: Scheduler) -> None:
-    told = result(jobs, run(jobs, kinds.AsyncCompute("many")))
-    assert [value for value, _ in told] == [n * n for n in range(10)]
-
-
-@pytest.mark.case(63)
-def test_in_a_child_a_function_runs_where_it_is(jobs: Scheduler) -> None:
-    own, value, pid = result(jobs, run(jobs, kinds.ComputeInside()))
-    assert (value, pid) == (9, own)
-
-
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("refuse", "LookupError: not 3"),
-        ("die", "ProcessDied: its process was killed by SIGKILL"),
-        ("lambda", "is a lambda, where nothing can import it"),
-    ],
-)
-def test_functions_that_fail(jobs: Scheduler, what: str, says: str) -> None:
-    assert says in error_of(jobs, kinds.Compute(what))
-    serves_on(jobs)
-
-
-@pytest.mark.case(17, 48)
-@pytest.mark.parametrize("kind", [kinds.Compute, kinds.AsyncCompute])
-@pytest.mark.parametrize("how", ["timeout", "cancel"])
-def test_a_function_ends_with_what_waits_for_it(jobs: Scheduler, mark: str, kind: Any, how: str) -> None:
-    builder = jobs.task(kind("hang"))
-    task_id = (builder.timeout(0.3) if how == "timeout" else builder).schedule()
-    if how == "cancel":
-        until(lambda: state(jobs, task_id) == "running", "it runs")
-        jobs.cancel_task(task_id)
-    jobs.wait([task_id], timeout=PATIENCE)
-    (attempt,) = attempts(jobs, task_id)
-    if how == "cancel":
-        assert str(attempt.outcome) == "cancelled"
-    else:
-        assert attempt.error_class == "TaskTimeout"
-    pool = jobs.engine.desk.processes
-    assert pool is not None
-    until(lambda: not any(child.jobs for child in list(pool.brood.children.values())), "its process has ended")
-    serves_on(jobs)
 
 
 # levels
