@@ -22,25 +22,28 @@ BACK_OFF = (1.0, 30.0)  # seconds until children are tried again when none got r
 
 
 class Brood:
-    """``talks``, ``writes``: called when there is something to read; ``ends``: with the status, None if unknown."""
+    """See the module."""
 
-    def __init__(
-        self,
-        talks: Callable[[Child], None],
-        writes: Callable[[Child], None],
-        ends: Callable[[Child, int | None], None],
-    ) -> None:
+    def __init__(self) -> None:
         self.children: dict[int, Child] = {}  # by tag
         self.nursery: Nursery | None = None
         self.groups = cgroups.home
         self.empty_since = 0.0  # monotonic
         self.again_at = 0.0  # monotonic: no child is tried before
-        self._talks, self._writes, self._ends = talks, writes, ends
         self._by_pid: dict[int, Child] = {}
         self._selector: selectors.BaseSelector | None = None
         self._tags = 0
         self._pause = 0.0
         self._told = ""
+
+    def listen_with(
+        self,
+        talks: Callable[[Child], None],
+        writes: Callable[[Child], None],
+        ends: Callable[[Child, int | None], None],
+    ) -> None:
+        """``talks``, ``writes``: called when there is something to read; ``ends``: with the status, None if unknown."""
+        self._talks, self._writes, self._ends = talks, writes, ends
 
     # waiting
 

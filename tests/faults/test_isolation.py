@@ -17,9 +17,9 @@ from faults import isolated as kinds
 from faults.harness import attempts, history, result, rows, state, until
 from faults.pools import GRACE, PATIENCE, end, error_of, fork_server, log_of, noted, run, serves_on, started
 from scheduler import Scheduler, Task, TaskFailedError
-from scheduler.engine import procpool
+from scheduler.engine import patience
 from scheduler.engine.children import Child
-from scheduler.engine.procpool import ProcessPool
+from scheduler.engine.hearing import Hearing
 from support.databases import Database
 from support.leftovers import marked, none_left
 
@@ -216,7 +216,7 @@ def test_what_bodies_had_started_ends_with_the_fork_server(jobs: Scheduler, mark
 
 def test_a_child_that_stands_still_keeps_no_task(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was given to it waited for ever, beside children that had nothing to do."""
-    monkeypatch.setattr(procpool, "DEAF", 0.3)
+    monkeypatch.setattr(patience, "DEAF", 0.3)
     pid = result(jobs, run(jobs, kinds.Pid()))["pid"]
     os.kill(pid, signal.SIGSTOP)
     task_id = run(jobs, kinds.Pid())
@@ -445,15 +445,17 @@ def deaf(database: Database, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iter
     """It hears nothing more of its children, of which one is ready, but what there is to hear when it is closed."""
     jobs = started(database, processes=1)
     run(jobs, kinds.Pid())
-    take_all = ProcessPool._take_all
+    take_all = Hearing.take_all
+    pool = jobs.engine.desk.processes
+    assert pool is not None
 
-    def hear(pool: ProcessPool, child: Child, messages: Any) -> None:
+    def hear(hearing: Hearing, child: Child, messages: Any) -> None:
         if pool._closed:
-            take_all(pool, child, messages)
+            take_all(hearing, child, messages)
         else:
             time.sleep(0.01)
 
-    monkeypatch.setattr(ProcessPool, "_take_all", hear)
+    monkeypatch.setattr(Hearing, "take_all", hear)
     yield jobs
     jobs.close()
 
