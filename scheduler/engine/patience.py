@@ -21,6 +21,10 @@ STUCK = 0.02  # seconds that a body may run before what waits behind it is taken
 START_PATIENCE = 120.0  # seconds that a child may take to import the tasks' modules
 DEAF = 10.0  # seconds that a child may take to begin what it was given, while it does nothing else
 LEASE_LOOK = 0.1  # seconds between looks whether the lease was extended, at least
+ASK = 1.0  # seconds without an answer after which the fork server is asked for a sign of life
+SILENT = 10.0  # seconds without one until no child is tried any more, and that is told
+SILENT_TOO_LONG = 60.0  # seconds until it is ended, and every child with it
+LOOK = 1.0  # seconds between two looks at that; if there were more, this process stood still
 IDLE = 300.0  # seconds after which a child that has nothing to do is ended
 HOOK_PATIENCE = 60.0  # seconds that a hook may take
 
@@ -45,6 +49,8 @@ class Patience:
         self._hearing = hearing
         self._options = options
         self._runtime = runtime
+        self._silence = 0.0  # seconds, of those in which we looked
+        self._looked_at = 0.0  # monotonic
 
     def wait(self) -> float | None:
         """Seconds until there is something to do, if nothing happens."""
@@ -71,11 +77,15 @@ class Patience:
             moments.append(self._brood.again_at)
         if not self._brood.children and self._brood.nursery is not None:
             moments.append(self._brood.empty_since + IDLE)
+        if self._brood.awaits:
+            moments.append(now + LOOK)
         return max(0.0, min(moments) - now) if moments else None
 
     def look(self) -> None:
         now = time.monotonic()
-        if self._brood.children and not any(child.ready for child in self._brood.children.values()):
+        self._look_at_nursery(now)
+        ready = any(child.ready for child in self._brood.children.values())
+        if self._brood.children and not ready and not self._brood.silent:
             # Importing the tasks' modules may take longer than the engine lets tasks wait: they are about to start.
             for attempt in self._waiting.attempts():
                 attempt.handed_at = now
@@ -109,6 +119,29 @@ class Patience:
                     self._parting.stop(child, job, "timed_out")
         if not self._brood.children and self._brood.nursery is not None and now > self._brood.empty_since + IDLE:
             self._brood.drop_nursery()
+
+    def _look_at_nursery(self, now: float) -> None:
+        """It may have been stopped, or hang: then no child comes, and none is killed that has to be."""
+        nursery, brood = self._brood.nursery, self._brood
+        passed, self._looked_at = min(now - self._looked_at, LOOK), now
+        if nursery is None or nursery.heard or not brood.awaits:
+            self._silence, brood.silent = 0.0, False
+            if nursery is not None:
+                nursery.heard = False
+            return
+        before, self._silence = self._silence, self._silence + passed
+        if before < ASK <= self._silence:
+            nursery.ask()
+        elif before < SILENT <= self._silence:
+            brood.silent = True
+            log.warning(
+                "the process that forks child processes, %d, has not answered for %g s: no child is started until it "
+                "does, and it is ended after %g s",
+                *(nursery.pid, SILENT, SILENT_TOO_LONG),
+            )
+            nursery.go_on()
+        elif before < SILENT_TOO_LONG <= self._silence:
+            nursery.kill_it()
 
     def tell_lease(self) -> None:
         """Should this process stand still when its lease runs out, what others may begin then ends without it."""

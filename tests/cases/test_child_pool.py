@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -307,6 +308,91 @@ def test_what_was_killed_for_the_lease_had_run_out_uses_no_attempt(made: Pool) -
     assert not later.lapsed
     later.given_away()
     later.close()
+    brood.close()
+
+
+class ForkServer:
+    """The hold on one that answers nothing. ``told``: what it was told."""
+
+    pid = 4711
+    owes = heard = False
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.told.append(name)
+
+
+@pytest.fixture
+def clock(made: Pool, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The monotonic clock that the pool loses patience by; ``clock.pass_(seconds)``, with a look every second."""
+    clock = SimpleNamespace(now=time.monotonic())
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def pass_(seconds: int) -> None:
+        for _ in range(seconds):
+            clock.now += 1
+            made.pool.patience.look()
+
+    clock.pass_ = pass_
+    made.child.idle_since = clock.now + 3600  # it has its time
+    made.pool.patience.look()
+    return clock
+
+
+def test_a_fork_server_that_does_not_answer_is_told_of_and_ended(
+    made: Pool, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What waited for a child waited for ever, and what was to be killed was not."""
+    brood, server = made.pool.brood, ForkServer()
+    brood.nursery = server  # type: ignore[assignment]
+    made.child.pid, made.child.killed = 4712, True
+    clock.pass_(9)
+    assert (server.told, made.pool.out_of_order) == (["ask"], False)
+    clock.pass_(1)
+    assert (server.told, made.pool.out_of_order) == (["ask", "go_on"], True)
+    (record,) = caplog.records
+    assert "the process that forks child processes, 4711, has not answered for 10 s" in record.message
+    clock.pass_(49)
+    assert server.told == ["ask", "go_on"]
+    clock.pass_(1)
+    assert server.told == ["ask", "go_on", "kill_it"]
+    assert len(caplog.records) == 1
+    brood.nursery = None
+    brood.close()
+
+
+@pytest.mark.parametrize("why", ["it says something", "this process stood still", "there is nothing to say"])
+def test_a_fork_server_is_given_the_time_it_needs(made: Pool, clock: Any, why: str) -> None:
+    brood, server = made.pool.brood, ForkServer()
+    brood.nursery = server  # type: ignore[assignment]
+    made.child.pid, made.child.killed = 4712, True
+    clock.pass_(5)
+    if why == "it says something":
+        server.heard = True  # such as that it is there; the child cannot be killed, so it is asked again
+        clock.pass_(1)
+    elif why == "this process stood still":
+        clock.now += 600
+        made.pool.patience.look()
+    else:
+        made.child.killed = False
+        clock.pass_(60)
+    clock.pass_(3)
+    assert server.told == (["ask", "ask"] if why == "it says something" else ["ask"])
+    assert not made.pool.out_of_order
+
+
+def test_a_fork_server_that_answers_late_is_used_again(made: Pool, clock: Any) -> None:
+    brood, server = made.pool.brood, ForkServer()
+    brood.nursery = server  # type: ignore[assignment]
+    made.child.pid, made.child.killed = 4712, True
+    clock.pass_(10)
+    assert made.pool.out_of_order
+    server.heard = True
+    clock.pass_(1)
+    assert not made.pool.out_of_order
+    brood.nursery = None
     brood.close()
 
 

@@ -21,7 +21,7 @@ from scheduler.engine import patience
 from scheduler.engine.children import Child
 from scheduler.engine.hearing import Hearing
 from support.databases import Database
-from support.leftovers import marked, none_left
+from support.leftovers import none_left
 
 pytestmark = pytest.mark.faults
 TIMEOUT = 0.75  # of Hang and ALoop; of the second attempt, too, which does not wait for it
@@ -178,15 +178,6 @@ def test_bystanders_in_the_same_child_are_not_blamed(database: Database, mark: s
     end(jobs)
 
 
-def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path) -> None:
-    task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
-    noted(tmp_path / "notes", "start")
-    os.kill(fork_server(jobs), signal.SIGKILL)
-    with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
-        jobs.result(task_id, timeout=PATIENCE)
-    serves_on(jobs)
-
-
 def test_the_signal_that_asks_what_is_done_ends_nothing(jobs: Scheduler, tmp_path: Path) -> None:
     """``systemctl kill`` sends it to all processes of a service."""
     task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
@@ -197,21 +188,6 @@ def test_the_signal_that_asks_what_is_done_ends_nothing(jobs: Scheduler, tmp_pat
     jobs.cancel_task(task_id)
     jobs.wait([task_id], timeout=PATIENCE)
     assert history(jobs, task_id) == [(1, "cancelled")]
-
-
-def test_what_bodies_had_started_ends_with_the_fork_server(jobs: Scheduler, mark: str) -> None:
-    """It ran on, beside the task's next attempt."""
-
-    def program() -> list[str]:
-        return [line for line in marked(mark) if "signal.signal(15" in line]
-
-    task_id = jobs.task(kinds.Program()).schedule()
-    until(program, "the program runs")
-    os.kill(fork_server(jobs), signal.SIGKILL)
-    with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
-        jobs.result(task_id, timeout=PATIENCE)
-    assert not program()
-    serves_on(jobs)
 
 
 def test_a_child_that_stands_still_keeps_no_task(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
