@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from faults.harness import Fleet, Mother, connect
+from faults.lender import Lender
 from scheduler import Scheduler
+from scheduler.engine import brood
 from support.databases import Database
 from support.leftovers import MARK, none_left
 from support.session import shared_directory
@@ -50,3 +52,23 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv(MARK, value)
     yield value
     none_left(value)
+
+
+@pytest.fixture(scope="session")
+def lender() -> Iterator[Lender]:
+    made = Lender()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Child processes come from a fork server that tests share; of a test that takes ``mark``, too, from its own."""
+    if "mark" in request.fixturenames:
+        request.getfixturevalue("mark")
+        yield
+        return
+    lender: Lender = request.getfixturevalue("lender")
+    monkeypatch.setattr(brood, "Nursery", lender.lend)
+    yield
+    lender.none_left()

@@ -20,7 +20,7 @@ from scheduler import Scheduler, Task, TaskFailedError
 from scheduler.engine import patience
 from scheduler.engine.children import Child
 from scheduler.engine.hearing import Hearing
-from support.databases import Database
+from support.databases import Database, one_database
 from support.leftovers import none_left
 
 pytestmark = pytest.mark.faults
@@ -28,14 +28,14 @@ TIMEOUT = 0.75  # of Hang and ALoop; of the second attempt, too, which does not 
 
 
 @pytest.fixture
-def jobs(database: Database, mark: str) -> Iterator[Scheduler]:
+def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
     made = started(database)
     yield made
     end(made)
 
 
 @pytest.fixture
-def patient(database: Database, mark: str) -> Iterator[Scheduler]:
+def patient(database: Database, lent: None) -> Iterator[Scheduler]:
     """It gives bodies that are to end all the time they need."""
     made = started(database, process_grace=PATIENCE)
     yield made
@@ -63,7 +63,8 @@ def test_nothing_is_started_before_it_is_needed(jobs: Scheduler) -> None:
     assert pool.brood.nursery is not None
 
 
-def test_state_is_made_once_in_each_child(database: Database, mark: str) -> None:
+@one_database
+def test_state_is_made_once_in_each_child(database: Database, lent: None) -> None:
     jobs = started(database, state="the parent's", child_state="faults.isolated:make_state", processes=1)
     states = [result(jobs, run(jobs, kinds.State())) for _ in range(3)]
     assert states == [{"pid": states[0]["pid"], "made": 1}] * 3
@@ -71,7 +72,8 @@ def test_state_is_made_once_in_each_child(database: Database, mark: str) -> None
     end(jobs)
 
 
-def test_state_that_cannot_come_along_is_told(database: Database, mark: str) -> None:
+@one_database
+def test_state_that_cannot_come_along_is_told(database: Database, lent: None) -> None:
     jobs = started(database, state=object())
     assert "child_state" in error_of(jobs, kinds.State())
     serves_on(jobs)
@@ -89,6 +91,7 @@ class Late(Task, isolation="process"):
 """
 
 
+@one_database
 def test_a_kind_that_comes_later_is_found_by_children_that_there_are(
     database: Database, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +146,7 @@ DEATHS = [
 
 @pytest.mark.case(7)
 @pytest.mark.parametrize(("task", "says"), DEATHS, ids=[f"{type(t).__name__} {s[-12:]}" for t, s in DEATHS])
+@one_database
 def test_a_death_fails_its_attempt_alone_and_is_named(jobs: Scheduler, task: Task, says: str) -> None:
     task_id = run(jobs, task)
     (attempt,) = attempts(jobs, task_id)
@@ -162,7 +166,7 @@ def test_a_child_killed_from_outside(jobs: Scheduler, tmp_path: Path) -> None:
 
 
 @pytest.mark.case(66)
-def test_bystanders_in_the_same_child_are_not_blamed(database: Database, mark: str) -> None:
+def test_bystanders_in_the_same_child_are_not_blamed(database: Database, lent: None) -> None:
     """Quick tasks are given to a child many at a time; those behind a death use no attempt by it."""
     jobs = started(database, processes=1)
     with jobs.batch() as batch:
@@ -178,6 +182,7 @@ def test_bystanders_in_the_same_child_are_not_blamed(database: Database, mark: s
     end(jobs)
 
 
+@one_database
 def test_the_signal_that_asks_what_is_done_ends_nothing(jobs: Scheduler, tmp_path: Path) -> None:
     """``systemctl kill`` sends it to all processes of a service."""
     task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
@@ -190,6 +195,7 @@ def test_the_signal_that_asks_what_is_done_ends_nothing(jobs: Scheduler, tmp_pat
     assert history(jobs, task_id) == [(1, "cancelled")]
 
 
+@one_database
 def test_a_child_that_stands_still_keeps_no_task(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was given to it waited for ever, beside children that had nothing to do."""
     monkeypatch.setattr(patience, "DEAF", 0.3)
@@ -212,19 +218,22 @@ def test_hooks_of_an_attempt_that_died_run_in_another_child(jobs: Scheduler, tmp
 # limits
 
 
+@one_database
 def test_memory_over_the_limit(jobs: Scheduler) -> None:
     assert "the limit of this kind is memory 256 MiB" in error_of(jobs, kinds.Allocate(4))
     assert result(jobs, run(jobs, kinds.Allocate(0))) == 0
     serves_on(jobs)
 
 
+@one_database
 def test_open_files_over_the_limit(jobs: Scheduler) -> None:
     assert "Too many open files; the limit of this kind is files 16" in error_of(jobs, kinds.Open(17))
     assert result(jobs, run(jobs, kinds.Open(14))) == 14
     serves_on(jobs)
 
 
-def test_a_child_is_replaced_after_so_many_tasks(database: Database, mark: str) -> None:
+@one_database
+def test_a_child_is_replaced_after_so_many_tasks(database: Database, lent: None) -> None:
     jobs = started(database, processes=1, recycle_tasks=3)
     pids = [result(jobs, run(jobs, kinds.Pid()))["pid"] for _ in range(9)]
     assert [len(set(pids[n : n + 3])) for n in (0, 3, 6)] == [1, 1, 1]
@@ -232,7 +241,8 @@ def test_a_child_is_replaced_after_so_many_tasks(database: Database, mark: str) 
     end(jobs)
 
 
-def test_a_child_that_is_replaced_ends_what_it_has_begun_meanwhile(database: Database, mark: str) -> None:
+@one_database
+def test_a_child_that_is_replaced_ends_what_it_has_begun_meanwhile(database: Database, lent: None) -> None:
     """It was given several at a time, and has begun the next one when it is to go: that one's end was lost."""
     jobs = started(database, processes=1, recycle_tasks=8)
     first = [result(jobs, run(jobs, kinds.Pid()))["pid"] for _ in range(4)]  # its kind is known to be quick now
@@ -245,7 +255,8 @@ def test_a_child_that_is_replaced_ends_what_it_has_begun_meanwhile(database: Dat
     end(jobs)
 
 
-def test_a_child_that_has_grown_is_replaced(database: Database, mark: str) -> None:
+@one_database
+def test_a_child_that_has_grown_is_replaced(database: Database, lent: None) -> None:
     jobs = started(database, processes=1, recycle_memory="200M")
     first = result(jobs, run(jobs, kinds.Grow(1)))
     assert result(jobs, run(jobs, kinds.Grow(300 << 20))) == first
@@ -305,6 +316,7 @@ def test_a_body_that_swallows_its_end_is_killed(jobs: Scheduler, tmp_path: Path)
 
 
 @pytest.mark.case(17)
+@one_database
 def test_a_program_that_a_body_waits_for_ends_with_it(jobs: Scheduler) -> None:
     task_id = jobs.task(kinds.Program()).timeout(3).schedule()  # by then it ignores the signal
     jobs.wait([task_id], timeout=PATIENCE)
@@ -319,7 +331,7 @@ def test_a_program_that_a_body_waits_for_ends_with_it(jobs: Scheduler) -> None:
 @pytest.mark.parametrize(
     ("kind", "cleans"), [(kinds.Ask, False), (kinds.Loop, True), (kinds.ALoop, True), (kinds.Hang, False)]
 )
-def test_a_running_body_is_cancelled(database: Database, mark: str, tmp_path: Path, kind: Any, cleans: bool) -> None:
+def test_a_running_body_is_cancelled(database: Database, lent: None, tmp_path: Path, kind: Any, cleans: bool) -> None:
     jobs = started(database, process_grace=PATIENCE if cleans else GRACE)
     notes = tmp_path / "notes"
     task_id = jobs.task(kind(str(notes))).timeout(3600).schedule()
@@ -335,7 +347,7 @@ def test_a_running_body_is_cancelled(database: Database, mark: str, tmp_path: Pa
 
 
 @pytest.mark.case(48)
-def test_what_waits_behind_a_body_is_cancelled_at_once(database: Database, mark: str, tmp_path: Path) -> None:
+def test_what_waits_behind_a_body_is_cancelled_at_once(database: Database, lent: None, tmp_path: Path) -> None:
     jobs = started(database, processes=1)
     held = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
     noted(tmp_path / "notes", "start")
@@ -354,6 +366,7 @@ def test_what_waits_behind_a_body_is_cancelled_at_once(database: Database, mark:
 
 @pytest.mark.case(17)
 @pytest.mark.parametrize(("how", "ends"), [("return", "succeeded"), ("hang", "dead"), ("die", "dead")])
+@one_database
 def test_fifty_processes_are_gone_when_the_attempt_is_over(jobs: Scheduler, mark: str, how: str, ends: str) -> None:
     task_id = jobs.task(kinds.Bomb(50, how)).timeout(4).schedule()
     jobs.wait([task_id], timeout=PATIENCE)
@@ -366,6 +379,7 @@ def test_fifty_processes_are_gone_when_the_attempt_is_over(jobs: Scheduler, mark
     none_left(mark, 1.0)
 
 
+@one_database
 def test_a_body_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
     task_id = run(jobs, kinds.Forks())
     assert result(jobs, task_id) == "parent"
@@ -373,6 +387,7 @@ def test_a_body_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
     serves_on(jobs)
 
 
+@one_database
 def test_a_worker_that_a_body_forked_can_be_ended_and_heard(jobs: Scheduler) -> None:
     """It ignored SIGTERM, so that multiprocessing waited for it for ever, and what it wrote was lost."""
     task_id = run(jobs, kinds.Workers())
@@ -382,7 +397,8 @@ def test_a_worker_that_a_body_forked_can_be_ended_and_heard(jobs: Scheduler) -> 
     assert "WARNING isolated: logged by a worker\n" in text
 
 
-def test_what_ended_unwaited_for_is_not_kept(database: Database, mark: str) -> None:
+@one_database
+def test_what_ended_unwaited_for_is_not_kept(database: Database, lent: None) -> None:
     """A child collected them over thousands of tasks, until it could start nothing more."""
     jobs = started(database, processes=1)
     told = [result(jobs, run(jobs, kinds.Unwaited())) for _ in range(2)]
@@ -447,6 +463,7 @@ def test_what_began_unheard_is_in_the_history_after_a_hard_stop(deaf: Scheduler,
 
 
 @pytest.mark.case(8)
+@one_database
 def test_what_cannot_be_read_keeps_no_hard_stop_from_its_end(deaf: Scheduler, mark: str, tmp_path: Path) -> None:
     task_id = deaf.task(kinds.Garble(str(tmp_path / "notes"))).timeout(3600).schedule()
     noted(tmp_path / "notes", "start")
@@ -459,6 +476,7 @@ def test_what_cannot_be_read_keeps_no_hard_stop_from_its_end(deaf: Scheduler, ma
     assert history(deaf, task_id) == [(1, "handed back")]
 
 
+@one_database
 def test_a_body_that_garbles_what_its_process_says_is_ended(jobs: Scheduler) -> None:
     assert error_of(jobs, kinds.Garble()).startswith("ProcessDied: its process was killed: something in it had written")
 
@@ -490,6 +508,7 @@ def test_what_is_no_text_is_kept_as_far_as_it_is(jobs: Scheduler) -> None:
     assert log_of(jobs, task_id) == "captured ?\n"
 
 
+@one_database
 def test_what_is_written_right_before_the_end_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool reads what was written, then what was said: here the rest of the body falls between the two."""
     heard = Child.heard
@@ -530,7 +549,7 @@ def test_output_is_kept_with_the_attempt_and_bounded(jobs: Scheduler) -> None:
 
 
 @pytest.mark.case(60)
-def test_a_high_task_does_not_wait_for_lower_ones(database: Database, mark: str) -> None:
+def test_a_high_task_does_not_wait_for_lower_ones(database: Database, lent: None) -> None:
     jobs = started(database, processes=1)
     held = jobs.task(kinds.Ask()).priority("low").schedule()
     until(lambda: state(jobs, held) == "running", "it runs")
@@ -543,7 +562,7 @@ def test_a_high_task_does_not_wait_for_lower_ones(database: Database, mark: str)
 
 
 @pytest.mark.case(60)
-def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(database: Database, mark: str) -> None:
+def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(database: Database, lent: None) -> None:
     jobs = started(database, processes=1)
     assert result(jobs, run(jobs, kinds.Pid())), "from now on its kind is known to be quick"
     held = jobs.task(kinds.Ask()).priority("low").schedule()
@@ -563,7 +582,7 @@ def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(datab
 
 
 @pytest.mark.case(60)
-def test_what_waits_for_a_child_is_not_claimed_and_handed_back_over_and_over(database: Database, mark: str) -> None:
+def test_what_waits_for_a_child_is_not_claimed_and_handed_back_over_and_over(database: Database, lent: None) -> None:
     jobs = started(database, processes=1)
     held = jobs.task(kinds.Ask()).schedule()
     until(lambda: state(jobs, held) == "running", "it runs")

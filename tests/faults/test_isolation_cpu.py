@@ -13,13 +13,13 @@ from faults import isolated as kinds
 from faults.harness import attempts, history, result, state, until
 from faults.pools import PATIENCE, end, error_of, noted, run, serves_on, started
 from scheduler import Scheduler
-from support.databases import Database
+from support.databases import Database, one_database
 
 pytestmark = pytest.mark.faults
 
 
 @pytest.fixture
-def jobs(database: Database, mark: str) -> Iterator[Scheduler]:
+def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
     made = started(database)
     yield made
     end(made)
@@ -33,6 +33,7 @@ def test_a_function_runs_in_another_process(jobs: Scheduler, kind: Any) -> None:
     assert pid != os.getpid()
 
 
+@one_database
 def test_functions_beside_each_other(jobs: Scheduler) -> None:
     told = result(jobs, run(jobs, kinds.AsyncCompute("many")))
     assert [value for value, _ in told] == [n * n for n in range(10)]
@@ -52,6 +53,7 @@ def test_in_a_child_a_function_runs_where_it_is(jobs: Scheduler) -> None:
         ("lambda", "is a lambda, where nothing can import it"),
     ],
 )
+@one_database
 def test_functions_that_fail(jobs: Scheduler, what: str, says: str) -> None:
     assert says in error_of(jobs, kinds.Compute(what))
     serves_on(jobs)
@@ -60,7 +62,7 @@ def test_functions_that_fail(jobs: Scheduler, what: str, says: str) -> None:
 @pytest.mark.case(17, 48)
 @pytest.mark.parametrize("kind", [kinds.Compute, kinds.AsyncCompute])
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
-def test_a_function_ends_with_what_waits_for_it(jobs: Scheduler, mark: str, kind: Any, how: str) -> None:
+def test_a_function_ends_with_what_waits_for_it(jobs: Scheduler, kind: Any, how: str) -> None:
     builder = jobs.task(kind("hang"))
     task_id = (builder.timeout(0.3) if how == "timeout" else builder).schedule()
     if how == "cancel":

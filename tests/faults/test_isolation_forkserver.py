@@ -16,7 +16,7 @@ from scheduler import Scheduler, TaskFailedError
 from scheduler.engine import patience
 from scheduler.engine.nursery import Nursery
 from scheduler.store.why import why
-from support.databases import Database
+from support.databases import Database, one_database
 from support.leftovers import marked
 
 pytestmark = pytest.mark.faults
@@ -38,6 +38,7 @@ def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path)
     serves_on(jobs)
 
 
+@one_database
 def test_what_bodies_had_started_ends_with_the_fork_server(jobs: Scheduler, mark: str) -> None:
     """It ran on, beside the task's next attempt."""
 
@@ -72,6 +73,7 @@ def stop_with_child(jobs: Scheduler) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@one_database
 def test_a_fork_server_that_was_stopped_goes_on(single: Scheduler) -> None:
     """What waited for a child waited until somebody let it go on, and nobody was told."""
     server = fork_server(single)
