@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from faults import isolated as kinds
-from faults.harness import result, state, until
+from faults.harness import result, rows, state, until
 from scheduler import Scheduler, Task
+from scheduler.model.outcome import AttemptEnd
 from scheduler.store import read_history
 from support.databases import Database
 
@@ -46,6 +47,14 @@ def error_of(jobs: Scheduler, task: Task) -> str:
 def log_of(jobs: Scheduler, task_id: int) -> str:
     with jobs.database.read() as connection:
         return str(read_history.attempt_log(connection, task_id))
+
+
+def histories(jobs: Scheduler) -> dict[int, list[tuple[int, str]]]:
+    """(attempt, how it ended) of all tasks, by their ids."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    for row in rows(jobs, "SELECT task_id, number, outcome FROM schedd_attempts ORDER BY task_id, claim"):
+        found.setdefault(row.task_id, []).append((row.number, str(AttemptEnd.from_code(row.outcome))))
+    return found
 
 
 def serves_on(jobs: Scheduler) -> None:
