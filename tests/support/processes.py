@@ -22,7 +22,9 @@ Lines = queue.Queue[str | None]
 class Child:
     """A Python program under test. Reads stdout and stderr line by line; nothing of them is ever missed."""
 
-    def __init__(self, place: Path, arguments: tuple[str, ...], environ: dict[str, str], executed: bool) -> None:
+    def __init__(
+        self, place: Path, arguments: tuple[str, ...], environ: dict[str, str], executed: bool = False
+    ) -> None:
         self.process: subprocess.Popen[str] | Forked
         if arguments[:2] == ("-m", "scheduler.daemon") and warm.can(environ) and not executed:
             self.process = warm.start_heard(arguments[1], arguments[2:], place, environ)
