@@ -123,20 +123,36 @@ MUTANTS = (
         "what a dead child had not begun goes back",
         (
             Change(
-                "scheduler/engine/procpool.py",
-                "self._put_back([job for job in child.jobs.values() if not job.started])",
+                "scheduler/engine/hearing.py",
+                "self._feeding.put_back([job for job in child.jobs.values() if not job.started])",
                 "pass",
             ),
         ),
         ("tests/cases/test_child_pool.py",),
     ),
     Mutant(
+        "a thread leaves ctx.cpu when the function has ended",
+        (Change("scheduler/engine/functions.py", "        wait([answer])\n", ""),),
+        ("tests/cases/test_functions.py",),
+    ),
+    Mutant(
+        "a coroutine leaves ctx.cpu when the function has ended",
+        (
+            Change(
+                "scheduler/engine/functions.py",
+                "        await outlast(running, late)\n        running.exception()",
+                "        pass",
+            ),
+        ),
+        ("tests/cases/test_functions.py",),
+    ),
+    Mutant(
         "what has ended in a child is told at a hard stop",
         (
             Change(
-                "scheduler/engine/procpool.py",
-                "            self._report(attempt, outcome)\n\n    def _obey(",
-                "            pass\n\n    def _obey(",
+                "scheduler/engine/hearing.py",
+                "            tell()\n\n    def bury(",
+                "            pass\n\n    def bury(",
             ),
         ),
         ("tests/cases/test_child_pool.py",),

@@ -73,8 +73,8 @@ def jobs(database: Database) -> Iterator[Scheduler]:
     scheduler.close()
 
 
-def schedd(nursery: Nursery, url: str, **environ: str) -> Child:
-    return nursery.start("-m", "scheduler.daemon", SCHEDD_STORE__URL=url, **environ)
+def schedd(nursery: Nursery, url: str, *, executed: bool = False, **environ: str) -> Child:
+    return nursery.start("-m", "scheduler.daemon", executed=executed, SCHEDD_STORE__URL=url, **environ)
 
 
 def schedule_waiting(jobs: Scheduler, nursery: Nursery, count: int = 1) -> list[int]:
@@ -292,7 +292,7 @@ def test_an_idle_daemon_costs_next_to_nothing(
     database: Database, nursery: Nursery, systemd: Systemd, tell: Callable[[str], None]
 ) -> None:
     """What its engine does meanwhile is counted in tests/store/test_costs.py."""
-    child = schedd(nursery, database.url, WATCHDOG_USEC="2000000")
+    child = schedd(nursery, database.url, executed=True, WATCHDOG_USEC="2000000")
     systemd.expect("READY=1")
 
     def spent() -> tuple[float, int, float]:

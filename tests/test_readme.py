@@ -66,17 +66,15 @@ def test_no_other_program_is_shown() -> None:
     assert there == {name for name in FILES if name.endswith(".py")}
 
 
-@pytest.mark.parametrize("name", ["quickstart", "transaction", "handlers"])
-def test_programs_print_what_it_says(name: str, tmp_path: Path) -> None:
-    assert run(tmp_path, sys.executable, EXAMPLES / f"{name}.py") == shown(f"examples/{name}.py", output=True)
+@pytest.mark.parametrize(("name", "times"), [("quickstart", 2), ("transaction", 2), ("handlers", 1)])
+def test_programs_print_what_it_says(name: str, times: int, tmp_path: Path) -> None:
+    """Those that can be run again print the same then."""
+    told = [run(tmp_path, sys.executable, EXAMPLES / f"{name}.py") for _ in range(times)]
+    assert told == [shown(f"examples/{name}.py", output=True)] * times
 
 
-@pytest.mark.parametrize("name", ["quickstart", "transaction", "building"])
-def test_programs_can_be_run_again(name: str, tmp_path: Path) -> None:
-    first = run(tmp_path, sys.executable, EXAMPLES / f"{name}.py")
-    again = run(tmp_path, sys.executable, EXAMPLES / f"{name}.py")
-    assert first
-    assert again == first or name == "building"
+def test_a_program_can_be_run_again(tmp_path: Path) -> None:
+    assert all(run(tmp_path, sys.executable, EXAMPLES / "building.py") for _ in range(2))
 
 
 def test_the_test_example_passes(tmp_path: Path) -> None:

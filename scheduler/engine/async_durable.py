@@ -59,7 +59,7 @@ async def _perform(durable: Durable, effect: Ask | Load | Call | Block, late: li
     if isinstance(effect, Ask):
         answer = asyncio.wrap_future(runtime.request(attempt, effect.what, effect.args))
         if effect.what == "record":
-            await _outlast(answer, late)
+            await outlast(answer, late)
         return await answer
     if isinstance(effect, Load):
         return await asyncio.to_thread(runtime.load, attempt, effect.what, effect.args)
@@ -72,7 +72,7 @@ async def _call(effect: Call, late: list[asyncio.CancelledError]) -> Any:
     if inspect.iscoroutinefunction(effect.function):
         return await effect.function(*effect.args, **effect.kwargs)
     running = _begin(None, effect.function, effect.args, effect.kwargs)
-    await _outlast(running, late)
+    await outlast(running, late)
     if late and running.exception() is not None:
         raise late[-1]
     made = running.result()
@@ -94,7 +94,7 @@ async def in_thread_of(threads: Executor | None, function: Any, *args: Any, **kw
     """The same in one of these threads; None: the event loop's own."""
     running = _begin(threads, function, args, kwargs)
     late: list[asyncio.CancelledError] = []
-    await _outlast(running, late)
+    await outlast(running, late)
     if late:
         running.exception()  # looked at, so that nobody says that it was not
         raise late[-1]
@@ -116,7 +116,7 @@ def _begin(
     return asyncio.get_running_loop().run_in_executor(threads, work)
 
 
-async def _outlast(future: asyncio.Future[Any], late: list[asyncio.CancelledError]) -> None:
+async def outlast(future: asyncio.Future[Any], late: list[asyncio.CancelledError]) -> None:
     """Wait for it, also when cancelled meanwhile: that is noted."""
     while not future.done():
         try:

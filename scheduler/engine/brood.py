@@ -22,25 +22,29 @@ BACK_OFF = (1.0, 30.0)  # seconds until children are tried again when none got r
 
 
 class Brood:
-    """``talks``, ``writes``: called when there is something to read; ``ends``: with the status, None if unknown."""
+    """See the module."""
 
-    def __init__(
-        self,
-        talks: Callable[[Child], None],
-        writes: Callable[[Child], None],
-        ends: Callable[[Child, int | None], None],
-    ) -> None:
+    def __init__(self) -> None:
         self.children: dict[int, Child] = {}  # by tag
         self.nursery: Nursery | None = None
         self.groups = cgroups.home
         self.empty_since = 0.0  # monotonic
         self.again_at = 0.0  # monotonic: no child is tried before
-        self._talks, self._writes, self._ends = talks, writes, ends
+        self.silent = False  # the fork server does not answer: no child is tried until it does
         self._by_pid: dict[int, Child] = {}
         self._selector: selectors.BaseSelector | None = None
         self._tags = 0
         self._pause = 0.0
         self._told = ""
+
+    def listen_with(
+        self,
+        talks: Callable[[Child], None],
+        writes: Callable[[Child], None],
+        ends: Callable[[Child, int | None], None],
+    ) -> None:
+        """``talks``, ``writes``: called when there is something to read; ``ends``: with the status, None if unknown."""
+        self._talks, self._writes, self._ends = talks, writes, ends
 
     # waiting
 
@@ -96,8 +100,14 @@ class Brood:
 
     @property
     def out_of_order(self) -> bool:
-        """Whether the last children could not get ready and none is tried for a while."""
-        return time.monotonic() < self.again_at
+        """Whether none is tried for a while: the last children could not get ready, or the fork server is silent."""
+        return self.silent or time.monotonic() < self.again_at
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the fork server has something to tell, or to show that it is there."""
+        due = any(child.killed or not child.pid for child in self.children.values())
+        return self.nursery is not None and (self.nursery.owes or due)
 
     @property
     def able(self) -> int:
@@ -169,6 +179,7 @@ class Brood:
     def drop_nursery(self) -> None:
         """End the fork server, and every child with it."""
         nursery, self.nursery = self.nursery, None
+        self.silent = False
         if nursery is not None:
             self.selector.unregister(nursery.control)
             nursery.close()
@@ -189,7 +200,7 @@ class Brood:
                         child.lapsed = True
                 elif what == "ended":
                     self._ends(self._by_pid[values[0]], values[1])
-                else:
+                elif what == "failed":
                     child = self.children[values[0]]
                     child.unfit = values[1]
                     self._ends(child, None)

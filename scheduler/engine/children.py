@@ -6,12 +6,12 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.frames import Frames, frame, number_of, order
+from scheduler.engine.functions import Answer
 from scheduler.model.limits import size_text
 
 CHUNK = 256 * 1024
@@ -28,7 +28,7 @@ _SIGNALS = {
 class Job:
     """Something for a child to do: an attempt, a function of ``ctx.cpu``, or a hook of an attempt whose child died."""
 
-    __slots__ = ("alone", "answer", "attempt", "level", "message", "number", "slots", "started")
+    __slots__ = ("alone", "answer", "attempt", "level", "message", "number", "slots", "started", "withdrawn")
 
     def __init__(self, number: int, level: int, message: tuple[Any, ...], attempt: Attempt) -> None:
         self.number = number
@@ -36,7 +36,8 @@ class Job:
         self.message = message
         self.attempt = attempt
         self.slots: Any = None  # what it goes back to, for an attempt
-        self.answer: Future[Any] | None = None  # for a function
+        self.answer: Answer[Any] | None = None  # for a function
+        self.withdrawn = False  # a function whose value nobody wants, but whose end somebody waits for
         self.alone = False  # a suspect, whose death is counted apart
         self.started = False
 
@@ -66,7 +67,7 @@ class Child:
         self.killed = False
         self.lapsed = False  # it was killed as the engine's lease had run out
         self.told_until = 0.0  # until when it knows that the engine has its lease (monotonic)
-        self.held: list[tuple[Attempt, Any]] = []  # outcomes to be told when all that their bodies started has gone
+        self.held: list[Callable[[], None]] = []  # tell of ends, once all that their bodies started has gone
         self.done = 0
         self.idle_since = 0.0  # or since it was given something that it has not begun
         self.unfit: str | None = None  # why it could not get ready

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import Future, wait
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -13,6 +12,7 @@ import msgspec
 
 from scheduler.engine.async_durable import busy, drive_async
 from scheduler.engine.durable import Durable, as_decorator, drive
+from scheduler.engine.functions import Answer, wait_for, wait_for_async
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.spec import TaskId
 from scheduler.model.texts import storable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from scheduler.engine.runtime import Runtime
     from scheduler.engine.transaction import AsyncTransactionBlock, TransactionBlock
 
-LOOK_EVERY = 0.05  # seconds between looks for a cancel while a function runs in another process
 MAX_MESSAGE = 2000  # characters kept of a progress message
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -273,18 +272,13 @@ class Context(_ContextBase):
     def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
         """Run ``function(*args)`` in a child process and return what it returns, or raise what it raises.
 
-        The function has to be importable, arguments and result picklable. A cancel or the timeout ends it there. In a
-        task with ``isolation="process"`` it runs in that task's own process. Raises ConfigError, ProcessDied.
+        The function has to be importable, arguments and result picklable. A cancel or the timeout ends it there, and is
+        raised here once it has ended. In a task with ``isolation="process"`` it runs in that task's own process. Raises
+        ConfigError, ProcessDied.
         """
         self._look()
-        answer: Future[R] = self._runtime.cpu(self._attempt, function, args)
-        try:
-            while not wait([answer], timeout=LOOK_EVERY).done:
-                self._look()
-        except BaseException:
-            answer.cancel()
-            raise
-        return answer.result()
+        answer: Answer[R] = self._runtime.cpu(self._attempt, function, args)
+        return wait_for(answer, self._look)
 
     def spawn(self, task: Any, /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId:
         """Schedule a task as a child of this one, once, however often this one runs. Returns its id.
@@ -392,8 +386,8 @@ class AsyncContext(_ContextBase):
         """Run ``function(*args)`` in a child process; see :meth:`Context.cpu`."""
         self._look()
         with busy(self._attempt):
-            answer: Future[R] = self._runtime.cpu(self._attempt, function, args)
-            return await asyncio.wrap_future(answer)
+            answer: Answer[R] = self._runtime.cpu(self._attempt, function, args)
+            return await wait_for_async(answer)
 
     async def spawn(self, task: Any, /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId:
         """Schedule a task as a child of this one, once, however often this one runs. See :class:`Context`."""

@@ -18,6 +18,7 @@ from itertools import compress, repeat
 from operator import attrgetter, sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from scheduler.engine import functions
 from scheduler.engine.alerts import Alerts
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.options import EngineOptions
@@ -155,11 +156,11 @@ class Desk:
         self.freed.append(ready)
         self.ring()
 
-    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> Future[Any]:
+    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> functions.Answer[Any]:
         """Run a function in a child process; in the caller's own thread where there are none (tests)."""
         if self.processes is not None:
             return self.processes.compute(attempt, function, args)
-        done: Future[Any] = Future()
+        done: functions.Answer[Any] = functions.Answer()
         done.set_result(function(*args))
         return done
 

@@ -8,9 +8,9 @@ group is killed while the ended child still holds the group's number; what had l
 comes to this process, which ends it, too. A child is reported as ended when all of that has gone.
 
 Comes in, with descriptors: ``start`` TAG GROUP; ``kill`` PID SIGNAL (its whole group); ``kill at`` WHEN (all of
-them: then the engine stands still, and its lease has run out). Its end: kill everything.
+them: then the engine stands still, and its lease has run out); ``sign``: of life. Its end: kill everything.
 Goes out: ``started`` TAG PID; ``failed`` TAG TEXT; ``ended`` PID STATUS (below 0: minus the signal); ``lapsed``: that
-moment has come.
+moment has come; ``sign``, when it was asked for one.
 """
 
 from __future__ import annotations
@@ -111,6 +111,8 @@ class ForkServer:
             self.start(values[0], fds, values[1])
         elif what == "kill at":
             self.kill_at = values[0]
+        elif what == "sign":
+            self.tell("sign")
         elif what == "kill" and values[0] in self.known:
             self.signal_group(values[0], values[1])
         return True

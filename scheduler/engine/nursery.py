@@ -30,6 +30,8 @@ class Nursery:
 
     def __init__(self) -> None:
         self.kills_at = float("inf")
+        self.owes = False  # it was told something since it was last heard
+        self.heard = False  # since somebody looked
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # exec, not fork: this process has threads. A session of its own, so that no terminal's Ctrl-C reaches it.
@@ -48,20 +50,34 @@ class Nursery:
     def start(self, tag: int, fds: tuple[int, int, int], place: str | None = None) -> None:
         """Ask for a child with these descriptors, in the control group ``place``. Raises OSError when the fork server
         has died."""
+        self.owes = True
         socket.send_fds(self.control, [msgspec.msgpack.encode(("start", tag, place))], fds)
 
     def kill(self, pid: int) -> None:
         """Kill a child's whole group. Nothing happens if it has ended already."""
-        try:
-            self.control.send(msgspec.msgpack.encode(("kill", pid, int(signal.SIGKILL))))
-        except OSError:
-            pass  # the fork server has died; reading says so
+        self._tell("kill", pid, int(signal.SIGKILL))
 
     def kill_at(self, when: float) -> None:
         """Have every child killed then (monotonic), should this process say nothing more. ``lapsed`` tells of it."""
         self.kills_at = when
-        with suppress(OSError):
-            self.control.send(msgspec.msgpack.encode(("kill at", when)))
+        self._tell("kill at", when)
+
+    def ask(self) -> None:
+        """Ask for a sign of life, which is heard as an event."""
+        self._tell("sign")
+
+    def _tell(self, *order: Any) -> None:
+        self.owes = True
+        with suppress(OSError):  # the fork server has died; reading says so
+            self.control.send(msgspec.msgpack.encode(order))
+
+    def go_on(self) -> None:
+        """Should somebody have stopped it."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill_it(self) -> None:
+        """End it at once, and every child with it. Reading says so."""
+        self._process.kill()
 
     def events(self) -> Iterator[list[Any]]:
         """What has happened since the last call. Raises EOFError when the fork server has died."""
@@ -74,6 +90,7 @@ class Nursery:
                 data = b""
             if not data:
                 raise EOFError
+            self.owes, self.heard = False, True
             yield msgspec.msgpack.decode(data)
 
     def close(self) -> None:

@@ -337,8 +337,7 @@ def make_slots(desk: Desk, spawn: Spawner, *, inline: bool) -> dict[SlotKey, Slo
     made: dict[SlotKey, Slots] = {}
     processes = desk.options.processes
     if processes.children and not inline:
-        desk.processes = ProcessPool(processes, Spec(desk, processes, spawn), desk, desk.report, spawn)
-        desk.processes.means = desk.means
+        desk.processes = ProcessPool(processes, Spec(desk, processes, spawn), desk, desk.report, spawn, desk.means)
     for pool, name in enumerate(POOL_NAMES):
         threads, tasks = desk.options.pools.get(name, (0, 0))
         for sort, size in ((THREAD, threads), (ASYNC, tasks), (PROCESS, processes.children if threads + tasks else 0)):

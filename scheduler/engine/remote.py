@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from scheduler.engine import functions
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.imports import resolve
 from scheduler.engine.link import Link
@@ -141,9 +142,9 @@ class Remote:
         attempt.settled = outcome
         self._ask(attempt, "settled", ready).result()
 
-    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> Future[Any]:
+    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> functions.Answer[Any]:
         """This is a process of its own already."""
-        done: Future[Any] = Future()
+        done: functions.Answer[Any] = functions.Answer()
         done.set_result(function(*args))
         return done
 

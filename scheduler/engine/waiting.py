@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.children import Job
+from scheduler.engine.endings import answer_to
 from scheduler.engine.levels import Turns
 from scheduler.engine.processspec import Spec
 from scheduler.engine.runtime import Runtime
 from scheduler.engine.verdict import ended_by, hand_back
-from scheduler.errors import Cancelled
+from scheduler.errors import Cancelled, ProcessDied
 from scheduler.model.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -51,18 +52,21 @@ class Waiting:
         """A function or a hook."""
         self._errands.setdefault(errand.level, deque()).append(errand)
 
-    def remove(self, errand: Job) -> None:
-        """Nobody wants it any more."""
+    def drop(self, errand: Job) -> None:
+        """Nobody wants it any more. Whoever asked is told, if it waits here."""
         for errands in self._errands.values():
             if errand in errands:
                 errands.remove(errand)
+                answer_to(errand, error=_not_begun())
 
     def put_back(self, jobs: list[Job]) -> None:
-        """What was given to a child and did not begin goes to the front, in order."""
+        """What was given to a child and did not begin goes to the front, in order, but for what nobody wants."""
         for job in reversed(jobs):
             if job.slots is not None:
                 job.slots.waiting.appendleft(job.attempt)
-            elif job.answer is None or not job.answer.done():
+            elif job.withdrawn:
+                answer_to(job, error=_not_begun())
+            else:
                 self._errands.setdefault(job.level, deque()).appendleft(job)
 
     def next(self, only: int | None) -> Job | None:
@@ -72,11 +76,9 @@ class Waiting:
             return None
         for level in self._turns.order(levels):
             errands = self._errands.get(level)
-            while errands:
-                errand = errands.popleft()
-                if errand.answer is None or not errand.answer.done():
-                    self._turns.gave(levels, {level})
-                    return self._numbered(errand)
+            if errands:
+                self._turns.gave(levels, {level})
+                return self._numbered(errands.popleft())
             slots = self.levels.get(level)
             while slots is not None and slots.waiting:
                 try:
@@ -106,3 +108,7 @@ class Waiting:
         self._numbers += 1
         job.number = self._numbers
         return job
+
+
+def _not_begun() -> ProcessDied:
+    return ProcessDied("it was withdrawn before it began")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import pickle
 import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from scheduler.engine import brood, procpool
+from scheduler.engine import brood, patience
 from scheduler.engine.attempt import Attempt, execute
 from scheduler.engine.children import CHUNK, Child, Job
 from scheduler.engine.frames import Frames, frame
+from scheduler.engine.functions import Answer
 from scheduler.engine.options import ProcessOptions
 from scheduler.engine.processslots import ProcessSlots
 from scheduler.engine.processspec import Spec
@@ -33,22 +35,26 @@ MEDIUM = 1
 class Pool:
     """``pool``: one whose thread is this one; ``child``: said to be there; ``told``: (task id, how it ended)."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, options: ProcessOptions) -> None:
         ring_and_step(bench.jobs)
         self.bench = bench
         self.desk = engine_of(bench.jobs).desk
         self.told: list[tuple[int, str]] = []
-        options = ProcessOptions(children=1)
-        self.pool = ProcessPool(options, Spec(self.desk, options, spawn_thread), self.desk, self._report, spawn_thread)
-        self.slots = ProcessSlots(self.pool, MEDIUM, 1)
+        self.means: dict[str, float] = {}
+        self.options = options
+        self.pool = self.made(Spec(self.desk, options, spawn_thread))
+        self.slots = ProcessSlots(self.pool, MEDIUM, options.children)
         self.bell = os.eventfd(0, os.EFD_CLOEXEC)
         self.pool.brood.groups = None
         self.pool.brood.open(self.bell, lambda: None)
         self.child = Child(1, None)
         self.child.ready = True
         self.pool.brood.children[1] = self.child
-        for one, listen in ((self.child.talk, self.pool._listen), (self.child.output, self.pool._read)):
+        for one, listen in ((self.child.talk, self.pool.hearing.listen), (self.child.output, self.pool.hearing.read)):
             self.pool.brood.selector.register(one, 1, lambda listen=listen: listen(self.child))
+
+    def made(self, spec: Spec) -> ProcessPool:
+        return ProcessPool(self.options, spec, self.desk, self._report, spawn_thread, self.means)
 
     def _report(self, attempt: Attempt, outcome: Any) -> None:
         self.told.append((attempt.claimed.id, outcome.end.value))
@@ -67,9 +73,9 @@ class Pool:
         """Hand them to the child, which takes them. Returns the jobs' numbers."""
         self.slots.waiting.extend(attempts)
         for attempt in attempts:
-            self.pool.means[attempt.kind.name] = 0.0001  # so that several go to one child
+            self.means[attempt.kind.name] = 0.0001  # so that several go to one child
             attempt.slot = self.slots
-            assert self.pool._give(self.child)
+            assert self.pool.feeding.give(self.child)
             self.child.theirs.recv(CHUNK)
         return list(self.child.jobs)
 
@@ -82,8 +88,9 @@ class Pool:
 
 
 @pytest.fixture
-def made(bench: Bench) -> Iterator[Pool]:
-    made = Pool(bench)
+def made(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """With one child at most, or as the test has it (indirectly)."""
+    made = Pool(bench, getattr(request, "param", ProcessOptions(children=1)))
     yield made
     made.child.given_away()
     os.close(made.bell)
@@ -95,34 +102,35 @@ def test_only_what_had_begun_dies_with_its_process(made: Pool) -> None:
     first, second, third = made.claim("first", "second", "third")
     one, *_ = made.give(first, second, third)
     made.says("start", one, made.desk.now())
-    made.pool._bury(made.child, -11)
+    made.pool.hearing.bury(made.child, -11)
     assert made.told == [(first.claimed.id, "dead")]
     assert list(made.slots.waiting) == [second, third]
-    assert not made.pool._where
+    assert not made.pool.feeding._where
     made.pool.brood.close()
 
 
 @pytest.mark.case(7)
+@pytest.mark.parametrize("made", [ProcessOptions(children=1, recycle_tasks=1)], indirect=True)
 def test_a_child_that_is_to_be_replaced_is_given_the_time_for_what_it_has_begun(made: Pool) -> None:
-    made.pool.options = ProcessOptions(children=1, recycle_tasks=1)
     attempts = made.claim("first", "second")
     first, second = made.give(*attempts)
     outcomes = [list(execute(attempt, made.desk)) for attempt in attempts]
     made.says("start", first, made.desk.now())
     made.says("done", first, None, outcomes[0])
     made.says("start", second, made.desk.now())
-    made.pool._take_all(made.child, made.child.heard())
+    made.pool.hearing.take_all(made.child, made.child.heard())
     assert made.child.on_its_way_out
     assert made.child.kill_at is None, "the grace period is for who is told to end"
     assert made.child.work.fileno() >= 0
     made.says("done", second, None, outcomes[1])
-    made.pool._take_all(made.child, made.child.heard())
+    made.pool.hearing.take_all(made.child, made.child.heard())
     assert [end for _, end in made.told] == ["succeeded"] * 2
     assert made.child.work.fileno() == -1
     made.pool.brood.close()
 
 
 @pytest.mark.case(60)
+@pytest.mark.parametrize("made", [ProcessOptions(children=2)], indirect=True)
 def test_children_that_there_are_work_on_while_no_more_can_be_started(
     made: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,13 +140,11 @@ def test_children_that_there_are_work_on_while_no_more_can_be_started(
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(brood, "Nursery", refuse)
-    made.pool.options = ProcessOptions(children=2)
-    made.slots = ProcessSlots(made.pool, MEDIUM, 2)
     first, second, third = made.claim("first", "second", "third")
     made.slots.waiting.extend([first, second, third])
     for _ in range(3):
-        made.pool._grow()
-        made.pool._feed()
+        made.pool.feeding.grow()
+        made.pool.feeding.feed()
     assert [job.attempt for job in made.child.jobs.values()] == [first]
     assert len(caplog.records) == 1
     assert "Too many open files" in caplog.text
@@ -155,8 +161,8 @@ def test_one_that_has_begun_while_its_engine_stood_still_is_not_ended(made: Pool
     first, second = made.claim("first", "second")
     one, _ = made.give(first, second)
     made.says("start", one, made.desk.now())
-    made.child.idle_since -= procpool.DEAF + 1
-    made.pool._look_at_time()
+    made.child.idle_since -= patience.DEAF + 1
+    made.pool.patience.look()
     assert made.child.current is not None
     assert not made.child.killed
     made.pool.brood.close()
@@ -170,9 +176,9 @@ def test_what_has_ended_is_told_at_a_hard_stop_though_its_processes_have_not(mad
     made.says("start", number, made.desk.now())
     outcome = execute(attempt, made.desk)
     made.says("done", number, "processes", list(outcome))
-    made.pool._take_all(made.child, made.child.heard())
+    made.pool.hearing.take_all(made.child, made.child.heard())
     assert made.told == []
-    assert not made.pool._where
+    assert not made.pool.feeding._where
     made.pool._end()
     assert made.told == [(attempt.claimed.id, "succeeded")]
 
@@ -181,10 +187,10 @@ def test_what_has_ended_is_told_at_a_hard_stop_though_its_processes_have_not(mad
 def test_a_function_that_no_child_has_taken_ends_with_the_pool(made: Pool) -> None:
     """What waits for it would keep its thread for ever."""
     (attempt,) = made.claim("task")
-    answers: list[Future[Any]] = []
+    answers: list[Answer[Any]] = []
     for _ in range(2):
         job = Job(0, MEDIUM, ("cpu", "os:getpid", b""), attempt)
-        job.answer = Future()
+        job.answer = Answer()
         answers.append(job.answer)
         made.pool.tell("errand", job)
         if len(answers) == 1:
@@ -192,6 +198,83 @@ def test_a_function_that_no_child_has_taken_ends_with_the_pool(made: Pool) -> No
     made.pool._end()
     for answer in answers:
         assert isinstance(answer.exception(0), ProcessDied)
+
+
+def asked(made: Pool) -> Job:
+    """A function that somebody waits for."""
+    (attempt,) = made.claim("task")
+    job = Job(0, MEDIUM, ("cpu", "os:getpid", b""), attempt)
+    job.answer = Answer()
+    made.pool.tell("errand", job)
+    made.pool._obey()
+    return job
+
+
+@pytest.mark.case(17)
+@pytest.mark.parametrize("where", ["it waits", "it was given", "it was taken, and its process has died"])
+def test_a_function_that_nobody_wants_any_more_does_not_begin(made: Pool, where: str) -> None:
+    """Whoever asked waits for its end, and is told at once."""
+    job = asked(made)
+    assert job.answer is not None
+    if where != "it waits":
+        assert made.pool.feeding.give(made.child)
+        if where != "it was given":
+            made.child.theirs.recv(CHUNK)
+    made.pool.tell("withdrawn", job)
+    made.pool._obey()
+    if where == "it was taken, and its process has died":
+        assert not job.answer.done()
+        made.pool.hearing.bury(made.child, -9)
+    assert isinstance(job.answer.exception(0), ProcessDied)
+    assert made.pool._waiting.next(None) is None
+    made.pool.brood.close()
+
+
+@pytest.mark.case(17)
+@pytest.mark.parametrize("how", ["it says so", "its process dies", "the pool is closed"])
+def test_a_function_that_nobody_wants_any_more_has_ended_when_it_is_told(made: Pool, how: str) -> None:
+    job = asked(made)
+    assert job.answer is not None
+    assert made.pool.feeding.give(made.child)
+    made.child.theirs.recv(CHUNK)
+    made.says("start", job.number, 0)
+    made.pool.hearing.take_all(made.child, made.child.heard())
+    made.pool.tell("withdrawn", job)
+    made.pool._obey()
+    assert made.child.kill_at is not None
+    if how == "it says so":
+        made.says("computed", job.number, "stopped", True, pickle.dumps(7))
+        made.pool.hearing.take_all(made.child, made.child.heard())
+    assert not job.answer.done(), "what it has started may be there still"
+    if how == "the pool is closed":
+        made.pool._end()
+    else:
+        made.pool.hearing.bury(made.child, -9)
+        made.pool.brood.close()
+    assert job.answer.done()
+    assert (job.answer.exception() is None) is (how == "it says so")
+
+
+@pytest.mark.case(17)
+def test_a_function_for_which_no_thread_can_be_started_is_refused_and_forgotten(made: Pool) -> None:
+    """It ran later, when another one had a thread, and beside the next attempt perhaps."""
+    (attempt,) = made.claim("task")
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    made.pool._spawn = refuse  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        made.pool.compute(attempt, os.getpid, ())
+    assert not made.pool._orders
+    made.pool.brood.close()
+
+
+def test_a_function_that_comes_when_the_pool_has_just_been_closed_is_refused(made: Pool) -> None:
+    (attempt,) = made.claim("task")
+    made.pool.wake = made.pool.close  # type: ignore[method-assign]
+    assert isinstance(made.pool.compute(attempt, os.getpid, ()).exception(0), ProcessDied)
+    made.pool.brood.close()
 
 
 @pytest.mark.case(4)
@@ -203,7 +286,7 @@ def test_what_others_may_have_by_now_is_not_given_to_a_child(made: Pool, why: st
         attempt.lost = True
     else:
         made.desk.lapses_at = made.desk.monotonic()
-    assert not made.pool._give(made.child)
+    assert not made.pool.feeding.give(made.child)
     assert made.told == [(attempt.claimed.id, "handed back")]
     assert not made.child.jobs
     made.pool.brood.close()
@@ -215,7 +298,7 @@ def test_what_was_killed_for_the_lease_had_run_out_uses_no_attempt(made: Pool) -
     (attempt,) = made.claim("task")
     (number,) = made.give(attempt)
     made.says("start", number, made.desk.now())
-    made.pool._take_all(made.child, made.child.heard())
+    made.pool.hearing.take_all(made.child, made.child.heard())
     brood, later = made.pool.brood, Child(2, None)
     brood.children[2] = later
     events = [("started", 1, 4711), ("lapsed",), ("started", 2, 4712), ("ended", 4711, -9)]
@@ -225,6 +308,91 @@ def test_what_was_killed_for_the_lease_had_run_out_uses_no_attempt(made: Pool) -
     assert not later.lapsed
     later.given_away()
     later.close()
+    brood.close()
+
+
+class ForkServer:
+    """The hold on one that answers nothing. ``told``: what it was told."""
+
+    pid = 4711
+    owes = heard = False
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.told.append(name)
+
+
+@pytest.fixture
+def clock(made: Pool, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The monotonic clock that the pool loses patience by; ``clock.pass_(seconds)``, with a look every second."""
+    clock = SimpleNamespace(now=time.monotonic())
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def pass_(seconds: int) -> None:
+        for _ in range(seconds):
+            clock.now += 1
+            made.pool.patience.look()
+
+    clock.pass_ = pass_
+    made.child.idle_since = clock.now + 3600  # it has its time
+    made.pool.patience.look()
+    return clock
+
+
+def test_a_fork_server_that_does_not_answer_is_told_of_and_ended(
+    made: Pool, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What waited for a child waited for ever, and what was to be killed was not."""
+    brood, server = made.pool.brood, ForkServer()
+    brood.nursery = server  # type: ignore[assignment]
+    made.child.pid, made.child.killed = 4712, True
+    clock.pass_(9)
+    assert (server.told, made.pool.out_of_order) == (["ask"], False)
+    clock.pass_(1)
+    assert (server.told, made.pool.out_of_order) == (["ask", "go_on"], True)
+    (record,) = caplog.records
+    assert "the process that forks child processes, 4711, has not answered for 10 s" in record.message
+    clock.pass_(49)
+    assert server.told == ["ask", "go_on"]
+    clock.pass_(1)
+    assert server.told == ["ask", "go_on", "kill_it"]
+    assert len(caplog.records) == 1
+    brood.nursery = None
+    brood.close()
+
+
+@pytest.mark.parametrize("why", ["it says something", "this process stood still", "there is nothing to say"])
+def test_a_fork_server_is_given_the_time_it_needs(made: Pool, clock: Any, why: str) -> None:
+    brood, server = made.pool.brood, ForkServer()
+    brood.nursery = server  # type: ignore[assignment]
+    made.child.pid, made.child.killed = 4712, True
+    clock.pass_(5)
+    if why == "it says something":
+        server.heard = True  # such as that it is there; the child cannot be killed, so it is asked again
+        clock.pass_(1)
+    elif why == "this process stood still":
+        clock.now += 600
+        made.pool.patience.look()
+    else:
+        made.child.killed = False
+        clock.pass_(60)
+    clock.pass_(3)
+    assert server.told == (["ask", "ask"] if why == "it says something" else ["ask"])
+    assert not made.pool.out_of_order
+
+
+def test_a_fork_server_that_answers_late_is_used_again(made: Pool, clock: Any) -> None:
+    brood, server = made.pool.brood, ForkServer()
+    brood.nursery = server  # type: ignore[assignment]
+    made.child.pid, made.child.killed = 4712, True
+    clock.pass_(10)
+    assert made.pool.out_of_order
+    server.heard = True
+    clock.pass_(1)
+    assert not made.pool.out_of_order
+    brood.nursery = None
     brood.close()
 
 
@@ -252,16 +420,16 @@ def test_a_question_is_answered_though_no_thread_can_be_started_for_it(made: Poo
 
     spec._spawn = refuse  # type: ignore[assignment]
     made.says("ask", number, 1, *asks)
-    made.pool._take_all(made.child, made.child.heard())
+    made.pool.hearing.take_all(made.child, made.child.heard())
     made.pool._obey()
     what, asked, fine, failure = made.told_child()
     assert (what, asked, fine, failure["args"]) == ("answer", 1, False, ["can't start new thread"])
 
     spec._spawn = spawn
     told = threading.Event()
-    made.pool.tell = lambda *order: (made.pool._orders.append(order), told.set())  # type: ignore[method-assign]
+    made.pool.hearing._tell = lambda *order: (made.pool._orders.append(order), told.set())  # type: ignore[assignment]
     made.says("ask", number, 2, *asks)
-    made.pool._take_all(made.child, made.child.heard())
+    made.pool.hearing.take_all(made.child, made.child.heard())
     assert told.wait(10)
     made.pool._obey()
     assert made.told_child() == ["answer", 2, True, []]
@@ -272,7 +440,7 @@ def test_a_question_is_answered_though_no_thread_can_be_started_for_it(made: Poo
 def test_nothing_stays_open_of_a_pool_that_was_closed(made: Pool) -> None:
     """One descriptor of each engine that had used child processes did."""
     spec = made.pool.spec
-    pool = ProcessPool(made.pool.options, spec, made.desk, made._report, spawn_thread)
+    pool = made.made(spec)
     pool.wake()
     bell = f"/proc/self/fd/{pool._bell}"
     pool.close()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from faults.harness import Fleet, Mother, connect
+from faults.lender import Lender
 from scheduler import Scheduler
+from scheduler.engine import brood
 from support.databases import Database
+from support.leftovers import MARK, none_left
 from support.session import shared_directory
 
 
@@ -39,3 +43,32 @@ def jobs(database: Database) -> Iterator[Scheduler]:
     made = connect(database.url)
     yield made
     made.close()
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Marks every process that is started from here on; at the end none of them may be left."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    yield value
+    none_left(value)
+
+
+@pytest.fixture(scope="session")
+def lender() -> Iterator[Lender]:
+    made = Lender()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Child processes come from a fork server that tests share; of a test that takes ``mark``, too, from its own."""
+    if "mark" in request.fixturenames:
+        request.getfixturevalue("mark")
+        yield
+        return
+    lender: Lender = request.getfixturevalue("lender")
+    monkeypatch.setattr(brood, "Nursery", lender.lend)
+    yield
+    lender.none_left()

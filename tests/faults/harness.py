@@ -24,6 +24,7 @@ from scheduler.engine.options import DEFAULT_POOLS
 from scheduler.model import state as st
 from scheduler.store import read_history
 from scheduler.store.dialect import prepared
+from support.warm import warm
 
 TESTS = Path(__file__).parents[1]
 PATIENCE = 20.0  # seconds until a test gives up on something that should have happened long ago
@@ -214,14 +215,24 @@ class Fleet:
 
     def _spawned(self, config: Path, clock: float, many: int, fds: list[int]) -> tuple[int, Callable[[], int]]:
         reports, commands, log = fds
+        module, arguments = "scheduler.daemon", ["--config", str(config)]
+        environ = {
+            **os.environ,
+            "FAULTS_LINK": json.dumps([reports, commands, str(self.notes)]),
+            "FAULTS_CLOCK": str(clock),
+            "FAULTS_MANY": str(many),
+        }
+        if warm.can(environ):
+            with open(os.devnull) as nothing:
+                forked = warm.start(
+                    *(module, arguments, self.directory, environ, [nothing.fileno(), log, log]),
+                    keep=[reports, commands],
+                    session=True,
+                )
+            return forked.pid, forked.wait
         spawned = subprocess.Popen(
-            [sys.executable, "-m", "scheduler.daemon", "--config", str(config)],
-            env={
-                **os.environ,
-                "FAULTS_LINK": json.dumps([reports, commands, str(self.notes)]),
-                "FAULTS_CLOCK": str(clock),
-                "FAULTS_MANY": str(many),
-            },
+            [sys.executable, "-m", module, *arguments],
+            env=environ,
             cwd=self.directory,
             pass_fds=[reports, commands],
             stdin=subprocess.DEVNULL,

@@ -54,6 +54,29 @@ def refuse(value: int) -> None:
     raise LookupError(f"not {value}")
 
 
+def hold(notes: str) -> None:
+    """Nothing but SIGKILL ends it."""
+    note(notes, "start")
+    hang()
+
+
+def leave(notes: str) -> None:
+    """Leaves a process behind."""
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        note(notes, "start")
+        while True:
+            time.sleep(3600)
+    while not lines(Path(notes)):
+        time.sleep(0.005)
+
+
+def living(notes: str) -> list[str]:
+    """Of the processes that noted something, those that are there."""
+    return [line[1] for line in lines(Path(notes)) if os.path.exists(f"/proc/{line[1]}")]
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -413,6 +436,45 @@ class AsyncCompute(Task):
         if self.what == "many":
             return await asyncio.gather(*[ctx.cpu(square, n) for n in range(10)])
         return await (ctx.cpu(square, 7) if self.what == "square" else ctx.cpu(hang))
+
+
+class Outlives(Task, retry=AT_ONCE):
+    """A function that goes on, on its first attempt; which of its processes are there, on the second."""
+
+    notes: str
+
+    def run(self, ctx: Context) -> Any:
+        return ctx.cpu(hold, self.notes) if ctx.attempt == 1 else living(self.notes)
+
+
+class AOutlives(Task, retry=AT_ONCE):
+    notes: str
+
+    async def run(self, ctx: AsyncContext) -> Any:
+        return await ctx.cpu(hold, self.notes) if ctx.attempt == 1 else living(self.notes)
+
+
+class Leaves(Task):
+    """Which of its function's processes are there when that has returned."""
+
+    notes: str
+
+    def run(self, ctx: Context) -> Any:
+        ctx.cpu(leave, self.notes)
+        return living(self.notes)
+
+
+class AGivesUp(Task):
+    """Waits for a function for so many seconds only. Which of its processes are there then, and whether it is noted."""
+
+    notes: str
+    seconds: float = 0.5
+
+    async def run(self, ctx: AsyncContext) -> Any:
+        try:
+            await asyncio.wait_for(ctx.cpu(hold, self.notes), self.seconds)
+        except TimeoutError:
+            return living(self.notes)
 
 
 class ComputeInside(Task, isolation="process"):

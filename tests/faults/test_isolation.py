@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import socket
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,90 +16,31 @@ import pytest
 
 from faults import isolated as kinds
 from faults.harness import attempts, history, result, rows, state, until
+from faults.pools import GRACE, PATIENCE, end, error_of, fork_server, histories, log_of, noted, run, serves_on, started
 from scheduler import Scheduler, Task, TaskFailedError
-from scheduler.engine import procpool
+from scheduler.engine import patience
 from scheduler.engine.children import Child
-from scheduler.engine.procpool import ProcessPool
-from scheduler.store import read_history
-from support.databases import Database
-from support.leftovers import MARK, marked, none_left
+from scheduler.engine.hearing import Hearing
+from support.databases import Database, one_database
+from support.leftovers import none_left
 
 pytestmark = pytest.mark.faults
-PATIENCE = 30.0
-GRACE = 0.5
 TIMEOUT = 0.75  # of Hang and ALoop; of the second attempt, too, which does not wait for it
-OPTIONS: dict[str, Any] = {"processes": 2, "process_grace": GRACE, "lease": 10.0}
 
 
 @pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Marks every process that is started from here on; at the end none of them may be left."""
-    value = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, value)
-    yield value
-    none_left(value)
-
-
-@pytest.fixture
-def jobs(database: Database, mark: str) -> Iterator[Scheduler]:
+def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
     made = started(database)
     yield made
     end(made)
 
 
 @pytest.fixture
-def patient(database: Database, mark: str) -> Iterator[Scheduler]:
+def patient(database: Database, lent: None) -> Iterator[Scheduler]:
     """It gives bodies that are to end all the time they need."""
     made = started(database, process_grace=PATIENCE)
     yield made
     end(made)
-
-
-def started(database: Database, **options: Any) -> Scheduler:
-    made = Scheduler(database.url, **(OPTIONS | options))
-    for kind in kinds.KINDS:
-        made.register(kind)
-    made.start()
-    assert made.engine.wait_ready(PATIENCE)
-    return made
-
-
-def end(jobs: Scheduler) -> None:
-    jobs.stop_now()
-    jobs.close()
-
-
-def run(jobs: Scheduler, task: Task) -> int:
-    """Schedule it and wait for its end."""
-    task_id = jobs.task(task).schedule()
-    jobs.wait([task_id], timeout=PATIENCE)
-    return task_id
-
-
-def error_of(jobs: Scheduler, task: Task) -> str:
-    task_id = run(jobs, task)
-    assert state(jobs, task_id) == "dead"
-    return str(jobs.get_last_error(task_id))
-
-
-def log_of(jobs: Scheduler, task_id: int) -> str:
-    with jobs.database.read() as connection:
-        return str(read_history.attempt_log(connection, task_id))
-
-
-def serves_on(jobs: Scheduler) -> None:
-    assert result(jobs, run(jobs, kinds.Pid(5)))["n"] == 5
-
-
-def fork_server(jobs: Scheduler) -> int:
-    pool = jobs.engine.desk.processes
-    assert pool is not None
-    assert pool.brood.nursery is not None
-    return pool.brood.nursery.pid
-
-
-def noted(path: Path, what: str) -> list[str]:
-    return until(lambda: next((line for line in kinds.lines(path) if line[0] == what), None), what)
 
 
 # where it runs
@@ -123,7 +64,8 @@ def test_nothing_is_started_before_it_is_needed(jobs: Scheduler) -> None:
     assert pool.brood.nursery is not None
 
 
-def test_state_is_made_once_in_each_child(database: Database, mark: str) -> None:
+@one_database
+def test_state_is_made_once_in_each_child(database: Database, lent: None) -> None:
     jobs = started(database, state="the parent's", child_state="faults.isolated:make_state", processes=1)
     states = [result(jobs, run(jobs, kinds.State())) for _ in range(3)]
     assert states == [{"pid": states[0]["pid"], "made": 1}] * 3
@@ -131,7 +73,8 @@ def test_state_is_made_once_in_each_child(database: Database, mark: str) -> None
     end(jobs)
 
 
-def test_state_that_cannot_come_along_is_told(database: Database, mark: str) -> None:
+@one_database
+def test_state_that_cannot_come_along_is_told(database: Database, lent: None) -> None:
     jobs = started(database, state=object())
     assert "child_state" in error_of(jobs, kinds.State())
     serves_on(jobs)
@@ -149,6 +92,7 @@ class Late(Task, isolation="process"):
 """
 
 
+@one_database
 def test_a_kind_that_comes_later_is_found_by_children_that_there_are(
     database: Database, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,11 +119,10 @@ def test_many_tasks_are_shared_out(jobs: Scheduler, tmp_path: Path) -> None:
         for n in range(500):
             batch.task(kinds.Pid(n))
     jobs.wait(batch.ids, timeout=PATIENCE)
-    told = [result(jobs, i) for i in batch.ids]
-    assert [t["n"] for t in told] == list(range(500))
-    assert {t["pid"] for t in told} == pids
-    for task_id in batch.ids:
-        assert history(jobs, task_id) == [(1, "succeeded")]
+    told = rows(jobs, "SELECT id, result FROM schedd_tasks WHERE result LIKE '%parent%' ORDER BY id")
+    assert [(row.id, json.loads(row.result)["n"]) for row in told] == list(zip(batch.ids, range(500), strict=True))
+    assert {json.loads(row.result)["pid"] for row in told} == pids
+    assert all(history == [(1, "succeeded")] for history in histories(jobs).values())
 
 
 @pytest.mark.parametrize("length", [20_000, 60_000, 120_000])
@@ -203,6 +146,7 @@ DEATHS = [
 
 @pytest.mark.case(7)
 @pytest.mark.parametrize(("task", "says"), DEATHS, ids=[f"{type(t).__name__} {s[-12:]}" for t, s in DEATHS])
+@one_database
 def test_a_death_fails_its_attempt_alone_and_is_named(jobs: Scheduler, task: Task, says: str) -> None:
     task_id = run(jobs, task)
     (attempt,) = attempts(jobs, task_id)
@@ -222,7 +166,7 @@ def test_a_child_killed_from_outside(jobs: Scheduler, tmp_path: Path) -> None:
 
 
 @pytest.mark.case(66)
-def test_bystanders_in_the_same_child_are_not_blamed(database: Database, mark: str) -> None:
+def test_bystanders_in_the_same_child_are_not_blamed(database: Database, lent: None) -> None:
     """Quick tasks are given to a child many at a time; those behind a death use no attempt by it."""
     jobs = started(database, processes=1)
     with jobs.batch() as batch:
@@ -233,20 +177,13 @@ def test_bystanders_in_the_same_child_are_not_blamed(database: Database, mark: s
         for n in range(200):
             batch.task(kinds.Exit() if n % 50 == 25 else kinds.Pid(n))
     jobs.wait(batch.ids, timeout=PATIENCE)
+    all_of_them = histories(jobs)
     for n, task_id in enumerate(batch.ids):
-        assert history(jobs, task_id) == [(1, "dead" if n % 50 == 25 else "succeeded")]
+        assert all_of_them[task_id] == [(1, "dead" if n % 50 == 25 else "succeeded")]
     end(jobs)
 
 
-def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path) -> None:
-    task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
-    noted(tmp_path / "notes", "start")
-    os.kill(fork_server(jobs), signal.SIGKILL)
-    with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
-        jobs.result(task_id, timeout=PATIENCE)
-    serves_on(jobs)
-
-
+@one_database
 def test_the_signal_that_asks_what_is_done_ends_nothing(jobs: Scheduler, tmp_path: Path) -> None:
     """``systemctl kill`` sends it to all processes of a service."""
     task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
@@ -259,24 +196,10 @@ def test_the_signal_that_asks_what_is_done_ends_nothing(jobs: Scheduler, tmp_pat
     assert history(jobs, task_id) == [(1, "cancelled")]
 
 
-def test_what_bodies_had_started_ends_with_the_fork_server(jobs: Scheduler, mark: str) -> None:
-    """It ran on, beside the task's next attempt."""
-
-    def program() -> list[str]:
-        return [line for line in marked(mark) if "signal.signal(15" in line]
-
-    task_id = jobs.task(kinds.Program()).schedule()
-    until(program, "the program runs")
-    os.kill(fork_server(jobs), signal.SIGKILL)
-    with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
-        jobs.result(task_id, timeout=PATIENCE)
-    assert not program()
-    serves_on(jobs)
-
-
+@one_database
 def test_a_child_that_stands_still_keeps_no_task(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was given to it waited for ever, beside children that had nothing to do."""
-    monkeypatch.setattr(procpool, "DEAF", 0.3)
+    monkeypatch.setattr(patience, "DEAF", 0.3)
     pid = result(jobs, run(jobs, kinds.Pid()))["pid"]
     os.kill(pid, signal.SIGSTOP)
     task_id = run(jobs, kinds.Pid())
@@ -296,19 +219,22 @@ def test_hooks_of_an_attempt_that_died_run_in_another_child(jobs: Scheduler, tmp
 # limits
 
 
+@one_database
 def test_memory_over_the_limit(jobs: Scheduler) -> None:
     assert "the limit of this kind is memory 256 MiB" in error_of(jobs, kinds.Allocate(4))
     assert result(jobs, run(jobs, kinds.Allocate(0))) == 0
     serves_on(jobs)
 
 
+@one_database
 def test_open_files_over_the_limit(jobs: Scheduler) -> None:
     assert "Too many open files; the limit of this kind is files 16" in error_of(jobs, kinds.Open(17))
     assert result(jobs, run(jobs, kinds.Open(14))) == 14
     serves_on(jobs)
 
 
-def test_a_child_is_replaced_after_so_many_tasks(database: Database, mark: str) -> None:
+@one_database
+def test_a_child_is_replaced_after_so_many_tasks(database: Database, lent: None) -> None:
     jobs = started(database, processes=1, recycle_tasks=3)
     pids = [result(jobs, run(jobs, kinds.Pid()))["pid"] for _ in range(9)]
     assert [len(set(pids[n : n + 3])) for n in (0, 3, 6)] == [1, 1, 1]
@@ -316,7 +242,8 @@ def test_a_child_is_replaced_after_so_many_tasks(database: Database, mark: str) 
     end(jobs)
 
 
-def test_a_child_that_is_replaced_ends_what_it_has_begun_meanwhile(database: Database, mark: str) -> None:
+@one_database
+def test_a_child_that_is_replaced_ends_what_it_has_begun_meanwhile(database: Database, lent: None) -> None:
     """It was given several at a time, and has begun the next one when it is to go: that one's end was lost."""
     jobs = started(database, processes=1, recycle_tasks=8)
     first = [result(jobs, run(jobs, kinds.Pid()))["pid"] for _ in range(4)]  # its kind is known to be quick now
@@ -329,7 +256,8 @@ def test_a_child_that_is_replaced_ends_what_it_has_begun_meanwhile(database: Dat
     end(jobs)
 
 
-def test_a_child_that_has_grown_is_replaced(database: Database, mark: str) -> None:
+@one_database
+def test_a_child_that_has_grown_is_replaced(database: Database, lent: None) -> None:
     jobs = started(database, processes=1, recycle_memory="200M")
     first = result(jobs, run(jobs, kinds.Grow(1)))
     assert result(jobs, run(jobs, kinds.Grow(300 << 20))) == first
@@ -389,6 +317,7 @@ def test_a_body_that_swallows_its_end_is_killed(jobs: Scheduler, tmp_path: Path)
 
 
 @pytest.mark.case(17)
+@one_database
 def test_a_program_that_a_body_waits_for_ends_with_it(jobs: Scheduler) -> None:
     task_id = jobs.task(kinds.Program()).timeout(3).schedule()  # by then it ignores the signal
     jobs.wait([task_id], timeout=PATIENCE)
@@ -403,7 +332,7 @@ def test_a_program_that_a_body_waits_for_ends_with_it(jobs: Scheduler) -> None:
 @pytest.mark.parametrize(
     ("kind", "cleans"), [(kinds.Ask, False), (kinds.Loop, True), (kinds.ALoop, True), (kinds.Hang, False)]
 )
-def test_a_running_body_is_cancelled(database: Database, mark: str, tmp_path: Path, kind: Any, cleans: bool) -> None:
+def test_a_running_body_is_cancelled(database: Database, lent: None, tmp_path: Path, kind: Any, cleans: bool) -> None:
     jobs = started(database, process_grace=PATIENCE if cleans else GRACE)
     notes = tmp_path / "notes"
     task_id = jobs.task(kind(str(notes))).timeout(3600).schedule()
@@ -419,7 +348,7 @@ def test_a_running_body_is_cancelled(database: Database, mark: str, tmp_path: Pa
 
 
 @pytest.mark.case(48)
-def test_what_waits_behind_a_body_is_cancelled_at_once(database: Database, mark: str, tmp_path: Path) -> None:
+def test_what_waits_behind_a_body_is_cancelled_at_once(database: Database, lent: None, tmp_path: Path) -> None:
     jobs = started(database, processes=1)
     held = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
     noted(tmp_path / "notes", "start")
@@ -438,6 +367,7 @@ def test_what_waits_behind_a_body_is_cancelled_at_once(database: Database, mark:
 
 @pytest.mark.case(17)
 @pytest.mark.parametrize(("how", "ends"), [("return", "succeeded"), ("hang", "dead"), ("die", "dead")])
+@one_database
 def test_fifty_processes_are_gone_when_the_attempt_is_over(jobs: Scheduler, mark: str, how: str, ends: str) -> None:
     task_id = jobs.task(kinds.Bomb(50, how)).timeout(4).schedule()
     jobs.wait([task_id], timeout=PATIENCE)
@@ -450,6 +380,7 @@ def test_fifty_processes_are_gone_when_the_attempt_is_over(jobs: Scheduler, mark
     none_left(mark, 1.0)
 
 
+@one_database
 def test_a_body_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
     task_id = run(jobs, kinds.Forks())
     assert result(jobs, task_id) == "parent"
@@ -457,6 +388,7 @@ def test_a_body_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
     serves_on(jobs)
 
 
+@one_database
 def test_a_worker_that_a_body_forked_can_be_ended_and_heard(jobs: Scheduler) -> None:
     """It ignored SIGTERM, so that multiprocessing waited for it for ever, and what it wrote was lost."""
     task_id = run(jobs, kinds.Workers())
@@ -466,7 +398,8 @@ def test_a_worker_that_a_body_forked_can_be_ended_and_heard(jobs: Scheduler) -> 
     assert "WARNING isolated: logged by a worker\n" in text
 
 
-def test_what_ended_unwaited_for_is_not_kept(database: Database, mark: str) -> None:
+@one_database
+def test_what_ended_unwaited_for_is_not_kept(database: Database, lent: None) -> None:
     """A child collected them over thousands of tasks, until it could start nothing more."""
     jobs = started(database, processes=1)
     told = [result(jobs, run(jobs, kinds.Unwaited())) for _ in range(2)]
@@ -505,15 +438,17 @@ def deaf(database: Database, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iter
     """It hears nothing more of its children, of which one is ready, but what there is to hear when it is closed."""
     jobs = started(database, processes=1)
     run(jobs, kinds.Pid())
-    take_all = ProcessPool._take_all
+    take_all = Hearing.take_all
+    pool = jobs.engine.desk.processes
+    assert pool is not None
 
-    def hear(pool: ProcessPool, child: Child, messages: Any) -> None:
+    def hear(hearing: Hearing, child: Child, messages: Any) -> None:
         if pool._closed:
-            take_all(pool, child, messages)
+            take_all(hearing, child, messages)
         else:
             time.sleep(0.01)
 
-    monkeypatch.setattr(ProcessPool, "_take_all", hear)
+    monkeypatch.setattr(Hearing, "take_all", hear)
     yield jobs
     jobs.close()
 
@@ -529,6 +464,7 @@ def test_what_began_unheard_is_in_the_history_after_a_hard_stop(deaf: Scheduler,
 
 
 @pytest.mark.case(8)
+@one_database
 def test_what_cannot_be_read_keeps_no_hard_stop_from_its_end(deaf: Scheduler, mark: str, tmp_path: Path) -> None:
     task_id = deaf.task(kinds.Garble(str(tmp_path / "notes"))).timeout(3600).schedule()
     noted(tmp_path / "notes", "start")
@@ -541,6 +477,7 @@ def test_what_cannot_be_read_keeps_no_hard_stop_from_its_end(deaf: Scheduler, ma
     assert history(deaf, task_id) == [(1, "handed back")]
 
 
+@one_database
 def test_a_body_that_garbles_what_its_process_says_is_ended(jobs: Scheduler) -> None:
     assert error_of(jobs, kinds.Garble()).startswith("ProcessDied: its process was killed: something in it had written")
 
@@ -580,6 +517,7 @@ def test_what_its_coroutines_raise_together_means_what_it_means_in_a_thread(jobs
     assert history(jobs, task_id) == [(1, "dead")]
 
 
+@one_database
 def test_what_is_written_right_before_the_end_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool reads what was written, then what was said: here the rest of the body falls between the two."""
     heard = Child.heard
@@ -616,67 +554,11 @@ def test_output_is_kept_with_the_attempt_and_bounded(jobs: Scheduler) -> None:
     assert text.endswith("line 4999 " + "x" * 80 + "\n")
 
 
-# functions
-
-
-@pytest.mark.case(63)
-@pytest.mark.parametrize("kind", [kinds.Compute, kinds.AsyncCompute])
-def test_a_function_runs_in_another_process(jobs: Scheduler, kind: Any) -> None:
-    value, pid = result(jobs, run(jobs, kind()))
-    assert value == 49
-    assert pid != os.getpid()
-
-
-def test_functions_beside_each_other(jobs: Scheduler) -> None:
-    told = result(jobs, run(jobs, kinds.AsyncCompute("many")))
-    assert [value for value, _ in told] == [n * n for n in range(10)]
-
-
-@pytest.mark.case(63)
-def test_in_a_child_a_function_runs_where_it_is(jobs: Scheduler) -> None:
-    own, value, pid = result(jobs, run(jobs, kinds.ComputeInside()))
-    assert (value, pid) == (9, own)
-
-
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("refuse", "LookupError: not 3"),
-        ("die", "ProcessDied: its process was killed by SIGKILL"),
-        ("lambda", "is a lambda, where nothing can import it"),
-    ],
-)
-def test_functions_that_fail(jobs: Scheduler, what: str, says: str) -> None:
-    assert says in error_of(jobs, kinds.Compute(what))
-    serves_on(jobs)
-
-
-@pytest.mark.case(17, 48)
-@pytest.mark.parametrize("kind", [kinds.Compute, kinds.AsyncCompute])
-@pytest.mark.parametrize("how", ["timeout", "cancel"])
-def test_a_function_ends_with_what_waits_for_it(jobs: Scheduler, mark: str, kind: Any, how: str) -> None:
-    builder = jobs.task(kind("hang"))
-    task_id = (builder.timeout(0.3) if how == "timeout" else builder).schedule()
-    if how == "cancel":
-        until(lambda: state(jobs, task_id) == "running", "it runs")
-        jobs.cancel_task(task_id)
-    jobs.wait([task_id], timeout=PATIENCE)
-    (attempt,) = attempts(jobs, task_id)
-    if how == "cancel":
-        assert str(attempt.outcome) == "cancelled"
-    else:
-        assert attempt.error_class == "TaskTimeout"
-    pool = jobs.engine.desk.processes
-    assert pool is not None
-    until(lambda: not any(child.jobs for child in list(pool.brood.children.values())), "its process has ended")
-    serves_on(jobs)
-
-
 # levels
 
 
 @pytest.mark.case(60)
-def test_a_high_task_does_not_wait_for_lower_ones(database: Database, mark: str) -> None:
+def test_a_high_task_does_not_wait_for_lower_ones(database: Database, lent: None) -> None:
     jobs = started(database, processes=1)
     held = jobs.task(kinds.Ask()).priority("low").schedule()
     until(lambda: state(jobs, held) == "running", "it runs")
@@ -689,7 +571,7 @@ def test_a_high_task_does_not_wait_for_lower_ones(database: Database, mark: str)
 
 
 @pytest.mark.case(60)
-def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(database: Database, mark: str) -> None:
+def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(database: Database, lent: None) -> None:
     jobs = started(database, processes=1)
     assert result(jobs, run(jobs, kinds.Pid())), "from now on its kind is known to be quick"
     held = jobs.task(kinds.Ask()).priority("low").schedule()
@@ -709,7 +591,7 @@ def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(datab
 
 
 @pytest.mark.case(60)
-def test_what_waits_for_a_child_is_not_claimed_and_handed_back_over_and_over(database: Database, mark: str) -> None:
+def test_what_waits_for_a_child_is_not_claimed_and_handed_back_over_and_over(database: Database, lent: None) -> None:
     jobs = started(database, processes=1)
     held = jobs.task(kinds.Ask()).schedule()
     until(lambda: state(jobs, held) == "running", "it runs")

@@ -13,7 +13,7 @@ import pytest
 from faults import isolated as kinds
 from faults.harness import Fleet, Process, all_ended, attempts, counts, history, result, rows, state, unfinished, until
 from scheduler import Scheduler, Task
-from support.databases import Database
+from support.databases import Database, one_database
 from support.leftovers import MARK, marked, none_left
 
 pytestmark = pytest.mark.faults
@@ -48,6 +48,7 @@ WORST: list[tuple[Task, str]] = [
 
 
 @pytest.mark.case(17, 66)
+@one_database
 def test_a_daemon_serves_on_after_the_worst(fleet: Fleet, jobs: Scheduler, mark: str) -> None:
     daemon = fleet.daemon(**OPTIONS)
     for task, error in WORST:
@@ -67,6 +68,7 @@ def test_a_daemon_serves_on_after_the_worst(fleet: Fleet, jobs: Scheduler, mark:
 
 @pytest.mark.case(6)
 @pytest.mark.parametrize("kind", [kinds.Hang, kinds.Ask, kinds.Bomb])
+@one_database
 def test_nothing_outlives_a_daemon_that_is_killed(
     fleet: Fleet, jobs: Scheduler, mark: str, tmp_path: Path, kind: type[Task]
 ) -> None:
@@ -110,6 +112,7 @@ def test_a_drain_that_takes_too_long_kills_and_hands_back(
     assert history(jobs, task_id) == [(1, "handed back")]
 
 
+@one_database
 def test_children_have_the_state_that_the_configuration_names(fleet: Fleet, jobs: Scheduler, mark: str) -> None:
     fleet.daemon(**OPTIONS, tasks__state='"faults.isolated:make_state"')
     ids = [jobs.task(kinds.State()).schedule() for _ in range(4)]
@@ -118,6 +121,7 @@ def test_children_have_the_state_that_the_configuration_names(fleet: Fleet, jobs
         assert told["made"] == 1
 
 
+@one_database
 def test_lines_of_children_are_the_daemons_own(fleet: Fleet, jobs: Scheduler, mark: str) -> None:
     daemon = fleet.daemon(**OPTIONS, log__format='"json"')
     task_id = jobs.task(kinds.Report()).schedule()
@@ -128,6 +132,7 @@ def test_lines_of_children_are_the_daemons_own(fleet: Fleet, jobs: Scheduler, ma
         assert '"kind":"Report"' in line
 
 
+@one_database
 def test_an_idle_daemon_has_no_other_process(fleet: Fleet, jobs: Scheduler, mark: str) -> None:
     daemon = fleet.daemon(**OPTIONS)
     jobs.task(kinds.Bystander()).schedule()

@@ -20,6 +20,8 @@ from support.leftovers import stopping_engines
 from support.session import directory_in_memory, locked, shared_directory
 
 DIALECTS = ("sqlite", "postgresql")
+# A test's mark: what it is about touches no database, only something has to hold its tasks.
+one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 
 
 @dataclass(frozen=True)

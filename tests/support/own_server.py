@@ -14,32 +14,34 @@ from typing import Any
 from support import postgres_server
 from support.session import locked, shared_directory
 
+JOBS = "jobs"  # a database that is there, and migrated, in each of a run
+
 
 class OwnServer:
     """See the module. Listens on a Unix socket in ``directory`` only; ``settings`` come on top of the usual ones.
 
-    ``place``: where to keep it, outside of a test run.
+    ``place``: where to keep one that is made anew, outside of a test run; in one they are copies of the first.
     """
 
     def __init__(self, place: Path | None = None, **settings: str) -> None:
-        if place is None:
-            place = shared_directory()
-            with locked("postgres.lock"):
-                self._binaries = postgres_server._binaries(place)
-        else:
-            self._binaries = postgres_server._binaries(place)
+        self._copied = place is None
+        template = _template() if place is None else None
+        place = place or shared_directory()
+        self._binaries = postgres_server._binaries(place)
         self.directory = Path(tempfile.mkdtemp(prefix="s", dir=place))
         self.directory.chmod(0o755)
         self.data = self.directory / "pg"
-        self.data.mkdir(mode=0o700)
-        if os.geteuid() == 0:
-            nobody = pwd.getpwnam("nobody")
-            os.chown(self.data, nobody.pw_uid, nobody.pw_gid)
         self._settings = {**postgres_server.SETTINGS, **settings}
-        postgres_server._run(
-            self._binaries / "initdb",
-            *("-D", self.data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"),
-        )
+        if template is None:
+            self.data.mkdir(mode=0o700)
+            _give_away(self.data)
+            postgres_server._run(
+                self._binaries / "initdb",
+                *("-D", self.data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"),
+            )
+        else:
+            shutil.copytree(template, self.data)
+            _give_away(self.data, *self.data.rglob("*"))
         self.start()
 
     @property
@@ -76,10 +78,12 @@ class OwnServer:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description is not None else []
 
-    def migrated(self, name: str = "jobs") -> str:
+    def migrated(self, name: str = JOBS) -> str:
         """The URL of a new database with our tables."""
         from scheduler.store.migrate import upgrade
 
+        if self._copied and name == JOBS:
+            return self.url(name)
         self.sql(f'CREATE DATABASE "{name}"')
         upgrade(self.url(name))
         return self.url(name)
@@ -98,3 +102,26 @@ class OwnServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _template() -> Path:
+    """The data directory of a server that has ended, made once in a run: making and migrating one takes seconds."""
+    place = shared_directory()
+    template = place / "own-server"
+    with locked("postgres.lock"):
+        if not template.exists():
+            draft = OwnServer(place)
+            draft.migrated()
+            draft.stop()
+            (draft.data / "log").unlink()
+            draft.data.rename(template)
+            draft.close()
+    return template
+
+
+def _give_away(*paths: Path) -> None:
+    """To whom PostgreSQL runs as."""
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        for path in paths:
+            os.chown(path, nobody.pw_uid, nobody.pw_gid)

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from support.warm import Forked, warm
+
 PATIENCE = 60.0  # seconds until a test gives up waiting; nothing ever waits this long
 Lines = queue.Queue[str | None]
 
@@ -20,10 +22,16 @@ Lines = queue.Queue[str | None]
 class Child:
     """A Python program under test. Reads stdout and stderr line by line; nothing of them is ever missed."""
 
-    def __init__(self, place: Path, arguments: tuple[str, ...], environ: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=place, env=environ, stdin=-1, stdout=-1, stderr=-1, text=True
-        )
+    def __init__(
+        self, place: Path, arguments: tuple[str, ...], environ: dict[str, str], executed: bool = False
+    ) -> None:
+        self.process: subprocess.Popen[str] | Forked
+        if arguments[:2] == ("-m", "scheduler.daemon") and warm.can(environ) and not executed:
+            self.process = warm.start_heard(arguments[1], arguments[2:], place, environ)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, *arguments], cwd=place, env=environ, stdin=-1, stdout=-1, stderr=-1, text=True
+            )
         self.out: Lines = queue.Queue()
         self.err: Lines = queue.Queue()
         self.seen: list[str] = []
@@ -117,11 +125,14 @@ class Nursery:
         self.systemd = Systemd(f"@schedd-{os.getpid()}-{place.name}"[:100])  # abstract: no path is too long
         self._children: list[Child] = []
 
-    def start(self, *arguments: str, **environ: str) -> Child:
-        """Start Python with these arguments, JSON lines on stderr, and these variables besides our own."""
+    def start(self, *arguments: str, executed: bool = False, **environ: str) -> Child:
+        """Start Python with these arguments, JSON lines on stderr, and these variables besides our own.
+
+        A daemon is forked from a process that has imported what it needs, unless it has to be ``executed``.
+        """
         ours = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDD_")}
         added = {"NOTIFY_SOCKET": self.systemd.address, "SCHEDD_LOG__FORMAT": "json"}
-        child = Child(self.place, arguments, ours | added | environ)
+        child = Child(self.place, arguments, ours | added | environ, executed)
         self._children.append(child)
         return child
 

@@ -1,0 +1,106 @@
+"""The process that forks child processes: it may die, be stopped, or hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults import isolated as kinds
+from faults.harness import history, result, until
+from faults.pools import PATIENCE, end, fork_server, noted, run, serves_on, started
+from scheduler import Scheduler, TaskFailedError
+from scheduler.engine import patience
+from scheduler.engine.nursery import Nursery
+from scheduler.store.why import why
+from support.databases import Database, one_database
+from support.leftovers import marked
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture
+def jobs(database: Database, mark: str) -> Iterator[Scheduler]:
+    made = started(database)
+    yield made
+    end(made)
+
+
+def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path) -> None:
+    task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
+    noted(tmp_path / "notes", "start")
+    os.kill(fork_server(jobs), signal.SIGKILL)
+    with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
+        jobs.result(task_id, timeout=PATIENCE)
+    serves_on(jobs)
+
+
+@one_database
+def test_what_bodies_had_started_ends_with_the_fork_server(jobs: Scheduler, mark: str) -> None:
+    """It ran on, beside the task's next attempt."""
+
+    def program() -> list[str]:
+        return [line for line in marked(mark) if "signal.signal(15" in line]
+
+    task_id = jobs.task(kinds.Program()).schedule()
+    until(program, "the program runs")
+    os.kill(fork_server(jobs), signal.SIGKILL)
+    with pytest.raises(TaskFailedError, match="died together with the one that forks them"):
+        jobs.result(task_id, timeout=PATIENCE)
+    assert not program()
+    serves_on(jobs)
+
+
+@pytest.fixture
+def single(database: Database, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
+    """With one child at most, which is there; it does not wait long for its fork server."""
+    monkeypatch.setattr(patience, "ASK", 0.1)
+    monkeypatch.setattr(patience, "LOOK", 0.1)
+    monkeypatch.setattr(patience, "SILENT", 0.5)
+    made = started(database, processes=1)
+    serves_on(made)
+    yield made
+    end(made)
+
+
+def stop_with_child(jobs: Scheduler) -> None:
+    """Stop the fork server, and kill the child: its end is told by nobody."""
+    pid = result(jobs, run(jobs, kinds.Pid()))["pid"]
+    os.kill(fork_server(jobs), signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+
+
+@one_database
+def test_a_fork_server_that_was_stopped_goes_on(single: Scheduler) -> None:
+    """What waited for a child waited until somebody let it go on, and nobody was told."""
+    server = fork_server(single)
+    stop_with_child(single)
+    task_id = run(single, kinds.Pid())
+    assert history(single, task_id)[-1] == (1, "succeeded")
+    assert fork_server(single) == server
+
+
+def test_a_fork_server_that_hangs_is_replaced(
+    single: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until then it is told why the task does not begin."""
+    server = fork_server(single)
+    monkeypatch.setattr(Nursery, "go_on", lambda nursery: None)
+    stop_with_child(single)
+    task_id = single.task(kinds.Pid()).schedule()
+
+    def said() -> str:
+        with single.database.read() as connection:
+            return str(why(connection, task_id, single.database.now()))
+
+    until(lambda: "waits for a child process: none can be started" in said(), "it is said")
+    assert f"forks child processes, {server}, has not answered" in caplog.text
+    pool = single.engine.desk.processes
+    assert pool is not None
+    monkeypatch.setattr(patience, "SILENT_TOO_LONG", pool.patience._silence + 1)
+    single.wait([task_id], timeout=PATIENCE)
+    assert history(single, task_id)[-1] == (1, "succeeded")
+    assert fork_server(single) != server
