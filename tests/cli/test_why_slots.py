@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler import AsyncContext, Context, Task
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, engine_of, ring_and_step
 from support.fleet import until
 
 from .conftest import Ctl
@@ -33,6 +33,8 @@ def worker(live: Bench, high: Any = (0, 0), medium: Any = (0, 0), low: Any = (0,
     made = live.worker(pools={"high": high, "medium": medium, "low": low}, **options)
     for kind in (Thread, Coroutine, Apart):
         made.register(kind)
+    desk = engine_of(made).desk
+    desk.options = desk.options._replace(give_back=600.0)  # nothing that it claims ever starts
     ring_and_step(made)
 
 
