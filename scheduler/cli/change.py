@@ -122,6 +122,7 @@ def _retry_failed(session: Session, limit: int, downstream: bool, filters: dict[
         wanted = Filter(before=database.now() + 1, **filters)  # what fails again meanwhile is for another call
     done, conflicts = in_batches(
         limit,
+        "retried",
         lambda count, after: session.write(
             lambda c: redrive(c, database.now(), wanted, limit=count, downstream=downstream, after=after)
         ),

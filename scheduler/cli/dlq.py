@@ -239,6 +239,7 @@ def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) ->
         wanted = wanted._replace(before=database.now() + 1)  # what dies again meanwhile is for another call
     done, conflicts = in_batches(
         limit,
+        "replayed",
         lambda count, after: session.write(
             lambda c: replay_some(c, database.now(), wanted, limit=count, by=actor, after=after)
         ),
@@ -256,13 +257,23 @@ def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) ->
     return exits.CONFLICT if conflicts else exits.DONE
 
 
-def in_batches(limit: int, batch: Callable[[int, tuple[int, int]], Any]) -> tuple[list[int], dict[int, int]]:
-    """Do up to ``limit`` in batches of 100, each beginning where the one before ended. Returns ids, and conflicts."""
+def in_batches(limit: int, what: str, batch: Callable[[int, tuple[int, int]], Any]) -> tuple[list[int], dict[int, int]]:
+    """Do up to ``limit`` in batches of 100, each beginning where the one before ended. Returns ids, and conflicts.
+
+    Should one fail: says how many were ``what`` (such as "retried") by then.
+    """
+    from scheduler.model.texts import counted
+
     done: list[int] = []
     conflicts: dict[int, int] = {}
     after, more = (0, 0), True
     while more and len(done) < limit:
-        one = batch(min(_TOGETHER, limit - len(done)), after)
+        try:
+            one = batch(min(_TOGETHER, limit - len(done)), after)
+        except BaseException:
+            if done:
+                note(f"broke off: {counted(len(done), 'task')} {what} by then")
+            raise
         done += one.ids
         conflicts |= one.conflicts
         after, more = one.last, one.more

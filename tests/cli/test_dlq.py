@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from scheduler import StoreUnavailableError
+from scheduler.cli.session import Session
 from support.bench import Bench, Soft, Step
 
 from .conftest import Ctl
@@ -148,6 +150,27 @@ def test_replay_all_is_bounded(ctl: Ctl, live: Bench) -> None:
     assert ctl.json("dlq", "replay-all", "--older-than", "2h")["replayed"] == [soft]
     assert ctl("dlq", "replay-all").stdout == "7 tasks replayed, 0 left\n"
     ctl.fails(2, "dlq", "replay-all", "--limit", 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"), [(("dlq", "replay-all"), "replayed"), (("retry", "--kind", "Step"), "retried")]
+)
+def test_what_was_done_is_told_when_it_breaks_off(
+    command: tuple[str, ...], told: str, ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = live.die(*(f"m{i}" for i in range(5)))
+    written = Session.write
+
+    def breaks_off(self: Session, work: Any) -> Any:
+        if live.states(*made).count("scheduled") == 4:
+            raise StoreUnavailableError("the server is away")
+        return written(self, work)
+
+    monkeypatch.setattr("scheduler.cli.dlq._TOGETHER", 2)
+    monkeypatch.setattr(Session, "write", breaks_off)
+    said = ctl.fails(5, *command)
+    assert said.startswith(f"schedctl: broke off: 4 tasks {told} by then\n")
+    assert "the server is away" in said
 
 
 @pytest.mark.case(22)
