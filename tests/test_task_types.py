@@ -48,6 +48,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("unknown option 'colour'; there are concurrency_key, dead_letter,", {"colour": "red"}),
     ("kind 'two words' is not a name", {"kind": "two words"}),
     ("kind 5 is not a name", {"kind": 5}),
+    ("kind '' is not a name", {"kind": ""}),
     ("kind '1st' is not a name", {"kind": "1st"}),
     ("is not a name", {"kind": "k" * 201}),
     ("queue '!' is not a name", {"queue": "!"}),

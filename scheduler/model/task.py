@@ -91,7 +91,8 @@ OPTION_NAMES = frozenset(OptionArgs.__annotations__)
 
 def make_options(default_kind: str, args: dict[str, Any]) -> TaskOptions:
     """Check the options of one type. Raises ConfigError that names the kind and the option."""
-    kind = check_name("kind", args.get("kind") or default_kind)
+    given = args.get("kind")
+    kind = check_name("kind", default_kind if given is None else given)
     try:
         return TaskOptions(**_checked(kind, args))
     except ConfigError as error:
