@@ -7,7 +7,7 @@ due task a worker claims; it is told, and says whether that was allowed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from stateful.recurring import Recurring
@@ -103,6 +103,7 @@ class Task:
     aside: Set | None = None  # replaced while a worker holds it: takes its place when the attempt ends
     again: bool = False  # and is to run then, unless it was cancelled since
     replaced: int = 0
+    late: bool = False  # was kept for a child that did not succeed, so it may stay for a day more
 
     @property
     def all_edges(self) -> dict[int, tuple[str, str]]:
@@ -485,16 +486,27 @@ class Model:
         t.claim, t.worker, t.begun, t.awaits = claim, worker, True, None
         return t
 
-    def sweep(self, now: int, success: float, failed: float, outcomes: float) -> None:
-        """Remove what has outlived its retention and that nothing live refers to; forget old outcomes."""
+    def sweep(self, now: int, stored: Collection[int], success: float, failed: float, outcomes: float) -> None:
+        """Remove what has outlived its retention and that nothing live refers to; forget old outcomes.
+
+        Of those that may stay longer, what is no longer ``stored``.
+        """
         needed = {p for t in self.tasks.values() if t.live for p in t.all_edges}
         needed |= {t.id for t in self.tasks.values() if t.spawned_by in self.tasks and self.tasks[t.spawned_by].live}
+        for t in self.tasks.values():  # whose child may be retried, and read its result
+            if t.state in ENDS and t.state != "success":
+                for p in (p for p, (when, _) in t.edges.items() if when in ("success", "finished")):
+                    if p in self.tasks and self.tasks[p].state == "success":
+                        needed.add(p)
+                        self.tasks[p].late = True
         expired = []
         for t in self.tasks.values():
             kept = success if t.state == "success" else failed
             if t.live or t.id in needed or t.finished_at is None or t.finished_at >= now - kept * SECOND:
                 continue
             if t.state == "success" and (t.result_until > now or (t.key_until or 0) > now):
+                continue
+            if t.late and t.id in stored:
                 continue
             expired.append(t.id)
         for i in expired:

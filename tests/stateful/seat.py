@@ -341,7 +341,7 @@ class Seat:
     def _upkeep(self) -> None:
         now = self.clock.now()
         if self._at("sweep", SWEEP_EVERY):
-            self.model.sweep(now, **KEPT)
+            self.model.sweep(now, stored_ids(self.jobs), **KEPT)
         expected = self.model.tick(now, GRACE * SECOND)
         new = [r for r in slot_rows(self.jobs) if r.id not in self.model.tasks]
         if sorted((r.schedule, r.slot) for r in new) != sorted(expected):
@@ -434,6 +434,10 @@ class Seat:
 
 def slot_rows(jobs: Scheduler) -> Iterator[Any]:
     yield from rows(jobs, "SELECT id, schedule, slot, key FROM schedd_tasks WHERE slot IS NOT NULL ORDER BY id")
+
+
+def stored_ids(jobs: Scheduler) -> set[int]:
+    return {row.id for row in rows(jobs, "SELECT id FROM schedd_tasks")}
 
 
 def held_rows(jobs: Scheduler, wid: int) -> Iterator[Any]:

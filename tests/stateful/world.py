@@ -15,7 +15,7 @@ from scheduler.store.dialect import prepared
 from scheduler.testing import FakeClock
 from stateful.model import HELD, SECOND, Model, Set, Task, Wrong
 from stateful.recurring import Recurring
-from stateful.seat import GRACE, KEPT, LEASE, LONGEST_WAIT, POOLS, Hard, Row, Seat, Soft, event_of
+from stateful.seat import GRACE, KEPT, LEASE, LONGEST_WAIT, POOLS, Hard, Row, Seat, Soft, event_of, stored_ids
 
 KINDS: dict[str, Any] = {"Hard": Hard, "Soft": Soft}
 LEVELS = ("high", "medium", "low")
@@ -254,7 +254,7 @@ class World:
 
     def cleanup(self, hours: float) -> None:
         self.caller.cleanup_completed_tasks(hours)
-        self.model.sweep(self.now, hours * 3600, 1e9, 1e9)
+        self.model.sweep(self.now, stored_ids(self.caller), hours * 3600, 1e9, 1e9)
 
     # what happens to workers
 
