@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +10,10 @@ import pytest
 from scheduler import Context, Scheduler, task
 from scheduler.engine.lanes import STRETCH
 from scheduler.store.claim import lane_heads
-from scheduler.testing import drain, engine_of
+from scheduler.testing import FakeClock, drain, engine_of
+from support.databases import Database
 from support.fleet import Fleet, no_autovacuum, rows, run_claimed, step, write
+from support.own_server import OwnServer
 
 READ = "SELECT idx_tup_read AS n FROM pg_stat_user_indexes WHERE indexrelname = 'ix_schedd_tasks_ready'"
 
@@ -113,13 +115,26 @@ def one_row(jobs: Scheduler) -> float:
     return (meter.read() - before) / STRETCH
 
 
+@pytest.fixture
+def undisturbed(dialect: str, clock: FakeClock, request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    """On PostgreSQL a server that nobody else uses: while anybody there, in whatever database, holds a transaction, the
+    index's dead rows cannot be forgotten, and are counted each time."""
+    if dialect == "sqlite":
+        yield request.getfixturevalue("fleet")
+        return
+    with OwnServer() as server:
+        made = Fleet(Database(server.migrated(), dialect), clock)
+        yield made
+        made.close()
+
+
 @pytest.mark.parametrize(
     ("ready", "keys"), [(2_000, 1_000), pytest.param(100_000, 10_000, marks=pytest.mark.soak)], ids=["small", "large"]
 )
 def test_what_may_not_be_claimed_costs_a_claim_nothing(
-    fleet: Fleet, tell: Callable[[str], None], ready: int, keys: int
+    undisturbed: Fleet, tell: Callable[[str], None], ready: int, keys: int
 ) -> None:
-    jobs = fleet.worker(plain, narrow, each, queues=["default"])
+    jobs = undisturbed.worker(plain, narrow, each, queues=["default"])
     step(jobs)
     if jobs.database.dialect.name == "postgresql":
         no_autovacuum(jobs)
@@ -133,7 +148,7 @@ def test_what_may_not_be_claimed_costs_a_claim_nothing(
     obstructed = cost(jobs)
     extra = (obstructed - free) / one_row(jobs)
     tell(f"rows of the ready index read per task claimed: {extra:.2f} more than without it")
-    assert extra <= 9, "and the task's own"
+    assert extra <= (2 if jobs.database.dialect.name == "postgresql" else 9), "and the task's own"
 
 
 def test_every_lane_is_found_though_a_turn_looks_at_a_stretch(fleet: Fleet) -> None:
