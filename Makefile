@@ -6,8 +6,8 @@ VENV ?= $(if $(filter file,$(origin PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.schedd-installed
 PYTEST_ARGS ?=
-# One more than there are cores: many tests wait for child processes, or for a clock.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Twice as many as there are cores: many tests wait for child processes, or for a clock.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test soak faults vm cases mutants lint format bench bench-check clean

@@ -486,13 +486,23 @@ class Model:
         t.claim, t.worker, t.begun, t.awaits = claim, worker, True, None
         return t
 
-    def sweep(self, now: int, stored: Collection[int], success: float, failed: float, outcomes: float) -> None:
+    def sweep(
+        self,
+        now: int,
+        stored: Collection[int],
+        success: float,
+        failed: float,
+        outcomes: float,
+        *,
+        late: bool = False,
+    ) -> None:
         """Remove what has outlived its retention and that nothing live refers to; forget old outcomes.
 
-        Of those that may stay longer, what is no longer ``stored``.
+        Of those that may stay longer, what is no longer ``stored``. ``late``: only these, which go between sweeps, too.
         """
         needed = {p for t in self.tasks.values() if t.live for p in t.all_edges}
-        needed |= {t.id for t in self.tasks.values() if t.spawned_by in self.tasks and self.tasks[t.spawned_by].live}
+        unfinished = {t.id for t in self.tasks.values() if t.state != "success"}
+        needed |= {t.id for t in self.tasks.values() if t.spawned_by in unfinished}
         for t in self.tasks.values():  # whose child may be retried, and read its result
             if t.state in ENDS and t.state != "success":
                 for p in (p for p, (when, _) in t.edges.items() if when in ("success", "finished")):
@@ -506,11 +516,13 @@ class Model:
                 continue
             if t.state == "success" and (t.result_until > now or (t.key_until or 0) > now):
                 continue
-            if t.late and t.id in stored:
+            if (t.late and t.id in stored) or (late and not t.late):
                 continue
             expired.append(t.id)
         for i in expired:
             self.gone[i] = (self.tasks.pop(i).state, now)
+        if late:
+            return
         named = {p for t in self.tasks.values() for p in t.all_edges}
         for i in [i for i, (_, at) in self.gone.items() if at < now - outcomes * SECOND and i not in named]:
             del self.gone[i]

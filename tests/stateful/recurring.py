@@ -25,6 +25,14 @@ class Recurring:
     def after(self, instant: int) -> int:
         return self.anchor + (max(0, (instant - self.anchor) // self.every) + 1) * self.every
 
+    def resume(self, now: int) -> None:
+        """Go on with the next slot, also where a clock that was ahead has found a later one."""
+        if self.paused:
+            self.anchor = min(self.anchor, now) if self.next_at > now else self.anchor
+            later = self.after(now)
+            self.next_at = later if self.next_at <= now else min(self.next_at, later)
+        self.paused = False
+
     def fires(self, now: int, grace: int) -> list[int]:
         """The slots to run now; moves on to the next one."""
         due = list(range(self.next_at, now + 1, self.every))

@@ -23,6 +23,7 @@ REAP_EVERY = 2.0
 TOLD_EVERY = 0.25
 SWEEP_EVERY = 60.0
 GIVE_BACK = 1.0
+BESIDE = 1  # seconds
 MARK_AFTER = 0.005
 GRACE = 10
 KEPT = {"success": 40.0, "failed": 90.0, "outcomes": 100_000.0}
@@ -340,8 +341,9 @@ class Seat:
 
     def _upkeep(self) -> None:
         now = self.clock.now()
-        if self._at("sweep", SWEEP_EVERY):
-            self.model.sweep(now, stored_ids(self.jobs), **KEPT)
+        sweeps = self._at("sweep", SWEEP_EVERY)
+        if sweeps or any(t.late for t in self.model.tasks.values()):
+            self.model.sweep(now, stored_ids(self.jobs), **KEPT, late=not sweeps)
         expected = self.model.tick(now, GRACE * SECOND)
         new = [r for r in slot_rows(self.jobs) if r.id not in self.model.tasks]
         if sorted((r.schedule, r.slot) for r in new) != sorted(expected):
@@ -358,7 +360,8 @@ class Seat:
 
     def _turn(self, *, claiming: bool) -> None:
         now, mono = self.clock.now(), self.clock.monotonic()
-        late = [b for b in self.bodies.values() if b.thread is None and b.handed_at <= mono - GIVE_BACK]
+        waiting = [b for b in self.bodies.values() if b.thread is None and not b.over]
+        late = [b for b in waiting if b.handed_at <= mono - GIVE_BACK]
         back = [Outcome(b.task, b.claim, b.number, "scheduled", "", False, now, None, 1) for b in late]
         outcomes, self.reported = self.reported + back, []
         self.model.finish(self.wid, outcomes, now)
@@ -390,6 +393,7 @@ class Seat:
     def _claims(self, now: int, mono: float) -> None:
         idle = self.alone is None
         young = [b for b in self.bodies.values() if b.thread is None or b.begun_at > mono - ALONE_FOR]
+        lost = {b.task for b in self.bodies.values() if b.lost}
         new = [row for row in held_rows(self.jobs, self.wid) if (row.id, row.claim) not in self.bodies]
         for row in new:
             postgresql = self.jobs.database.dialect.name == "postgresql"
@@ -402,7 +406,12 @@ class Seat:
                 raise Wrong(f"task {t.id} of level {t.level} went to pool {attempt.pool}")
             if t.alone and (len(new) > 1 or young):
                 raise Wrong(f"suspect {t.id} does not run alone: {young}")
-            self.alone = body if t.alone else self.alone
+            if t.id in lost:  # its last body has not ended here: it goes back, so as not to run beside that
+                body.over = True
+                later = now + BESIDE * SECOND
+                self.reported.append(Outcome(t.id, t.claim, t.attempt, "scheduled", "", False, now, later, 1))
+            elif t.alone:
+                self.alone = body
         if new and not idle:
             raise Wrong(f"{[row.id for row in new]} claimed beside a suspect")
         if self.rows[self.wid].dead:

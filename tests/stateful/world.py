@@ -248,9 +248,7 @@ class World:
         elif what == "pause":
             one.paused = True
         elif what == "resume":
-            if one.paused and one.next_at <= self.now:
-                one.next_at = one.after(self.now)
-            one.paused = False
+            one.resume(self.now)
 
     def cleanup(self, hours: float) -> None:
         self.caller.cleanup_completed_tasks(hours)
