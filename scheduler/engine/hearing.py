@@ -69,6 +69,7 @@ class Hearing:
         if child.talk_over:
             self._brood.unwatch(child.talk)
             self._brood.kill(child)  # it has died, or a body closed what it talks with
+            self._feeding.take_back(child)  # that end may be told late: what it has not begun need not wait
 
     def read(self, child: Child) -> None:
         self._read_output(child)

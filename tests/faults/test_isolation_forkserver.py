@@ -83,14 +83,25 @@ def test_a_fork_server_that_was_stopped_goes_on(single: Scheduler) -> None:
     assert fork_server(single) == server
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["waits", "was given to the child"])
 def test_a_fork_server_that_hangs_is_replaced(
-    single: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    given: bool, single: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Until then it is told why the task does not begin."""
     server = fork_server(single)
     monkeypatch.setattr(Nursery, "go_on", lambda nursery: None)
-    stop_with_child(single)
-    task_id = single.task(kinds.Pid()).schedule()
+    if given:
+        pool = single.engine.desk.processes
+        assert pool is not None
+        (child,) = pool.brood.children.values()
+        os.kill(child.pid, signal.SIGSTOP)
+        task_id = single.task(kinds.Pid()).schedule()
+        until(lambda: child.jobs, "it is given to the child")
+        os.kill(server, signal.SIGSTOP)
+        os.kill(child.pid, signal.SIGKILL)
+    else:
+        stop_with_child(single)
+        task_id = single.task(kinds.Pid()).schedule()
 
     def said() -> str:
         with single.database.read() as connection:
