@@ -71,6 +71,12 @@ def stop_with_child(jobs: Scheduler) -> None:
     pid = result(jobs, run(jobs, kinds.Pid()))["pid"]
     os.kill(fork_server(jobs), signal.SIGSTOP)
     os.kill(pid, signal.SIGKILL)
+    until(lambda: state_of(pid) == "Z", "it has died, and takes nothing more")
+
+
+def state_of(pid: int) -> str:
+    """What the kernel says of a process: T stopped, Z dead."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @one_database
@@ -95,6 +101,7 @@ def test_a_fork_server_that_hangs_is_replaced(
         assert pool is not None
         (child,) = pool.brood.children.values()
         os.kill(child.pid, signal.SIGSTOP)
+        until(lambda: state_of(child.pid) == "T", "it takes nothing")
         task_id = single.task(kinds.Pid()).schedule()
         until(lambda: child.jobs, "it is given to the child")
         os.kill(server, signal.SIGSTOP)
