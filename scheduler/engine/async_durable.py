@@ -10,7 +10,8 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scheduler.engine.durable import Ask, Block, Call, Durable, Load, Plan, suspend
+from scheduler.engine.durable import Durable, suspend
+from scheduler.engine.durable_plan import Ask, Block, Call, Load, Plan
 from scheduler.engine.logs import current_attempt
 from scheduler.errors import Interrupted
 

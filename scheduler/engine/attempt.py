@@ -189,10 +189,11 @@ def _strict(attempt: Attempt) -> bool:
 
 def _look_back(attempt: Attempt, runtime: Runtime) -> None:
     from scheduler.engine.durable import Durable
+    from scheduler.engine.sync_durable import drive
 
     if attempt.durable is None:
         attempt.durable = Durable(attempt, runtime)
-    attempt.durable.read_recorded()
+    drive(attempt.durable, attempt.durable.read_recorded())
 
 
 async def _end_tasks(attempt: Attempt) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 import msgspec
 
 from scheduler.engine.async_durable import busy, drive_async
-from scheduler.engine.durable import Durable, as_decorator, drive
+from scheduler.engine.durable import Durable, as_decorator
 from scheduler.engine.functions import Answer, wait_for, wait_for_async
+from scheduler.engine.sync_durable import drive
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.spec import TaskId
 from scheduler.model.texts import storable

@@ -1,24 +1,24 @@
 """Durable execution: what a handler does under a name is recorded, and a later attempt skips it.
 
-Each call is written once, as a generator of what has to be done outside (:class:`Ask`, :class:`Load`, :class:`Call`,
-:class:`Block`); ``drive`` and ``drive_async`` (async_durable.py) carry that out for threads and for coroutines.
+Each call is written once, as a generator of what has to be done outside (durable_plan.py); ``drive`` (sync_durable.py)
+and ``drive_async`` (async_durable.py) carry that out for threads and for coroutines.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from scheduler.engine.durable_plan import Ask, Block, Call, Load, Plan
 from scheduler.errors import DeterminismError, LeaseLost, PermanentError, Suspended
 from scheduler.model.checkpoint import (
     CAUGHT,
@@ -66,37 +66,6 @@ class Frame:
 
 
 inside: ContextVar[Frame | None] = ContextVar("schedd_frame", default=None)
-
-
-class Ask(NamedTuple):
-    """Ask the engine; the answer is the request's."""
-
-    what: str
-    args: Mapping[str, Any]
-
-
-class Load(NamedTuple):
-    """Read something, see ``Runtime.load``."""
-
-    what: str
-    args: Mapping[str, Any]
-
-
-class Call(NamedTuple):
-    """Call the user's function; the answer is what it returns."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-class Block(NamedTuple):
-    """Nothing to do before ``until`` (microseconds): there is no answer, the handler is unwound."""
-
-    until: int
-
-
-Plan = Generator[Ask | Load | Call | Block, Any, T]
 
 
 class Durable:
@@ -338,7 +307,7 @@ class Durable:
 
     def _find(self, label: str, sort: Sort) -> Plan[Recorded | None]:
         """What is recorded under a name."""
-        found = (yield from self._read_recorded()).get(label)
+        found = (yield from self.read_recorded()).get(label)
         if found is None or found.sort is sort:
             return found
         said = f"{label!r} is recorded as {found.sort.label}, and is now {sort.label}"
@@ -346,7 +315,8 @@ class Durable:
         self._notes[label] = f"was {found.sort.label}"
         return None
 
-    def _read_recorded(self) -> Plan[Mapping[str, Recorded]]:
+    def read_recorded(self) -> Plan[Mapping[str, Recorded]]:
+        """What earlier attempts recorded, read once."""
         if self.replay.recorded is None:
             if self.attempt.claimed.claim == 1:
                 self.replay.recorded = {}  # nobody was here before
@@ -389,10 +359,6 @@ class Durable:
 
     # at the end
 
-    def read_recorded(self) -> None:
-        """Read what earlier attempts recorded, if nothing has asked for it yet. Not in a coroutine: it waits."""
-        drive(self, self._read_recorded())
-
     def finish(self) -> list[str]:
         """The handler has come to its end. Returns what is recorded and was never met, for :meth:`note`.
 
@@ -428,38 +394,6 @@ def result_of(end: Any) -> Any:
     if failure is not None:
         raise revived(failure)
     return None if text is None else msgspec.json.decode(text)
-
-
-def drive(durable: Durable, plan: Plan[T]) -> T:
-    """Carry out a call for a handler in a thread."""
-    try:
-        effect = next(plan)
-        while True:
-            try:
-                answer = _perform(durable, effect)
-            except BaseException as error:
-                effect = plan.throw(error)
-            else:
-                effect = plan.send(answer)
-    except StopIteration as done:
-        value: T = done.value
-        return value
-
-
-def _perform(durable: Durable, effect: Ask | Load | Call | Block) -> Any:
-    attempt, runtime = durable.attempt, durable.runtime
-    if isinstance(effect, Ask):
-        return runtime.request(attempt, effect.what, effect.args).result()
-    if isinstance(effect, Load):
-        return runtime.load(attempt, effect.what, effect.args)
-    if isinstance(effect, Call):
-        made = effect.function(*effect.args, **effect.kwargs)
-        if inspect.isawaitable(made):
-            if inspect.iscoroutine(made):
-                made.close()
-            raise PermanentError("an async function in a step needs an async handler: async def run(self, ctx)")
-        return made
-    raise suspend(attempt, effect.until)
 
 
 def suspend(attempt: Attempt, until: int) -> Suspended:

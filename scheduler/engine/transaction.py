@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.engine.async_durable import busy, in_thread_of
 from scheduler.engine.durable import Durable, Frame, inside
+from scheduler.engine.sync_durable import drive
 from scheduler.engine.verdict import result_text, success
 from scheduler.errors import Cancelled, Collided, Interrupted, LeaseLost, PermanentError, Retry, Snooze
 from scheduler.model.checkpoint import Sort, encoded
@@ -96,7 +97,7 @@ class _Scope:
             self._record(transaction, self._step)
 
     def _succeed(self, transaction: Transaction) -> None:
-        self.durable.read_recorded()
+        drive(self.durable, self.durable.read_recorded())  # in a thread, also of a coroutine
         unmet = self.durable.finish()
         outcome = success(self.attempt, self.runtime, result_text(transaction.result))
         done = effects.succeed(transaction, self._worker, outcome, self.runtime.now, self._wait)
