@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     Mutant(
         "a claim that nobody knows of is not forgotten",
-        (Change("scheduler/engine/turn.py", "return bool(deferred)", "return False"),),
+        (Change("scheduler/engine/doubts.py", "return bool(deferred)", "return False"),),
         ("tests/cases/test_review_engine.py",),
         "postgresql",
     ),
@@ -263,7 +263,7 @@ MUTANTS = (
     ),
     Mutant(
         "a claim that is committed late is looked for",
-        (Change("scheduler/engine/membership.py", "            self.turner.look_back()\n", ""),),
+        (Change("scheduler/engine/membership.py", "            self.turner.doubts.look_back()\n", ""),),
         ("tests/cases/test_unanswered.py",),
     ),
     Mutant(

@@ -107,7 +107,7 @@ class Membership:
         """Extend the lease; a new worker, if it was reclaimed. ``claims``: this one takes new work."""
         if self.lease.renew(connection, self.worker, not claims):
             self.guard.renewed()
-            self.turner.look_back()
+            self.turner.doubts.look_back()
         else:
             self._start_over(connection)
 

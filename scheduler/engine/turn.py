@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,25 +13,26 @@ from typing import TYPE_CHECKING, NamedTuple
 from scheduler.engine.answering import Answering
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.desk import Desk
+from scheduler.engine.doubts import Doubts
 from scheduler.engine.handout import HandOut
 from scheduler.engine.lanes import STRETCH, Lanes, got_of
 from scheduler.engine.ledger import Ledger
 from scheduler.engine.limits import Admission, Limits
 from scheduler.engine.plan import Plan
-from scheduler.engine.planner import ALONE, BATCH, QUICK, Planner
+from scheduler.engine.planner import BATCH, QUICK, Planner
 from scheduler.engine.pools import Slots, all_waiting, take_waiting
 from scheduler.engine.recorder import Recorder
 from scheduler.engine.settling import Ended, Pairs
+from scheduler.engine.suspects import Suspects
 from scheduler.engine.verdict import hand_back
 from scheduler.errors import StoreUnavailableError
-from scheduler.model import state as st
-from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.outcome import AttemptEnd
 from scheduler.model.registry import SlotKey
 from scheduler.ports import FAILPOINTS, FOREVER
 from scheduler.store import claim as claims
 from scheduler.store import waits
-from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead, Pick
-from scheduler.store.finish import Finished, finish
+from scheduler.store.claim import SUSPECT_LANE, Claimed, LaneHead
+from scheduler.store.finish import Finished
 from scheduler.store.outcomes import ContendedError
 from scheduler.store.ripe import Ripe
 
@@ -45,7 +45,6 @@ MARK_AFTER = 0.005  # seconds a body has run before its row is marked running: s
 HIGH = 0
 
 TURN = 0.012  # seconds that a turn should take at most: what was rung for meanwhile waits for its end
-DOUBTS = 600.0  # seconds after a failed turn for which what it claimed is looked for
 GATHER = 0.005  # seconds that a turn waits for such bodies' ends
 
 
@@ -116,12 +115,10 @@ class Turner:
         self.slots = slots
         self.limits = Limits(desk)
         self.worker = 0
-        self._unsure = False  # the last commit may or may not have been made
-        self._doubts_until = 0.0  # monotonic
-        # Starts that such a commit has counted: (task id, claim) -> kind, until when.
-        self._starts: dict[tuple[int, int], tuple[str, int]] = {}
+        self.doubts = Doubts(desk, self.limits)
         self._last_lane: LaneHead | None = None  # from which something was claimed
         self.planner = Planner(desk, slots, self.limits)
+        self.suspects = Suspects(desk, self.planner)
         self.ledger = Ledger(desk, self.planner, self.limits, recorder)
         self.lanes = Lanes(desk.monotonic)
         self.handout = HandOut(desk, slots, self.planner, holds=recorder is None)
@@ -139,19 +136,19 @@ class Turner:
         plan = self.planner.one_of(lane)
         if not plan.picks:
             return False
-        self._unsure = True  # until it is handed out
+        self.doubts.unsure = True  # until it is handed out
         try:
             with desk.database.single(connection) as c:
                 claimed = claims.claim_one(c, desk.database.dialect, self.worker, plan.picks[0], desk.now())
         except BaseException:
-            self._doubt()
+            self.doubts.arise()
             raise
         if claimed:
             FAILPOINTS.hit("after claim")
             self.handout.give(claimed, plan, {})
         else:
             self._last_lane = None  # each ring wakes all workers: let who was too late look only once
-        self._unsure = False
+        self.doubts.unsure = False
         return bool(claimed)
 
     def gather(self) -> None:
@@ -178,7 +175,7 @@ class Turner:
     def at_rest(self) -> bool:
         """Whether a turn would do nothing, should there be nothing to claim. Not while some place in the ready index is
         kept: only a turn knows how to look past what died in front of it."""
-        return not (self.desk.held or self.ledger.deferred or self._unsure or self.lanes.prefix.start)
+        return not (self.desk.held or self.ledger.deferred or self.doubts.unsure or self.lanes.prefix.start)
 
     def turn(
         self,
@@ -206,7 +203,7 @@ class Turner:
     ) -> TurnResult:
         turn = self._begin(claiming, extra, urgent, fresh)
         try:
-            if turn.quick and claiming and not (turn.ended.died or self._unsure):
+            if turn.quick and claiming and not (turn.ended.died or self.doubts.unsure):
                 turn.recording = self.ledger.begin(self.worker, turn.ended)
             with self.desk.database.write(connection) as c:
                 self._transact(c, turn)
@@ -241,7 +238,9 @@ class Turner:
         desk = self.desk
         turn.began = desk.monotonic()  # what other writers took before makes no turn of ours smaller
         now = turn.now = desk.now()
-        turn.unsure = self._unsure and self._give_back_unknown(c, now)
+        if self.doubts.unsure:
+            turn.unsure = self.doubts.give_back(c, self.worker, now)
+            self.lanes.forget()
         if turn.records:
             begin, claims_too = self.handout.release, turn.quick and turn.claiming
             turn.ended, turn.finished = self.ledger.write(
@@ -255,7 +254,7 @@ class Turner:
         started = self._started(held)
         if started:
             turn.marked = claims.mark_running(c, desk.database.dialect, self.worker, started)
-        self._absolve(c, turn.gone)
+        self.suspects.absolve(c, self.worker, turn.gone)
         if turn.claiming and not self.ledger.careful:
             self._claim(c, turn, held)
         ripe = turn.ripe
@@ -278,7 +277,7 @@ class Turner:
             lanes.claimed(plan.picks, claimed)
             if not lanes.whole:
                 lanes.keep(admission.admitted(due), plan.picks, claimed)
-        self._part(c, plan.picks, claimed)
+        self.suspects.part(c, self.worker, plan.picks, claimed)
         turn.start_by, turn.again = admission.start_by, admission.again
 
     def _due_high(self, c: sa.Connection, now: int) -> list[LaneHead]:
@@ -289,7 +288,7 @@ class Turner:
         finished, known = turn.finished, self.limits.known
         ready = turn.requests.woken + (finished.ready if finished else 0)
         told = finished is not None and finished.told  # what was replaced may run again
-        rely = turn.ended.over and not (ready or told or self._unsure or turn.requests or known)
+        rely = turn.ended.over and not (ready or told or self.doubts.unsure or turn.requests or known)
         due = self.lanes.look(c, self.planner.serves, turn.now, fresh=turn.fresh, rely=rely, ripe=turn.ripe)
         if self.lanes.whole:
             turn.every = due
@@ -303,10 +302,8 @@ class Turner:
         self.lanes.prefix.forget()  # what it has passed over was not claimed
         self.lanes.forget()
         if not isinstance(error, ContendedError):
-            self._doubt()
-        self._starts |= {
-            (c.id, c.claim): (c.kind, turn.start_by[c.kind]) for c in turn.claimed if c.kind in turn.start_by
-        }
+            self.doubts.arise()
+        self.doubts.keep(turn.claimed, turn.start_by)
         if turn.alone is not None:
             self.planner.alone = turn.alone
         turn.requests.put_back()
@@ -319,9 +316,9 @@ class Turner:
     def _conclude(self, connection: sa.Connection, turn: _Turn) -> TurnResult:
         """It is committed: tell who asked, put down what has ended, hand out what was claimed."""
         desk, ledger, ended, claimed, plan = self.desk, self.ledger, turn.ended, turn.claimed, turn.plan
-        self._unsure = turn.unsure or bool(claimed)  # until they are handed out
-        if self._starts and not turn.unsure:
-            self._starts.clear()
+        self.doubts.unsure = turn.unsure or bool(claimed)  # until they are handed out
+        if not turn.unsure:
+            self.doubts.end()
         if claimed:
             self._last_lane = LaneHead(*claims.LANE_OF(claimed[-1]), 0)
         busy = False
@@ -374,7 +371,7 @@ class Turner:
 
     def _hand_out(self, turn: _Turn) -> None:
         self.handout.give(turn.claimed, turn.plan, turn.start_by)
-        self._unsure = turn.unsure
+        self.doubts.unsure = turn.unsure
 
     def _hand_out_beside(self, recording: Future[Finished], turn: _Turn) -> None:
         """Hand out what was claimed while the rest is recorded, and see that through, whatever happens.
@@ -408,60 +405,6 @@ class Turner:
             fits = min(BATCH[1], max(BATCH[0], int(tasks * TURN / took)))
             batch = (3 * self.planner.batch + fits) / 4
             self.planner.batch = math.ceil(batch)  # rounded up, or it never gets back to the most
-
-    def _doubt(self) -> None:
-        """The last commit may or may not have been made, or is only being made yet, by a server that has not noticed
-        that nobody waits for it any more."""
-        self._unsure = True
-        self._doubts_until = self.desk.monotonic() + DOUBTS
-
-    def look_back(self) -> None:
-        """Let the next turn see whether anything is held that nobody here knows of. To be called now and then."""
-        if self.desk.monotonic() < self._doubts_until:
-            self._unsure = True
-
-    def _give_back_unknown(self, connection: sa.Connection, now: int) -> bool:
-        """Claims that a turn made whose commit came through without its answer: nobody here knows of them.
-
-        Returns whether some are left for the next turn, since somebody's transaction holds them.
-        """
-        rows = claims.held_by(connection, self.worker)
-        unknown = [
-            Outcome(r.id, r.claim, r.attempt, AttemptEnd.HANDED_BACK, st.SCHEDULED, r.claimed_at, None, now, refund=1)
-            for r in rows
-            if (r.id, r.claim) not in self.desk.held
-        ]
-        if not unknown:
-            return False
-        log.warning("%d tasks were claimed by a commit that was not answered: given back", len(unknown))
-        self.lanes.forget()
-        deferred = finish(connection, self.desk.database.dialect, self.worker, unknown, now).deferred
-        held = {(o.task_id, o.claim) for o in deferred}
-        keys = [(o.task_id, o.claim) for o in unknown]
-        self.limits.uncount(connection, Counter(self._starts[k] for k in keys if k in self._starts and k not in held))
-        return bool(deferred)
-
-    def _absolve(self, connection: sa.Connection, gone: set[tuple[int, int]]) -> None:
-        """A suspect that has ended, or has run long enough, no longer keeps others waiting (nor is it blamed alone)."""
-        alone = self.planner.alone
-        if alone is None:
-            return
-        c = alone.claimed
-        if (c.id, c.claim) in gone or (c.id, c.claim) not in self.desk.held:
-            self.planner.alone = None
-        elif alone.started_at is not None and alone.started_mono <= self.desk.monotonic() - ALONE:
-            claims.clear_suspicion(connection, self.worker, c.id, c.claim)
-            self.planner.alone = None
-
-    def _part(self, connection: sa.Connection, picks: list[Pick], claimed: list[Claimed]) -> None:
-        """A suspect that runs in a process of its own does not die with this one: should that happen, it is one of the
-        bystanders again."""
-        processes = self.desk.processes
-        if processes is None or not any(pick.lane.startswith(SUSPECT_LANE) for pick in picks):
-            return
-        for c in claimed:
-            if c.lane.startswith(SUSPECT_LANE) and processes.can_run(self.desk.registry.named(c.kind)):
-                claims.clear_suspicion(connection, self.worker, c.id, c.claim)
 
     def _stale(self) -> Pairs:
         """Attempts that no slot started in time go back, without using an attempt."""

@@ -650,7 +650,7 @@ def test_an_error_while_ends_are_told_strands_no_claim(fleet: Fleet, monkeypatch
             engine_of(jobs).step()
     step(jobs)
     assert len(rows(jobs, "SELECT 1 FROM schedd_tasks WHERE state = 4")) <= 8
-    assert engine_of(jobs).turner._unsure is False
+    assert engine_of(jobs).turner.doubts.unsure is False
     held = {key[0] for key in engine_of(jobs).desk.held} - set(ids[:4])
     in_database = {r.id for r in rows(jobs, "SELECT id FROM schedd_tasks WHERE state = 4")}
     assert in_database == held

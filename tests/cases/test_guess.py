@@ -101,7 +101,7 @@ def test_it_waits_in_line_with_all_who_write(fleet: Fleet, guessed: list[int], m
         passed.clear()
         assert turner.guess(engine_of(jobs)._conn())
         assert passed == ["in", "out"]
-        assert not turner._unsure, "the turn that follows need not ask what it holds"
+        assert not turner.doubts.unsure, "the turn that follows need not ask what it holds"
         run_claimed(jobs)
         turner.turn(engine_of(jobs)._conn(), claiming=True)
     assert guessed[-2:] == [1, 1]
