@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -224,7 +223,10 @@ def test_none_stays_none_for_those_that_depend_on_it(jobs: Scheduler, clock: Fak
     """There is nothing that could be lost; result() keeps to its time all the same."""
     parent = jobs.task(echo).schedule()
     drain(jobs)
-    child: Callable[[], int] = lambda: jobs.task(Reads("fine")).depend_on(parent).schedule()  # noqa: E731
+
+    def child() -> int:
+        return jobs.task(Reads("fine")).depend_on(parent).schedule()
+
     assert jobs.result(parent, timeout=0) is None
     for _ in range(3):
         for made in (child(), jobs.task(Awaits(parent)).schedule()):
