@@ -178,7 +178,8 @@ class Cancelled(Interrupted):
 
 
 class Collided(Interrupted):
-    """A ``ctx.transaction()`` and another transaction were in each other's way: it is tried again, as no attempt."""
+    """A ``ctx.transaction()`` and another transaction were in each other's way, or its connection had been cut before
+    it began: it is tried again, as no attempt."""
 
 
 class Suspended(Interrupted):

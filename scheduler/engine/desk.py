@@ -97,6 +97,11 @@ class Desk:
 
     # what attempts call
 
+    @property
+    def patient(self) -> bool:
+        """Whether attempts wait for a database that is away: those in the engine's own thread would for ever."""
+        return self.inline is None and not self.closed
+
     def random(self) -> float:
         return self._rng.random()
 
@@ -139,7 +144,7 @@ class Desk:
                     assert what == "ends", what
                     return asked_children.results(connection, self.database.dialect, args["ids"])
             except StoreUnavailableError:
-                if self.inline is not None or self.closed:
+                if not self.patient:
                     raise
                 if attempt.lost:
                     return None

@@ -83,6 +83,8 @@ class Drafts:
 class Remote:
     """The Runtime of attempts in a child process: asks the engine over the link."""
 
+    patient = True
+
     def __init__(self, link: Link) -> None:
         self.link = link
         self.drafts = Drafts(link)

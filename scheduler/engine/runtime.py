@@ -38,6 +38,10 @@ class Runtime(Protocol):
     lapses_at: float
 
     @property
+    def patient(self) -> bool:
+        """Whether attempts wait for a database that is away."""
+
+    @property
     def drafts(self) -> Drafts | None: ...
     def now(self) -> int: ...
     def monotonic(self) -> float: ...

@@ -14,7 +14,16 @@ from scheduler.engine.async_durable import busy, in_thread_of
 from scheduler.engine.durable import Durable, Frame, inside
 from scheduler.engine.sync_durable import drive
 from scheduler.engine.verdict import result_text, success
-from scheduler.errors import Cancelled, Collided, Interrupted, LeaseLost, PermanentError, Retry, Snooze
+from scheduler.errors import (
+    Cancelled,
+    Collided,
+    Interrupted,
+    LeaseLost,
+    PermanentError,
+    Retry,
+    Snooze,
+    StoreUnavailableError,
+)
 from scheduler.model.checkpoint import Sort, encoded
 from scheduler.ports import SECOND
 from scheduler.store import effects
@@ -55,9 +64,16 @@ class _Scope:
             inside.reset(self._token)
 
     def open(self) -> Transaction:
+        """While the database is away it waits, as all does that a handler asks of it."""
         database, self._worker, lease = self.runtime.store(self.attempt)
         self._lease = round(lease * SECOND)
-        self.transaction = database.transaction(lease)
+        while self.transaction is None:
+            try:
+                self.transaction = database.transaction(lease)
+            except StoreUnavailableError:
+                if not self.runtime.patient:
+                    raise
+                self._wait()
         return self.transaction
 
     def close(self, error: BaseException | None) -> None:
@@ -122,7 +138,7 @@ class _Scope:
             raise Cancelled(f"task {task_id} was cancelled; its transaction is rolled back")
 
     def _wait(self) -> None:
-        """Somebody's open transaction holds what waits for this task: a moment later again."""
+        """The database is away, or somebody's open transaction holds what waits for this task: a moment later again."""
         time.sleep(self._pause)
         self._pause = min(_PAUSES[1], 2 * self._pause)
         self.attempt.check(self.runtime.monotonic())

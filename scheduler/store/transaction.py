@@ -89,7 +89,12 @@ class Transaction(sa.Connection):
             super().begin()
             if self.dialect.name == "postgresql":
                 idle = f"SET LOCAL idle_in_transaction_session_timeout = {self._idle}"
-                self.exec_driver_sql(idle)  # a process that stands still must not keep its locks
+                try:
+                    self.exec_driver_sql(idle)  # a process that stands still must not keep its locks
+                except sa.exc.DBAPIError as error:
+                    if error.connection_invalidated:  # it lay in the pool, and nothing was done with it yet
+                        raise Collided("the connection had been cut") from error
+                    raise
 
     # SQLite: while it is open nobody else writes, so it is ended after a while
 

@@ -667,6 +667,18 @@ class APays(Task, isolation="process", retry=AT_ONCE):
             tx.result = {"pid": os.getpid(), "attempt": ctx.attempt}
 
 
+class PaysLate(Task, isolation="process"):
+    """Waits for a file, and does its rows then."""
+
+    path: str
+
+    def run(self, ctx: Context) -> None:
+        while not os.path.exists(self.path):
+            time.sleep(0.01)
+        with ctx.transaction() as tx:
+            tx.execute(sa.text("INSERT INTO ledger (entry) VALUES ('child')"))
+
+
 class ThreadSegfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None, strategy="fixed")):
     """In a thread, so it takes its worker with it; as a suspect, only its child."""
 

@@ -1,0 +1,109 @@
+"""``ctx.transaction()`` while the database is away: its task waits, and no attempt of it is used up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from faults import isolated as kinds
+from faults.harness import history, rows, state, until
+from faults.test_away import away
+from scheduler import AsyncContext, Context, Scheduler, task
+from scheduler.store import wires
+from support.databases import Database
+from support.fleet import write
+
+pytestmark = [pytest.mark.faults, pytest.mark.case(9, 57)]
+ADD = sa.text("INSERT INTO ledger (entry) VALUES (:entry)")
+was_cut = threading.Event()
+
+
+@pytest.fixture
+def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
+    made = Scheduler(database.url, processes=1)
+    for kind in (in_thread, in_coroutine, twice, kinds.PaysLate):
+        made.register(kind)
+    write(made, "DROP TABLE IF EXISTS ledger")
+    write(made, "CREATE TABLE ledger (entry varchar(100) NOT NULL)")
+    made.start()
+    yield made
+    made.stop_now()
+    write(made, "DROP TABLE ledger")
+    made.close()
+
+
+@task
+def in_thread(ctx: Context, path: str) -> None:
+    until(Path(path).exists, "it may go on")
+    with ctx.transaction() as tx:
+        tx.execute(ADD, {"entry": "thread"})
+
+
+@task
+async def in_coroutine(ctx: AsyncContext, path: str) -> None:
+    await asyncio.to_thread(until, Path(path).exists, "it may go on")
+    async with ctx.transaction() as tx:
+        await tx.execute(ADD, {"entry": "coroutine"})
+
+
+@task
+def twice(ctx: Context, url: str) -> None:
+    def once() -> None:
+        with ctx.transaction() as tx:
+            tx.execute(ADD, {"entry": f"step {ctx.attempt}"})
+
+    ctx.step("once", once)
+    if not was_cut.is_set():
+        cut(url)
+        was_cut.set()
+    with ctx.transaction() as tx:
+        tx.execute(ADD, {"entry": "end"})
+
+
+def cut(url: str) -> None:
+    """End every connection to the database."""
+    with psycopg.connect(url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as server:
+        server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def test_what_begins_meanwhile_waits(jobs: Scheduler, database: Database, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    builders = [
+        jobs.task(in_thread, str(gate)),
+        jobs.task(in_coroutine, str(gate)),
+        jobs.task(kinds.PaysLate(str(gate))),
+    ]
+    made = [builder.schedule() for builder in builders]
+    until(lambda: {state(jobs, i) for i in made} == {"running"}, "all run")
+    with away(database):
+        gate.touch()
+        time.sleep(1.0)  # they try, and are refused
+    assert [jobs.result(i, timeout=30) for i in made] == [None] * 3
+    assert sorted(row.entry for row in rows(jobs, "SELECT entry FROM ledger")) == ["child", "coroutine", "thread"]
+    for task_id in made:
+        assert not [how for _, how in history(jobs, task_id) if how not in ("succeeded", "snoozed")]
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_connection_that_was_cut_in_the_pool(
+    jobs: Scheduler, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wires, "_TRUSTED", 60.0)
+    was_cut.clear()
+    task_id = jobs.task(twice, database.url).schedule()
+    assert was_cut.wait(30)
+    looking = Scheduler(database.url)  # with connections of its own
+    until(lambda: state(looking, task_id) == "success", "it is tried again")
+    assert history(looking, task_id) == [(1, "snoozed"), (1, "succeeded")]
+    assert [row.entry for row in rows(looking, "SELECT entry FROM ledger")] == ["step 1", "end"]
+    looking.close()
