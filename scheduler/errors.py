@@ -85,7 +85,9 @@ class ConfigError(SchedulerError):
 
 
 class StoreUnavailableError(SchedulerError):
-    """The database cannot be reached or used; the text says why and what to do."""
+    """The database cannot be reached or used; the text says why and what to do. ``heals``: waiting may help."""
+
+    heals = False
 
 
 class DependencyFailed(SchedulerError):

@@ -211,7 +211,8 @@ class Queries:
     def result(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
         """What the handler returned. Waits for ever on None, not at all on 0 (seconds or timedelta).
 
-        Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, TimeoutError.
+        Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, TimeoutError. What
+        :meth:`wait` says of a database that goes away holds here, too.
         """
         check_id(task_id)
         try:
@@ -238,7 +239,9 @@ class Queries:
     def wait(self, ids: int | Iterable[int], timeout: float | timedelta | None = None) -> dict[int, TaskInfo]:
         """Wait until all of these tasks have ended; returns them by id.
 
-        None waits for ever, 0 not at all (seconds or timedelta). Raises TimeoutError, UnknownTaskError.
+        None waits for ever, 0 not at all (seconds or timedelta). A database that goes away meanwhile is waited for, if
+        that may help. Raises TimeoutError, UnknownTaskError; StoreUnavailableError if it is away at once, or still when
+        the time is up.
         """
         wanted = [check_id(task_id) for task_id in ([ids] if isinstance(ids, int) else ids)]
         return {task_id: self._info(record) for task_id, record in self._wait(wanted, timeout).items()}
@@ -247,24 +250,37 @@ class Queries:
         deadline = None if timeout is None else time.monotonic() + span_us(timeout, "timeout") / SECOND
         pause, never = _LOOK_EVERY[0], threading.Event()
         done: dict[int, TaskRecord] = {}
+        seen = False
         while True:
-            with self.database.read() as connection:
-                open_ids = [i for i in wanted if i not in done]
-                # One statement for all that may still be going on, and one for what has ended: there may be thousands.
-                ended = [i for i, end in read_tasks.ends(connection, open_ids).items() if end is not None]
-                found = {task.id: task for task in read_tasks.get_tasks(connection, ended)}
-                for task_id in ended:
-                    if task_id not in found:
-                        raise UnknownTaskError(task_id)  # its row has been removed
-                done |= {task_id: task for task_id, task in found.items() if task.state.terminal}
+            trouble = None
+            try:
+                done |= self._ended([i for i in wanted if i not in done])
+                seen = True
+            except StoreUnavailableError as error:
+                if not (seen and error.heals):
+                    raise
+                trouble = error
             if len(done) == len(set(wanted)):
                 return {task_id: done[task_id] for task_id in wanted}
             left = float("inf") if deadline is None else deadline - time.monotonic()
             if left <= 0:
+                if trouble is not None:
+                    raise trouble
                 still = [i for i in wanted if i not in done]
                 raise TimeoutError(f"still not ended: {', '.join(map(str, still[:10]))}")
             never.wait(min(pause, left))
             pause = min(_LOOK_EVERY[1], pause * 1.5)
+
+    def _ended(self, ids: Sequence[int]) -> dict[int, TaskRecord]:
+        """Those of these that have ended. Raises UnknownTaskError."""
+        with self.database.read() as connection:
+            # One statement for all that may still be going on, and one for what has ended: there may be thousands.
+            ended = [i for i, end in read_tasks.ends(connection, ids).items() if end is not None]
+            found = {task.id: task for task in read_tasks.get_tasks(connection, ended)}
+        for task_id in ended:
+            if task_id not in found:
+                raise UnknownTaskError(task_id)  # its row has been removed
+        return {task_id: task for task_id, task in found.items() if task.state.terminal}
 
     # changing
 

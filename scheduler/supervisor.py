@@ -171,7 +171,7 @@ class Supervisor:
             try:
                 work.result()
             except StoreUnavailableError as error:
-                if not getattr(error, "heals", False):
+                if not error.heals:
                     raise
                 if str(error) != told:
                     told = str(error)

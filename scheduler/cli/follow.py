@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.looks import Looks
 from scheduler.cli.options import SPAN, TASK_ID, common
 from scheduler.cli.output import print_rows, safe
 from scheduler.cli.session import Session, note, prints
 
-_LOOKS = (0.02, 0.5)  # seconds between looks: at first, at most
 _FIELDS = ("id", "state", "kind", "error")
-
-
-class _Looks:
-    """Pauses that grow, up to a deadline."""
-
-    def __init__(self, session: Session, timeout: int | None) -> None:
-        clock = session.database.clock
-        self._monotonic = clock.monotonic
-        self._deadline = None if timeout is None else clock.monotonic() + timeout / 1_000_000
-        self._pause = _LOOKS[0]
-        self._never = threading.Event()
-
-    def again(self) -> bool:
-        """Pause; False once the time is up."""
-        left = self._pause if self._deadline is None else self._deadline - self._monotonic()
-        if left <= 0:
-            return False
-        self._never.wait(min(self._pause, left))
-        self._pause = min(self._pause * 1.5, _LOOKS[1])
-        return True
 
 
 @click.command(name="wait")
@@ -45,30 +25,41 @@ class _Looks:
 def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], timeout: int | None) -> None:
     """Wait until all of these tasks have ended.
 
-    Exit status 0 if all succeeded, 1 if one did not, 124 if the time was up first.
+    Exit status 0 if all succeeded, 1 if one did not, 124 if the time was up first. A database that goes away meanwhile
+    is waited for.
     """
     from scheduler.model.texts import listed
-    from scheduler.store.read_tasks import ends
 
-    database = session.existing()
-    looks = _Looks(session, timeout)
-    told = False
+    session.existing()
+    looks = Looks(session, timeout)
+    fleet_told = False
     while True:
-        with database.read() as connection:
-            found = ends(connection, ids)
-            open_ids = [i for i, state in found.items() if state is None]
-            if open_ids and not told:
-                session.fleet(connection)
-                told = True
+        found = looks.take(lambda: _ends(session, ids))
+        open_ids = [i for i, state in found.items() if state is None]
         if not open_ids:
             break
+        if not fleet_told:
+            looks.take(lambda: _tell_of_fleet(session))
+            fleet_told = True
         if not looks.again():
             note(f"still not ended: {listed([str(i) for i in open_ids], 20)}")
             ctx.exit(exits.TIMED_OUT)
-    rows = _rows(session, found)
+    rows = looks.take(lambda: _rows(session, found))
     print_rows(session, rows)
     if any(row["state"] != "success" for row in rows):
         ctx.exit(exits.FAILED)
+
+
+def _ends(session: Session, ids: Sequence[int]) -> dict[int, Any]:
+    from scheduler.store.read_tasks import ends
+
+    with session.database.read() as connection:
+        return dict(ends(connection, ids))
+
+
+def _tell_of_fleet(session: Session) -> None:
+    with session.database.read() as connection:
+        session.fleet(connection)
 
 
 def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
@@ -96,12 +87,12 @@ def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
 def logs_command(session: Session, /, task_id: int, follow: bool) -> None:
     """What a task's attempts wrote, oldest first. A running attempt's output is stored every second."""
     database = session.existing()
-    looks = _Looks(session, None)
+    looks = Looks(session, None)
     shown: dict[int, str] = {}
     last = 0
     collected: list[dict[str, Any]] = []
     while True:
-        ended, entries = _new_logs(session, task_id, shown)
+        ended, entries = looks.take(lambda: _new_logs(session, task_id, shown))
         if session.output == "json":
             collected += entries
         else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.looks import Looks
 from scheduler.cli.options import SPAN, Number, common
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, prints
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 COLUMNS = (*WORKER_COLUMNS[:-1], "pools", "kinds", "running")
 _DRAINED = ("id", "draining", "drained")
-LOOK = 0.1  # seconds between looks whether a worker has drained
 
 
 @click.command(name="workers")
@@ -71,18 +70,17 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
     if not wait:
         _tell(session, {"id": worker, "draining": True, "drained": False}, f"worker {worker} drains")
         return
-    deadline = None if timeout is None else time.monotonic() + timeout / 1_000_000
-    while not (looked := _look(session, worker)).over:
+    looks = Looks(session, timeout)
+    while not (looked := looks.take(lambda: _look(session, worker))).over:
         left = [f"holds {counted(looked.holds, 'task')}"] if looked.holds else []
         left += [f"runs {bodies(looked.strays)}"] if looked.strays else []
         held = f"still {' and '.join(left)}" if left else "has not noticed yet"
-        if looked.lost:
+        if looked.lost and looks.settled:
             note(f"worker {worker} lost its lease and {held}: the next live worker takes back what it holds")
             ctx.exit(exits.FAILED)
-        if deadline is not None and time.monotonic() >= deadline:
+        if not looks.again():
             note(f"worker {worker} {held}")
             ctx.exit(exits.TIMED_OUT)
-        time.sleep(LOOK)
     _tell(session, {"id": worker, "draining": True, "drained": True}, f"worker {worker} has drained")
 
 

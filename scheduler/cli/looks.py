@@ -1,0 +1,61 @@
+"""Looking again and again until something has happened, for commands that wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from scheduler.cli.session import Session, note
+from scheduler.errors import StoreUnavailableError
+
+PAUSES = (0.02, 0.5)  # seconds between looks: at first, at most
+SETTLED = 5.0  # seconds after an outage in which workers renew their leases: they try every 2 s at least
+T = TypeVar("T")
+
+
+class Looks:
+    """Looks, and the pauses between them, which grow, up to a deadline. ``timeout``: microseconds, None for ever."""
+
+    def __init__(self, session: Session, timeout: int | None) -> None:
+        clock = session.database.clock
+        self._monotonic = clock.monotonic
+        self._deadline = None if timeout is None else clock.monotonic() + timeout / 1_000_000
+        self._pause = PAUSES[0]
+        self._never = threading.Event()
+        self._seen = False
+        self._told = ""
+        self._away_at = float("-inf")
+
+    @property
+    def settled(self) -> bool:
+        """Whether the database has been there for a while: right after an outage leases may have run out."""
+        return self._monotonic() - self._away_at > SETTLED
+
+    def take(self, look: Callable[[], T]) -> T:
+        """What ``look`` returns. Once one has succeeded, a database that goes away is waited for.
+
+        Raises StoreUnavailableError at the first look, for what waiting does not heal, and when the time is up.
+        """
+        while True:
+            try:
+                found = look()
+            except StoreUnavailableError as error:
+                if not (self._seen and error.heals and self.again()):
+                    raise
+                self._away_at = self._monotonic()
+                if str(error) != self._told:
+                    self._told = str(error)
+                    note(f"{error}; waiting for it")
+            else:
+                self._seen = True
+                return found
+
+    def again(self) -> bool:
+        """Pause; False once the time is up."""
+        left = self._pause if self._deadline is None else self._deadline - self._monotonic()
+        if left <= 0:
+            return False
+        self._never.wait(min(self._pause, left))
+        self._pause = min(self._pause * 1.5, PAUSES[1])
+        return True
