@@ -505,7 +505,10 @@ class Model:
         needed |= {t.id for t in self.tasks.values() if t.spawned_by in unfinished}
         for t in self.tasks.values():  # whose child may be retried, and read its result
             if t.state in ENDS and t.state != "success":
-                for p in (p for p, (when, _) in t.edges.items() if when in ("success", "finished")):
+                starts_it = [
+                    p for p, (when, other) in t.edges.items() if when in ("success", "finished") or other == "run"
+                ]
+                for p in starts_it:
                     if p in self.tasks and self.tasks[p].state == "success":
                         needed.add(p)
                         self.tasks[p].late = True
