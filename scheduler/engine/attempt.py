@@ -7,7 +7,6 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from scheduler.engine.context import AsyncContext, Context
@@ -156,12 +155,16 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
             return ready
         ctx = AsyncContext(attempt, runtime)
         try:
-            with runtime.around_run(ctx) if runtime.around_run is not None else nullcontext():
+            if runtime.around_run is None:
                 result = await attempt.kind.run(ready, ctx)
+            else:
+                with runtime.around_run(ctx):
+                    result = await attempt.kind.run(ready, ctx)
             if attempt.claimed.claim > 1 and _strict(attempt):
                 await asyncio.to_thread(_look_back, attempt, runtime)
             outcome = returned(attempt, runtime, result)
-            await _end_tasks(attempt)
+            if attempt.durable is not None:
+                await _end_tasks(attempt)
             return outcome
         except BaseException as error:
             outcome, hook = raised(attempt, runtime, error)

@@ -11,7 +11,8 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from contextvars import Context
+from typing import Any, Protocol
 
 from scheduler.engine.async_durable import track_tasks
 from scheduler.engine.attempt import Attempt, execute, execute_async
@@ -168,6 +169,17 @@ class ThreadSlots:
             self._tokens.put(False)
 
 
+class _Body(asyncio.Task[None]):
+    """An attempt on the event loop."""
+
+    begun = False
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Not before it has begun: then it would end without a line of it having run, and nobody would know. Handlers
+        may cancel all that is on their loop."""
+        return self.begun and super().cancel(msg)
+
+
 class AsyncSlots:
     """One event loop in a thread of its own; up to ``size`` attempts at a time as asyncio Tasks."""
 
@@ -179,7 +191,7 @@ class AsyncSlots:
         self._report = report
         self._spawn = spawn
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[_Body] = set()
         self._closed = False
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
@@ -217,26 +229,22 @@ class AsyncSlots:
             loop.close()
 
     def _fill(self) -> None:
-        assert self._loop is not None
+        loop = self._loop
+        assert loop is not None
         while len(self._running) < self.size:
             try:
                 attempt = self.waiting.popleft()
             except IndexError:
                 return
-            task = self._loop.create_task(self._run(attempt))
-            self._running.add(task)
-            task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if self.waiting:
-            self._fill()
+            # Its context is new: here may be what another handler has left in its own.
+            self._running.add(_Body(self._run(attempt), loop=loop, context=Context()))
 
     async def _run(self, attempt: Attempt) -> None:
         body = asyncio.current_task()
-        attempt.asyncio_task = body
         assert self._loop is not None
-        assert body is not None
+        assert isinstance(body, _Body)
+        body.begun = True
+        attempt.asyncio_task = body
         timer = None
         if attempt.claimed.timeout is not None:
             timer = self._loop.call_later(attempt.claimed.timeout / 1e6, self._time_out, attempt)
@@ -248,7 +256,12 @@ class AsyncSlots:
             attempt.asyncio_task = None
             if timer is not None:
                 timer.cancel()
-        self._report(attempt, outcome)
+        try:
+            self._report(attempt, outcome)
+        finally:  # and not in a callback, which would be a task's tenth
+            self._running.discard(body)
+            if self.waiting:
+                self._fill()
 
     @staticmethod
     def _time_out(attempt: Attempt) -> None:
