@@ -110,6 +110,9 @@ class Task:
         """With those of the set that is put aside: they keep their parents, and close no cycle."""
         return self.edges if self.aside is None else self.aside.edges | self.edges
 
+    def slot_of(self, schedule: str) -> bool:
+        return self.slot is not None and self.slot[0] == schedule
+
     @property
     def live(self) -> bool:
         return self.state not in ENDS

@@ -234,6 +234,8 @@ class World:
             made.paused, made.last_task = old.paused, old.last_task
             if (old.every, old.anchor == 0) == (span, anchor == 0):
                 made.anchor, made.next_at = old.anchor, old.next_at
+        else:  # it may have been deleted while a run of it goes on
+            made.last_task = max((t.id for t in self.model.tasks.values() if t.live and t.slot_of(name)), default=None)
         self.model.schedules[name] = made
 
     def change_schedule(self, name: str, what: str) -> None:
@@ -273,9 +275,11 @@ class World:
                 seat.go_round()
 
     def settle(self) -> None:
-        """Crashed workers' leases run out; then nothing is held by the dead, and doctor has nothing to say."""
+        """Crashed workers' leases run out, and schedules go on that a clock was ahead of; then nothing is held by the
+        dead, and doctor has nothing to say."""
         self.pass_time(LEASE)
-        latest = max(row.until for row in self.rows.values() if not row.dead)
+        ahead = [s.next_at for s in self.model.schedules.values() if s.next_at > self.now + s.every]
+        latest = max([row.until for row in self.rows.values() if not row.dead] + ahead)
         self.pass_time((latest - self.now) / SECOND + LEASE)
         live = {seat.wid for seat in self.seats}
         loose = [t.id for t in self.model.tasks.values() if t.state in HELD and t.worker not in live]
