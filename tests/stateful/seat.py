@@ -20,6 +20,7 @@ from support.fleet import rows
 
 LEASE = 30.0
 REAP_EVERY = 2.0
+WITH_OTHERS = 0.9
 TOLD_EVERY = 0.25
 SWEEP_EVERY = 60.0
 GIVE_BACK = 1.0
@@ -248,8 +249,9 @@ class Seat:
         for wid in self.known_dead:
             self.engine.lease._dead.append(self.rows[wid].incarnation)
         self.engine.ring()
+        polls = self.engine._poll_is_due()  # what is due soon is done with it
         self.engine.step()
-        self._lease()
+        self._lease(WITH_OTHERS if polls else 0.0)
         self._upkeep()
         self._turn(claiming=True)
 
@@ -264,7 +266,7 @@ class Seat:
         self.engine.turner.turn(self.engine._conn(), claiming=False)
         self._turn(claiming=False)
 
-    def _lease(self) -> None:
+    def _lease(self, early: float = 0.0) -> None:
         now, mono = self.clock.now(), self.clock.monotonic()
         if not self.wid:
             self._join()
@@ -283,13 +285,13 @@ class Seat:
                 row.until = now + round(LEASE * SECOND)
         if self._at("told", TOLD_EVERY) and self.rows[self.wid].dead:
             self._lost()  # it reads its own row whenever the bell rings, and each step rings
-        if self._at("reap", REAP_EVERY):
+        if self._at("reap", REAP_EVERY, early):
             self._reap()
             self.due["reap"] = min(self.due["reap"], self.clock.monotonic() + self._next_reap())
 
-    def _at(self, what: str, every: float) -> bool:
+    def _at(self, what: str, every: float, early: float = 0.0) -> bool:
         mono = self.clock.monotonic()
-        if mono < self.due[what]:
+        if mono < self.due[what] - early:
             return False
         self.due[what] = mono + every
         return True
