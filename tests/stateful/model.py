@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from scheduler.ports import FOREVER
 from stateful.recurring import Recurring
 
 SECOND = 1_000_000
@@ -92,6 +93,7 @@ class Task:
     worker: int | None = None
     begun: bool = False  # claimed since it was stored or reopened: edges no longer matter
     cancel_asked: bool = False
+    asked_at: int = 0  # when it was cancelled, or asked to end
     cascade: bool = False
     ended_by: set[int] = field(default_factory=set)  # any of these may be named
     awaits: str | int | None = None  # the event, or the task whose end, that wakes it while it is suspended
@@ -109,6 +111,10 @@ class Task:
     def all_edges(self) -> dict[int, tuple[str, str]]:
         """With those of the set that is put aside: they keep their parents, and close no cycle."""
         return self.edges if self.aside is None else self.aside.edges | self.edges
+
+    def ask_to_end(self, now: int) -> None:
+        self.asked_at = self.asked_at if self.cancel_asked else now
+        self.cancel_asked, self.again = True, False
 
     def slot_of(self, schedule: str) -> bool:
         return self.slot is not None and self.slot[0] == schedule
@@ -209,10 +215,10 @@ class Model:
         found = set()
         for task in [t for t in self.tasks.values() if t.live and t.spawned_by in cancelled]:
             if task.state in HELD:
-                task.cancel_asked, task.again = True, False
+                task.ask_to_end(now)
             else:
                 self.move(task, "cancelled")
-                task.finished_at = now
+                task.finished_at = task.asked_at = now
                 found.add(task.id)
         return found
 
@@ -233,10 +239,10 @@ class Model:
             for task in below.values():
                 task.cascade = True
                 if task.state in HELD:
-                    task.cancel_asked, task.again = True, False
+                    task.ask_to_end(now)
                 else:
                     self.move(task, "cancelled")
-                    task.finished_at = now
+                    task.finished_at = task.asked_at = now
                     level.add(task.id)
             found |= level
         return found
@@ -285,7 +291,7 @@ class Model:
         task.begun, task.suspect, task.deaths, task.alone, task.key_until = False, 0, 0, False, None
         if not task.live:
             return
-        task.cancel_asked, task.cascade = False, False
+        task.cancel_asked, task.cascade, task.asked_at = False, False, 0
         if task.state in ("retry", "suspended"):
             self.move(task, "scheduled")
         end, wanted = self.broken(task), "waiting" if self.open_edges(task) else "scheduled"
@@ -309,10 +315,10 @@ class Model:
             return
         task.cascade = task.cascade or cascade
         if task.state in HELD:
-            task.cancel_asked, task.again = True, False
+            task.ask_to_end(now)
         else:
             self.move(task, "cancelled")
-            task.finished_at = now
+            task.finished_at = task.asked_at = now
             self.release([task_id], now)
 
     def may_retry(self, task_id: int) -> bool:
@@ -325,9 +331,8 @@ class Model:
             return
         revived, level = [task_id], [task_id]
         while downstream and level:
-            level = sorted(
-                t.id for t in self.children(level) if not t.live and t.ended_by & set(level) and t.id not in revived
-            )
+            below = {t.id for t in self.children(level) if not t.live and t.ended_by & set(level)}
+            level = sorted((below | self.cancelled_with(level)) - set(revived))
             revived += level
         before = {}
         for i in [task_id, *sorted(revived[1:])]:  # in the order in which they take their keys
@@ -335,10 +340,20 @@ class Model:
             before[i], t.state = t.state, "waiting"
             t.base, t.begun, t.cancel_asked, t.ended_by, t.finished_at = t.attempt, False, False, set(), None
             t.suspect, t.deaths, t.alone, t.result_until, t.cascade = 0, 0, False, 0, False
+            t.run_at, t.asked_at = now if t.run_at >= FOREVER else t.run_at, 0
             if t.key is not None and self.holder(t.kind, t.key, now) is None:
                 self.free_expired(t.kind, t.key, now)
                 t.holds_key, t.key_until = True, None
         self.judge_again(revived, before, now)
+
+    def cancelled_with(self, parents: Iterable[int]) -> set[int]:
+        """What those of these that ended cancelled had spawned, and that was cancelled with them."""
+        found = set()
+        for p in (self.tasks[i] for i in parents if self.tasks[i].state == "cancelled"):
+            for t in (t for t in self.tasks.values() if t.spawned_by == p.id and t.state == "cancelled"):
+                if t.asked_at and t.asked_at >= (p.finished_at or 0):
+                    found.add(t.id)
+        return found
 
     def judge_again(self, changed: list[int], before: dict[int, str], now: int) -> None:
         """Count the edges anew of these and of what waits for them, unless it was claimed already."""
@@ -508,13 +523,15 @@ class Model:
         needed |= {t.id for t in self.tasks.values() if t.spawned_by in unfinished}
         for t in self.tasks.values():  # whose child may be retried, and read its result
             if t.state in ENDS and t.state != "success":
+                goes = not late and t.id not in needed and (t.finished_at or now) < now - failed * SECOND
                 starts_it = [
                     p for p, (when, other) in t.edges.items() if when in ("success", "finished") or other == "run"
                 ]
                 for p in starts_it:
                     if p in self.tasks and self.tasks[p].state == "success":
-                        needed.add(p)
                         self.tasks[p].late = True
+                        if not goes:  # or both go at once
+                            needed.add(p)
         expired = []
         for t in self.tasks.values():
             kept = success if t.state == "success" else failed
