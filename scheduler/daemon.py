@@ -9,6 +9,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +27,7 @@ from scheduler.signals import Signals
 from scheduler.supervisor import FAILED, OK, UNREACHABLE, Ended, Service, Supervisor
 
 USAGE, INTERRUPTED = 2, 130
+EXIT_PATIENCE = 3.0  # seconds that what tasks have left behind may keep a process that has stopped
 
 logger = logging.getLogger("scheduler.daemon")
 
@@ -102,6 +105,7 @@ def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:
         return INTERRUPTED
     if ended.hard:
         leave(ended.status)
+    _leave_soon(ended.status)
     return ended.status
 
 
@@ -138,6 +142,18 @@ def _prepare() -> None:
     interpreter.tune()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # what is it doing? kill -USR1 tells on stderr
+
+
+def _leave_soon(status: int) -> None:
+    """End the process after a while, should what handlers have left behind keep the interpreter from ending: threads,
+    processes of ``multiprocessing``, what was registered to run at exit."""
+
+    def end() -> None:
+        time.sleep(EXIT_PATIENCE)
+        logging.getLogger("scheduler").warning("what tasks have left behind does not end: the process ends without it")
+        leave(status)
+
+    threading.Thread(target=end, name="schedd-exit", daemon=True).start()
 
 
 def leave(status: int) -> None:

@@ -7,8 +7,8 @@ import contextvars
 import inspect
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from scheduler.engine.durable import Durable, suspend
 from scheduler.engine.durable_plan import Ask, Block, Call, Load, Plan
@@ -163,6 +163,17 @@ def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
     loop.set_task_factory(factory)
     loop.set_exception_handler(_told)
+
+
+def keep_executor(loop: asyncio.AbstractEventLoop) -> None:
+    """Let no handler take from all the threads in which they do what would block."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError("handlers share this event loop, and its default executor: give your own to run_in_executor")
+
+    for name in ("set_default_executor", "shutdown_default_executor"):
+        with suppress(AttributeError):  # of a loop that is not Python's own
+            setattr(loop, name, refuse)
 
 
 def _told(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

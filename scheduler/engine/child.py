@@ -224,6 +224,7 @@ class Child:
             outcome = self._execute(attempt)
         if os.getpid() != self.pid:
             os._exit(0)  # the body forked, and this is not the one that was asked
+        signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm that the body has left would end the next one
         self._over("done", outcome)
 
     def _execute(self, attempt: RemoteAttempt) -> Outcome:

@@ -12,6 +12,7 @@ from typing import Any
 from scheduler.engine.attempt import Attempt
 from scheduler.engine.frames import Frames, frame, number_of, order
 from scheduler.engine.functions import Answer
+from scheduler.engine.pairs import blocking_pair
 from scheduler.model.limits import size_text
 
 CHUNK = 256 * 1024
@@ -50,8 +51,8 @@ class Child:
         self.only = only  # the one level it serves; None: all
         self.pid = 0
         self.place: str | None = None  # its control group
-        self.work, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.talk, talk = socket.socketpair()
+        self.work, self.theirs = blocking_pair(socket.SOCK_SEQPACKET)
+        self.talk, talk = blocking_pair(socket.SOCK_STREAM)
         self.output, output = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.output, False)
         self.given = (self.theirs.fileno(), talk.fileno(), output)  # to be passed on, then closed here

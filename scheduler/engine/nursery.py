@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from scheduler.engine.pairs import blocking_pair
+
 GOODBYE = 6.0  # seconds until it must have ended everything; a little more than its own patience
 LEFT = 1.0  # seconds that what a child has left behind may take to end, once it was killed
 MAX_EVENT = 4096
@@ -32,7 +34,7 @@ class Nursery:
         self.kills_at = float("inf")
         self.owes = False  # it was told something since it was last heard
         self.heard = False  # since somebody looked
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control, theirs = blocking_pair(socket.SOCK_SEQPACKET)
         with theirs:
             # exec, not fork: this process has threads. A session of its own, so that no terminal's Ctrl-C reaches it.
             # -P: what lies in the current directory is no module, whatever its name.

@@ -21,7 +21,12 @@ def run_alone(attempt: Attempt, body: Coroutine[Any, Any, Outcome]) -> Outcome:
     """
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        task = loop.create_task(body)
+        made: list[Outcome] = []  # a task that was cancelled in its last moments would forget what it returns
+
+        async def keep() -> None:
+            made.append(await body)
+
+        task = loop.create_task(keep())
         task.add_done_callback(lambda _: loop.stop())
         while not task.done():  # a handler may have stopped the loop, too
             try:
@@ -30,7 +35,9 @@ def run_alone(attempt: Attempt, body: Coroutine[Any, Any, Outcome]) -> Outcome:
                 if isinstance(error, KeyboardInterrupt) and not _raised_beside(attempt, error):
                     raise  # SIGINT
                 log.exception("a task that a handler started ended the event loop: it goes on")
-        return task.result()
+        if not made:
+            task.result()
+        return made[0]
 
 
 def _raised_beside(attempt: Attempt, error: BaseException) -> bool:

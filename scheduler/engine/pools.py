@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import threading
 from collections import deque
@@ -14,9 +15,10 @@ from collections.abc import Callable, Iterable
 from contextvars import Context
 from typing import Any, Protocol
 
-from scheduler.engine.async_durable import track_tasks
+from scheduler.engine.async_durable import keep_executor, track_tasks
 from scheduler.engine.attempt import Attempt, execute, execute_async
 from scheduler.engine.desk import Desk
+from scheduler.engine.logs import current_attempt
 from scheduler.engine.options import POOL_NAMES
 from scheduler.engine.own_loop import run_alone
 from scheduler.engine.processslots import ProcessSlots
@@ -140,7 +142,7 @@ class ThreadSlots:
                 self._threads += 1
 
     def _work(self) -> None:
-        waiting, report, runtime = self.waiting, self._report, self._runtime
+        waiting, report, runtime, pid = self.waiting, self._report, self._runtime, os.getpid()
         while True:
             try:
                 attempt = waiting.popleft()
@@ -156,6 +158,8 @@ class ThreadSlots:
                 outcome = execute(attempt, runtime)
             except BaseException as error:  # of what surrounds the body: the slot must survive it, and be free again
                 outcome = gave_up(attempt, runtime, error)
+            if os.getpid() != pid:
+                os._exit(0)  # the body forked, and this is its copy of us
             report(attempt, outcome)
 
     def interrupt(self, attempt: Attempt) -> None:
@@ -170,14 +174,15 @@ class ThreadSlots:
 
 
 class _Body(asyncio.Task[None]):
-    """An attempt on the event loop."""
+    """An attempt on the event loop, which handlers share: some of them cancel all that is there."""
 
-    begun = False
+    attempt: Attempt | None = None  # once it has begun
 
     def cancel(self, msg: Any = None) -> bool:
-        """Not before it has begun: then it would end without a line of it having run, and nobody would know. Handlers
-        may cancel all that is on their loop."""
-        return self.begun and super().cancel(msg)
+        """Not before it has begun: then it would end without a line of it having run, and nobody would know. Nor for
+        another attempt, whose handler cannot mean it."""
+        caller = current_attempt.get()
+        return self.attempt is not None and caller in (None, self.attempt) and super().cancel(msg)
 
 
 class AsyncSlots:
@@ -192,6 +197,7 @@ class AsyncSlots:
         self._spawn = spawn
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: set[_Body] = set()
+        self._pid = 0
         self._closed = False
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
@@ -208,6 +214,7 @@ class AsyncSlots:
         if self._loop is None:
             self._loop = loop = asyncio.new_event_loop()
             track_tasks(loop)
+            keep_executor(loop)
             try:
                 self._spawn(self._serve, f"schedd-{self._name}-async")
             except RuntimeError:
@@ -220,6 +227,7 @@ class AsyncSlots:
         loop = self._loop
         assert loop is not None
         asyncio.set_event_loop(loop)
+        self._pid = os.getpid()
         while not self._closed:
             try:
                 loop.run_forever()
@@ -243,7 +251,7 @@ class AsyncSlots:
         body = asyncio.current_task()
         assert self._loop is not None
         assert isinstance(body, _Body)
-        body.begun = True
+        body.attempt = attempt
         attempt.asyncio_task = body
         timer = None
         if attempt.claimed.timeout is not None:
@@ -256,6 +264,8 @@ class AsyncSlots:
             attempt.asyncio_task = None
             if timer is not None:
                 timer.cancel()
+        if os.getpid() != self._pid:
+            os._exit(0)  # as in threads
         try:
             self._report(attempt, outcome)
         finally:  # and not in a callback, which would be a task's tenth

@@ -68,11 +68,11 @@ class Drafts:
         return Draft(name, lambda: msgspec.convert(self._link.ask(0, "spec", name, text).result(), TaskSpec))
 
     def of_item(self, kind: Any, item: Any) -> Any:
-        if isinstance(kind, str):
-            raise ConfigError("map in a child process takes a Task class or a @task function, not a kind's name")
         return self.draft(*parts_of(kind, item))
 
     def name_of(self, kind: Any) -> str:
+        if isinstance(kind, str):
+            raise ConfigError("map in a child process takes a Task class or a @task function, not a kind's name")
         return self._kind(kind).name
 
     @staticmethod

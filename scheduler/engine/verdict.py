@@ -213,8 +213,12 @@ def died_alone(attempt: Attempt, runtime: Runtime, how: str) -> Outcome:
 
 def gave_up(attempt: Attempt, runtime: Runtime, error: BaseException) -> Outcome:
     """The outcome of an attempt around whose body something unforeseen was raised: the next one would meet it, too."""
-    log.error("an attempt could not be carried out", exc_info=error, extra={"task": attempt.claimed.id})
-    return for_good(attempt, runtime, describe(error))
+    failure = describe(error)
+    try:
+        log.error("an attempt could not be carried out", exc_info=error, extra={"task": attempt.claimed.id})
+    except BaseException:  # asking the error for its traceback: whoever carries attempts out has to go on
+        log.error("an attempt could not be carried out: %s", failure.text, extra={"task": attempt.claimed.id})
+    return for_good(attempt, runtime, failure)
 
 
 def hand_back(attempt: Attempt, now: int, due: int | None = None) -> Outcome:

@@ -19,7 +19,7 @@ def describe(error: BaseException) -> Failure:
     name = storable(type(error).__name__)
     try:
         said = storable(" ".join(str(error).split()))
-    except Exception:  # an error of the user's own that cannot even say its name
+    except BaseException:  # an error of the user's own that cannot even say its name
         said = "(its text cannot be made)"
     text = f"{name}: {said}" if said else name
     if len(text) > MAX_TEXT:
@@ -30,7 +30,7 @@ def describe(error: BaseException) -> Failure:
 def _status(error: BaseException) -> int | None:
     try:
         status = getattr(error, "status", None)
-    except Exception:
+    except BaseException:  # its own __getattr__ may raise anything
         return None
     if isinstance(status, int) and not isinstance(status, bool) and 0 <= status < 2**31:
         return int(status)
@@ -59,4 +59,7 @@ def traceback_text(error: BaseException, skip: int = 1) -> str:
     for _ in range(skip):
         if trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace, limit=-_MAX_FRAMES))
+    try:
+        return "".join(traceback.format_exception(type(error), error, trace, limit=-_MAX_FRAMES))
+    except BaseException:  # its own __getattr__ is asked for notes, and may raise anything
+        return "".join(traceback.format_tb(trace, limit=-_MAX_FRAMES)) + describe(error).text + "\n"

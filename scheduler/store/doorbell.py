@@ -101,6 +101,7 @@ class SocketBell:
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(draft, f"{incarnation}.lock", src_dir_fd=self._dirfd, dst_dir_fd=self._dirfd)
         self._listener = listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listener.settimeout(None)  # whatever a program has made the default
         listener.bind(self._short(f"{incarnation}.sock"))
         os.chmod(f"{incarnation}.sock", 0o660, dir_fd=self._dirfd)
 

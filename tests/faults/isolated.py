@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -677,6 +678,38 @@ class PaysLate(Task, isolation="process"):
             time.sleep(0.01)
         with ctx.transaction() as tx:
             tx.execute(sa.text("INSERT INTO ledger (entry) VALUES ('child')"))
+
+
+class CancelsItself(Task, isolation="process", retry=AT_ONCE):
+    """A coroutine that cancels all tasks of its loop in its last moments."""
+
+    how: str = "returns"
+
+    async def run(self, ctx: AsyncContext) -> int:
+        for task in asyncio.all_tasks():
+            task.cancel()
+        if self.how == "raises":
+            raise ValueError("its own")
+        return ctx.attempt
+
+
+class LeavesAnAlarm(Task, isolation="process"):
+    def run(self, ctx: Context) -> int:
+        signal.alarm(1)
+        return os.getpid()
+
+
+class Dozes(Task, isolation="process"):
+    def run(self, ctx: Context) -> int:
+        time.sleep(1.5)
+        return os.getpid()
+
+
+class LeavesAThread(Task):
+    """It keeps the interpreter from ending."""
+
+    def run(self, ctx: Context) -> None:
+        ThreadPoolExecutor(1).submit(time.sleep, 3600)
 
 
 class ThreadSegfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None, strategy="fixed")):
