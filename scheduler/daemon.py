@@ -105,7 +105,8 @@ def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:
         return INTERRUPTED
     if ended.hard:
         leave(ended.status)
-    _leave_soon(ended.status)
+    if argv is None:  # the process is ours: nobody has called this who goes on
+        _leave_soon(ended.status)
     return ended.status
 
 

@@ -224,7 +224,6 @@ class Child:
             outcome = self._execute(attempt)
         if os.getpid() != self.pid:
             os._exit(0)  # the body forked, and this is not the one that was asked
-        signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm that the body has left would end the next one
         self._over("done", outcome)
 
     def _execute(self, attempt: RemoteAttempt) -> Outcome:
@@ -325,6 +324,7 @@ class Child:
 
     def _over(self, what: str, *values: Any) -> None:
         """Tell how a job ended, and whether this process goes on."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm that it has left would end the next one
         for output in self._outputs:
             output.end()
         with self._look:

@@ -71,7 +71,6 @@ def test_wait_goes_on_after_it(ctl: Ctl, live: Bench, outage: Callable[..., Outa
 
 
 def test_logs_go_on_after_it(ctl: Ctl, live: Bench, outage: Callable[..., Outage]) -> None:
-
     def fails(ctx: Any) -> None:
         raise ValueError("no")
 

@@ -17,8 +17,8 @@ from faults.test_away import away
 from scheduler import AsyncContext, Context, Scheduler, task
 from scheduler.errors import Collided
 from scheduler.store import wires
+from support import fleet
 from support.databases import Database
-from support.fleet import write
 
 pytestmark = [pytest.mark.faults, pytest.mark.case(9, 57)]
 ONE = sa.text("SELECT 1")
@@ -30,13 +30,8 @@ def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
     made = Scheduler(database.url, processes=1)
     for kind in (in_thread, in_coroutine, kinds.PaysLate):
         made.register(kind)
-    write(made, "DROP TABLE IF EXISTS ledger")
-    write(made, "CREATE TABLE ledger (entry varchar(100) NOT NULL)")
-    made.start()
-    yield made
-    made.stop_now()
-    write(made, "DROP TABLE ledger")
-    made.close()
+    with fleet.ledger(made):
+        yield made
 
 
 @task

@@ -12,8 +12,8 @@ import pytest
 from faults import isolated as kinds
 from faults.harness import history, rows
 from scheduler import Scheduler
+from support import fleet
 from support.databases import Database
-from support.fleet import write
 
 pytestmark = [pytest.mark.faults, pytest.mark.case(4, 6, 63)]
 
@@ -23,13 +23,8 @@ def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
     made = Scheduler(database.url, processes=1)
     made.register(kinds.Pays)
     made.register(kinds.APays)
-    write(made, "DROP TABLE IF EXISTS ledger")
-    write(made, "CREATE TABLE ledger (entry varchar(100) NOT NULL)")
-    made.start()
-    yield made
-    made.stop_now()
-    write(made, "DROP TABLE ledger")
-    made.close()
+    with fleet.ledger(made):
+        yield made
 
 
 def test_what_answers_children_ends_with_the_engine(jobs: Scheduler) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -93,6 +94,18 @@ def rows(jobs: Scheduler, sql: str, **bound: Any) -> list[sa.Row[Any]]:
 def write(jobs: Scheduler, sql: str, **bound: Any) -> None:
     with jobs.database.write() as connection:
         connection.execute(prepared(sql), bound)
+
+
+@contextmanager
+def ledger(jobs: Scheduler) -> Iterator[None]:
+    """A table of the test's own, ``ledger``, into which handlers write entries; the scheduler runs."""
+    write(jobs, "DROP TABLE IF EXISTS ledger")
+    write(jobs, "CREATE TABLE ledger (entry varchar(100) NOT NULL)")
+    jobs.start()
+    yield
+    jobs.stop_now()
+    write(jobs, "DROP TABLE ledger")
+    jobs.close()
 
 
 def no_autovacuum(jobs: Scheduler) -> None:
