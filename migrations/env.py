@@ -1,4 +1,4 @@
-"""Run by alembic, on the connection (or for the dialect) that ``scheduler.store.migrate`` hands over."""
+"""Run by alembic, on the connection (or for the dialect) that ``scheduler.store.db.migrate`` hands over."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""Changes to large tables that others work on meanwhile. For migrations; see docs/upgrades.md."""
+"""Changes to large tables that others work on meanwhile. For migrations; see docs/guides/upgrading.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
-from scheduler.store.migrate import LOCK_TIMEOUT
+from scheduler.store.db.migrate import LOCK_TIMEOUT
 
 
 def create_index(

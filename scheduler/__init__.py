@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "TaskInfo": "records",
-    "ScheduleInfo": "records",
-    "AttemptInfo": "records",
-    "AsyncContext": "engine.context",
-    "Context": "engine.context",
+    "TaskInfo": "client.info",
+    "ScheduleInfo": "client.info",
+    "AttemptInfo": "client.info",
+    "AsyncContext": "engine.execution.context",
+    "Context": "engine.execution.context",
     "CycleError": "errors",
     "ConfigError": "errors",
     "DeadLetter": "model.dead_letter",
     "DependencyFailed": "errors",
     "DuplicateKeyError": "errors",
+    "DuplicateScheduleError": "errors",
     "Envelope": "model.envelope",
     "InvalidScheduleError": "errors",
     "InvalidTransitionError": "errors",
@@ -48,7 +49,7 @@ _WHERE = {
     "UnknownTaskError": "errors",
     "UnregisteredKindError": "errors",
     "Weekday": "model.recurrence",
-    "backup_sqlite": "store.maintenance",
+    "backup_sqlite": "store.db.backup",
     "task": "model.task",
 }
 __all__ = [*_WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -69,12 +70,16 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from scheduler.app import Scheduler as Scheduler
-    from scheduler.engine.context import AsyncContext as AsyncContext
-    from scheduler.engine.context import Context as Context
+    from scheduler.client.info import AttemptInfo as AttemptInfo
+    from scheduler.client.info import ScheduleInfo as ScheduleInfo
+    from scheduler.client.info import TaskInfo as TaskInfo
+    from scheduler.engine.execution.context import AsyncContext as AsyncContext
+    from scheduler.engine.execution.context import Context as Context
     from scheduler.errors import ConfigError as ConfigError
     from scheduler.errors import CycleError as CycleError
     from scheduler.errors import DependencyFailed as DependencyFailed
     from scheduler.errors import DuplicateKeyError as DuplicateKeyError
+    from scheduler.errors import DuplicateScheduleError as DuplicateScheduleError
     from scheduler.errors import InvalidScheduleError as InvalidScheduleError
     from scheduler.errors import InvalidTransitionError as InvalidTransitionError
     from scheduler.errors import LeaseLost as LeaseLost
@@ -103,7 +108,4 @@ if TYPE_CHECKING:
     from scheduler.model.task import Priority as Priority
     from scheduler.model.task import Task as Task
     from scheduler.model.task import task as task
-    from scheduler.records import AttemptInfo as AttemptInfo
-    from scheduler.records import ScheduleInfo as ScheduleInfo
-    from scheduler.records import TaskInfo as TaskInfo
-    from scheduler.store.maintenance import backup_sqlite as backup_sqlite
+    from scheduler.store.db.backup import backup_sqlite as backup_sqlite

@@ -1,4 +1,4 @@
-"""The Scheduler: what a program holds in its hand. Composes the builder and, once started, an engine."""
+"""Scheduler, the facade that a program holds: the builder and, once started, an engine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
 from scheduler import __version__, ports
-from scheduler.batch import Batch
-from scheduler.builder import Drafter, TaskBuilder, make_builder
-from scheduler.caller import Caller
-from scheduler.engine.options import ProcessOptions
+from scheduler.client.batch import Batch
+from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
+from scheduler.client.submitter import TaskSubmitter
+from scheduler.client.tasks import TaskOperations
+from scheduler.engine.options import RETENTION, ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.model.dead_letter import DeadLetter
 from scheduler.model.limits import parse_size
@@ -24,33 +25,33 @@ from scheduler.model.registry import Registry
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.times import LONGEST, SECOND, span_us
 from scheduler.ports import Clock, SystemClock
-from scheduler.queries import Queries
-from scheduler.store.database import Database
-from scheduler.store.doorbell import Bell, make_bell
+from scheduler.store.db.database import Database
+from scheduler.store.db.notifier import Notifier, make_bell
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
     from sqlalchemy.orm import Session
 
-    from scheduler.engine.loop import Engine
+    from scheduler.engine.engine import Engine
 
 P = ParamSpec("P")
 
 
-class Scheduler(Queries):
+class Scheduler(TaskOperations):
     """Schedules tasks, and runs them between :meth:`start` and :meth:`stop`. No I/O before first use.
 
     ``url``: SQLAlchemy URL of a SQLite file or a PostgreSQL database. ``state``: the application's own object,
     ``ctx.state`` in handlers. ``settings``: sections of the configuration for the built-in tasks. ``pools``: (thread
-    slots, async slots) by name. ``lease``, ``drain``, ``misfire_grace``: seconds. ``retention``: seconds by success,
-    failed, outcomes, events. ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)``
-    must return a context manager that surrounds each run, ``on_dead_letter(letter)`` is told, once and after the
-    commit, of each task that has failed for good while this process ran it.
+    slots, async slots) by name. ``lease``, ``drain``, ``misfire_grace``: seconds. ``default_timeout``: seconds that an
+    attempt of a task without a timeout may take, 0: for ever. ``retention``: seconds by success, failed, outcomes,
+    events, results, keys. ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)`` must
+    return a context manager that surrounds each run, ``on_dead_letter(letter)`` is called, once and after the commit,
+    for each task that failed for good while this process ran it.
 
     Tasks with ``isolation="process"`` and ``ctx.cpu`` run in up to ``processes`` child processes (None: as many as
-    cores), started when first needed; each calls ``child_state`` ("module:function") once for its ``ctx.state``. What
-    is to end there has ``process_grace`` seconds from SIGTERM to SIGKILL. A child is replaced after ``recycle_tasks``
-    attempts, or once it has more than ``recycle_memory`` (bytes, or a text such as "512M"); 0: never.
+    cores), started when first needed; each calls ``child_state`` ("module:function") once for its ``ctx.state``. A
+    handler to be ended has ``process_grace`` seconds from SIGTERM to SIGKILL. A child is replaced after
+    ``recycle_tasks`` attempts, or once it has more than ``recycle_memory`` (bytes, or a text such as "512M"); 0: never.
 
     Raises ConfigError.
     """
@@ -66,6 +67,7 @@ class Scheduler(Queries):
         lease: float = 30.0,
         drain: float = 30.0,
         max_concurrent_tasks: int = 0,
+        default_timeout: float = 0.0,
         timezone: str = "UTC",
         misfire_grace: float = 60.0,
         retention: Mapping[str, float] | None = None,
@@ -99,6 +101,7 @@ class Scheduler(Queries):
             "pools": _pools(pools),
             "lease": _positive(lease, "lease"),
             "max_concurrent": _whole(max_concurrent_tasks, "max_concurrent_tasks", 0),
+            "default_timeout": round(_seconds(default_timeout, "default_timeout") * SECOND),
             "misfire_grace": _positive(misfire_grace, "misfire_grace", 1),
             "log_attempts": log_attempts,
             "capture_root": capture_root,
@@ -106,17 +109,19 @@ class Scheduler(Queries):
         }
         if retention is not None:
             self._options["retention"] = _retention(retention)
-        self._caller = Caller(self.database, self.registry, self._ring, self._others_bell, timezone, before_schedule)
+        self._caller = TaskSubmitter(
+            self.database, self.registry, self._notify, self._engine_notifier, timezone, before_schedule
+        )
         self._engine: Engine | None = None
-        self._bell: Bell | None = None
-        self._bell_pid = 0
+        self._notifier: Notifier | None = None
+        self._notifier_pid = 0
         self._lifecycle = threading.RLock()
 
     @classmethod
     def from_config(cls, path: str | None = None) -> Self:
-        """A scheduler as a configuration file says, with its task modules registered. Raises ConfigError."""
-        from scheduler.config import load
-        from scheduler.modules import load_modules, make_scheduler
+        """Make a scheduler from a configuration file, with its task modules registered. Raises ConfigError."""
+        from scheduler.config.model import load
+        from scheduler.config.task_modules import load_modules, make_scheduler
 
         config = load(path)
         made = make_scheduler(config, cls)
@@ -125,7 +130,7 @@ class Scheduler(Queries):
 
     @classmethod
     def for_testing(cls, clock: Clock | None = None, **options: Any) -> Self:
-        """A scheduler on a SQLite file in a temporary directory of its own, with a clock that only a test moves."""
+        """Make a scheduler on a SQLite file in a new temporary directory, with a clock that only a test moves."""
         from scheduler.testing import make_for_testing
 
         return make_for_testing(cls, clock, options)
@@ -138,7 +143,7 @@ class Scheduler(Queries):
         kind: str | None = None,
         build: Callable[[int, str], Any] | None = None,
     ) -> None:
-        """Make a task type known. The same type twice is harmless.
+        """Register a task type. Registering the same type twice is harmless.
 
         ``kind``: another name than its own; ``build(id, payload)``: makes the instance of a stored payload. Raises
         ConfigError, also if another type has the name.
@@ -159,10 +164,17 @@ class Scheduler(Queries):
         return make_builder(self._caller, None, task, args, kwargs)
 
     def batch(self, correlation: str | None = None, connection: sa.Connection | Session | None = None) -> Batch:
-        """Many tasks at once, all or none: ``with jobs.batch() as batch: batch.task(...)``."""
+        """Store many tasks at once, all or none: ``with jobs.batch() as batch: batch.task(...)``."""
         return Batch(self._caller, correlation, connection)
 
-    def _ring(self, *, others: bool = True) -> None:
+    def starting(self) -> AbstractContextManager[None]:
+        """Surround a program's ``setup()``: if it fails, the next call may register other recurrences."""
+        return self._caller.starting()
+
+    def _forget_schedule(self, name: str) -> None:
+        self._caller.forget_schedule(name)
+
+    def _notify(self, *, others: bool = True) -> None:
         """Wake our own engine, and those of other processes."""
         self._forget_parents_engine()
         engine = self._engine
@@ -171,29 +183,32 @@ class Scheduler(Queries):
             if others:
                 engine.bell.ring()
         elif others:
-            self._callers_bell().ring()
+            self._own_notifier().ring()
 
-    def _others_bell(self) -> Bell:
-        """By which the engines of other processes are woken. Not to be asked for by who holds what a stop waits for."""
+    def _engine_notifier(self) -> Notifier:
+        """The notifier that wakes engines of other processes.
+
+        A caller that holds a lock or a connection must not ask for it: a stop may wait for that.
+        """
         self._forget_parents_engine()
         engine = self._engine
-        return self._callers_bell() if engine is None else engine.bell
+        return self._own_notifier() if engine is None else engine.bell
 
-    def _callers_bell(self) -> Bell:
-        bell = self._bell
-        if bell is not None and self._bell_pid == os.getpid():
+    def _own_notifier(self) -> Notifier:
+        bell = self._notifier
+        if bell is not None and self._notifier_pid == os.getpid():
             return bell
         with self._lifecycle:
-            if self._bell is None or self._bell_pid != os.getpid():
-                self._bell = make_bell(self.database)
-                self._bell_pid = os.getpid()
-            return self._bell
+            if self._notifier is None or self._notifier_pid != os.getpid():
+                self._notifier = make_bell(self.database)
+                self._notifier_pid = os.getpid()
+            return self._notifier
 
     def _forget_parents_engine(self) -> None:
-        """In a forked process: the engine's thread, its worker and what it holds stayed with the parent."""
+        """Forget the engine after a fork: its thread, its worker and its attempts stay with the parent."""
         if self._engine is not None and self._engine.pid != os.getpid():
             self._engine = None
-            self._lifecycle = threading.RLock()  # somebody may have held it
+            self._lifecycle = threading.RLock()  # another thread may have held it in the parent
 
     # running
 
@@ -206,17 +221,17 @@ class Scheduler(Queries):
 
     @property
     def on_dead_letter(self) -> Callable[[DeadLetter], Any] | None:
-        """What is told of dead letters; a task module's ``setup(scheduler)`` may set it. Raises ConfigError."""
+        """The callback for dead letters; a task module's ``setup(scheduler)`` may set it. Raises ConfigError."""
         return self._on_dead_letter
 
     @on_dead_letter.setter
     def on_dead_letter(self, hook: Callable[[DeadLetter], Any] | None) -> None:
         self._on_dead_letter = _hook(hook)
         if self._engine is not None:
-            self._engine.desk.alerts.hook = self._on_dead_letter
+            self._engine.engine_state.dead_letter_hook.hook = self._on_dead_letter
 
     def _make_engine(self, *, inline: bool = False) -> Engine:
-        from scheduler.engine.loop import Engine
+        from scheduler.engine.engine import Engine
         from scheduler.engine.options import EngineOptions
 
         return Engine(
@@ -227,7 +242,7 @@ class Scheduler(Queries):
             settings=self.settings,
             around_run=self._around_run,
             on_dead_letter=self._on_dead_letter,
-            drafts=Drafter(self._caller),
+            drafts=SpecFactory(self._caller),
             rng=self._rng,
             inline=inline,
             version=__version__,
@@ -246,7 +261,7 @@ class Scheduler(Queries):
             )
         with self._lifecycle:
             if self._engine is not None and self._engine.is_running() and not self._engine.draining:
-                return  # one that drains still looks after its last bodies, beside the new one
+                return  # an engine that drains still runs its last handlers, beside the new one
             engine = self._make_engine()
             engine.start()
             self._engine = engine
@@ -254,8 +269,8 @@ class Scheduler(Queries):
     def stop(self, drain: float | None = None) -> list[int]:
         """Stop: claim nothing more and wait up to ``drain`` seconds for what runs.
 
-        Returns the ids still running then; their bodies cannot be ended from outside, so their lease is kept up until
-        they end, and only then the engine goes.
+        Returns the ids still running then. Their handlers cannot be ended from outside, so the engine renews their
+        lease until they end.
         """
         self._forget_parents_engine()
         with self._lifecycle:
@@ -267,6 +282,7 @@ class Scheduler(Queries):
             if idle:
                 engine.stop(hand_back_running=False)
                 self._engine = None
+                self.database.settle()
                 return []
             left = engine.running_ids()
             threading.Thread(target=self._stop_later, args=(engine,), name="schedd-stop", daemon=True).start()
@@ -279,12 +295,15 @@ class Scheduler(Queries):
             engine.stop(hand_back_running=False)
             if self._engine is engine:
                 self._engine = None
+                self.database.settle()
 
     def stop_now(self) -> list[int]:
-        """Stop for a process that is about to end: the last write hands what runs back, due 2 s later, without using
-        an attempt. Returns the ids of what was handed back: not of what ended meanwhile, or was cancelled.
+        """Stop at once, for a process that is about to end.
 
-        Raises StoreUnavailableError if that could not be written.
+        The last write releases the running tasks, due 2 s later, without using an attempt. Returns the ids of the
+        released tasks: not of those that ended meanwhile, or were cancelled.
+
+        Raises StoreUnavailableError if the store cannot be written to.
         """
         self._forget_parents_engine()
         with self._lifecycle:
@@ -293,6 +312,7 @@ class Scheduler(Queries):
                 return []
             engine.drain()
             trouble = engine.stop(hand_back_running=True)
+            self.database.settle()
             if trouble is not None:
                 raise trouble
             return engine.handed_back
@@ -303,13 +323,13 @@ class Scheduler(Queries):
         return self._engine is not None and self._engine.is_running()
 
     def close(self) -> None:
-        """Stop, and close the connections."""
+        """Stop, and close the connections; the end of ``with jobs:`` does the same. A later use opens them again."""
         self.stop()
         with self._lifecycle:
-            if self._bell is not None:
-                self._bell.close()
-                self._bell = None
-            self.database.dispose()
+            if self._notifier is not None:
+                self._notifier.close()
+                self._notifier = None
+            self.database.settle()
 
     def __enter__(self) -> Self:
         self.start()
@@ -318,7 +338,7 @@ class Scheduler(Queries):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self.close()
 
 
 def _hook(given: Callable[[DeadLetter], Any] | None) -> Callable[[DeadLetter], Any] | None:
@@ -341,7 +361,7 @@ def _processes(
 
 
 def _queues(given: Iterable[str]) -> tuple[str, ...]:
-    queues = () if isinstance(given, str) else tuple(given)  # a text is iterable, too: each of its letters a queue
+    queues = () if isinstance(given, str) else tuple(given)  # a text is iterable, too: each letter would be a queue
     if not queues or not all(isinstance(name, str) and (name == "*" or is_name(name)) for name in queues):
         raise ConfigError(f'queues must be a list of names, or ["*"] for all, not {given!r:.80}')
     return queues
@@ -366,7 +386,7 @@ def _positive(value: float, what: str, least: float = 0) -> float:
 
 
 def _retention(given: Mapping[str, float]) -> dict[str, float]:
-    kept = {"success": 86400.0, "failed": 30 * 86400.0, "outcomes": 90 * 86400.0, "events": 30 * 86400.0}
+    kept = dict(RETENTION)
     for name, seconds in given.items():
         if name not in kept:
             raise ConfigError(f"there is no retention of {name!r}; there are {', '.join(kept)}")

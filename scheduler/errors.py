@@ -1,7 +1,7 @@
-"""The error tree. Everything that a caller can meet derives from :class:`SchedulerError`.
+"""The errors of schedd. Every error that a caller can meet derives from :class:`SchedulerError`.
 
-What unwinds a handler from inside (:class:`Interrupted` and its children) derives from ``BaseException``, so
-that a handler's ``except Exception`` does not swallow it.
+:class:`Interrupted` and its children unwind a handler from inside. They derive from ``BaseException``, so that a
+handler's ``except Exception`` does not swallow them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ class SchedulerError(Exception):
 
 
 class UnknownTaskError(SchedulerError):
-    """No task has this id."""
+    """No task has this id. ``gone``: one had it, and a failover or a restore has lost it."""
 
-    def __init__(self, task_id: int) -> None:
-        super().__init__(f"there is no task {task_id}")
+    def __init__(self, task_id: int, gone: str | None = None) -> None:
+        super().__init__(f"there is no task {task_id}" if gone is None else f"task {task_id} is gone: {gone}")
         self.task_id = task_id
+        self.gone = gone is not None
 
 
 class UnknownDependencyError(SchedulerError):
-    """A task was to depend on an id that never was."""
+    """A dependency names an id that no task ever had."""
 
     def __init__(self, parent_ids: Sequence[int]) -> None:
         ids = ", ".join(str(i) for i in parent_ids)
@@ -31,7 +32,7 @@ class UnknownDependencyError(SchedulerError):
 
 
 class UnregisteredKindError(SchedulerError):
-    """A kind was used that this Scheduler does not know."""
+    """A kind that is not registered with this Scheduler."""
 
 
 class UnknownWorkerError(SchedulerError):
@@ -51,7 +52,7 @@ class UnknownScheduleError(SchedulerError):
 
 
 class CycleError(SchedulerError):
-    """Edges would close a cycle. ``path`` names the tasks on it, first and last the same."""
+    """An edge that would close a cycle. ``path`` names the tasks on it; the first is also the last."""
 
     def __init__(self, path: Sequence[object]) -> None:
         super().__init__("dependency cycle: " + " -> ".join(str(p) for p in path))
@@ -59,13 +60,15 @@ class CycleError(SchedulerError):
 
 
 class DuplicateKeyError(SchedulerError):
-    """Another task of the kind holds the key. ``existing_id`` is its id."""
+    """Another task of the kind holds the key, or has ``completed`` under it. ``existing_id`` is that task's id."""
 
-    def __init__(self, kind: str, key: str, existing_id: int) -> None:
-        super().__init__(f"key {key!r} of kind {kind} is held by task {existing_id}")
+    def __init__(self, kind: str, key: str, existing_id: int, *, completed: bool = False) -> None:
+        said = f"has been completed by task {existing_id}" if completed else f"is held by task {existing_id}"
+        super().__init__(f"key {key!r} of kind {kind} {said}")
         self.kind = kind
         self.key = key
         self.existing_id = existing_id
+        self.completed = completed
 
 
 class InvalidTransitionError(SchedulerError):
@@ -73,21 +76,33 @@ class InvalidTransitionError(SchedulerError):
 
 
 class InvalidScheduleError(SchedulerError):
-    """A cron expression, interval, zone or time that cannot work."""
+    """A cron expression, interval, zone or time that is invalid or can never fire."""
+
+
+class DuplicateScheduleError(InvalidScheduleError):
+    """Another recurring schedule has this ``name``."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"schedule {name!r} {reason}")
+        self.name = name
 
 
 class PayloadError(SchedulerError):
-    """A payload (or option of a task) that does not fit."""
+    """A payload, or an option of a task, that is not valid."""
 
 
 class ConfigError(SchedulerError):
-    """A setting that is unknown, unreadable or does not fit."""
+    """A setting that is unknown, unreadable or not valid."""
 
 
 class StoreUnavailableError(SchedulerError):
     """The database cannot be reached or used; the text says why and what to do. ``heals``: waiting may help."""
 
     heals = False
+
+
+class StoreReplacedError(StoreUnavailableError):
+    """The SQLite file that the URL names is not the one that was opened: it was deleted or replaced meanwhile."""
 
 
 class DependencyFailed(SchedulerError):
@@ -97,7 +112,7 @@ class DependencyFailed(SchedulerError):
 class PermanentError(SchedulerError):
     """Raised by a handler: the task ends without further attempts.
 
-    ``status`` is the status code of an upstream system, where there is one.
+    ``status``: the status code of an upstream system, if there is one.
     """
 
     def __init__(self, *args: object, status: int | None = None) -> None:
@@ -139,11 +154,11 @@ class ResultExpiredError(SchedulerError):
 
 
 class LeaseLost(SchedulerError):
-    """The worker no longer holds this attempt; whatever it does now is recorded nowhere."""
+    """The worker no longer holds this attempt; nothing that it does now is recorded."""
 
 
 class DeterminismError(SchedulerError):
-    """What a handler did does not fit what earlier attempts recorded (``determinism="strict"``)."""
+    """A handler's durable calls differ from those that earlier attempts recorded (``determinism="strict"``)."""
 
 
 class TransactionTooLong(SchedulerError):
@@ -172,7 +187,7 @@ class Snooze(Exception):
 
 
 class Interrupted(BaseException):
-    """What unwinds a handler from inside. Never caught by ``except Exception``."""
+    """Unwinds a handler from inside. ``except Exception`` never catches it."""
 
 
 class Cancelled(Interrupted):
@@ -180,9 +195,13 @@ class Cancelled(Interrupted):
 
 
 class Collided(Interrupted):
-    """A ``ctx.transaction()`` and another transaction were in each other's way, or its connection had been cut before
-    it began: it is tried again, as no attempt."""
+    """A ``ctx.transaction()`` collided with another one, or lost its connection before it began.
+
+    It is tried again without using an attempt."""
 
 
 class Suspended(Interrupted):
-    """The task waits for a time, an event or another task; its handler starts again then and skips what is recorded."""
+    """The task waits for a time, an event or another task.
+
+    Its handler starts again then, and skips the steps that are recorded.
+    """

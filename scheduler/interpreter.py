@@ -1,5 +1,6 @@
-"""How a process that runs tasks for long sets up its Python interpreter: what the daemon does, and an embedding program
-may do.
+"""Tuning of the Python interpreter for a process that runs tasks: GIL switches, garbage collection.
+
+The daemon does this itself. A program that runs an engine may do the same:
 
     from scheduler import interpreter
 
@@ -14,36 +15,35 @@ from __future__ import annotations
 import gc
 import sys
 
-# The engine's loop gives up the GIL at each call of the database; with busy handlers it then waits this long
-# to get it back, each time. At 1 ms it took twice as many turns beside four busy threads as at Python's 5 ms,
-# which got no less done.
-SWITCH_INTERVAL = 0.001  # seconds
-# New objects after which the collector looks at them: 700, Python's default before 3.13, is fewer than the tasks of
-# two turns consist of, none of which it could ever free. A few times as many cost nothing but that cycles live longer.
-YOUNG = 5_000
+# The engine's loop releases the GIL at each call of the database. Beside busy handlers it waits this long to get it
+# back, each time, so Python's default makes dispatch cycles slow.
+SWITCH_INTERVAL_S = 0.001
+# New objects after which the collector runs. The tasks of two dispatch cycles are more objects than Python's default
+# before 3.13, and the collector can free none of them. The price is that cyclic garbage lives longer.
+GC_THRESHOLD = 5_000
 
 
 def tune() -> None:
-    """Switch between threads, and collect garbage, as suits an engine.
+    """Set the thread switch interval and the garbage collector's threshold for an engine.
 
-    Before the program's own imports, so that what these set wins. A collector that is set to look less often stays so.
+    Call it before the program's own imports, so that their settings win. A higher threshold stays as it is.
     """
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     collect_seldom()
 
 
 def collect_seldom() -> None:
     """The collector's part of :func:`tune`."""
     young, *older = gc.get_threshold()
-    if 0 < young < YOUNG:  # 0: it does not look by itself at all
-        gc.set_threshold(YOUNG, *older)
+    if 0 < young < GC_THRESHOLD:  # 0: the collector does not run by itself
+        gc.set_threshold(GC_THRESHOLD, *older)
 
 
 def freeze() -> None:
-    """Collect garbage, then have the collector never look at what is there now.
+    """Collect garbage, then exclude the objects that exist now from later collections.
 
-    Once everything is imported and set up: the collector then looks at all of it no more, which stops every thread for
-    some 30 ms for each 100,000 objects, and children that are forked do not copy it.
+    Call it once everything is imported and set up. Later collections then stop the threads for a shorter time, and
+    forked children do not copy these objects.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What a test replaces: the clock, the id source, threads and the doorbell; and the system's own versions.
+"""What a test replaces: the clock, threads and failpoints; with the system's own versions.
 
 Wall-clock instants are integers everywhere inside: microseconds since 1970-01-01 UTC.
 """
@@ -19,7 +19,7 @@ IN_CHILD = False  # whether this is a child process of an engine
 
 
 class Clock(Protocol):
-    """Where time comes from. ``steps`` is True for a clock that a test moves by hand."""
+    """The source of time. ``steps``: whether a test moves it by hand."""
 
     steps: bool
 
@@ -37,7 +37,7 @@ class SystemClock:
 
     steps = False
 
-    monotonic = staticmethod(time.monotonic)  # itself: a turn asks some forty times
+    monotonic = staticmethod(time.monotonic)  # the function itself: each dispatch cycle calls it many times
 
     def now(self) -> int:
         return time.time_ns() // 1000
@@ -50,7 +50,7 @@ class Spawner(Protocol):
 
 
 def spawn_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread: a body that never ends must not keep the process from ending."""
+    """Start a daemon thread: a handler that never ends must not keep the process from ending."""
     thread = threading.Thread(target=target, name=name, daemon=True)
     thread.start()
     return thread
@@ -59,20 +59,6 @@ def spawn_thread(target: Callable[[], None], name: str) -> threading.Thread:
 def random_incarnation() -> str:
     """A worker's identity for one life of one engine; never derived from the host name alone."""
     return secrets.token_hex(8)
-
-
-class Doorbell(Protocol):
-    """Wakes engines of other processes; may be lossy, since every engine polls behind it."""
-
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` (from any thread) whenever somebody rings, until :meth:`close`."""
-        ...
-
-    def ring(self) -> None:
-        """Tell every listening engine that there may be work. Never blocks, never raises."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Failpoints:

@@ -1,4 +1,4 @@
-"""Tools for tests: a clock moved by hand, a scheduler that runs inline, and looks at what was scheduled."""
+"""Tools for tests: a clock that a test moves, a scheduler that runs inline, assertions on tasks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from scheduler.ports import SECOND, Clock
 
 if TYPE_CHECKING:
     from scheduler.app import Scheduler
-    from scheduler.engine.loop import Engine
-    from scheduler.records import TaskInfo
+    from scheduler.client.info import TaskInfo
+    from scheduler.engine.engine import Engine
 
 S = TypeVar("S", bound="Scheduler")
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class FakeClock:
-    """Time that stands still until :meth:`advance`. ``start``: an aware datetime."""
+    """A clock that stands still until :meth:`advance`. ``start``: an aware datetime."""
 
     steps = True
 
@@ -40,13 +40,13 @@ class FakeClock:
         return self._mono
 
     def advance(self, by: float | timedelta) -> None:
-        """Move on by seconds or a timedelta."""
+        """Move the clock forward by seconds or a timedelta."""
         span = span_us(by, "advance")
         self._now += span
         self._mono += span / SECOND
 
     def jump(self, by: float | timedelta) -> None:
-        """Set the wall clock forward (or back, for a negative value); monotonic time does not notice."""
+        """Move the wall clock forward, or back for a negative value; monotonic time stays as it is."""
         seconds = by.total_seconds() if isinstance(by, timedelta) else by
         self._now += round(seconds * SECOND)
 
@@ -57,7 +57,7 @@ class FakeClock:
 
 
 def make_for_testing(cls: type[S], clock: Clock | None, options: dict[str, Any]) -> S:
-    """What ``Scheduler.for_testing()`` does; ``url`` and every other option may be given."""
+    """Make the scheduler of ``Scheduler.for_testing()``; accepts ``url`` and every other option."""
     if "url" in options:
         url = options.pop("url")
         directory = None
@@ -72,7 +72,7 @@ def make_for_testing(cls: type[S], clock: Clock | None, options: dict[str, Any])
 
 
 def engine_of(jobs: Scheduler) -> Engine:
-    """The inline engine of a scheduler under test; made on first use, one worker for as long as the scheduler lives."""
+    """The inline engine of a scheduler under test: one worker, made on first use."""
     engine = jobs._engine
     if engine is None:
         engine = jobs._engine = jobs._make_engine(inline=True)
@@ -83,9 +83,9 @@ def engine_of(jobs: Scheduler) -> Engine:
 
 
 def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
-    """Run everything that is due, here and now, one after the other. Returns how many attempts ran.
+    """Run every task that is due, one after the other, in this thread. Returns how many attempts ran.
 
-    Raises RuntimeError after ``limit`` attempts: something schedules itself again without end.
+    Raises RuntimeError after ``limit`` attempts: a task schedules itself again without end.
     """
     engine = engine_of(jobs)
     ran = 0
@@ -94,7 +94,7 @@ def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
         while quiet < 2:
             engine.ring()
             engine.step()
-            while engine.turner.lanes.unfinished:
+            while engine.dispatch.lanes.unfinished:
                 engine.step()
             before = ran
             for slots in engine.inline_slots():
@@ -104,16 +104,19 @@ def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
                         raise RuntimeError(
                             f"{limit} attempts ran and more are due; does a task schedule itself for ever?"
                         )
-            going_on = ran > before or engine.turner.has_work() or engine.duties.behind
+            going_on = ran > before or engine.dispatch.has_work() or engine.periodic.has_backlog
             quiet = 0 if going_on else quiet + 1
             if quiet == 1:
                 # On a slow machine it may begin its looks behind what was just released, and find that a second later.
-                engine.turner.lanes.prefix.forget()
+                engine.dispatch.lanes.offsets.reset()
     return ran
 
 
 def assert_scheduled(jobs: Scheduler, kind: str, **payload: Any) -> TaskInfo:
-    """The newest live task of this kind whose payload has these values. Raises AssertionError that shows the others."""
+    """Return the newest live task of this kind whose payload has these values.
+
+    Raises AssertionError, which shows the other tasks of the kind.
+    """
     found = jobs.list_tasks(kind=kind, limit=1000)
     seen = []
     for record in found:

@@ -10,16 +10,26 @@ import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
 from scheduler.tasks.action_store import ActionStore
+from scheduler.tasks.audience import named_audience
 from scheduler.tasks.blobs import FILE_ID, BlobStore
 from scheduler.tasks.settings import required
-from scheduler.tasks.tokens import ACTION_ID, DOMAIN, MOST_ATTACHMENTS, Claims, load_private_key, read, sign
+from scheduler.tasks.tokens import (
+    ACTION_ID,
+    DOMAIN,
+    MAX_ATTACHMENTS,
+    MAX_AUDIENCES,
+    Claims,
+    load_private_key,
+    read,
+    sign,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from scheduler import Context
 
-LONGEST_LIFE = 100 * 366 * 86_400.0  # seconds
+MAX_LIFETIME = 100 * 366 * 86_400.0  # seconds
 
 
 class ActionCreatorTask(Task, timeout=60, retry=RetryPolicy(min_wait=5, max_wait=600, max_attempts=5)):
@@ -28,16 +38,18 @@ class ActionCreatorTask(Task, timeout=60, retry=RetryPolicy(min_wait=5, max_wait
     tn_id: the tenant whose action it is. type: what it is, the claim ``t``. content: any JSON, ``c``. parent: the id of
     the action that it refers to, ``p``. attachments: ids of the tenant's files, ``a``; after them come those that the
     tasks name as ``file_id`` in their results that this one depends on. expires_in: seconds, for ``exp``; None: never.
+    audience: domains of the servers it is for, ``aud``; empty: those of ``[actions] audience``. Others refuse it.
 
     ``iss`` is ``[actions] name``, ``iat`` when the task was scheduled. The id is ``a1~`` and the SHA-256 of the token.
     What is signed is recorded before it is stored, so another attempt makes the same action.
 
     The result is ``{"action_id", "token", "attachments"}``.
 
-    Permanent failures: no key, or not one on P-384; a file that the tenant does not have; a missing setting. Transient
-    failures: I/O errors, a full disk.
+    Permanent failures: no key, or not one on P-384; no audience, unless ``[actions] require_audience`` is false; a file
+    that the tenant does not have; a missing setting. Transient failures: I/O errors, a full disk.
 
-    Settings: ``[actions] name``, ``key_file``, ``directory``; ``[files] blobs`` if there are attachments.
+    Settings: ``[actions] name``, ``key_file``, ``directory``, ``audience``, ``require_audience``; ``[files] blobs`` if
+    there are attachments.
     """
 
     tn_id: Annotated[int, msgspec.Meta(ge=0)]
@@ -45,7 +57,8 @@ class ActionCreatorTask(Task, timeout=60, retry=RetryPolicy(min_wait=5, max_wait
     content: Any = None
     parent: str | None = None
     attachments: list[str] = msgspec.field(default_factory=list)
-    expires_in: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_LIFE)] | None = None
+    expires_in: Annotated[float, msgspec.Meta(gt=0, le=MAX_LIFETIME)] | None = None
+    audience: list[str] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.parent is not None and not ACTION_ID.match(self.parent):
@@ -53,6 +66,11 @@ class ActionCreatorTask(Task, timeout=60, retry=RetryPolicy(min_wait=5, max_wait
         for file_id in self.attachments:
             if not FILE_ID.match(file_id):
                 raise ValueError(f"attachments must be file ids (f1~ and 43 characters), not {file_id!r}")
+        for domain in self.audience:
+            if not DOMAIN.match(domain):
+                raise ValueError(f"audience must be domains in lower case, such as bob.example, not {domain!r}")
+        if len(self.audience) > MAX_AUDIENCES:
+            raise ValueError(f"audience has {len(self.audience)} domains, more than {MAX_AUDIENCES}")
 
     def run(self, ctx: Context) -> dict[str, Any]:
         store = ActionStore.from_settings(ctx.settings)
@@ -76,6 +94,7 @@ class ActionCreatorTask(Task, timeout=60, retry=RetryPolicy(min_wait=5, max_wait
             p=self.parent,
             a=self._files(ctx),
             exp=None if self.expires_in is None else int(made + self.expires_in),
+            aud=named_audience(self.audience, ctx.settings),
         )
         token: str = sign(claims, load_private_key(signing_key(ctx.settings)))
         read(token)  # what we would not accept from others we do not send
@@ -85,8 +104,8 @@ class ActionCreatorTask(Task, timeout=60, retry=RetryPolicy(min_wait=5, max_wait
         results = ctx.results()
         found = [r.get("file_id") for _, r in sorted(results.items()) if isinstance(r, dict)]
         files = tuple(dict.fromkeys([*self.attachments, *(one for one in found if isinstance(one, str))]))
-        if len(files) > MOST_ATTACHMENTS:
-            raise PermanentError(f"{len(files)} attachments are more than {MOST_ATTACHMENTS}")
+        if len(files) > MAX_ATTACHMENTS:
+            raise PermanentError(f"{len(files)} attachments are more than {MAX_ATTACHMENTS}")
         if files:
             blobs = BlobStore.from_settings(ctx.settings)
             for file_id in files:

@@ -49,7 +49,7 @@ class ActionStore:
         path = self.path(tn_id, action.action_id)
         known: dict[str, Any] | None = read_json(path)
         if known is not None:
-            sync_directory(path.parent)  # whoever stored it may have been killed just before doing so
+            sync_directory(path.parent)  # the process that stored it may have been killed before it synced
             return known
         record = {"action_id": action.action_id, "token": action.token, "origin": origin, **action.claims._asdict()}
         self._staging.write(path, msgspec.json.encode(record))

@@ -1,4 +1,4 @@
-"""ActionVerifierTask: takes in an action that somebody else has signed."""
+"""ActionVerifierTask: checks and stores an action that another server has signed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
 from scheduler.tasks.action_store import ActionStore
+from scheduler.tasks.audience import check_audience
 from scheduler.tasks.blobs import BlobStore, Incoming, now_text
 from scheduler.tasks.failures import refuse
 from scheduler.tasks.functions import imported
 from scheduler.tasks.issuer_keys import RING
 from scheduler.tasks.secrets_of import Secrets
-from scheduler.tasks.settings import filled, positive, section
-from scheduler.tasks.tokens import LONGEST, Unverified, read
+from scheduler.tasks.settings import filled, positive, required, section
+from scheduler.tasks.tokens import MAX_TOKEN, Unverified, read
 from scheduler.tasks.web import Call, send
 
 if TYPE_CHECKING:
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from scheduler import AsyncContext
 
 FILES = "https://cl-o.{issuer}/api/files/{file_id}"
-LARGEST_FILE = 32 * 1024 * 1024  # bytes
-SKEW = 300.0  # seconds that the issuer's clock may be ahead, or ours behind
+DEFAULT_MAX_FILE = 32 * 1024 * 1024  # bytes
+MAX_CLOCK_SKEW = 300.0  # seconds that the issuer's clock may be ahead, or ours behind
 RELATIONS = ("following", "connected")
 NO_TYPE = "application/octet-stream"
-FETCHES = 4  # files that an event loop fetches at a time
+MAX_CONCURRENT_FETCHES = 4  # files that an event loop fetches at a time
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
@@ -39,23 +40,24 @@ class ActionVerifierTask(Task, timeout=900, retry=RetryPolicy(min_wait=10, max_w
 
     tn_id: the tenant that takes it. token: as it came. timeout: seconds for each request.
 
-    In this order: whether it is well-formed and not expired; whether its issuer is one whom the tenant follows or is
-    connected to; its signature, by the keys at the issuer's ``/api/me/keys``, which are kept for a while; then the
-    files that are not there yet are fetched, and each must have the id that the action says. So a stranger causes no
-    request.
+    In this order: whether it is well-formed and not expired; whether this server (``[actions] name``) is in its
+    audience; whether its issuer is one whom the tenant follows or is connected to; its signature, by the keys at the
+    issuer's ``/api/me/keys``, which are kept for a while; then the files that are not there yet are fetched, and each
+    must have the id that the action says. So a stranger causes no request.
 
     The result is ``{"action_id", "iss", "t", "fetched": […]}``. It may run again at any time.
 
-    Permanent failures: not an action, expired, from the future, not permitted (``status`` 403), a signature by another
-    key; a file that has another id or is larger than ``[actions] max_file``; statuses as for HttpTask. Transient
-    failures: as for HttpTask; I/O errors, a full disk.
+    Permanent failures: not an action, a signature in its second form (high s), expired, from the future, not for this
+    server or of an issuer who is not permitted (``status`` 403), a signature by another key; a file that has another
+    id or is larger than ``[actions] max_file``; statuses as for HttpTask. Transient failures: as for HttpTask; I/O
+    errors, a full disk.
 
-    Settings: ``[actions] directory``, ``following``, ``connected``, ``relation``, ``keys``, ``files``, ``keep_keys``,
-    ``max_file``; ``[files] blobs``; ``[http] allow``, ``ca``.
+    Settings: ``[actions] name``, ``require_audience``, ``directory``, ``following``, ``connected``, ``relation``,
+    ``keys``, ``files``, ``keep_keys``, ``max_file``; ``[files] blobs``; ``[http] allow``, ``ca``.
     """
 
     tn_id: Annotated[int, msgspec.Meta(ge=0)]
-    token: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST)]
+    token: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TOKEN)]
     timeout: Annotated[float, msgspec.Meta(gt=0, le=900)] = 60.0
 
     async def run(self, ctx: AsyncContext) -> dict[str, Any]:
@@ -63,12 +65,13 @@ class ActionVerifierTask(Task, timeout=900, retry=RetryPolicy(min_wait=10, max_w
         action = read(self.token)
         claims = action.claims
         _timely(action)
+        check_audience(action, required(ctx.settings, "actions", "name", '"bob.example"'), ctx.settings)
         await asyncio.to_thread(_permitted, ctx.settings, self.tn_id, claims.iss)
         await RING.check(action, ctx.settings, self.timeout)
         fetched = []
         for number, file_id in enumerate(claims.a):
             await ctx.report_progress(100 * number / len(claims.a), f"file {number + 1} of {len(claims.a)}")
-            async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(FETCHES)):
+            async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT_FETCHES)):
                 if await self._fetch(ctx.settings, claims.iss, file_id):
                     fetched.append(file_id)
         await asyncio.to_thread(store.put, self.tn_id, action, "received")
@@ -79,7 +82,7 @@ class ActionVerifierTask(Task, timeout=900, retry=RetryPolicy(min_wait=10, max_w
         blobs = BlobStore.from_settings(settings)
         if await asyncio.to_thread(blobs.metadata, self.tn_id, file_id) is not None:
             return False
-        most = positive(settings, "actions", "max_file", LARGEST_FILE)
+        most = positive(settings, "actions", "max_file", DEFAULT_MAX_FILE)
         url = filled(settings, "actions", "files", FILES, issuer=issuer, file_id=file_id)
         coming = blobs.incoming()
         try:
@@ -111,7 +114,7 @@ def _timely(action: Unverified) -> None:
     now = time.time()
     if action.claims.exp is not None and action.claims.exp <= now:
         raise PermanentError(f"{action.action_id} has expired")
-    if action.claims.iat > now + SKEW:
+    if action.claims.iat > now + MAX_CLOCK_SKEW:
         raise PermanentError(f"{action.action_id} is from the future: iat is {action.claims.iat - now:.0f} s ahead")
 
 

@@ -1,4 +1,4 @@
-"""BackupTask: a copy of a directory, or of the store itself, and what is too old of them removed."""
+"""BackupTask: copies a directory, or the store itself, and removes old copies."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import msgspec
 
 from scheduler import PermanentError, Priority, RetryPolicy, Task, backup_sqlite
 from scheduler.tasks.durable import sync_directory
-from scheduler.tasks.paths import open_parent
+from scheduler.tasks.paths import open_directory
 from scheduler.tasks.settings import required, section
 
 if TYPE_CHECKING:
     from scheduler import Context
 
 STORE = "@store"
-TRIES = 3  # passes over a directory that changes meanwhile
-BEAT = 2.0  # seconds between two signs of life
-DEEPEST = 100  # directories inside each other; each is open meanwhile
-ABANDONED = 24 * 3600.0  # seconds after which a draft belongs to nobody any more
+MAX_PASSES = 3  # passes over a directory that changes meanwhile
+HEARTBEAT_EVERY = 2.0  # seconds between two signs of life
+MAX_DEPTH = 100  # directories inside each other; each is open meanwhile
+DRAFT_MAX_AGE = 24 * 3600.0  # seconds after which a draft of a crashed attempt is removed
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 _DRAFT = re.compile(r"\.?.+-\d{8}T\d{6}Z\.(?:sqlite|tar\.gz)\.(\d+)\.draft(?:\.[0-9a-f]+)?(?:-journal)?\Z")
 
@@ -70,7 +70,7 @@ class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolic
         )
         stamp = (ctx.slot or ctx.created_at).strftime("%Y%m%dT%H%M%SZ")
         destinations = required(ctx.settings, "backup", "destinations", '["/srv/backups"]')
-        target_dir = _directory(self.dest_dir, destinations, "[backup] destinations")
+        target_dir = open_directory(self.dest_dir, destinations, "[backup] destinations")
         try:
             place = Path(f"/proc/self/fd/{target_dir}")  # the one that was looked at, whatever becomes of its name
             _remove_drafts(place, ctx.id)
@@ -94,24 +94,26 @@ class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolic
         if not path:
             raise PermanentError("this daemon's store is not a SQLite file: back it up with pg_dump")
         draft = place / _draft(name, ctx.id)
-        pulse = Pulse(ctx)
+        pulse = Heartbeat(ctx)
         backup_sqlite(Path(path), draft, lambda done, pages: pulse.beat(100 * done / max(1, pages)))
         os.replace(draft, place / name)
         return place / name
 
     def _archive(self, ctx: Context, place: Path, target_dir: int, name: str) -> tuple[Path, int]:
         sources = required(ctx.settings, "backup", "sources", '["/srv/data"]')
-        source = _directory(self.source_dir, sources, "[backup] sources")
+        source = open_directory(self.source_dir, sources, "[backup] sources")
         try:
             if _inside(target_dir, source):
                 raise PermanentError(
                     f"{self.dest_dir!r} lies inside {self.source_dir!r}, which would back up its backups"
                 )
             draft = place / _draft(name, ctx.id)
-            for _ in range(TRIES):
+            for _ in range(MAX_PASSES):
                 draft.unlink(missing_ok=True)
-                with draft.open("xb") as file:  # never through a link that somebody has put there
-                    pass_ = Pass(ctx, file, source)
+                # Never through a link that was put there; for its owner alone, as what is in it may be.
+                flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+                with open(os.open(draft, flags, 0o600), "wb") as file:
+                    pass_ = ArchivePass(ctx, file, source)
                     whole = pass_.run()
                     file.flush()
                     os.fsync(file.fileno())
@@ -124,8 +126,8 @@ class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolic
             os.close(source)
 
 
-class Seen(NamedTuple):
-    """What says that a file is still the one that was read."""
+class FileState(NamedTuple):
+    """The identity, size and time of a file, which show whether it changed."""
 
     device: int
     inode: int
@@ -133,16 +135,16 @@ class Seen(NamedTuple):
     changed: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Seen:
+    def of(cls, found: os.stat_result) -> FileState:
         return cls(found.st_dev, found.st_ino, found.st_size if stat.S_ISREG(found.st_mode) else 0, found.st_ctime_ns)
 
 
-class Pulse:
-    """Looks for a cancel whenever it is called, and now and then shows that the task is alive."""
+class Heartbeat:
+    """Checks for a cancel at each call, and sends a heartbeat now and then."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._next = time.monotonic() + BEAT
+        self._next = time.monotonic() + HEARTBEAT_EVERY
 
     def beat(self, percent: float | None = None) -> None:
         self._ctx.check_cancelled()
@@ -152,29 +154,29 @@ class Pulse:
             self._ctx.heartbeat()
         else:
             self._ctx.report_progress(percent)
-        self._next = time.monotonic() + BEAT
+        self._next = time.monotonic() + HEARTBEAT_EVERY
 
 
-class Pass:
+class ArchivePass:
     """One archive of a directory, and whether everything in it is as it was at its end."""
 
     def __init__(self, ctx: Context, file: IO[bytes], source: int) -> None:
-        self._pulse = Pulse(ctx)
+        self._pulse = Heartbeat(ctx)
         self._file = file
         self._source = source
         self.files = 0
         self.changed = ""
 
     def run(self) -> bool:
-        seen: dict[str, Seen] = {}
+        seen: dict[str, FileState] = {}
         with tarfile.open(fileobj=self._file, mode="w:gz", compresslevel=6, dereference=False) as archive:
             for path, directory, name, found in walk(self._source):
                 self._pulse.beat()
-                seen[path] = Seen.of(found)
+                seen[path] = FileState.of(found)
                 if not self._add(archive, path, directory, name, found):
                     self.changed = path
                     return False
-        now = {path: Seen.of(found) for path, _, _, found in walk(self._source)}
+        now = {path: FileState.of(found) for path, _, _, found in walk(self._source)}
         odd = next((path for path in {**seen, **now} if seen.get(path) != now.get(path)), None)
         self.changed = odd or ""
         return odd is None
@@ -199,22 +201,22 @@ class Pass:
                     return False
                 raise
             with open(fd, "rb") as data:
-                if Seen.of(os.fstat(fd)) != Seen.of(found):
+                if FileState.of(os.fstat(fd)) != FileState.of(found):
                     return False
                 try:
-                    archive.addfile(info, Watched(data, self._pulse))
+                    archive.addfile(info, CancellableReader(data, self._pulse))
                 except OSError:
-                    if Seen.of(os.fstat(fd)) != Seen.of(found):
+                    if FileState.of(os.fstat(fd)) != FileState.of(found):
                         return False  # it was shortened meanwhile
                     raise
             self.files += 1
         return True
 
 
-class Watched:
-    """A file that is read by pieces, with a look for a cancel before each."""
+class CancellableReader:
+    """A file that is read in chunks, with a check for a cancel before each."""
 
-    def __init__(self, file: IO[bytes], pulse: Pulse) -> None:
+    def __init__(self, file: IO[bytes], pulse: Heartbeat) -> None:
         self._file = file
         self._pulse = pulse
 
@@ -235,8 +237,8 @@ def walk(fd: int, shown: str = "") -> Iterator[tuple[str, int, str, os.stat_resu
         path = f"{shown}{name}"
         yield path, fd, name, found
         if stat.S_ISDIR(found.st_mode):
-            if path.count("/") >= DEEPEST:
-                raise PermanentError(f"{path[:80]}… lies more than {DEEPEST} directories deep")
+            if path.count("/") >= MAX_DEPTH:
+                raise PermanentError(f"{path[:80]}… lies more than {MAX_DEPTH} directories deep")
             try:
                 inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
             except (FileNotFoundError, NotADirectoryError):
@@ -250,16 +252,6 @@ def walk(fd: int, shown: str = "") -> Iterator[tuple[str, int, str, os.stat_resu
 def _plain(name: str) -> str:
     """A name for files."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._-")[:80] or "backup"
-
-
-def _directory(path: str, roots: Any, setting: str) -> int:
-    """The open directory. Raises PermanentError."""
-    try:
-        entry = open_parent(os.path.join(path.rstrip("/") or "/", "x"), roots, setting)
-    except FileNotFoundError:
-        raise PermanentError(f"there is no directory {path!r}") from None
-    directory: int = entry.directory
-    return directory
 
 
 def _inside(inner: int, outer: int) -> bool:
@@ -292,10 +284,10 @@ def _draft(name: str, task_id: int) -> str:
 
 
 def _remove_drafts(place: Path, task_id: int) -> None:
-    """What an attempt that was killed left behind: of this task at once, of others after a day."""
+    """Remove the drafts of killed attempts: of this task at once, of others after DRAFT_MAX_AGE."""
     for entry in os.listdir(place):
         found = _DRAFT.match(entry)
         with suppress(FileNotFoundError):
             path = place / entry
-            if found and (int(found[1]) == task_id or path.lstat().st_mtime < time.time() - ABANDONED):
+            if found and (int(found[1]) == task_id or path.lstat().st_mtime < time.time() - DRAFT_MAX_AGE):
                 path.unlink()

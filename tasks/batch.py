@@ -1,4 +1,4 @@
-"""BatchTask: one task over many items, that goes on where it was."""
+"""BatchTask: calls a function for many items, and resumes after the last recorded one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scheduler import Context
 
 REPORT_EVERY = 1.0  # seconds
-TOLD = 100  # failures in the result
+MAX_FAILURES_LISTED = 100  # failures in the result
 
 
 class BatchTask(Task, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts=5)):
@@ -58,7 +58,7 @@ class BatchTask(Task, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts
             made = ctx.step(f"items from {start}: {_digest(part)}", self._chunk, ctx, call, part, start)
             results += made["results"]
             failures += len(made["failed"])
-            failed += made["failed"][: TOLD - len(failed)]
+            failed += made["failed"][: MAX_FAILURES_LISTED - len(failed)]
             if time.monotonic() >= told + REPORT_EVERY:
                 told = time.monotonic()
                 ctx.report_progress(100 * (start + len(part)) / total, f"{start + len(part)} of {total}")

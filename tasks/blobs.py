@@ -189,7 +189,7 @@ class BlobStore:
             size = path.stat().st_size
         except FileNotFoundError:
             return False
-        sync_directory(path.parent)  # whoever stored it may have been killed just before doing so
+        sync_directory(path.parent)  # the process that stored it may have been killed before it synced
         return size == blob.size
 
     def _adopt(self, fd: int, mode: int, blob: Blob) -> bool:

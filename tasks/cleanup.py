@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from scheduler import PermanentError, Priority, RetryPolicy, Task
-from scheduler.tasks.paths import open_parent
+from scheduler import Priority, RetryPolicy, Task
+from scheduler.tasks.paths import open_directory
 from scheduler.tasks.settings import required
 
 if TYPE_CHECKING:
     from scheduler import Context
 
 HOUR = 3600.0
-LOOK_EVERY = 200  # entries between looks for a cancel
-TROUBLES = 20  # told in the result
-DEEPEST = 100  # directories inside each other; each is open meanwhile
+CANCEL_CHECK_EVERY = 200  # entries between checks for a cancel
+MAX_FAILURES_LISTED = 20  # entries in the result
+MAX_DEPTH = 100  # directories inside each other; each is open meanwhile
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -49,18 +49,17 @@ class TempFileCleanupTask(
 
     def run(self, ctx: Context) -> dict[str, Any]:
         roots = required(ctx.settings, "cleanup", "roots", '["/var/tmp/myapp"]')
+        directory = open_directory(self.directory, roots, "[cleanup] roots")
+        sweep = Sweep(ctx, time.time() - self.older_than_hours * HOUR, os.fstat(directory).st_dev)
         try:
-            entry = open_parent(os.path.join(self.directory.rstrip("/") or "/", "x"), roots, "[cleanup] roots")
-        except FileNotFoundError:
-            raise PermanentError(f"there is no directory {self.directory!r}") from None
-        sweep = Sweep(ctx, time.time() - self.older_than_hours * HOUR, os.fstat(entry.directory).st_dev)
-        try:
-            sweep.directory(entry.directory, "")
+            sweep.directory(directory, "")
         finally:
-            os.close(entry.directory)
+            os.close(directory)
         found = sweep.result()
         if sweep.failed:
-            raise OSError(f"{len(sweep.failed)} entries could not be removed: {', '.join(sweep.failed[:TROUBLES])}")
+            raise OSError(
+                f"{len(sweep.failed)} entries could not be removed: {', '.join(sweep.failed[:MAX_FAILURES_LISTED])}"
+            )
         return found
 
 
@@ -77,7 +76,7 @@ class Sweep:
 
     def result(self) -> dict[str, Any]:
         told = {"removed": self.removed, "bytes": self.bytes, "directories": self.directories, "kept": self.kept}
-        return told | {"failed": self.failed[:TROUBLES]}
+        return told | {"failed": self.failed[:MAX_FAILURES_LISTED]}
 
     def directory(self, fd: int, shown: str) -> None:
         """Remove what is old in an open directory."""
@@ -85,9 +84,9 @@ class Sweep:
             names = [entry.name for entry in entries]
         for name in names:
             self._seen += 1
-            if self._seen % LOOK_EVERY == 0:
+            if self._seen % CANCEL_CHECK_EVERY == 0:
                 self._ctx.check_cancelled()
-            with suppress(FileNotFoundError):  # somebody else removed it
+            with suppress(FileNotFoundError):  # another process removed it
                 try:
                     self._entry(fd, name, f"{shown}{name}")
                 except FileNotFoundError:
@@ -111,8 +110,8 @@ class Sweep:
             self.kept += 1
 
     def _below(self, fd: int, name: str, shown: str, old: bool) -> None:
-        if shown.count("/") >= DEEPEST:
-            raise OSError(errno.ENAMETOOLONG, f"more than {DEEPEST} directories deep")
+        if shown.count("/") >= MAX_DEPTH:
+            raise OSError(errno.ENAMETOOLONG, f"more than {MAX_DEPTH} directories deep")
         inner = os.open(name, _DIRECTORY, dir_fd=fd)
         try:
             self.directory(inner, f"{shown}/")

@@ -18,11 +18,11 @@ from scheduler.tasks.settings import section
 if TYPE_CHECKING:
     from scheduler import Context
 
-LOOK = 0.1  # seconds between looks at whether the task was cancelled
-HEARTBEAT = 5.0  # seconds between heartbeats while output comes
+CANCEL_CHECK_EVERY = 0.1  # seconds between checks for a cancel
+HEARTBEAT_EVERY = 5.0  # seconds between heartbeats while output comes
 
-# What the daemon's environment holds for the daemon alone: its settings (the database's password among them),
-# its credentials, and its line to systemd.
+# Variables for the daemon alone: its settings (the database's password among them), its credentials, and its socket of
+# systemd.
 _PRIVATE = {"CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
 _PRIVATE |= {"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"}
 
@@ -93,7 +93,7 @@ class CommandTask(Task):
                 self._watch(ctx, process, output)
         finally:
             output.close()
-        return self._verdict(process, output)
+        return self._result(process, output)
 
     def _environment(self, ctx: Context) -> dict[str, str]:
         kept = {
@@ -106,18 +106,18 @@ class CommandTask(Task):
     def _watch(self, ctx: Context, process: Process, output: Output) -> None:
         until = time.monotonic() + self.timeout if self.timeout is not None else None
         beat, seen = time.monotonic(), 0
-        while process.pump(LOOK):
+        while process.pump(CANCEL_CHECK_EVERY):
             if process.ended:
                 continue  # it has its status; ending what it left behind takes the grace period at most
             ctx.check_cancelled()
             now = time.monotonic()
             if until is not None and now >= until:
                 raise TaskTimeout(f"{self._name} ran longer than its timeout of {self.timeout:g} s and was ended")
-            if output.size > seen and now >= beat + HEARTBEAT:
+            if output.size > seen and now >= beat + HEARTBEAT_EVERY:
                 beat, seen = now, output.size
                 ctx.heartbeat()
 
-    def _verdict(self, process: Process, output: Output) -> dict[str, Any]:
+    def _result(self, process: Process, output: Output) -> dict[str, Any]:
         code = process.exit_code
         if code == 0:
             return {"exit_code": 0, "output_tail": output.tail, "output_bytes": output.size}
@@ -134,7 +134,7 @@ class CommandTask(Task):
 
     @property
     def _name(self) -> str:
-        """What to call it in an error: never the arguments, where people put passwords."""
+        """The command's name in an error, without its arguments, which may contain passwords."""
         return "the shell command" if self.shell else repr(self.argv[0])
 
 

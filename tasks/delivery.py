@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
+from scheduler.tasks.audience import check_audience
 from scheduler.tasks.failures import refuse
-from scheduler.tasks.requests_to import SAID, header_of, text_of
+from scheduler.tasks.requests_to import MAX_REFUSAL_TEXT, header_of, text_of
 from scheduler.tasks.secrets_of import Secrets
 from scheduler.tasks.settings import filled
-from scheduler.tasks.tokens import DOMAIN
+from scheduler.tasks.tokens import DOMAIN, read
 from scheduler.tasks.web import Call, send
 
 if TYPE_CHECKING:
@@ -24,15 +25,17 @@ class ActionDeliveryTask(Task, timeout=300, retry=RetryPolicy(min_wait=10, max_w
     """POSTs ``{"token": …, "related": […]}`` to the inbox of a recipient.
 
     recipient: a domain, such as ``bob.example``. token: the signed action; empty: the ``token`` in the result of the
-    task it depends on. related: further tokens that the recipient needs. timeout: seconds for one attempt.
+    task it depends on; the recipient must be in its audience. related: further tokens that the recipient needs.
+    timeout: seconds for one attempt.
 
     The inbox is ``https://cl-o.{recipient}/api/inbox``, or what ``[actions] inbox`` says instead. Redirects are not
     followed.
 
     The result is ``{"recipient", "status"}``.
 
-    Transient failures: as for HttpTask; attempts go on for 19 days, from 10 s to 12 h apart. Permanent failures: every
-    4xx but 408, 425 and 429; a redirect; an inbox at an address that is not public and not in ``[http] allow``.
+    Transient failures: as for HttpTask; attempts go on for 19 days, from 10 s to 12 h apart. Permanent failures: a
+    token that is no action, or not for this recipient (``status`` 403); every 4xx but 408, 425 and 429; a redirect; an
+    inbox at an address that is not public and not in ``[http] allow``.
     """
 
     recipient: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
@@ -46,13 +49,14 @@ class ActionDeliveryTask(Task, timeout=300, retry=RetryPolicy(min_wait=10, max_w
 
     async def run(self, ctx: AsyncContext) -> dict[str, Any]:
         token = self.token or token_of(await ctx.results())
+        check_audience(read(token), self.recipient, ctx.settings)
         url = inbox_of(ctx.settings, self.recipient)
         body = msgspec.json.encode({"token": token, "related": self.related})
         headers = {"content-type": "application/json", "idempotency-key": header_of(ctx.idempotency_key)}
         call = Call("POST", url, headers, body, self.timeout, most=4096)
         reply = await send(call, ctx.settings, Secrets(ctx.settings))
         if not 200 <= reply.status < 300:
-            said = text_of(reply.body)[:SAID].strip()
+            said = text_of(reply.body)[:MAX_REFUSAL_TEXT].strip()
             what = f"the inbox of {self.recipient} answered {reply.status}"
             refuse(f"{what}: {said}" if said else what, reply.status, reply.headers.get("retry-after"))
         return {"recipient": self.recipient, "status": reply.status}

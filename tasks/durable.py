@@ -1,4 +1,4 @@
-"""Writing files such that they are there, whole, after a crash or a power cut; or not at all."""
+"""Writes files so that after a crash or a power cut they are there, whole, or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-ABANDONED = 24 * 3600.0  # seconds after which something that is being written belongs to nobody any more
+DRAFT_MAX_AGE = 24 * 3600.0  # seconds after which an unfinished file of a crashed writer is removed
 
 
 class Staging:
@@ -25,7 +25,7 @@ class Staging:
         make_directory(self.directory)
         for entry in os.scandir(self.directory):
             with suppress(FileNotFoundError):
-                if entry.stat(follow_symlinks=False).st_mtime < time.time() - ABANDONED:
+                if entry.stat(follow_symlinks=False).st_mtime < time.time() - DRAFT_MAX_AGE:
                     os.unlink(entry.path)
         return self.directory / secrets.token_hex(16)
 
@@ -60,7 +60,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def sync_directory(path: str | Path) -> None:
-    """Make what was linked, renamed or removed in a directory last."""
+    """Sync a directory, so that links, renames and removals in it survive a crash."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

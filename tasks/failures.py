@@ -1,4 +1,4 @@
-"""What went wrong with another system, and whether it is worth another attempt."""
+"""Errors of other systems, and whether another attempt may help."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from scheduler import PermanentError, Retry
 
-TRANSIENT = frozenset({408, 425, 429})  # of the 4xx; and every 5xx
-LONGEST_WAIT = 86_400.0  # seconds that a Retry-After may ask for
+TRANSIENT_4XX = frozenset({408, 425, 429})  # of the 4xx; and every 5xx
+MAX_RETRY_AFTER = 86_400.0  # seconds that a Retry-After may ask for
 
 
 class Unreachable(Exception):
@@ -26,11 +26,11 @@ class Refused(Exception):
 
 
 def refuse(what: str, status: int, retry_after: str | None = None) -> NoReturn:
-    """Raise what an HTTP status that is no success means.
+    """Raise the error for an HTTP status that is no success.
 
     5xx, 408, 425 and 429 are transient, and wait as long as ``Retry-After`` says, a day at most; all else is permanent.
     """
-    if status < 500 and status not in TRANSIENT:
+    if status < 500 and status not in TRANSIENT_4XX:
         raise PermanentError(what, status=status)
     wait = seconds_of(retry_after)
     if wait is not None:
@@ -44,11 +44,11 @@ def seconds_of(retry_after: str | None) -> float | None:
         return None
     text = retry_after.strip()
     if text.isascii() and text.isdigit():
-        return min(float(text[:9]), LONGEST_WAIT)
+        return min(float(text[:9]), MAX_RETRY_AFTER)
     try:
         when = email.utils.parsedate_to_datetime(text)
     except (TypeError, ValueError):
         return None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
-    return min(max(0.0, (when - datetime.fromtimestamp(time.time(), UTC)).total_seconds()), LONGEST_WAIT)
+    return min(max(0.0, (when - datetime.fromtimestamp(time.time(), UTC)).total_seconds()), MAX_RETRY_AFTER)

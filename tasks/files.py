@@ -18,8 +18,8 @@ from scheduler.tasks.settings import required
 if TYPE_CHECKING:
     from scheduler import Context
 
-LARGE = 8 * 1024 * 1024  # bytes from which progress is reported
-STEP = 5  # percent between reports
+PROGRESS_FROM = 8 * 1024 * 1024  # bytes from which progress is reported
+PROGRESS_STEP = 5  # percent between reports
 
 _TYPES = mimetypes.MimeTypes()  # Python's own table; mimetypes.guess_type would read the machine's files as well
 _SIGNATURES = (
@@ -129,7 +129,7 @@ def _watch(ctx: Context, size: int) -> Callable[[int], None]:
         nonlocal shown
         ctx.check_cancelled()
         percent = min(100, done * 100 // size) if size else 100
-        if size >= LARGE and percent >= shown + STEP:
+        if size >= PROGRESS_FROM and percent >= shown + PROGRESS_STEP:
             shown = percent
             ctx.report_progress(percent, f"{done >> 20} of {size >> 20} MiB read")
 

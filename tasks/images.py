@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 VARIANTS = ("tn", "sd", "md", "hd", "xd")
 FORMATS = ("avif", "webp", "jpeg")
-LARGEST = 16383  # pixels of a side: what WebP can hold
+MAX_SIDE = 16383  # pixels of a side: what WebP can hold
 MAX_PIXELS = 80_000_000  # of a source; below the 89 million where Pillow itself begins to warn
 
-Side = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
 
 
 class ImageResizerTask(
@@ -67,8 +67,8 @@ class ImageResizerTask(
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, not {self.variant!r}")
         if self.format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {self.format!r}")
-        if not (1 <= self.target_width <= LARGEST and 1 <= self.target_height <= LARGEST):
-            raise ValueError(f"target_width and target_height must be from 1 to {LARGEST}")
+        if not (1 <= self.target_width <= MAX_SIDE and 1 <= self.target_height <= MAX_SIDE):
+            raise ValueError(f"target_width and target_height must be from 1 to {MAX_SIDE}")
         if not 1 <= self.quality <= 100:
             raise ValueError(f"quality must be from 1 to 100, not {self.quality}")
 

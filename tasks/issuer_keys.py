@@ -1,4 +1,4 @@
-"""Public keys of those who sign actions: fetched from their servers, and kept in memory for a while."""
+"""Public keys of the issuers of actions, fetched from their servers and cached in memory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 KEYS = "https://cl-o.{issuer}/api/me/keys"
-KEPT = 3600.0  # seconds
-FRESH = 60.0  # seconds in which a key that is missing is not asked for again
-MOST = 64 * 1024  # bytes of an answer
-MOST_ISSUERS = 10_000
-MOST_KEYS = 50
+KEY_TTL = 3600.0  # seconds
+MISSING_KEY_TTL = 60.0  # seconds in which a key that is missing is not asked for again
+MAX_ANSWER = 64 * 1024  # bytes of an answer
+MAX_ISSUERS = 10_000
+MAX_KEYS = 50
 
 
 class Key(NamedTuple):
@@ -57,7 +57,7 @@ class KeyRing:
         Raises PermanentError if it was not; what else went wrong with the issuer's server as for HttpTask.
         """
         url = filled(settings, "actions", "keys", KEYS, issuer=action.claims.iss)
-        kept = float(section(settings, "actions").get("keep_keys") or KEPT)
+        kept = float(section(settings, "actions").get("keep_keys") or KEY_TTL)
         loop = self._locks.setdefault(asyncio.get_running_loop(), {})
         async with loop.setdefault(url, asyncio.Lock()):
             known = self._kept.get(url)
@@ -65,13 +65,13 @@ class KeyRing:
             if known is not None and now - known.at < kept:
                 if _signed(action, known):
                     return
-                if now - known.at < FRESH:
+                if now - known.at < MISSING_KEY_TTL:
                     raise _refused(action)
             known = Fetched(await _fetch(url, action.claims.iss, settings, timeout), time.monotonic())
-            while len(self._kept) >= MOST_ISSUERS:
+            while len(self._kept) >= MAX_ISSUERS:
                 self._kept.pop(next(iter(self._kept)), None)
             self._kept[url] = known
-        if len(loop) > MOST_ISSUERS:
+        if len(loop) > MAX_ISSUERS:
             self._locks.pop(asyncio.get_running_loop(), None)
         if not _signed(action, known):
             raise _refused(action)
@@ -91,7 +91,7 @@ def _refused(action: Unverified) -> PermanentError:
 
 
 async def _fetch(url: str, issuer: str, settings: Mapping[str, Any], timeout: float) -> tuple[Key, ...]:
-    reply = await send(Call("GET", url, timeout=timeout, most=MOST), settings, Secrets(settings))
+    reply = await send(Call("GET", url, timeout=timeout, most=MAX_ANSWER), settings, Secrets(settings))
     if reply.status != 200:
         refuse(f"the keys of {issuer}: {reply.status}", reply.status, reply.headers.get("retry-after"))
     try:
@@ -101,7 +101,7 @@ async def _fetch(url: str, issuer: str, settings: Mapping[str, Any], timeout: fl
     if not isinstance(listed, list):
         raise PermanentError(f"the keys of {issuer}: the answer has no keys")
     made = []
-    for entry in listed[:MOST_KEYS]:
+    for entry in listed[:MAX_KEYS]:
         if not isinstance(entry, dict) or not isinstance(entry.get("publicKey"), str):
             continue
         public = load_public_key(entry["publicKey"])

@@ -22,17 +22,43 @@ from scheduler.tasks.web import trust
 if TYPE_CHECKING:
     from scheduler import Context
 
-SILENCE = 30.0  # seconds
+IO_TIMEOUT = 30.0  # seconds
 PORTS = {"starttls": 587, "tls": 465, "none": 25}
 _ADDRESS = re.compile(r"[^@\s<>\"(),:;\[\]\\\x00-\x1f\x7f]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\Z")
-_OWN = frozenset({"from", "to", "subject", "date", "message-id", "mime-version"})
+# What says whom a mail is from or for, and how it got here, is not the caller's to write: the fields and settings do.
+_OWN = {
+    "from": "[mail] sender says whom mail comes from",
+    "sender": "[mail] sender says whom mail comes from",
+    "return-path": "[mail] sender says where bounces go",
+    "errors-to": "[mail] sender says where bounces go",
+    "to": "use the field to",
+    "cc": "use the field to: each recipient gets a mail of his own",
+    "bcc": "use the field to: each recipient gets a mail of his own",
+    "apparently-to": "use the field to",
+    "reply-to": "use the field reply_to",
+    "subject": "use the field subject",
+    "date": "it is when the task was scheduled",
+    "message-id": "it is made of the task's key",
+    "mime-version": "the mail is built from body and html",
+    "auto-submitted": "every mail of a task says auto-generated",
+    "received": "mail servers write it",
+    "delivered-to": "mail servers write it",
+    "x-original-to": "mail servers write it",
+    "authentication-results": "mail servers write it",
+}
+_OWN_PREFIXES = {
+    "resent-": "a task sends mails of its own only",
+    "content-": "the mail is built from body and html",
+    "arc-": "mail servers write it",
+    "dkim-": "mail servers write it",
+}
 
 
 class EmailTask(Task, timeout=600, retry=RetryPolicy(min_wait=30, max_wait=7200, max_attempts=12)):
     """Sends a mail to one or several recipients, each of whom gets it by himself, once.
 
     to: an address, or several. subject, body: text. html: the same as HTML, beside it. reply_to: an address. headers:
-    further header lines.
+    further header lines, but none that says whom the mail is from or for, or that mail servers write.
 
     Who has got the mail is recorded, so an attempt that follows sends it to the others only. ``Message-ID`` is the same
     at each attempt.
@@ -64,15 +90,16 @@ class EmailTask(Task, timeout=600, retry=RetryPolicy(min_wait=30, max_wait=7200,
             if any(c in "\r\n\0" for c in value) or not re.fullmatch(r"[!-9;-~]+", name):
                 raise ValueError(f"header {name!r} is not one line")
         for name in self.headers:
-            if name.lower() in _OWN:
-                raise ValueError(f"header {name!r} is made of the other fields and the settings")
+            refused = _refused_header(name.lower())
+            if refused is not None:
+                raise ValueError(f"header {name!r} cannot be set: {refused}")
 
     @property
     def recipients(self) -> list[str]:
         return list(dict.fromkeys([self.to] if isinstance(self.to, str) else self.to))
 
     def run(self, ctx: Context) -> dict[str, Any]:
-        post = Post(ctx.settings)
+        post = SmtpConnection(ctx.settings)
         sent: list[str] = []
         refused: dict[str, str] = {}
         later: list[Exception] = []
@@ -125,12 +152,18 @@ class EmailTask(Task, timeout=600, retry=RetryPolicy(min_wait=30, max_wait=7200,
         return made
 
 
+def _refused_header(name: str) -> str | None:
+    """Why this header, in lower case, is not the caller's to set, and what to use instead; None if it is."""
+    prefix = f"{name.partition('-')[0]}-"
+    return _OWN.get(name) or (_OWN_PREFIXES.get(prefix) if prefix != f"{name}-" else None)
+
+
 def _safe(text: str) -> str:
     safe = "".join(c if (c.isascii() and c.isalnum()) or c in "-_." else f"={ord(c):x}" for c in text)
     return safe if len(safe) <= 100 else f"{safe[:60]}={hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
-class Post:
+class SmtpConnection:
     """A connection to the server that the settings name; made when first needed, kept for the next mail."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -169,9 +202,9 @@ class Post:
             return self._server
         context = trust(self._ca, "[mail] ca")
         if self.tls == "tls":
-            server: smtplib.SMTP = smtplib.SMTP_SSL(self.host, self.port, timeout=SILENCE, context=context)
+            server: smtplib.SMTP = smtplib.SMTP_SSL(self.host, self.port, timeout=IO_TIMEOUT, context=context)
         else:
-            server = smtplib.SMTP(self.host, self.port, timeout=SILENCE)
+            server = smtplib.SMTP(self.host, self.port, timeout=IO_TIMEOUT)
         self._server = server
         server.ehlo_or_helo_if_needed()
         if self.tls == "starttls":

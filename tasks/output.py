@@ -1,12 +1,12 @@
-"""What a command writes: cut into lines for the attempt's log, its end kept for the result and the error."""
+"""Output of a command: lines for the attempt's log, and its end for the result and the error."""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
 
-LINE = 8 * 1024  # characters after which an unfinished line is passed on in pieces
-TAIL = 4 * 1024  # characters of the end that are kept
+MAX_LINE = 8 * 1024  # characters after which an unfinished line is passed on in pieces
+MAX_TAIL = 4 * 1024  # characters of the end that are kept
 
 
 class Output:
@@ -26,11 +26,11 @@ class Output:
     def feed(self, data: bytes, final: bool = False) -> None:
         self.size += len(data)
         text = self._decoder.decode(data, final).replace("\0", "\ufffd")
-        self.tail = (self.tail + text)[-TAIL:]
+        self.tail = (self.tail + text)[-MAX_TAIL:]
         lines, newline, self._pending = (self._pending + text).rpartition("\n")
         if newline:
             self._sink(lines.replace("\r\n", "\n").removesuffix("\r") + "\n")
-        if self._pending and (final or len(self._pending) > LINE):
+        if self._pending and (final or len(self._pending) > MAX_LINE):
             self._sink(self._pending + "\n")
             self._pending = ""
 

@@ -46,21 +46,39 @@ def open_parent(path: str, roots: Sequence[str], setting: str, forbidden: Iterab
     parent, name = os.path.split(path)
     if not os.path.isabs(path) or name in ("", ".", "..") or ".." in parent.split("/"):
         raise PermanentError(f"{path!r} must be the absolute path of a file, without '..'")
-    real = os.path.realpath(parent)
+    return Entry(_open(parent, path, roots, setting, forbidden), name)
+
+
+def open_directory(path: str, roots: Sequence[str], setting: str) -> int:
+    """A descriptor of a directory inside a root, reached as by ``open_parent``.
+
+    Raises PermanentError, which names ``path``, for one that is missing or not allowed.
+    """
+    if not os.path.isabs(path) or ".." in path.split("/"):
+        raise PermanentError(f"{path!r} must be the absolute path of a directory, without '..'")
+    try:
+        return _open(path, path, roots, setting)
+    except FileNotFoundError:
+        raise PermanentError(f"there is no directory {path!r}") from None
+
+
+def _open(path: str, shown: str, roots: Sequence[str], setting: str, forbidden: Iterable[str] = ()) -> int:
+    """A descriptor of the directory ``path``; ``shown``: the path that the caller gave, for errors."""
+    real = os.path.realpath(path)
     root = _root_of(real, roots)
     if root is None or _root_of(real, forbidden) is not None:
-        raise _outside(path, roots, setting)
+        raise _outside(shown, roots, setting)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     directory = os.open(root, flags)
     for part in os.path.relpath(real, root).split("/"):
         try:
             following = os.open(part, flags, dir_fd=directory)
         except NotADirectoryError:  # what a link meets as well, here
-            raise PermanentError(f"{parent!r} is not a directory, or was exchanged for a link") from None
+            raise PermanentError(f"{path!r} is not a directory, or was exchanged for a link") from None
         finally:
             os.close(directory)
         directory = following
-    return Entry(directory, name)
+    return directory
 
 
 def open_regular(entry: Entry, shown: str) -> int:

@@ -1,4 +1,4 @@
-"""A running command: started under its supervisor, read from, and ended with all that it started.
+"""Process, a running command: starts it under its supervisor, reads it, ends it and its children.
 
 Nothing here forks: the supervisor is started by :mod:`subprocess` without ``preexec_fn``, which is safe from
 threads.
@@ -21,10 +21,10 @@ from types import TracebackType
 from scheduler import PermanentError
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-SLACK = 10.0  # seconds that the supervisor may take beyond the grace period before it is ended itself
-GIVE_UP = 7.0  # seconds until the supervisor must have killed all there is; a little more than its own patience
+SUPERVISOR_GRACE = 10.0  # seconds that the supervisor may take beyond the grace period before it is ended itself
+KILL_TIMEOUT = 7.0  # seconds until the supervisor must have killed everything; a little more than its own KILL_TIMEOUT
 CHUNK = 64 * 1024
-SWEEPS = 100  # looks for what is left of a session, when its supervisor was killed
+MAX_SWEEPS = 100  # looks for what is left of a session, when its supervisor was killed
 PIPE_READS = 16  # of CHUNK: as much as a pipe can hold
 
 # Errors of exec that no further attempt will change.
@@ -139,7 +139,7 @@ class Process:
     def stop(self) -> None:
         """SIGTERM, the grace period, SIGKILL: for the command and everything that it started."""
         self._order(b"stop")
-        until = time.monotonic() + self._grace + SLACK
+        until = time.monotonic() + self._grace + SUPERVISOR_GRACE
         # Reading goes on: a command that writes its last words into a full pipe would never end.
         while self.pump(0.1) and time.monotonic() < until:
             pass
@@ -154,7 +154,9 @@ class Process:
         if data:
             self._sink(data)
         else:
-            self._poll.unregister(self._output)  # nobody can write any more; the end itself comes by the control
+            self._poll.unregister(
+                self._output
+            )  # no process can write any more; the end itself comes by the control socket
             self._output_closed()
         return bool(data)
 
@@ -197,7 +199,7 @@ class Process:
 
     def _kill_session(self) -> None:
         """Without the supervisor: whatever is in its session, which has its process id as its name."""
-        for _ in range(SWEEPS):
+        for _ in range(MAX_SWEEPS):
             pids = _members(self._supervisor.pid)
             if not pids:
                 return
@@ -211,7 +213,7 @@ class Process:
         """When stopping was not enough, or was itself interrupted."""
         self._control.close()  # which tells the supervisor to kill
         try:
-            self._supervisor.wait(GIVE_UP)
+            self._supervisor.wait(KILL_TIMEOUT)
         except subprocess.TimeoutExpired:  # it is stopped or stuck itself
             self._supervisor.kill()
             self._supervisor.wait()

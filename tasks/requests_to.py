@@ -17,9 +17,9 @@ from scheduler.tasks.web import Call, Reply, send, shown
 if TYPE_CHECKING:
     from scheduler import AsyncContext
 
-MOST_BODY = 512 * 1024
-KEPT_HEADERS = 16 * 1024  # characters
-SAID = 200  # characters of a refusal that its error repeats
+MAX_BODY = 512 * 1024
+MAX_HEADERS = 16 * 1024  # characters
+MAX_REFUSAL_TEXT = 200  # characters of a refusal that its error repeats
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 _UNSAFE = frozenset({"POST", "PATCH", "PUT", "DELETE"})
 
@@ -50,7 +50,7 @@ class HttpTask(Task, timeout=900, retry=RetryPolicy(min_wait=5, max_wait=3600, m
     body: str | None = None
     json: Any = None
     timeout: Annotated[float, msgspec.Meta(gt=0, le=900)] = 30.0
-    max_body: Annotated[int, msgspec.Meta(ge=0, le=MOST_BODY)] = 64 * 1024
+    max_body: Annotated[int, msgspec.Meta(ge=0, le=MAX_BODY)] = 64 * 1024
     redirects: Annotated[int, msgspec.Meta(ge=0, le=20)] = 5
     ok: list[int] = msgspec.field(default_factory=list)
 
@@ -77,7 +77,7 @@ class HttpTask(Task, timeout=900, retry=RetryPolicy(min_wait=5, max_wait=3600, m
         call = Call(self.method, self.url, headers, content, self.timeout, self.max_body, self.redirects)
         reply = await send(call, ctx.settings, secrets)
         if not (200 <= reply.status < 300 or reply.status in self.ok):
-            said = text_of(secrets.hidden_bytes(reply.body, cut=reply.truncated))[:SAID].strip()
+            said = text_of(secrets.hidden_bytes(reply.body, cut=reply.truncated))[:MAX_REFUSAL_TEXT].strip()
             what = f"{secrets.hidden(shown(self.method, reply.url))} answered {reply.status}"
             refuse(f"{what}: {said}" if said else what, reply.status, reply.headers.get("retry-after"))
         return kept(reply, secrets)
@@ -95,7 +95,7 @@ def text_of(body: bytes) -> str:
 def kept(reply: Reply, secrets: Secrets) -> dict[str, Any]:
     """The answer as a result."""
     headers: dict[str, str] = {}
-    room = KEPT_HEADERS
+    room = MAX_HEADERS
     for name, value in reply.headers.items():
         room -= len(name) + len(value)
         if room >= 0 and name not in ("set-cookie", "set-cookie2"):

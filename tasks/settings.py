@@ -1,4 +1,4 @@
-"""Reading the settings a built-in type needs, with an error that says how to set what is missing."""
+"""Reads the settings of a built-in type, with an error that says how to set a missing one."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ import time
 SIGKILL, SIGPIPE, SIGTERM, SIGCONT, SIGXFSZ = 9, 13, 15, 18, 25  # importing signal would take 10 ms
 EXDEV = 18
 PR_SET_CHILD_SUBREAPER = 36
-GIVE_UP = 5.0  # seconds after SIGKILL; what is still there cannot be killed: another user's, or stuck in I/O
-LATE = 0.2  # seconds after which an orphan in the group is told to end by itself
+KILL_TIMEOUT = 5.0  # seconds after SIGKILL; what is still there cannot be killed: another user's, or stuck in I/O
+ORPHAN_STOP_DELAY = 0.2  # seconds after which an orphan in the group gets its own SIGTERM
 
 
 class CannotStart(Exception):
@@ -95,7 +95,7 @@ class Supervisor:
         try:
             os.write(self.control, line.encode() + b"\n")
         except OSError:
-            pass  # nobody listens any more; the reading side says so too
+            pass  # schedd has gone; the reading side reports it too
 
     def listen(self) -> None:
         words = os.read(self.control, 64)
@@ -151,12 +151,12 @@ class Supervisor:
             ended, strays, now = self.ended(), self.strays(), time.monotonic()
             if ended and not strays:
                 return self.signal_group(SIGKILL)  # for a kernel that does not tell the children
-            if now >= hard_from + GIVE_UP:
+            if now >= hard_from + KILL_TIMEOUT:
                 return self.tell(" ".join(["left", *map(str, strays)]))
             if now >= hard_from:
                 self.signal_group(SIGKILL)
             for pid in strays:
-                self.signal_stray(pid, hard=now >= hard_from, late=now >= since + LATE)
+                self.signal_stray(pid, hard=now >= hard_from, late=now >= since + ORPHAN_STOP_DELAY)
             if poll.poll(pause):
                 self.listen()
                 if self.order == "kill":
@@ -175,7 +175,7 @@ class Supervisor:
         try:
             if hard:
                 os.kill(pid, SIGKILL)
-            # The group was told already, and once is enough; but who is still there may be younger than that.
+            # The group got its signal already, and once is enough; but a process that is still there may be younger.
             elif pid not in self.told and (late or os.getpgid(pid) != self.pid):
                 self.told.add(pid)
                 os.kill(pid, SIGTERM)

@@ -21,13 +21,21 @@ if TYPE_CHECKING:
 ALGORITHM = "ES384"
 ACTION_ID = re.compile(r"a1~[A-Za-z0-9_-]{43}\Z")
 DOMAIN = re.compile(r"(?=.{1,253}\Z)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
-MOST_ATTACHMENTS = 100
-LONGEST = 100 * 1024  # characters of a token; it has to fit into a payload
+MAX_ATTACHMENTS = 100
+MAX_AUDIENCES = 100
+# The order of P-384. With (r, s) a signature of (r, order - s) is valid as well: of the two only the one with the lower
+# s counts (as with ES256K by BIP 62), so that a token has one text, and an action one id.
+_ORDER = int("ffffffffffffffffffffffffffffffffffffffffffffffffc7634d81f4372ddf581a0db248b0a77aecec196accc52973", 16)
+_HALF = 48  # bytes of r, and of s
+MAX_TOKEN = 100 * 1024  # characters of a token; it has to fit into a payload
 _MISSING = "signed actions need PyJWT and cryptography: pip install 'schedd[actions]'"
 
 
 class Claims(NamedTuple):
-    """What a token says. ``iat``, ``exp``: seconds since 1970; ``a``: ids of files; ``p``: id of an action."""
+    """The claims of a token. ``iat``, ``exp``: seconds since 1970; ``a``: ids of files; ``p``: id of an action.
+
+    ``aud``: the domains of the servers it is for; empty: for any server.
+    """
 
     iss: str
     iat: float
@@ -36,6 +44,7 @@ class Claims(NamedTuple):
     p: str | None = None
     a: tuple[str, ...] = ()
     exp: float | None = None
+    aud: tuple[str, ...] = ()
 
 
 class Unverified(NamedTuple):
@@ -58,11 +67,12 @@ def sign(claims: Claims, key: EllipticCurvePrivateKey) -> str:
     told = {name: value for name, value in claims._asdict().items() if value is not None and value != ()}
     headers = {"kid": key_id_of(key.public_key())}
     token: str = jwt.encode(told | {"c": claims.c}, key, algorithm=ALGORITHM, headers=headers)
-    return token
+    head, _, signature = token.rpartition(".")
+    return f"{head}.{_low(signature)}"
 
 
 def read(token: str) -> Unverified:
-    """Raises PermanentError for what is no such token. Its signature is not looked at."""
+    """Raises PermanentError for what is no such token. Whose signature it is, is not looked at; its form is."""
     head, claims = _parts(token)
     if head.get("alg") != ALGORITHM:
         raise _bad(f"it is signed by {str(head.get('alg'))[:20]!r} and not by {ALGORITHM}")
@@ -76,23 +86,29 @@ def read(token: str) -> Unverified:
     files = [] if a is None else a
     if not isinstance(files, list) or not all(isinstance(one, str) and FILE_ID.match(one) for one in files):
         raise _bad("a is not a list of file ids")
-    if len(files) > MOST_ATTACHMENTS:
-        raise _bad(f"it has more than {MOST_ATTACHMENTS} attachments")
+    if len(files) > MAX_ATTACHMENTS:
+        raise _bad(f"it has more than {MAX_ATTACHMENTS} attachments")
     iat, exp = _instant(claims, "iat"), _instant(claims, "exp")
     if iat is None:
         raise _bad("iat is missing")
     key_id = head.get("kid")
-    made = Claims(iss, iat, t, claims.get("c"), p, tuple(dict.fromkeys(files)), exp)
+    made = Claims(iss, iat, t, claims.get("c"), p, tuple(dict.fromkeys(files)), exp, _audience(claims))
+    signature = token.rpartition(".")[2]
+    if _low(signature) != signature:
+        raise _bad("its signature has a second form (s is above half the order of P-384): sign with the lower s")
     return Unverified(token, action_id_of(token), made, key_id if isinstance(key_id, str) else None)
 
 
 def is_signed_by(token: str, key: EllipticCurvePublicKey) -> bool:
-    """Whether the signature is right. Nothing else is looked at."""
+    """Whether the signature is valid and in its low-s form. Checks nothing else."""
     jwt = _jwt()
+    signature = token.rpartition(".")[2]
     nothing = {f"verify_{what}": False for what in ("exp", "iat", "nbf", "aud", "iss", "sub", "jti")}
     try:
+        if _low(signature) != signature:
+            return False
         jwt.decode(token, key, algorithms=[ALGORITHM], options=nothing)
-    except jwt.InvalidTokenError:
+    except (jwt.InvalidTokenError, PermanentError):
         return False
     return True
 
@@ -154,7 +170,7 @@ def key_id_of(key: EllipticCurvePublicKey) -> str:
 
 
 def _parts(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    if len(token) > LONGEST or token.count(".") != 2 or not token.isascii():
+    if len(token) > MAX_TOKEN or token.count(".") != 2 or not token.isascii():
         raise _bad("it is not three parts of base64url")
     try:
         head, claims = (
@@ -166,6 +182,29 @@ def _parts(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     if not isinstance(head, dict) or not isinstance(claims, dict):
         raise _bad("it has no claims")
     return head, claims
+
+
+def _audience(claims: Mapping[str, Any]) -> tuple[str, ...]:
+    if "aud" not in claims:
+        return ()
+    named = [claims["aud"]] if isinstance(claims["aud"], str) else claims["aud"]
+    if not isinstance(named, list) or not all(isinstance(one, str) and DOMAIN.match(one) for one in named):
+        raise _bad("aud is neither a domain nor a list of domains")
+    if not 1 <= len(named) <= MAX_AUDIENCES:
+        raise _bad(f"aud names {len(named)} domains instead of 1 to {MAX_AUDIENCES}")
+    return tuple(dict.fromkeys(named))
+
+
+def _low(signature: str) -> str:
+    """The one text of a signature: in base64url as it is written, with the lower s. Raises PermanentError for none."""
+    try:
+        raw = base64.b64decode(signature, b"-_", validate=True)
+    except (ValueError, binascii.Error):
+        raw = b""
+    if len(raw) != 2 * _HALF:
+        raise _bad(f"its signature is not {2 * _HALF} bytes in base64url")
+    s = int.from_bytes(raw[_HALF:])
+    return _base64url(raw[:_HALF] + min(s, _ORDER - s if s < _ORDER else s).to_bytes(_HALF))
 
 
 def _instant(claims: Mapping[str, Any], name: str) -> float | None:

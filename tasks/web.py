@@ -1,4 +1,4 @@
-"""HTTP for the built-in types: where a request may go, how much of the answer is kept, how long it may take."""
+"""HTTP client of the built-in types, with bounds for addresses, size of the answer and time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from scheduler.tasks.settings import section
 if TYPE_CHECKING:
     import httpx2
 
-CONNECT = 10.0  # seconds
-SILENCE = 30.0  # seconds without a byte
-PIECE = 256 * 1024  # bytes that a sink is given at a time
+CONNECT_TIMEOUT = 10.0  # seconds
+READ_TIMEOUT = 30.0  # seconds without a byte
+SINK_CHUNK = 256 * 1024  # bytes that a sink is given at a time
 MOVED = frozenset({301, 302, 303, 307, 308})
 _LOGGERS = ("httpx2", *(f"httpcore2.{name}" for name in ("connection", "http11", "http2", "proxy", "socks")))
 _FOR_THIS_HOST = frozenset({"authorization", "cookie", "proxy-authorization"})
@@ -53,8 +53,8 @@ class Reply(NamedTuple):
     url: str
 
 
-class _Discretion(logging.Filter):
-    """Keeps the client's own lines, which have whole URLs and headers, out of the log; those of other users stay."""
+class _ClientLogFilter(logging.Filter):
+    """Drops the client's own log lines, which have whole URLs and headers; those of other users stay."""
 
     ours: ContextVar[bool] = ContextVar("ours", default=False)
 
@@ -62,7 +62,7 @@ class _Discretion(logging.Filter):
         return not self.ours.get()
 
 
-_DISCRETION = _Discretion()
+_CLIENT_LOG_FILTER = _ClientLogFilter()
 
 
 async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: Sink | None = None) -> Reply:
@@ -77,11 +77,11 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: 
         raise PermanentError("requests over HTTP need httpx2: pip install 'schedd[http]'") from None
     http = section(settings, "http")
     rules = Rules(http.get("allow") or ())
-    limits = httpx2.Timeout(connect=CONNECT, read=SILENCE, write=SILENCE, pool=None)
+    limits = httpx2.Timeout(connect=CONNECT_TIMEOUT, read=READ_TIMEOUT, write=READ_TIMEOUT, pool=None)
     context = await asyncio.to_thread(_trust, http.get("ca"))
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_DISCRETION)  # once: the same again is none
-    discretion = _DISCRETION.ours.set(True)
+        logging.getLogger(name).addFilter(_CLIENT_LOG_FILTER)  # once: the same again is none
+    discretion = _CLIENT_LOG_FILTER.ours.set(True)
     try:
         async with (
             asyncio.timeout(call.timeout),
@@ -99,7 +99,7 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: 
     except (httpx2.InvalidURL, ValueError) as error:
         raise PermanentError(f"{shown(call.method, call.url)}: {secrets.hidden(str(error))}") from None
     finally:
-        _DISCRETION.ours.reset(discretion)
+        _CLIENT_LOG_FILTER.ours.reset(discretion)
 
 
 async def _follow(client: httpx2.AsyncClient, call: Call, rules: Rules, secrets: Secrets, sink: Sink | None) -> Reply:
@@ -166,7 +166,7 @@ async def _once(
             continue
         try:
             if sink is not None and response.status_code != 200:
-                return await _read(response, min(call.most, PIECE), url, None)  # only to say what is wrong
+                return await _read(response, min(call.most, SINK_CHUNK), url, None)  # only to say what is wrong
             return await _read(response, call.most, url, sink)
         finally:
             await response.aclose()
@@ -180,7 +180,7 @@ async def _read(response: httpx2.Response, most: int, url: httpx2.URL, sink: Sin
         if passed + len(body) > most:
             truncated = True
             break
-        if sink is not None and len(body) >= PIECE:
+        if sink is not None and len(body) >= SINK_CHUNK:
             await asyncio.to_thread(sink, bytes(body))
             passed += len(body)
             body.clear()

@@ -99,7 +99,6 @@ tasks = Table(
     Column("expires_at", BigInteger),  # by max_duration
     Column("check_at", BigInteger),  # when these are looked at next; NULL: neither is set, or it is over
     sqlite_autoincrement=True,
-    postgresql_with={"fillfactor": "70"},
 )
 
 _CLAIMABLE = "state >= 1 AND state <= 3"
@@ -120,6 +119,7 @@ _partial("ux_schedd_tasks_held_key", "kind", "held_key", where="held_key IS NOT 
 _partial("ux_schedd_tasks_slot", "schedule", "slot", where="schedule IS NOT NULL", unique=True)
 _partial("ix_schedd_tasks_check", "check_at", where="check_at IS NOT NULL")
 _partial("ix_schedd_tasks_key", "key", where="key IS NOT NULL")
+_partial("ix_schedd_tasks_key_ended", "kind", "key", where="key IS NOT NULL AND state >= 7")
 _partial("ix_schedd_tasks_correlation", "correlation", where="correlation IS NOT NULL")
 _partial("ix_schedd_tasks_subject", "subject", where="subject IS NOT NULL")
 _partial("ix_schedd_tasks_spawned_by", "spawned_by", where="spawned_by IS NOT NULL")
@@ -290,6 +290,7 @@ workers = Table(
     Column("heartbeat_at", BigInteger, nullable=False),
     Column("lease_until", BigInteger, nullable=False),
     Column("drain_requested", BigInteger),
+    Column("restart_requested", BigInteger),
     Column("skew", BigInteger, nullable=False, server_default=text("0")),  # its clock behind the server's
     sqlite_autoincrement=True,
 )
@@ -323,6 +324,17 @@ worker_kinds = Table(
     PrimaryKeyConstraint("worker", "kind"),
 )
 
+store = Table(  # the store's identity, and its epochs: see store/db/identity.py
+    "schedd_store",
+    metadata,
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    Column("store", Text, nullable=False),  # random, the same in all epochs
+    Column("since", BigInteger, nullable=False),
+    Column("server", Text),  # PostgreSQL's system identifier
+    Column("timeline", Text),  # and its timeline
+    Column("first_id", BigInteger, nullable=False),  # of the tasks stored in it
+)
+
 
 revision = "0001"
 down_revision = None
@@ -333,6 +345,11 @@ def upgrade() -> None:
         op.execute(CreateTable(table))
         for index in sorted(table.indexes, key=lambda i: str(i.name)):
             op.execute(CreateIndex(index))
-    if op.get_context().dialect.name == "sqlite":
+    sqlite = op.get_context().dialect.name == "sqlite"
+    if not sqlite:
+        op.execute("ALTER TABLE schedd_tasks SET (fillfactor = 70)")
+    random = "lower(hex(randomblob(16)))" if sqlite else "replace(CAST(gen_random_uuid() AS text), '-', '')"
+    op.execute(f"INSERT INTO schedd_store (epoch, store, since, first_id) VALUES (1, {random}, 0, 1)")
+    if sqlite:
         # A batch reserves ids by raising this number, so the row must be there before the first insert.
         op.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('schedd_tasks', 0)")

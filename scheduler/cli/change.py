@@ -10,12 +10,16 @@ from scheduler.cli import exits
 from scheduler.cli.options import TASK_ID, Number, common
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, note_kind, prints
+from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import sqlalchemy as sa
 
-    from scheduler.store.control import CancelResult
-    from scheduler.store.read_tasks import TaskRecord
+    from scheduler.store.read.tasks import TaskRecord
+    from scheduler.store.tasks.control import CancelResult
+    from scheduler.store.tasks.keys import Other
 
 _MOST = 10_000
 
@@ -23,22 +27,26 @@ _MOST = 10_000
 @click.command(name="cancel")
 @click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
 @click.option("--cascade", is_flag=True, help="End what waits for their success too, as cancelled.")
+@click.option("--force", is_flag=True, help="End what is running without waiting for its handler.")
 @click.option("--dry-run", is_flag=True, help="Only say what would end.")
 @common
 @prints(("cancelled", "requested", "finished", "dependants", "later"))
-def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool, dry_run: bool) -> None:
+def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool, force: bool, dry_run: bool) -> None:
     """End tasks: what is not running at once, what is running at its next look. All of them or none.
 
     Tasks that have ended already are left as they are. Without --cascade, dependants end or run as their
     edges say; with it, those that wait for success end cancelled, at the moment that what they wait for does.
+
+    A handler that hangs never looks. With --force its worker ends the task as cancelled at once, and what waits for
+    that goes on; the handler keeps its slot until it ends, or until `schedctl worker restart`.
     """
     from scheduler.model.texts import counted, listed
-    from scheduler.store import control
+    from scheduler.store.tasks import control
 
     database = session.existing()
 
     def work(connection: sa.Connection) -> CancelResult:
-        done = control.cancel(connection, ids, database.now(), cascade=cascade)
+        done = control.cancel(connection, ids, database.now(), cascade=cascade, force=force)
         if dry_run:
             raise _NotReally(done)
         return done
@@ -54,26 +62,39 @@ def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool, dry
         "dependants": list(done.affected),
         "later": list(done.later),
     }
+    if not force:
+        _note_hung(session, done.requested)
     if print_object(session, view):
         return
     would = "would be " if dry_run else ""
     for task_id in done.cancelled:
-        click.echo(f"task {task_id} {would}cancelled")
+        say(f"task {task_id} {would}cancelled")
     for task_id in done.requested:
-        click.echo(f"task {task_id} is running: cancel {would}requested")
+        say(f"task {task_id} is running: cancel {would}requested{' by force' if force else ''}")
     for task_id, state in done.finished.items():
-        click.echo(f"task {task_id} had ended already: {state}")
+        say(f"task {task_id} had ended already: {state}")
     for tasks, moves, always in (
         (done.affected, f"{'would end' if dry_run else 'ended'} with it", True),
         (done.later, f"{'would be' if dry_run else 'will be'} cancelled when what is running has ended", False),
     ):
         if tasks or always:
             named = f": {listed([str(i) for i in tasks], 20)}" if tasks else ""
-            click.echo(f"{counted(len(tasks), 'dependant')} {moves}{named}")
+            say(f"{counted(len(tasks), 'dependant')} {moves}{named}")
+
+
+def _note_hung(session: Session, requested: tuple[int, ...]) -> None:
+    """Note the tasks whose handler hangs, since a request does not end them."""
+    from scheduler.store.read.workers import hung_text, workers
+
+    with session.database.read() as connection:
+        found = [(w, hang) for w in workers(connection, session.database.now()) for hang in w.hung]
+    for worker, hang in found:
+        if hang.task in requested:
+            note(hung_text(worker, hang))
 
 
 class _NotReally(Exception):
-    """Takes a transaction back, and says what it had done."""
+    """Rolls a transaction back, and carries what it had done."""
 
     def __init__(self, done: CancelResult) -> None:
         super().__init__()
@@ -95,10 +116,11 @@ def retry_command(
 ) -> int:
     """Run tasks again that failed, died, were cancelled or skipped, with a new budget. All of them or none.
 
-    Revives the tasks that ended because of them. A task that waits for its retry or its time runs now.
+    Revives the tasks that ended because of them. A task that waits for its retry or its time runs now. A task does not
+    run again under a key that another task holds or has completed since: then the status is 4.
 
     Without IDs, what the filters choose of those that failed or died by themselves, those that ended first before
-    others. One whose key another task holds stays as it is; then the status is 4.
+    others. One whose key another task has stays as it is; then the status is 4.
     """
     chosen = any(value is not None for value in filters.values())
     if bool(ids) == chosen:
@@ -113,9 +135,9 @@ def retry_command(
 
 def _retry_failed(session: Session, limit: int, downstream: bool, filters: dict[str, Any]) -> int:
     from scheduler.cli.dlq import in_batches
-    from scheduler.store.dead_letters import Filter
-    from scheduler.store.read_tasks import get_tasks
-    from scheduler.store.redrive import redrive
+    from scheduler.store.admin.redrive import redrive
+    from scheduler.store.read.dead_letters import Filter
+    from scheduler.store.read.tasks import get_tasks
 
     database = session.existing()
     with database.read():
@@ -128,7 +150,7 @@ def _retry_failed(session: Session, limit: int, downstream: bool, filters: dict[
         ),
     )
     for task_id, holder in conflicts.items():
-        note(f"task {task_id} was not retried: task {holder} holds its key")
+        note(f"task {task_id} was not retried: task {holder} has its key")
     with database.read() as connection:
         rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(connection, done)]
         if not done and not conflicts:
@@ -139,18 +161,25 @@ def _retry_failed(session: Session, limit: int, downstream: bool, filters: dict[
     return exits.CONFLICT if conflicts else exits.DONE
 
 
+def note_left(left: Mapping[int, Other]) -> None:
+    """Note the tasks that were not revived because another task has their key."""
+    for task_id, other in left.items():
+        note(f"task {task_id} was not revived: task {other.id} has its key {other.key!r}")
+
+
 def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool) -> None:
-    from scheduler.store import control
-    from scheduler.store.read_tasks import get_task
+    from scheduler.store.read.tasks import get_task
+    from scheduler.store.tasks import control
 
     database = session.existing()
     wanted = list(dict.fromkeys(ids))
 
-    def work(connection: sa.Connection) -> list[TaskRecord]:
-        control.retry_all(connection, wanted, database.now(), downstream=not no_downstream)
-        return [get_task(connection, task_id) for task_id in wanted]
+    def work(connection: sa.Connection) -> tuple[list[TaskRecord], dict[int, Other]]:
+        left = control.retry_all(connection, wanted, database.now(), downstream=not no_downstream)
+        return [get_task(connection, task_id) for task_id in wanted], left
 
-    tasks = session.write(work)
+    tasks, left = session.write(work)
+    note_left(left)
     for task in tasks:
         if task.state.terminal:
             note(f"task {task.id} has ended again at once, {task.error}")

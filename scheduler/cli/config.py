@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from scheduler.cli.group import Group
 from scheduler.cli.options import common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
 
 
-@click.group(name="config")
+@click.group(name="config", cls=Group)
 def config_command() -> None:
     """The settings in effect."""
 
@@ -19,8 +20,8 @@ def config_command() -> None:
 @prints(("setting", "value", "source"))
 def check(session: Session, /) -> None:
     """Show each setting in effect and where it comes from, without passwords."""
-    from scheduler.config import describe
-    from scheduler.store.urls import parse_url
+    from scheduler.config.model import describe
+    from scheduler.store.db.urls import parse_url
 
     config = session.config
     parse_url(config.store.url)

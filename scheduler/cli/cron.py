@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from scheduler.cli.group import Group
 from scheduler.cli.options import Number, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, prints
+from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from scheduler.store.read_schedules import ScheduleRecord
+    from scheduler.store.read.schedules import ScheduleRecord
 
 _COLUMNS = ("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan")
 _FIELDS = (
@@ -27,7 +29,7 @@ _PAUSED = ("name", "paused", "next_at")
 _HOUR = 3_600 * 1_000_000
 
 
-@click.group(name="cron")
+@click.group(name="cron", cls=Group)
 def cron_command() -> None:
     """Recurring schedules."""
 
@@ -41,14 +43,14 @@ def list_(session: Session, /) -> None:
     An orphan was left behind when its payload changed in the program. A note names those whose tasks nobody runs.
     """
     from scheduler.cli.views import decoded
-    from scheduler.store.read_schedules import records
-    from scheduler.store.unserved import said_of, unserved_schedules
+    from scheduler.store.read.schedules import records
+    from scheduler.store.read.unserved import describe, unserved_schedules
 
     with session.existing().read() as connection:
         found = records(connection)
         fleet = session.fleet(connection)
         unserved = {one.name: one for one in unserved_schedules(connection, fleet)}
-    for text, _ in said_of(unserved.values()) if fleet.claiming else ():
+    for text, _ in describe(unserved.values()) if fleet.claiming else ():
         note(text)
     left = _orphans(found)
     rows = [
@@ -75,7 +77,7 @@ def list_(session: Session, /) -> None:
 
 
 def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
-    """Schedules without a key, so named after their payload, that their program no longer registers.
+    """Schedules without a key that their program no longer registers. They are named after their payload.
 
     It still registers another one of the kind, an hour or more after it last registered this one.
     """
@@ -102,16 +104,16 @@ def next_(session: Session, /, name: str, count: int) -> None:
     are still to be run: with catch-up skip and last one for all of them.
     """
     from scheduler.model.recurrence import fold_marks
-    from scheduler.store.read_schedules import record, upcoming
-    from scheduler.store.read_workers import read_fleet
-    from scheduler.store.unserved import said_of, unserved_schedules
+    from scheduler.store.read.schedules import record, upcoming
+    from scheduler.store.read.unserved import describe, unserved_schedules
+    from scheduler.store.read.workers import read_fleet
 
     database = session.existing()
     with database.read() as connection:
         found = record(connection, name)
         now = database.now()
         unserved = unserved_schedules(connection, read_fleet(connection, now))
-    for text, _ in said_of(one for one in unserved if one.name == name):
+    for text, _ in describe(one for one in unserved if one.name == name):
         note(text)
     slots = upcoming(found, count, now)
     if found.paused:
@@ -133,7 +135,7 @@ def next_(session: Session, /, name: str, count: int) -> None:
 
 
 def _pause(session: Session, name: str, paused: bool) -> None:
-    from scheduler.store.read_schedules import record
+    from scheduler.store.read.schedules import record
     from scheduler.store.schedules import pause
 
     def work(connection: sa.Connection) -> ScheduleRecord:
@@ -144,9 +146,7 @@ def _pause(session: Session, name: str, paused: bool) -> None:
     found = session.write(work)
     view = {"name": name, "paused": found.paused, "next_at": time(found.next_at)}
     if not print_object(session, view):
-        click.echo(
-            f"{name} is paused" if paused else f"{name} goes on; next at {view['next_at'] or 'the end of its run'}"
-        )
+        say(f"{name} is paused" if paused else f"{name} goes on; next at {view['next_at'] or 'the end of its run'}")
 
 
 @cron_command.command()
@@ -178,7 +178,7 @@ def trigger(session: Session, /, name: str) -> None:
     database = session.existing()
     made = session.write(lambda c: schedules.trigger(c, name, database.now()))
     if not print_object(session, {"id": int(made)}):
-        click.echo(int(made))
+        say(int(made))
 
 
 @cron_command.command()
@@ -191,4 +191,4 @@ def delete(session: Session, /, name: str) -> None:
 
     session.write(lambda c: schedules.delete(c, name))
     if not print_object(session, {"name": name, "deleted": True}):
-        click.echo(f"{name} deleted; a program that registers it brings it back")
+        say(f"{name} deleted; a program that registers it brings it back")

@@ -7,12 +7,14 @@ from pathlib import Path
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.group import Group
 from scheduler.cli.options import common
 from scheduler.cli.output import print_fields, print_object
 from scheduler.cli.session import Session, note, prints
+from scheduler.cli.streams import say
 
 
-@click.group(name="db")
+@click.group(name="db", cls=Group)
 def db_command() -> None:
     """The database: upgrade, check, backup."""
 
@@ -20,15 +22,15 @@ def db_command() -> None:
 @db_command.command(name="upgrade")
 @click.option("--dry-run", is_flag=True, help="Print the SQL and change nothing.")
 @common
-@prints(("from", "to"))
+@prints(("from", "to"), lasting=True)
 def upgrade(session: Session, /, dry_run: bool) -> None:
     """Bring the database to this program's schema; makes a SQLite database that is not there yet."""
-    from scheduler.store import maintenance
+    from scheduler.store.db import backup as maintenance
 
     database = session.database
     if dry_run:
         sql = maintenance.upgrade_plan(database)
-        click.echo(sql, nl=False)
+        say(sql, nl=False)
         if not sql:
             note("nothing to do: the database is up to date")
         return
@@ -36,27 +38,29 @@ def upgrade(session: Session, /, dry_run: bool) -> None:
     maintenance.upgrade(database)
     after = maintenance.health(database).revision
     if not print_object(session, {"from": before, "to": after}):
-        click.echo(f"up to date: {after}" if before == after else f"upgraded: {before or 'nothing'} -> {after}")
+        say(f"up to date: {after}" if before == after else f"upgraded: {before or 'nothing'} -> {after}")
 
 
 @db_command.command(name="check")
 @common
-@prints(("url", "revision", "wanted", "bytes", "damage", "ok"))
+@prints(("url", "revision", "wanted", "bytes", "damage", "writes", "ok"))
 @click.pass_context
 def check(ctx: click.Context, session: Session, /) -> None:
     """Whether the database is up to date and sound. Exit status 1 if not, 5 if it cannot be reached."""
-    from scheduler.settings import mask
-    from scheduler.store import maintenance
+    from scheduler.model.redact import shown_url
+    from scheduler.store.db import backup as maintenance
 
     database = session.existing()
     found = maintenance.health(database)
+    ok = found.current and found.no_writes is None
     view = {
-        "url": mask(session.config.store.url),
+        "url": shown_url(session.config.store.url),
         "revision": found.revision,
         "wanted": found.wanted,
         "bytes": found.size,
         "damage": list(found.damage),
-        "ok": found.current,
+        "writes": found.no_writes is None,
+        "ok": ok,
     }
     if not print_object(session, view):
         fields = [("database", view["url"]), ("schema", found.revision or "none"), ("bytes", found.size)]
@@ -67,7 +71,9 @@ def check(ctx: click.Context, session: Session, /) -> None:
         note(f"this program needs schema {found.wanted}: run `schedctl db upgrade`")
     if found.damage:
         note("the database is damaged: stop schedd and restore a backup")
-    if not found.current:
+    if found.no_writes is not None:
+        note(found.no_writes)
+    if not ok:
         ctx.exit(exits.FAILED)
 
 
@@ -78,7 +84,7 @@ def check(ctx: click.Context, session: Session, /) -> None:
 def backup(session: Session, /, target: Path | None) -> None:
     """Copy a SQLite database while it is in use. FILE must not exist; without it, beside the database."""
     from scheduler.model.texts import rfc3339
-    from scheduler.store import maintenance
+    from scheduler.store.db import backup as maintenance
 
     database = session.existing()
     if target is None:
@@ -87,4 +93,4 @@ def backup(session: Session, /, target: Path | None) -> None:
         target = path.with_name(f"{path.name}-{stamp}.backup")
     size = maintenance.backup(database, target)
     if not print_object(session, {"file": str(target), "bytes": size}):
-        click.echo(target)
+        say(target)

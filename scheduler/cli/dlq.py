@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from scheduler.cli.change import note_left
+from scheduler.cli.group import Group
 from scheduler.cli.options import SPAN, TASK_ID, Number, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, note_kind, prints
+from scheduler.cli.streams import say
 from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from scheduler.store.dead_letters import Filter
-    from scheduler.store.replay import NewPayload
+    from scheduler.store.admin.replay import NewPayload
+    from scheduler.store.read.dead_letters import Filter
+    from scheduler.store.tasks.keys import Other
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,7 +54,7 @@ def _by(command: F) -> F:
     )
 
 
-@click.group(name="dlq")
+@click.group(name="dlq", cls=Group)
 def dlq_command() -> None:
     """Dead letters: tasks that failed for good."""
 
@@ -66,7 +70,7 @@ def _filter(
     correlation: str | None,
     subject: str | None,
 ) -> Filter:
-    from scheduler.store.dead_letters import Filter
+    from scheduler.store.read.dead_letters import Filter
 
     before = None if older_than is None else now - older_than
     after = None if newer_than is None else now - newer_than
@@ -97,7 +101,7 @@ def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
 
     Of a group, id and error are those of its newest task.
     """
-    from scheduler.store import dead_letters
+    from scheduler.store.read import dead_letters
 
     database = session.existing()
     with database.read() as connection:
@@ -134,7 +138,7 @@ def show(session: Session, /, task_id: int) -> None:
     """Everything about a task that is, or was, a dead letter: attempts, lineage, who replayed it."""
     from scheduler.cli.tasks import print_view, view_of
     from scheduler.model.state import TaskState
-    from scheduler.store.dead_letters import not_dead
+    from scheduler.store.read.dead_letters import not_dead
 
     view = view_of(session, task_id)
     if view["state"] != "dead" and not view["audit"]:
@@ -146,8 +150,8 @@ def show(session: Session, /, task_id: int) -> None:
 @dlq_command.command()
 @click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
 @_by
-@click.option("--copy", is_flag=True, help="Make a new task of it; the dead letter stays.")
-@click.option("--key", metavar="K", help="Another key, if its own is held by now.")
+@click.option("--copy", is_flag=True, help="Make a new task of it, with a key of its own; the dead letter stays.")
+@click.option("--key", metavar="K", help="Another key, if another task has its own by now.")
 @click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="Change this field of the payload.")
 @click.option("--payload", metavar="JSON", help="Another payload, whole.")
 @common
@@ -166,8 +170,8 @@ def replay(
 
     The same task runs again, and the tasks that ended because of it come back. --key, -P and --payload are for one ID.
     """
-    from scheduler.store.read_tasks import get_tasks
-    from scheduler.store.replay import replay as run_again
+    from scheduler.store.admin.replay import replay as run_again
+    from scheduler.store.read.tasks import get_tasks
 
     wanted = list(dict.fromkeys(ids))
     if len(wanted) > 1 and (key is not None or params or payload is not None):
@@ -179,26 +183,29 @@ def replay(
     actor = _actor(by)
     database = session.existing()
 
-    def work(connection: sa.Connection) -> list[dict[str, object]]:
+    def work(connection: sa.Connection) -> tuple[list[dict[str, object]], dict[int, Other]]:
         new = None
         if params or payload is not None:
             new = _new_payload(connection, wanted[0], params, payload)
         made = [run_again(connection, i, database.now(), by=actor, key=key, payload=new, copy=copy) for i in wanted]
-        return [task_view(task) for task in get_tasks(connection, made)]
+        views = [task_view(task) for task in get_tasks(connection, [again.id for again in made])]
+        return views, {task_id: other for again in made for task_id, other in again.left.items()}
 
-    print_rows(session, session.write(work))
+    rows, left = session.write(work)
+    print_rows(session, rows)
+    note_left(left)
 
 
 def _new_payload(connection: sa.Connection, task_id: int, params: tuple[str, ...], payload: str | None) -> NewPayload:
-    """The payload as given, or the stored one with fields changed, checked against the stored schema of its kind."""
+    """The given payload, or the stored one with changed fields, checked against its kind's stored schema."""
     import msgspec
 
     from scheduler.cli.making import encode_payload, lane_of
     from scheduler.cli.payload import read_params, validate
     from scheduler.errors import UnregisteredKindError
-    from scheduler.store.read_kinds import get_kind
-    from scheduler.store.read_tasks import get_task
-    from scheduler.store.replay import NewPayload
+    from scheduler.store.admin.replay import NewPayload
+    from scheduler.store.read.kinds import get_kind
+    from scheduler.store.read.tasks import get_task
 
     task = get_task(connection, task_id)
     record = get_kind(connection, task.kind)
@@ -224,12 +231,12 @@ def _new_payload(connection: sa.Connection, task_id: int, params: tuple[str, ...
 def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) -> int:
     """Run dead letters again, those that died first before others, --limit of them.
 
-    One whose key another task holds stays as it is; then the status is 4.
+    One whose key another task holds, or has completed since, stays as it is; then the status is 4.
     """
     from scheduler.cli import exits
     from scheduler.model.texts import counted
-    from scheduler.store import dead_letters
-    from scheduler.store.replay import replay_some
+    from scheduler.store.admin.replay import replay_some
+    from scheduler.store.read import dead_letters
 
     actor = _actor(by)
     database = session.existing()
@@ -245,7 +252,7 @@ def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) ->
         ),
     )
     for task_id, holder in conflicts.items():
-        note(f"task {task_id} was not replayed: task {holder} holds its key")
+        note(f"task {task_id} was not replayed: task {holder} has its key")
     with database.read() as connection:
         left = dead_letters.count(connection, wanted)
         if not done and not conflicts:
@@ -253,14 +260,14 @@ def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) ->
     if not print_object(
         session, {"replayed": done, "conflicts": {str(i): h for i, h in conflicts.items()}, "left": left}
     ):
-        click.echo(f"{counted(len(done), 'task')} replayed, {left} left")
+        say(f"{counted(len(done), 'task')} replayed, {left} left")
     return exits.CONFLICT if conflicts else exits.DONE
 
 
 def in_batches(limit: int, what: str, batch: Callable[[int, tuple[int, int]], Any]) -> tuple[list[int], dict[int, int]]:
-    """Do up to ``limit`` in batches of 100, each beginning where the one before ended. Returns ids, and conflicts.
+    """Process up to ``limit`` tasks in batches, each after the end of the one before. Returns ids, and conflicts.
 
-    Should one fail: says how many were ``what`` (such as "retried") by then.
+    If a batch fails, notes how many were ``what`` (such as "retried") by then.
     """
     from scheduler.model.texts import counted
 
@@ -299,7 +306,8 @@ def purge(session: Session, /, by: str | None, yes: bool, **given: Any) -> int:
     """
     from scheduler.cli import exits
     from scheduler.model.texts import counted
-    from scheduler.store import dead_letters
+    from scheduler.store.admin import purge
+    from scheduler.store.read import dead_letters
 
     actor = _actor(by)
     database = session.existing()
@@ -314,8 +322,8 @@ def purge(session: Session, /, by: str | None, yes: bool, **given: Any) -> int:
             return exits.FAILED
     removed, more = 0, found > 0
     while more:
-        one = session.write(lambda c: dead_letters.purge(c, database.now(), wanted, by=actor))
+        one = session.write(lambda c: purge.purge(c, database.now(), wanted, by=actor))
         removed, more = removed + one, one >= dead_letters.BATCH
     if not print_object(session, {"removed": removed}):
-        click.echo(f"{counted(removed, 'task')} removed")
+        say(f"{counted(removed, 'task')} removed")
     return exits.DONE

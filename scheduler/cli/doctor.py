@@ -20,17 +20,36 @@ _COLUMNS = ("level", "check", "text")
 def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> None:
     """Check what must always hold, by reading everything. Exit status 1 if there is a problem."""
     from scheduler import __version__
-    from scheduler.store import checks
-    from scheduler.store.repair import repair as repairs
+    from scheduler.errors import StoreUnavailableError
+    from scheduler.store.admin import doctor as checks
+    from scheduler.store.admin.doctor import Finding
+    from scheduler.store.admin.doctor_repair import repair as repairs
+    from scheduler.store.db.migrate import MissingTablesError
 
     database = session.existing()
+    reading = database.read
+    try:
+        database.open()
+    except MissingTablesError:
+        reading = database.read_damaged
+        if repair:
+            note("nothing is repaired while a table is missing")
+            repair = False
     if repair:
         done = session.write(lambda c: repairs(c, database.dialect, database.now()))
         for line in done or ["nothing that this could repair"]:
             note(line)
-    with database.read() as connection:
-        found = checks.check_surroundings(database, connection, __version__)
-        found += checks.check(connection, database.now())
+    found: list[Finding] = []
+    reached = False
+    try:
+        with reading() as connection:
+            reached = True
+            found += checks.check_surroundings(database, connection, __version__)
+            found += checks.check(connection, database.now())
+    except StoreUnavailableError as error:
+        if not reached:
+            raise
+        found.append(checks.not_checked(database, error))
     rows = [{"level": f.level, "check": f.check, "text": f.text, "tasks": list(f.tasks)} for f in found]
     print_rows(session, rows, _COLUMNS, whole=True)
     if any(f.level == checks.PROBLEM for f in found):

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.group import Group
 from scheduler.cli.options import Number, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, prints
+from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from scheduler.store.events import EventRecord
+    from scheduler.store.durable.events import EventRecord
 
 _FIELDS = ("name", "emitted_at", "emitted_by", "waiting", "size", "payload")
 
 
-@click.group(name="event")
+@click.group(name="event", cls=Group)
 def event_command() -> None:
     """Events that tasks await."""
 
@@ -34,9 +36,9 @@ def emit(session: Session, /, name: str, payload: str | None) -> int:
 
     The first emit of a name wins. Emitting it again changes nothing; with another payload that is a conflict.
     """
-    from scheduler.builder import check_text
-    from scheduler.queries import event_payload
-    from scheduler.store import events
+    from scheduler.client.builder import check_text
+    from scheduler.client.tasks import event_payload
+    from scheduler.store.durable import events
 
     check_text(name, "an event's name")
     text = event_payload(None if payload is None else _json(payload))
@@ -52,7 +54,7 @@ def emit(session: Session, /, name: str, payload: str | None) -> int:
     same = first or stored == text
     if not print_object(session, {**_view(record), "first": first}):
         if first:
-            click.echo(f"event {name} emitted")
+            say(f"event {name} emitted")
         else:
             told = "the same" if same else "another one, which stays"
             note(f"event {name} was emitted at {time(record.emitted_at)}; its payload is {told}")
@@ -65,7 +67,7 @@ def emit(session: Session, /, name: str, payload: str | None) -> int:
 @prints(_FIELDS)
 def list_(session: Session, /, limit: int) -> None:
     """Events: those that tasks wait for, then emitted ones, newest first."""
-    from scheduler.store.events import records
+    from scheduler.store.durable.events import records
 
     with session.existing().read() as connection:
         found = records(connection, limit)

@@ -7,9 +7,10 @@ import sys
 import traceback
 
 import click
-from click.exceptions import NoArgsIsHelpError
 
 from scheduler import errors
+from scheduler.cli.group import NoCommandError
+from scheduler.cli.streams import say
 
 DONE, FAILED, USAGE, UNKNOWN, CONFLICT, UNREACHABLE, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 124, 130
 
@@ -24,7 +25,15 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] =
         ),
         UNKNOWN,
     ),
-    ((errors.DuplicateKeyError, errors.CycleError, errors.InvalidTransitionError), CONFLICT),
+    (
+        (
+            errors.DuplicateKeyError,
+            errors.DuplicateScheduleError,
+            errors.CycleError,
+            errors.InvalidTransitionError,
+        ),
+        CONFLICT,
+    ),
     (errors.StoreUnavailableError, UNREACHABLE),
     ((errors.ConfigError, errors.PayloadError, errors.InvalidScheduleError, UnicodeEncodeError), USAGE),
 )
@@ -39,15 +48,15 @@ def status_of(error: BaseException) -> int:
     return next((status for kinds, status in _STATUS if isinstance(error, kinds)), FAILED)
 
 
-def tell(error: BaseException) -> None:
-    """Say on stderr what went wrong; with SCHEDD_DEBUG=1 the traceback too."""
+def print_error(error: BaseException) -> None:
+    """Print an error on stderr; with SCHEDD_DEBUG=1 the traceback too."""
     if os.environ.get("SCHEDD_DEBUG", "") not in ("", "0"):
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)), nl=False, err=True)
         return
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         return
-    if isinstance(error, NoArgsIsHelpError):  # its message is the help of a group without a command
-        click.echo(error.format_message(), err=True)
+    if isinstance(error, NoCommandError):
+        say(error.format_message(), err=True)
         return
     if isinstance(error, click.UsageError):
         where = f" (see `{error.ctx.command_path} --help`)" if error.ctx is not None else ""
@@ -61,16 +70,16 @@ def tell(error: BaseException) -> None:
     else:
         said = " ".join(str(error).split())
         text = f"internal error: {type(error).__name__}: {said} (SCHEDD_DEBUG=1 shows where)"
-    click.echo(f"schedctl: {text}", err=True)
+    say(f"schedctl: {text}", err=True)
 
 
 def _instead(error: click.UsageError) -> str:
-    """What others call ``--json``."""
+    """The option that schedctl has instead of ``--json``."""
     if isinstance(error, click.NoSuchOption) and error.option_name in ("--json", "--jsonl"):
         return f"; `-o {error.option_name[2:]}` prints that"
     return ""
 
 
 def quiet_pipe() -> None:
-    """The reader of our output is gone; keep Python from complaining about it at exit."""
+    """Keep Python quiet at exit when the reader of stdout has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

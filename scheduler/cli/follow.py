@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.looks import Looks
-from scheduler.cli.options import SPAN, TASK_ID, common
-from scheduler.cli.output import print_rows, safe
+from scheduler.cli.looks import Poller
+from scheduler.cli.options import SPAN, TASK_ID, common, common_but_timeout
+from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
+from scheduler.cli.streams import say
 
 _FIELDS = ("id", "state", "kind", "error")
 
@@ -19,7 +20,7 @@ _FIELDS = ("id", "state", "kind", "error")
 @click.command(name="wait")
 @click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
 @click.option("--timeout", type=SPAN, metavar="S", help="Give up after this long (30, 5m); 0 only looks.")
-@common
+@common_but_timeout
 @prints(_FIELDS)
 @click.pass_context
 def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], timeout: int | None) -> None:
@@ -30,8 +31,10 @@ def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], 
     """
     from scheduler.model.texts import listed
 
+    if timeout is not None:
+        session.timeout = timeout / 1_000_000
     session.existing()
-    looks = Looks(session, timeout)
+    looks = Poller(session, timeout)
     fleet_told = False
     while True:
         found = looks.take(lambda: _ends(session, ids))
@@ -51,7 +54,7 @@ def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], 
 
 
 def _ends(session: Session, ids: Sequence[int]) -> dict[int, Any]:
-    from scheduler.store.read_tasks import ends
+    from scheduler.store.read.tasks import ends
 
     with session.database.read() as connection:
         return dict(ends(connection, ids))
@@ -64,7 +67,7 @@ def _tell_of_fleet(session: Session) -> None:
 
 def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
     from scheduler.errors import UnknownTaskError
-    from scheduler.store.read_tasks import get_task
+    from scheduler.store.read.tasks import get_task
 
     rows: list[dict[str, Any]] = []
     with session.database.read() as connection:
@@ -82,12 +85,13 @@ def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
 @click.command(name="logs")
 @click.argument("task_id", metavar="ID", type=TASK_ID)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the task has ended.")
+@click.option("--raw", is_flag=True, help="Exactly what was written: a terminal obeys the escapes in it.")
 @common
 @prints(("attempt", "claim", "outcome", "worker", "text"))
-def logs_command(session: Session, /, task_id: int, follow: bool) -> None:
+def logs_command(session: Session, /, task_id: int, follow: bool, raw: bool) -> None:
     """What a task's attempts wrote, oldest first. A running attempt's output is stored every second."""
     database = session.existing()
-    looks = Looks(session, None)
+    looks = Poller(session, None)
     shown: dict[int, str] = {}
     last = 0
     collected: list[dict[str, Any]] = []
@@ -97,7 +101,7 @@ def logs_command(session: Session, /, task_id: int, follow: bool) -> None:
             collected += entries
         else:
             for entry in entries:
-                _print(session, entry, headed=entry["claim"] != last and (bool(last) or len(entries) > 1))
+                _print(session, entry, headed=entry["claim"] != last and (bool(last) or len(entries) > 1), raw=raw)
                 last = entry["claim"]
         if ended or not follow:
             break
@@ -106,7 +110,7 @@ def logs_command(session: Session, /, task_id: int, follow: bool) -> None:
         print_rows(session, collected)
     if not shown:
         with database.read() as connection:
-            from scheduler.store.read_tasks import get_task
+            from scheduler.store.read.tasks import get_task
 
             state = get_task(connection, task_id).state
         later = "" if state.terminal else " yet (a running attempt's output is stored every second)"
@@ -114,9 +118,9 @@ def logs_command(session: Session, /, task_id: int, follow: bool) -> None:
 
 
 def _new_logs(session: Session, task_id: int, shown: dict[int, str]) -> tuple[bool, list[dict[str, Any]]]:
-    """Whether the task has ended, and what has been written beyond what ``shown`` tells, by claim."""
-    from scheduler.store.read_history import attempt_logs, attempts
-    from scheduler.store.read_tasks import get_task
+    """Whether the task has ended, and the log text beyond ``shown``, by claim."""
+    from scheduler.store.read.history import attempt_logs, attempts
+    from scheduler.store.read.tasks import get_task
 
     with session.database.read() as connection:
         ended = get_task(connection, task_id).state.terminal
@@ -142,7 +146,7 @@ def _new_logs(session: Session, task_id: int, shown: dict[int, str]) -> tuple[bo
 
 
 def _beyond(before: str, now: str) -> str:
-    """What of ``now`` is new, also when its beginning was dropped because it grew too long."""
+    """The new part of ``now``, whose beginning may have been dropped because it grew too long."""
     if now.startswith(before):
         return now[len(before) :]
     mark = before[-200:]
@@ -150,13 +154,16 @@ def _beyond(before: str, now: str) -> str:
     return now if place < 0 else now[place + len(mark) :]
 
 
-def _print(session: Session, entry: dict[str, Any], headed: bool) -> None:
-    """Print one attempt's output; the head that tells attempts apart only where there are several."""
+def _print(session: Session, entry: dict[str, Any], headed: bool, raw: bool) -> None:
+    """Print one attempt's output, with a head if there are several attempts."""
     if session.output == "jsonl":
         print_rows(session, [entry])
         return
     if headed:
         told = f"attempt {entry['attempt']}, {entry['outcome']}, {entry['worker']}" if entry["attempt"] else "running"
-        click.echo(f"==> {told} <==")
-    text = safe(entry["text"])
-    click.echo(text, nl=not text.endswith("\n"))
+        say(f"==> {told} <==")
+    text = entry["text"]
+    if raw:
+        click.echo(text, nl=not text.endswith("\n"), color=True)  # else click leaves out colours where no terminal is
+    else:
+        say(text, nl=not text.endswith("\n"))

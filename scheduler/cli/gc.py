@@ -6,38 +6,56 @@ from typing import TYPE_CHECKING
 
 import click
 
-from scheduler.cli.options import common
+from scheduler.cli.options import SPAN, common, read_states
 from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, prints
+from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-    from scheduler.store.database import Database
-    from scheduler.store.retention import Removed
+    from scheduler.model.state import TaskState
+    from scheduler.store.admin.retention import Removed
+    from scheduler.store.db.database import Database
 
 
 @click.command(name="gc")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--status", "states", multiple=True, callback=read_states, metavar="S", help="Only tasks that ended so.")
+@click.option("--older-than", type=SPAN, metavar="7d", help="With --status: that ended longer ago than this.")
 @common
 @prints(("tasks", "results", "outcomes", "workers", "events", "bytes", "dry_run"))
-def gc_command(session: Session, /, dry_run: bool) -> None:
+def gc_command(
+    session: Session, /, dry_run: bool, states: Collection[TaskState] | None, older_than: int | None
+) -> None:
     """Remove what has outlived its retention, now: ended tasks, expired results, outcomes, events.
 
     Workers do that by themselves, bit by bit. What a task that has not ended depends on stays. On SQLite, the space
-    goes back to the file system.
+    goes back to the file system. With --status and --older-than: tasks that ended so, whatever their retention.
     """
     import msgspec
 
     from scheduler.model.texts import counted
-    from scheduler.store import maintenance, retention
+    from scheduler.store.admin import retention
+    from scheduler.store.db import backup as maintenance
 
+    if (states is None) != (older_than is None):
+        raise click.UsageError("--status and --older-than go together")
+    live = [state for state in states or () if not state.terminal]
+    if live:
+        raise click.UsageError(f"only tasks that have ended can be removed; {live[0]} ones have not")
     database = session.existing()
     kept = msgspec.structs.asdict(session.config.retention)
     freed = 0
-    if dry_run:
+    if states is not None and older_than is not None and dry_run:
         with database.read() as connection:
-            removed = retention.would_remove(connection, database.now(), kept)
+            removed = retention.Removed(retention.clean_dry_run(connection, database.now(), states, older_than))
+    elif states is not None and older_than is not None:
+        removed = retention.Removed(retention.clean(database, states, older_than))
+        freed = maintenance.shrink(database)
+    elif dry_run:
+        with database.read() as connection:
+            removed = retention.dry_run(connection, database.now(), kept)
     else:
         removed = _all(database, kept)
         freed = maintenance.shrink(database)
@@ -52,22 +70,22 @@ def gc_command(session: Session, /, dry_run: bool) -> None:
         counted(removed.events, "old event"),
         f"{counted(removed.workers, 'worker')} gone for a week",
     ]
-    click.echo(f"{'would remove' if dry_run else 'removed'} {', '.join(parts)}")
+    say(f"{'would remove' if dry_run else 'removed'} {', '.join(parts)}")
     if freed:
-        click.echo(f"gave {freed // 1024} KiB back to the file system")
+        say(f"gave {freed // 1024} KiB back to the file system")
 
 
 def _all(database: Database, kept: Mapping[str, float]) -> Removed:
-    """Batch by batch, so that nobody is kept waiting."""
-    from scheduler.store import retention
+    """Remove batch by batch, so that other transactions do not wait long."""
+    from scheduler.store.admin import retention
 
     removed = retention.Removed(more=True)
     while removed.more:
         with database.write() as connection:
-            removed = removed.plus(retention.sweep(connection, database.dialect, database.now(), kept))
+            removed = removed.plus(retention.purge_batch(connection, database.dialect, database.now(), kept))
     after: int | None = 0
     while after is not None:
         with database.write() as connection:
-            one, after = retention.review(connection, database.dialect, database.now(), kept, after)
+            one, after = retention.rescan(connection, database.dialect, database.now(), kept, after)
         removed = removed.plus(one)
     return removed

@@ -9,9 +9,10 @@ import click
 from scheduler.cli.options import TASK_ID, Number, common
 from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note, prints
+from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
-    from scheduler.store.read_graph import Graph, GraphEdge, GraphNode
+    from scheduler.store.read.graph import Graph, GraphEdge, GraphNode
 
 _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dead": "#f2a6a6"}
 
@@ -31,7 +32,7 @@ _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dea
 @prints(("nodes", "edges", "truncated"))
 def graph_command(session: Session, /, task_id: int, style: str, limit: int) -> None:
     """The tasks that edges connect with a task, directly or not."""
-    from scheduler.store.read_graph import graph
+    from scheduler.store.read.graph import graph
 
     if style in ("dot", "mermaid") and (session.output != "table" or session.columns is not None):
         raise click.UsageError(f"--format {style} goes with neither -o json nor --columns")
@@ -43,7 +44,7 @@ def graph_command(session: Session, /, task_id: int, style: str, limit: int) -> 
         session.output = "json"
     if style in ("tree", "json") and print_object(session, _view(found)):
         return
-    click.echo("\n".join({"dot": _dot, "mermaid": _mermaid}.get(style, _tree)(found)))
+    say("\n".join({"dot": _dot, "mermaid": _mermaid}.get(style, _tree)(found)))
 
 
 def _view(found: Graph) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def _tree(found: Graph) -> list[str]:
     children = {edge.child for edge in found.edges}
     lines: list[str] = []
     drawn: set[int] = set()
-    # A stack of what is still to draw, since a chain may be longer than Python likes to recurse.
+    # A stack instead of recursion, since a chain may be longer than Python's recursion limit.
     todo = [(node.id, "", "", "") for node in sorted(found.nodes, reverse=True) if node.id not in children]
     while todo:
         task_id, own, indent, condition = todo.pop()

@@ -1,4 +1,4 @@
-"""Looking again and again until something has happened, for commands that wait."""
+"""Poller: polls the database until a condition holds, for commands that wait."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeVar
 from scheduler.cli.session import Session, note
 from scheduler.errors import StoreUnavailableError
 
-PAUSES = (0.02, 0.5)  # seconds between looks: at first, at most
+PAUSES = (0.02, 0.5)  # seconds between polls: first, longest
 SETTLED = 5.0  # seconds after an outage in which workers renew their leases: they try every 2 s at least
 T = TypeVar("T")
 
 
-class Looks:
-    """Looks, and the pauses between them, which grow, up to a deadline. ``timeout``: microseconds, None for ever."""
+class Poller:
+    """Polls with growing pauses up to a deadline. ``timeout``: microseconds, None for ever."""
 
     def __init__(self, session: Session, timeout: int | None) -> None:
         clock = session.database.clock
@@ -29,11 +29,11 @@ class Looks:
 
     @property
     def settled(self) -> bool:
-        """Whether the database has been there for a while: right after an outage leases may have run out."""
+        """Whether the last outage is some time ago: right after one, leases may have run out."""
         return self._monotonic() - self._away_at > SETTLED
 
     def take(self, look: Callable[[], T]) -> T:
-        """What ``look`` returns. Once one has succeeded, a database that goes away is waited for.
+        """Return what ``look`` returns. After the first success, this waits for a database that goes away.
 
         Raises StoreUnavailableError at the first look, for what waiting does not heal, and when the time is up.
         """
@@ -52,7 +52,7 @@ class Looks:
                 return found
 
     def again(self) -> bool:
-        """Pause; False once the time is up."""
+        """Pause before the next poll; False once the time is up."""
         left = self._pause if self._deadline is None else self._deadline - self._monotonic()
         if left <= 0:
             return False

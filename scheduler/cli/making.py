@@ -1,4 +1,4 @@
-"""What ``run`` and ``submit`` have in common: the options of a new task, and storing it."""
+"""The options of a new task, and storing it: shared by ``run`` and ``submit``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import click
 from scheduler.cli.options import EDGE, INSTANT, SPAN, Number
 from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note
+from scheduler.cli.streams import say
 from scheduler.errors import PayloadError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
-    from scheduler.store.read_kinds import KindRecord
+    from scheduler.store.read.kinds import KindRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,20 +52,20 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
 
 
 def make_options(command: F) -> F:
-    """Adds the options of a new task; they arrive as the fields of :class:`Given`."""
+    """Adds the options of a new task; they arrive as the fields of :class:`TaskOptionsGiven`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def made_fields(given: Mapping[str, Any]) -> tuple[str, str]:
-    """What these options let :func:`schedule` print."""
+    """The fields that :func:`schedule` prints with these options."""
     return ("id" if given["cron"] is None else "schedule"), "created"
 
 
 @dataclass
-class Given:
-    """The options of a new task as given. Times and spans are microseconds."""
+class TaskOptionsGiven:
+    """The options of a new task on the command line. Times and spans are microseconds."""
 
     edges: tuple[EdgeSpec, ...] = ()
     delay: int | None = None
@@ -81,7 +82,7 @@ class Given:
     subject: str | None = None
 
     def check(self) -> None:
-        """Refuse what cannot go together. Raises UsageError."""
+        """Refuse options that exclude each other. Raises UsageError."""
         if self.delay is not None and self.run_at is not None:
             raise click.UsageError("--in and --at exclude each other")
         if self.cron is None and self.tz is not None:
@@ -92,8 +93,10 @@ class Given:
             value = getattr(self, name)
             if value is not None and not 1 <= len(value) <= 255:
                 raise click.UsageError(f"--{name} is a text of 1 to 255 characters")
-        if self.conflict is not None and (self.key is None or self.cron is not None):
-            raise click.UsageError("--conflict belongs to --key, and not to --cron")
+        if self.conflict is not None and self.key is None:
+            raise click.UsageError("--conflict belongs to --key")
+        if self.cron is not None and self.conflict not in (None, "replace"):
+            raise click.UsageError("--conflict replace is the only one that goes with --cron")
         if self.timeout == 0:
             raise click.UsageError("--timeout must be more than 0")
         seen: dict[int, EdgeSpec] = {}
@@ -127,6 +130,7 @@ class Given:
             dead_letter=options.get("dead_letter", True),
             schema_version=record.schema_version if record is not None else 1,
             result_ttl=options.get("result_ttl"),
+            key_retention=None if self.key is None else options.get("key_retention"),
             correlation=self.correlation,
             subject=self.subject,
             key=self.key,
@@ -149,7 +153,7 @@ def encode_payload(kind: str, payload: Any) -> str:
 
 
 def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:
-    """Where a task queues up: its kind, or kind + concurrency key. Raises PayloadError."""
+    """The lane of a task: its kind, or kind + concurrency key. Raises PayloadError."""
     from scheduler.cli.payload import as_read
     from scheduler.model.concurrency_keys import fields_of
     from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY
@@ -169,8 +173,10 @@ def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> st
     return f"{kind}{LANE_SEPARATOR}{storable(key)[:MAX_KEY]}"
 
 
-def schedule(session: Session, given: Given, kind: str, payload: dict[str, Any], record: KindRecord | None) -> None:
-    """Store the task or the recurring schedule, print its id or name, and say if nobody would run it."""
+def schedule(
+    session: Session, given: TaskOptionsGiven, kind: str, payload: dict[str, Any], record: KindRecord | None
+) -> None:
+    """Store the task or the recurring schedule, print its id or name, and note if no worker would run it."""
     spec = given.spec(kind, payload, record)
     if given.cron is not None:
         _register(session, given, spec)
@@ -184,7 +190,7 @@ def schedule(session: Session, given: Given, kind: str, payload: dict[str, Any],
 
 
 def _store(session: Session, spec: TaskSpec) -> None:
-    from scheduler.store.enqueue import enqueue
+    from scheduler.store.tasks.enqueue import enqueue
 
     database = session.database
 
@@ -196,10 +202,10 @@ def _store(session: Session, spec: TaskSpec) -> None:
         done = "it is replaced" if spec.conflict == "replace" else "nothing new was stored"
         note(f"task {int(made)} holds the key {spec.key!r} already; {done}")
     if not print_object(session, {"id": int(made), "created": made.created}):
-        click.echo(int(made))
+        say(int(made))
 
 
-def _register(session: Session, given: Given, spec: TaskSpec) -> None:
+def _register(session: Session, given: TaskOptionsGiven, spec: TaskSpec) -> None:
     import msgspec
 
     from scheduler.model.recurrence import cron
@@ -209,9 +215,10 @@ def _register(session: Session, given: Given, spec: TaskSpec) -> None:
     database = session.database
     recurrence = cron(given.cron or "", given.tz or session.config.schedules.timezone)
     name = spec.key or f"{spec.kind}-cli-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
-    wanted = ScheduleSpec(name, recurrence, msgspec.structs.replace(spec, key=None))
+    task = msgspec.structs.replace(spec, key=None)
+    wanted = ScheduleSpec(name, recurrence, task, replace=spec.conflict == "replace")
     fresh = session.write(lambda c: schedules.register(c, database.dialect, wanted, database.now()), database)
     if not fresh:
         note(f"there was a schedule {name!r} already; it is updated")
     if not print_object(session, {"schedule": name, "created": fresh}):
-        click.echo(name)
+        say(name)

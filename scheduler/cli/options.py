@@ -1,4 +1,4 @@
-"""What the commands' options mean: ids, instants, spans, edges; and the options that every command takes."""
+"""The types of the commands' options (ids, instants, spans, edges), and the options of every command."""
 
 from __future__ import annotations
 
@@ -25,8 +25,25 @@ def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     return callback
 
 
+def _limit(ctx: click.Context, _param: click.Parameter, value: int | None) -> None:
+    if value is not None:
+        ctx.ensure_object(Session).timeout = value / 1_000_000
+
+
 def common(command: F) -> F:
-    """Adds ``--config``, ``-o`` and ``--columns``, which may stand before or after the command's name."""
+    """Adds ``--config``, ``-o``, ``--columns`` and ``--timeout``; they may stand before or after the command's name."""
+    return click.option(
+        "--timeout",
+        type=SPAN,
+        metavar="S",
+        expose_value=False,
+        callback=_limit,
+        help="Give up a database that has not answered all within this long (30, 5m).",
+    )(common_but_timeout(command))
+
+
+def common_but_timeout(command: F) -> F:
+    """The same for a command with its own ``--timeout``: the common one stands before its name."""
     command = click.option(
         "--columns",
         metavar="A,B,…",
@@ -51,8 +68,8 @@ def common(command: F) -> F:
     )(command)
 
 
-class _Type(click.ParamType[Any]):
-    """Turns what the model refuses into a usage error."""
+class _Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no parameter for it
+    """Turns errors of the model into usage errors."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -67,7 +84,7 @@ class _Type(click.ParamType[Any]):
 
 
 class Number(click.IntRange):
-    """A whole number within bounds; what is none is told so, not that it is no "integer range"."""
+    """A whole number within bounds, with an error in plainer words than click's."""
 
     name = "whole number"
 
@@ -106,7 +123,7 @@ class _Span(_Type):
     name = "duration"
 
     def read(self, text: str) -> int:
-        from scheduler.settings import parse_duration
+        from scheduler.config.sources import parse_duration
 
         return round(parse_duration(text) * 1_000_000)
 
@@ -144,3 +161,20 @@ class _Edge(_Type):
 
 
 TASK_ID, INSTANT, SPAN, AGO, EDGE = _TaskId(), _Instant(), _Span(), _Ago(), _Edge()
+
+
+def read_states(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> list[Any] | None:
+    """A callback: state names and short names, separated by commas, as TaskStates."""
+    from scheduler.model.state import SIMPLE_NAMES, TaskState
+
+    found: list[TaskState] = []
+    for name in (part.strip() for given in value for part in given.split(",")):
+        # failed is the state, Failed the short name, which means more than that
+        matching = [s for s in TaskState if name == s.value]
+        matching = matching or [s for s in TaskState if name.lower() in (s.value, s.simple.lower())]
+        if not matching:
+            raise click.BadParameter(
+                f"there is no state {name!r}; there are {', '.join(TaskState)}, and {', '.join(SIMPLE_NAMES)}"
+            )
+        found += matching
+    return found or None

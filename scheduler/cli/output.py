@@ -14,6 +14,7 @@ import click
 
 from scheduler.cli.session import Session
 from scheduler.cli.streams import is_utf8
+from scheduler.model.printable import printable_json
 
 Row = Mapping[str, Any]
 
@@ -83,11 +84,11 @@ def print_object(session: Session, value: Row) -> bool:
 
 
 def _json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=not is_utf8(), indent=indent)
+    return printable_json(json.dumps(value, ensure_ascii=not is_utf8(), indent=indent))
 
 
 def cell(value: object) -> str:
-    """One value as text on one line, without anything that a terminal could obey."""
+    """One value as text on one line, without characters that control a terminal."""
     if value is None:
         text = "-"
     elif isinstance(value, bool):
@@ -102,13 +103,6 @@ def cell(value: object) -> str:
     else:
         text = str(value)
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def safe(text: str) -> str:
-    """Text of a task's own making: on a terminal without what the terminal would obey."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text.replace("\r\n", "\n"))
 
 
 def print_table(rows: Iterable[Row], columns: Sequence[str], indent: str = "", *, whole: bool = False) -> None:
@@ -155,7 +149,7 @@ def _print_line(
         if limit is not None and used + _width(padded) > limit:
             padded = _cut(padded, limit - used)
         elif limit is not None and not last and used + _width(padded) + len(_GAP) >= limit:
-            padded = _cut(padded + " " * limit, limit - used)  # there are columns that find no room
+            padded = _cut(padded + " " * limit, limit - used)  # some columns may have no room
         used += _width(padded) + len(_GAP)
         colour = colours[i]
         parts.append(click.style(padded, fg=colour) if colour and use_colour() else padded)

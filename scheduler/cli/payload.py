@@ -14,7 +14,7 @@ import msgspec
 from scheduler.errors import PayloadError
 
 if TYPE_CHECKING:
-    from scheduler.store.read_kinds import KindRecord
+    from scheduler.store.read.kinds import KindRecord
 
 _SHOWN = 60
 
@@ -65,7 +65,7 @@ def validate(kind: KindRecord, payload: dict[str, Any]) -> None:
 
 
 def as_read(kind: KindRecord, payload: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """These fields as the program has them that reads the payload, defaults filled in. Raises PayloadError."""
+    """The fields as the handler's program decodes them, with defaults. Raises PayloadError."""
     fields, found = _fields(kind), {}
     for name in names:
         field = fields.get(name, {})
@@ -91,7 +91,7 @@ _FORMATS = {"uuid": uuid.UUID, "decimal": decimal.Decimal, "date": datetime.date
 
 
 def _type_of(schema: Mapping[str, Any]) -> Any:
-    """The type of which this is the schema, as far as a concurrency key may be made of it."""
+    """The type that this schema describes, as far as concurrency keys need it."""
     if "anyOf" in schema:
         return Union[tuple(map(_type_of, schema["anyOf"]))]  # noqa: UP007  # of what is not known before
     if "enum" in schema:

@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.group import Group
 from scheduler.cli.options import common
+from scheduler.cli.streams import say
 
 # name -> (module, what --help says of it); the module's attribute of the same name is the command
 COMMANDS = {
@@ -40,7 +42,7 @@ COMMANDS = {
 _CALLED = {"schedules": "cron list", "tasks": "list"}  # elsewhere
 
 
-class Root(click.Group):
+class Root(Group):
     """Imports a command's module only when the command is used; turns errors into lines and exit statuses."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -64,7 +66,7 @@ class Root(click.Group):
         return super().resolve_command(ctx, args)
 
     def _meant(self, ctx: click.Context, name: str) -> list[str]:
-        """Of a group, ``pause`` for ``cron pause``; what others call it; or one that is spelt nearly so."""
+        """Suggest a command: one of a group (``cron pause``), other tools' name for it, or a similar spelling."""
         groups = {group: self.get_command(ctx, group) for group in COMMANDS}
         below = [
             f"{g} {name}"
@@ -94,7 +96,7 @@ class Root(click.Group):
             exits.quiet_pipe()
             status = exits.FAILED
         except (Exception, KeyboardInterrupt) as error:
-            exits.tell(error)
+            exits.print_error(error)
             status = exits.status_of(error)
         sys.exit(status)
 
@@ -103,7 +105,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     if value:
         from scheduler import __version__
 
-        click.echo(f"schedctl {__version__}")
+        say(f"schedctl {__version__}")
         ctx.exit()
 
 

@@ -1,39 +1,49 @@
-"""What one call of ``schedctl`` has in hand: options, configuration, database."""
+"""Session: the options, configuration and database of one call of ``schedctl``."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from scheduler.cli.streams import say
 from scheduler.errors import SchedulerError, StoreUnavailableError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from scheduler.config import Config
-    from scheduler.store.database import Database
-    from scheduler.store.read_workers import Fleet
+    from scheduler.config.model import Config
+    from scheduler.store.db.database import Database
+    from scheduler.store.read.workers import Fleet
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 FORMATS = ("table", "json", "jsonl")
+# How long the database may take to answer a transaction. ``--timeout`` bounds all of them together instead.
+DEFAULT_TIMEOUT_S = 60.0
+TELL_AFTER, TELL_WITHIN = (
+    2.0,
+    1.0,
+)  # seconds of waiting before its reason is printed, and that reading the reason may take
 _TRIES = 5
 
 
 @dataclass
 class Session:
-    """The object of the click context. Nothing is read or opened before it is needed."""
+    """The object of the click context. It reads and opens nothing before the first use."""
 
     config_path: str | None = None
     output: str = "table"
     columns: str | None = None
     fields: Sequence[str] = ()
+    timeout: float | None = None  # seconds in which the database has to answer everything; None: see PATIENCE
+    lasting: bool = False  # the command may take as long as it takes
 
     @property
     def chosen(self) -> list[str] | None:
@@ -53,7 +63,7 @@ class Session:
     @cached_property
     def config(self) -> Config:
         """The configuration. Raises ConfigError."""
-        from scheduler.config import load
+        from scheduler.config.model import load
 
         return load(self.config_path)
 
@@ -61,25 +71,30 @@ class Session:
     def database(self) -> Database:
         """The database of the configuration, not opened. Raises ConfigError."""
         from scheduler.ports import SystemClock
-        from scheduler.store.database import Database
+        from scheduler.store.db.database import Database
 
         store = self.config.store
         made = Database(store.url, SystemClock(), auto_migrate=store.auto_migrate)
-        click.get_current_context().find_root().call_on_close(made.dispose)
+        root = click.get_current_context().find_root()
+        root.call_on_close(made.dispose)
+        if self.timeout is not None or not self.lasting:
+            patience = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
+            root.with_resource(made.within(patience, each=self.timeout is None))
+        root.with_resource(explaining_waits(made))
         return made
 
     def existing(self) -> Database:
-        """The database, for commands that have no business to create one. Raises StoreUnavailableError."""
+        """The database, for commands that must not create one. Raises StoreUnavailableError."""
         if self.database.missing():
             path = None if self.database.path is None else self.database.path.absolute()
-            raise StoreUnavailableError(
-                f"there is no database {path} yet; schedd makes it when it starts, or `schedctl db upgrade`"
-            )
+            empty = path is not None and path.exists()
+            what = f"the file {path} is empty, and no database yet" if empty else f"there is no database {path} yet"
+            raise StoreUnavailableError(f"{what}; schedd makes it when it starts, or `schedctl db upgrade`")
         return self.database
 
     def write(self, work: Callable[[sa.Connection], T], database: Database | None = None) -> T:
         """Do the work in one transaction, then wake idle workers. Raises SchedulerError."""
-        from scheduler.store.failures import StoreTrouble
+        from scheduler.store.db.errors import StoreError
 
         database = database if database is not None else self.existing()
         for attempt in range(_TRIES):
@@ -87,16 +102,16 @@ class Session:
                 with database.write() as connection:
                     done = work(connection)
                 break
-            except StoreTrouble as trouble:
-                # Two writers that lock rows in different orders: one of them is told to try again.
+            except StoreError as trouble:
+                # The database refuses one of two writers that lock rows in different orders; it has to try again.
                 if "collided" not in str(trouble) or attempt == _TRIES - 1:
                     raise
-        self._ring(database)
+        self._notify(database)
         return done
 
     @staticmethod
-    def _ring(database: Database) -> None:
-        from scheduler.store.doorbell import make_bell
+    def _notify(database: Database) -> None:
+        from scheduler.store.db.notifier import make_bell
 
         with contextlib.suppress(OSError, SchedulerError):
             bell = make_bell(database)
@@ -106,22 +121,42 @@ class Session:
                 bell.close()
 
     def fleet(self, connection: sa.Connection) -> Fleet:
-        """The workers that take new work; says so on stderr if there are none."""
-        from scheduler.store.read_workers import read_fleet
+        """The workers that take new work; notes on stderr if there are none."""
+        from scheduler.store.read.workers import read_fleet
 
         found = read_fleet(connection, self.database.now())
-        note_nobody(found.nobody)
+        note_no_worker(found.nobody)
         return found
+
+
+@contextlib.contextmanager
+def explaining_waits(database: Database) -> Iterator[None]:
+    """Print on stderr, once, why this thread waits for the database, if it waits long."""
+    waiter, over = threading.get_ident(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(TELL_AFTER):
+            reason = database.waits_for(waiter, TELL_WITHIN)
+            if reason is not None and not over.is_set():
+                note(f"waiting for the database: {reason}")
+                return
+
+    with contextlib.suppress(RuntimeError):  # the system has no thread left
+        threading.Thread(target=watch, name="schedctl-waiting", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def note(text: str) -> None:
     """A message for people, on stderr."""
-    click.echo(f"schedctl: {text}", err=True)
+    say(f"schedctl: {text}", err=True)
 
 
 def note_kind(connection: sa.Connection, kind: str | None) -> None:
-    """Says on stderr that nobody knows the kind of which nothing was found, if so."""
-    from scheduler.store.read_kinds import kind_names
+    """Note on stderr that no worker has registered a kind, if nothing was found of it."""
+    from scheduler.store.read.kinds import kind_names
 
     if kind is None:
         return
@@ -131,18 +166,21 @@ def note_kind(connection: sa.Connection, kind: str | None) -> None:
         note(f"no worker has registered a kind {kind!r}; {there}")
 
 
-def note_nobody(why: str | None) -> None:
-    """Says on stderr that no worker takes new work, if so."""
-    from scheduler.store.read_workers import NOT_LIVE
+def note_no_worker(why: str | None) -> None:
+    """Note on stderr that no worker takes new work, if so."""
+    from scheduler.store.read.workers import NOT_LIVE
 
     if why is not None:
         until = "schedd is started" if why == NOT_LIVE else "one resumes, or another is started"
         note(f"{why}: tasks wait until {until}")
 
 
-def prints(fields: Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]]) -> Callable[[F], F]:
-    """Gives a command its session, and says which fields it prints; a callable makes them of its options.
+def prints(
+    fields: Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]], *, lasting: bool = False
+) -> Callable[[F], F]:
+    """Gives a command its session and the fields that it prints; a callable makes them of its options.
 
+    ``lasting``: it may take as long as it takes, unless ``--timeout`` says otherwise.
     ``--columns`` that are not among them are refused here, before the command has done anything.
     """
 
@@ -150,6 +188,7 @@ def prints(fields: Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]])
         @functools.wraps(command)
         def called(*args: Any, **given: Any) -> Any:
             session = click.get_current_context().ensure_object(Session)
+            session.lasting = lasting
             session.fields = fields(given) if callable(fields) else fields
             _ = session.chosen
             return command(session, *args, **given)

@@ -8,11 +8,12 @@ import click
 
 from scheduler.cli.options import common
 from scheduler.cli.output import print_object, print_table, seconds, time
-from scheduler.cli.session import Session, note_nobody, prints
+from scheduler.cli.session import Session, note_no_worker, prints
+from scheduler.cli.streams import say
 from scheduler.cli.views import WORKER_COLUMNS, worker_row, worker_view
 
 if TYPE_CHECKING:
-    from scheduler.store.read_status import Status
+    from scheduler.store.read.status import Status
 
 
 @click.command(name="status")
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 @prints(("at", "states", "pools", "oldest_ready", "dead_letters", "workers", "stuck"))
 def status_command(session: Session, /) -> None:
     """How things stand: tasks by state and pool, the oldest ready task, workers, and what is stuck."""
-    from scheduler.store.read_status import status
-    from scheduler.store.read_workers import nobody
+    from scheduler.store.read.status import status
+    from scheduler.store.read.workers import no_worker_reason
 
     database = session.existing()
     with database.read() as connection:
         now = database.now()
         found = status(connection, now)
-    note_nobody(nobody(found.workers))
+    note_no_worker(no_worker_reason(found.workers))
     if not print_object(session, _view(found, now)):
         _print(found, now)
 
@@ -65,26 +66,26 @@ def _print(found: Status, now: int) -> None:
     if found.states:
         print_table([{"state": s, "tasks": n} for s, n in found.states.items()], ("state", "tasks"))
     else:
-        click.echo("no tasks")
-    click.echo()
+        say("no tasks")
+    say()
     pools = [{"pool": name, **count._asdict()} for name, count in found.pools.items()]
     print_table(pools, ("pool", "due", "later", "held", "slots", "async_slots"))
-    click.echo()
+    say()
     oldest = found.oldest
     if oldest is not None:
         age = span_text(max(0, now - oldest.since))
-        click.echo(f"oldest ready: task {oldest.id} ({oldest.kind}, queue {oldest.queue}), for {age}")
-        click.echo()
+        say(f"oldest ready: task {oldest.id} ({oldest.kind}, queue {oldest.queue}), for {age}")
+        say()
     if found.oldest_dead is not None:
         age = span_text(max(0, now - found.oldest_dead))
         dead = counted(found.states.get("dead", 0), "dead letter")
-        click.echo(f"{dead}, the oldest for {age}: `schedctl dlq list` shows the causes")
-        click.echo()
+        say(f"{dead}, the oldest for {age}: `schedctl dlq list` shows the causes")
+        say()
     if found.workers:
         rows = [worker_row(worker, now) | {"kinds": len(worker.kinds)} for worker in found.workers]
         print_table(rows, WORKER_COLUMNS)
-        click.echo()
-    click.echo("stuck:" if found.stuck else "nothing is stuck")
+        say()
+    say("stuck:" if found.stuck else "nothing is stuck")
     for one in found.stuck:
         ids = f" (task {listed([str(i) for i in one.tasks])})" if one.tasks else ""
-        click.echo(f"  {one.text}{ids}")
+        say(f"  {one.text}{ids}")

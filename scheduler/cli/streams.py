@@ -1,4 +1,4 @@
-"""The streams of the process, such that whatever a command prints can be printed."""
+"""Prepares the streams of the process, so that every output can be printed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import io
 import os
 import sys
 
+import click
+
+from scheduler.model.printable import printable
+
 
 def ready() -> None:
-    """Closed streams lead nowhere, and what the terminal's encoding lacks is printed as an escape."""
+    """Replace closed streams, and print characters that the encoding lacks as escapes."""
     for fd in (0, 1, 2):  # the number of a closed one would become the database's
         try:
             os.fstat(fd)
@@ -27,3 +31,8 @@ def _nowhere(fd: int) -> io.TextIOWrapper:
 def is_utf8() -> bool:
     """Whether stdout can print any character."""
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
+def say(text: object = "", *, nl: bool = True, err: bool = False) -> None:
+    """Print a line without characters that control a terminal, since it may contain a task's text."""
+    click.echo(printable(str(text)), nl=nl, err=err)

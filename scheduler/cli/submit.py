@@ -1,4 +1,4 @@
-"""``schedctl submit`` and ``schedctl run``: tasks made without importing anybody's code."""
+"""``schedctl submit`` and ``schedctl run``: make tasks without importing task modules."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scheduler.cli.making import Given, made_fields, make_options, schedule
-from scheduler.cli.options import common
+from scheduler.cli.making import TaskOptionsGiven, made_fields, make_options, schedule
+from scheduler.cli.options import common_but_timeout
 from scheduler.cli.session import Session, prints
 
 if TYPE_CHECKING:
-    from scheduler.store.read_kinds import KindRecord
+    from scheduler.store.read.kinds import KindRecord
 
 COMMAND_KIND = "CommandTask"
 
@@ -20,7 +20,7 @@ COMMAND_KIND = "CommandTask"
 @click.argument("kind")
 @click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="A field of the payload.")
 @make_options
-@common
+@common_but_timeout
 @prints(made_fields)
 def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **given: Any) -> None:
     """Schedule a task of a kind that workers have registered; prints its id.
@@ -29,7 +29,7 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
     """
     from scheduler.cli.payload import read_params, validate
     from scheduler.errors import UnregisteredKindError
-    from scheduler.store.read_kinds import get_kind, kind_names
+    from scheduler.store.read.kinds import get_kind, kind_names
 
     payload = read_params(params)
     with session.existing().read() as connection:
@@ -39,7 +39,7 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
         there = f"known are {', '.join(known)}" if known else "none is known: start a worker first"
         raise UnregisteredKindError(f"no worker has registered a kind {kind!r}; {there}")
     validate(record, payload)
-    schedule(session, Given(**given), kind, payload, record)
+    schedule(session, TaskOptionsGiven(**given), kind, payload, record)
 
 
 @click.command(name="run", context_settings={"allow_interspersed_args": False})
@@ -48,7 +48,7 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Added to the daemon's environment.")
 @click.option("--shell", is_flag=True, help="COMMAND is one text for /bin/sh -c.")
 @make_options
-@common
+@common_but_timeout
 @prints(made_fields)
 def run_command(
     session: Session,
@@ -76,7 +76,7 @@ def run_command(
         payload["env"] = dict(_pair(text) for text in environment)
     if cwd is not None:
         payload["cwd"] = os.path.abspath(cwd)
-    schedule(session, Given(**given), COMMAND_KIND, payload, _command_kind(session))
+    schedule(session, TaskOptionsGiven(**given), COMMAND_KIND, payload, _command_kind(session))
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -87,8 +87,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _command_kind(session: Session) -> KindRecord | None:
-    """What workers say of CommandTask; None if none ever served it: the command then waits for one."""
-    from scheduler.store.read_kinds import get_kind
+    """The published kind of CommandTask; None if no worker ever served it: the task then waits for one."""
+    from scheduler.store.read.kinds import get_kind
 
     with session.database.read() as connection:
         return get_kind(connection, COMMAND_KIND)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scheduler.cli.options import AGO, TASK_ID, Number, common
-from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table, safe
+from scheduler.cli.options import AGO, TASK_ID, Number, common, read_states
+from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table
 from scheduler.cli.session import Session, note, note_kind, prints
+from scheduler.cli.streams import say
 from scheduler.cli.views import (
     ATTEMPT_COLUMNS,
     AUDIT_COLUMNS,
@@ -26,7 +27,10 @@ from scheduler.cli.views import (
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from scheduler.store.read.tasks import TaskRecord
+
 LOG_LINES = 20
+PAGE = 1000  # tasks that `list -o jsonl` holds at a time
 _SHOWN_IF_ASKED = ("subject", "correlation")
 CHILDREN = 20
 ROWS = 100  # of each table: why a task does not run would be far above ten thousand of them
@@ -48,29 +52,14 @@ _NOT_SHOWN = frozenset(
 _USUAL = {"dead_letter": True, "rerun": False, "replay_count": 0, "schema_version": 1}  # not worth a line
 
 
-def _states(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> list[Any] | None:
-    from scheduler.model.state import SIMPLE_NAMES, TaskState
-
-    found: list[TaskState] = []
-    for name in (part.strip() for given in value for part in given.split(",")):
-        # failed is the state, Failed the short name, which means more than that
-        matching = [s for s in TaskState if name == s.value]
-        matching = matching or [s for s in TaskState if name.lower() in (s.value, s.simple.lower())]
-        if not matching:
-            raise click.BadParameter(
-                f"there is no state {name!r}; there are {', '.join(TaskState)}, and {', '.join(SIMPLE_NAMES)}"
-            )
-        found += matching
-    return found or None
-
-
 @click.command(name="list")
-@click.option("--status", "states", multiple=True, callback=_states, metavar="S", help="States or short names.")
+@click.option("--status", "states", multiple=True, callback=read_states, metavar="S", help="States or short names.")
 @click.option("--kind", metavar="K", help="Tasks of this kind.")
 @click.option("--queue", metavar="Q", help="Tasks of this queue.")
 @click.option("--key", metavar="K", help="Tasks with this key.")
 @click.option("--correlation", metavar="C", help="Tasks that belong together under this id.")
 @click.option("--subject", metavar="S", help="Tasks about this subject.")
+@click.option("--message-type", metavar="M", help="Messages of this type, which is the kind where none was given.")
 @click.option("--since", type=AGO, metavar="T", help="Made since then: a time with zone, or how long ago, like 2h.")
 @click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only tasks older than this one: the next page.")
@@ -85,27 +74,46 @@ def list_command(
     **filters: Any,
 ) -> None:
     """Tasks, newest first."""
-    from scheduler.store.read_tasks import list_tasks
+    from scheduler.store.read.tasks import list_tasks
 
     database = session.existing()
     if since is not None and since <= 0:
         since += database.clock.now()
-    with database.read() as connection:
-        found, cursor = list_tasks(connection, states=states, since=since, limit=limit, **filters)
-        if not found:
-            note_kind(connection, filters["kind"])
-    rows = [task_view(task.at(database.now())) for task in found]
-    if session.output == "table" and session.columns is None:
-        for row, task in zip(rows, found, strict=True):
-            most = "∞" if task.max_attempts is None else task.max_attempts
-            row["attempt"] = f"{task.attempts_used}/{most}"  # of the budget, which a retry by hand renews
-            if row["state"] == "success":
-                row["error"] = None  # an earlier attempt's
+    left, cursor = limit, filters.pop("cursor")
     asked = [name for name in _SHOWN_IF_ASKED if filters[name] is not None]
     columns = (*LIST_COLUMNS[:-1], *asked, LIST_COLUMNS[-1])
-    print_rows(session, rows, columns)
+    while True:  # lines can be printed page by page, so that no more is held than one
+        page = min(left, PAGE) if session.output == "jsonl" else left
+        with database.read() as connection:
+            found, cursor = list_tasks(
+                connection, states=states, since=since, limit=page, cursor=cursor, broken=note, **filters
+            )
+            if not found and left == limit:
+                note_kind(connection, filters["kind"])
+        print_rows(session, _list_rows(session, found, database.now()), columns)
+        left -= page
+        if cursor is None or not left:
+            break
     if cursor is not None:
-        note(f"there are more: --cursor {cursor} shows the next ones")
+        note(f"stopped at {limit}, there are more: --cursor {cursor} shows the next ones")
+
+
+def _list_rows(session: Session, found: list[TaskRecord], now: int) -> list[dict[str, Any]]:
+    rows = [task_view(task.at(now)) for task in found]
+    if session.output == "table" and session.columns is None:
+        for row, task in zip(rows, found, strict=True):
+            row["attempt"] = _of_budget(task.attempts_used, task.max_attempts)
+            if row["state"] == "success":
+                row["error"] = None  # an earlier attempt's
+    return rows
+
+
+def _of_budget(used: int, most: int | None) -> str:
+    """``1/3``: attempts used of the budget, which a retry by hand renews; ``1/1 +1``: and so many more, since a task
+    whose worker dies runs again."""
+    if most is None:
+        return f"{used}/∞"
+    return f"{min(used, most)}/{most}" + (f" +{used - most}" if used > most else "")
 
 
 @click.command(name="show")
@@ -120,15 +128,15 @@ def show_command(session: Session, /, task_id: int) -> None:
 
 
 def view_of(session: Session, task_id: int) -> dict[str, Any]:
-    """All that ``show`` tells of a task. Raises UnknownTaskError."""
+    """All that ``show`` prints of a task. Raises UnknownTaskError."""
     from scheduler.cli.durable_views import checkpoint_view, wait_view
-    from scheduler.store import checkpoints, waits
-    from scheduler.store.dead_letters import audit
-    from scheduler.store.read_graph import dependencies, dependents
-    from scheduler.store.read_history import attempt_log, attempts
-    from scheduler.store.read_tasks import get_task
-    from scheduler.store.read_workers import workers
-    from scheduler.store.why import why
+    from scheduler.store.durable import checkpoints, waits
+    from scheduler.store.read.dead_letters import audit
+    from scheduler.store.read.explain import why
+    from scheduler.store.read.graph import dependencies, dependents
+    from scheduler.store.read.history import attempt_log, attempts, stack_of
+    from scheduler.store.read.tasks import get_task
+    from scheduler.store.read.workers import workers
 
     database = session.existing()
     with database.read() as connection:
@@ -136,6 +144,7 @@ def view_of(session: Session, task_id: int) -> dict[str, Any]:
         task = get_task(connection, task_id)
         labels = {w.id: w.label for w in workers(connection, now)} if task.worker is not None else {}
         log = attempt_log(connection, task_id)
+        hangs = None if task.worker is None else stack_of(connection, task_id, task.claim)
         return {
             **task_view(task.at(now)),
             "worker": labels.get(task.worker or 0),
@@ -147,13 +156,14 @@ def view_of(session: Session, task_id: int) -> dict[str, Any]:
             "recorded": [checkpoint_view(c) for c in checkpoints.records(connection, task_id)],
             "waits": [] if task.state.terminal else [wait_view(w) for w in waits.records(connection, task_id)],
             "audit": [audit_view(a) for a in audit(connection, task_id)],
+            "stack": None if hangs is None else hangs.splitlines(),
             "log": None if log is None else log.splitlines()[-LOG_LINES:],
         }
 
 
 def _children(connection: sa.Connection, task_id: int) -> dict[str, Any]:
     """Some of the tasks that this one spawned, and how many there are."""
-    from scheduler.store import children
+    from scheduler.store.graph import spawned as children
 
     found, count = children.records(connection, task_id, CHILDREN)
     return {"count": count, "tasks": [{"id": c.id, "kind": c.kind, "state": c.state.value} for c in found]}
@@ -182,8 +192,8 @@ def print_view(view: dict[str, Any]) -> None:
         fields.append(("headers", view["headers"]))
     fields += [("payload", view["payload"]), ("result", view["result"]), ("error", view["error"])]
     print_fields(fields)
-    click.echo()
-    click.echo(f"why: {cell(view['why'])}" if view["why"] is not None else "it is running")
+    say()
+    say(f"why: {cell(view['why'])}" if view["why"] is not None else "it is running")
     edges = sorted(view["depends_on"], key=lambda edge: bool(edge["satisfied"]))  # what it waits for comes first
     for title, rows, some, columns in (
         ("depends on", view["depends_on"], edges[:ROWS], EDGE_COLUMNS),
@@ -196,17 +206,21 @@ def print_view(view: dict[str, Any]) -> None:
     ):
         if rows:
             whole = len(some) == len(rows)
-            click.echo(f"\n{title}:" if whole else f"\n{title} ({len(some)} of {len(rows)}; `-o json` has all):")
+            say(f"\n{title}:" if whole else f"\n{title} ({len(some)} of {len(rows)}; `-o json` has all):")
             print_table(rows if whole else some, columns, indent="  ")
+    if view["stack"]:
+        say("\nit hangs in:")
+        for line in view["stack"]:
+            say(f"  {line}")
     if view["log"]:
         lines = counted(len(view["log"]), "line")
-        click.echo(f"\nlog (last {lines}; `schedctl logs {view['id']}` shows all):")
+        say(f"\nlog (last {lines}; `schedctl logs {view['id']}` shows all):")
         for line in view["log"]:
-            click.echo(f"  {safe(line)}")
+            say(f"  {line}")
 
 
 def _attempt_columns(view: dict[str, Any]) -> tuple[str, ...]:
-    """The usual ones; what an attempt's message said where that was not what the task says now; answers of others."""
+    """The usual columns; envelope fields that the task has changed since; status codes of other services."""
     attempts, now = view["attempts"], view | {"message_type": view["message_type"] or view["kind"]}
     other = [name for name in ENVELOPE_FIELDS if name in now and any(a[name] != now[name] for a in attempts)]
     if any(a["status_code"] is not None for a in attempts):

@@ -9,11 +9,11 @@ import msgspec
 from scheduler.cli.output import seconds, time
 
 if TYPE_CHECKING:
-    from scheduler.store.dead_letters import AuditRecord
-    from scheduler.store.read_graph import EdgeRecord
-    from scheduler.store.read_history import AttemptRecord
-    from scheduler.store.read_tasks import TaskRecord
-    from scheduler.store.read_workers import WorkerRecord
+    from scheduler.store.read.dead_letters import AuditRecord
+    from scheduler.store.read.graph import EdgeRecord
+    from scheduler.store.read.history import AttemptRecord
+    from scheduler.store.read.tasks import TaskRecord
+    from scheduler.store.read.workers import WorkerRecord
 
 TASK_FIELDS = (
     "id",
@@ -71,7 +71,19 @@ TASK_FIELDS = (
 )
 SHOW_FIELDS = (
     *TASK_FIELDS,
-    *("worker", "why", "depends_on", "dependents", "attempts", "children", "recorded", "waits", "audit", "log"),
+    *(
+        "worker",
+        "why",
+        "depends_on",
+        "dependents",
+        "attempts",
+        "children",
+        "recorded",
+        "waits",
+        "audit",
+        "stack",
+        "log",
+    ),
 )
 LIST_COLUMNS = ("id", "kind", "state", "priority", "attempt", "created_at", "run_at", "key", "error")
 
@@ -135,7 +147,7 @@ def task_view(task: TaskRecord) -> dict[str, Any]:
 
 
 def decoded(text: str | None) -> Any:
-    """JSON as the value it is; what cannot be decoded, as the text it is."""
+    """Decode JSON; a text that is no JSON stays a text."""
     if text is None:
         return None
     try:
@@ -200,7 +212,7 @@ AUDIT_COLUMNS = ("at", "actor", "action", "detail")
 
 
 def audit_view(entry: AuditRecord) -> dict[str, Any]:
-    """What somebody did to a dead letter."""
+    """One entry of the dead letters' audit."""
     return {"at": time(entry.at), "actor": entry.actor, "action": entry.action, "detail": entry.detail}
 
 
@@ -218,6 +230,7 @@ WORKER_FIELDS = (
     "kinds",
     "holds",
     "lost_bodies",
+    "hung",
     "running",
     "started_at",
     "heartbeat_at",
@@ -256,6 +269,10 @@ def worker_view(worker: WorkerRecord, now: int) -> dict[str, Any]:
         "kinds": list(worker.kinds),
         "holds": worker.holds,
         "lost_bodies": {"count": worker.strays, "tasks": list(worker.stray_tasks)},
+        "hung": [
+            {"id": one.task, "kind": one.kind, "since": time(one.since), "blocks_loop": one.blocks}
+            for one in worker.hung
+        ],
         "running": [{"id": one.id, "kind": one.kind, "since": time(one.since)} for one in worker.running],
         "started_at": time(worker.started_at),
         "heartbeat_at": time(worker.heartbeat_at),

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.looks import Looks
-from scheduler.cli.options import SPAN, Number, common
+from scheduler.cli.group import Group
+from scheduler.cli.looks import Poller
+from scheduler.cli.options import SPAN, Number, common, common_but_timeout
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, prints
+from scheduler.cli.streams import say
 from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worker_view
 
 if TYPE_CHECKING:
-    from scheduler.store.read_workers import Drained
+    from scheduler.store.read.workers import Drained
 
 COLUMNS = (*WORKER_COLUMNS[:-1], "pools", "kinds", "running")
 _DRAINED = ("id", "draining", "drained")
@@ -26,13 +28,13 @@ _DRAINED = ("id", "draining", "drained")
 @prints(WORKER_FIELDS)
 def workers_command(session: Session, /, every: bool) -> None:
     """Workers: where they run, what they serve, hold and run, how long their lease lasts."""
-    from scheduler.store.read_workers import nobody, stray_text, workers
+    from scheduler.store.read.workers import no_worker_reason, stray_text, workers
 
     database = session.existing()
     with database.read() as connection:
         now = database.now()
         found = workers(connection, now, every=every)
-    for text in filter(None, (nobody(found), *map(stray_text, found))):
+    for text in filter(None, (no_worker_reason(found), *map(stray_text, found))):
         note(text)
     rows = []
     for worker in found:
@@ -43,16 +45,16 @@ def workers_command(session: Session, /, every: bool) -> None:
     print_rows(session, rows, COLUMNS)
 
 
-@click.group(name="worker")
+@click.group(name="worker", cls=Group)
 def worker_command() -> None:
-    """One worker: let it drain, or claim again."""
+    """One worker: let it drain, claim again, or restart."""
 
 
 @worker_command.command(name="drain")
 @click.argument("worker", metavar="ID", type=Number(1, 2**63 - 1))
 @click.option("--wait", is_flag=True, help="Wait until it holds nothing any more.")
 @click.option("--timeout", type=SPAN, metavar="S", help="Give up waiting after this long (30, 5m); status 124.")
-@common
+@common_but_timeout
 @prints(_DRAINED)
 @click.pass_context
 def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, timeout: int | None) -> None:
@@ -62,15 +64,17 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
     started anew. To end it, stop the program as ever (SIGTERM).
     """
     from scheduler.model.texts import counted
-    from scheduler.store.read_workers import bodies
+    from scheduler.store.read.workers import bodies
 
     if timeout is not None and not wait:
         raise click.UsageError("--timeout belongs to --wait", ctx)
+    if timeout is not None:
+        session.timeout = timeout / 1_000_000
     _ask(session, worker, drain=True)
     if not wait:
         _tell(session, {"id": worker, "draining": True, "drained": False}, f"worker {worker} drains")
         return
-    looks = Looks(session, timeout)
+    looks = Poller(session, timeout)
     while not (looked := looks.take(lambda: _look(session, worker))).over:
         left = [f"holds {counted(looked.holds, 'task')}"] if looked.holds else []
         left += [f"runs {bodies(looked.strays)}"] if looked.strays else []
@@ -94,20 +98,38 @@ def resume(session: Session, /, worker: int) -> None:
     _tell(session, {"id": worker, "draining": False, "drained": False}, f"worker {worker} claims tasks again")
 
 
+@worker_command.command(name="restart")
+@click.argument("worker", metavar="ID", type=Number(1, 2**63 - 1))
+@common
+@prints(("id", "restarting"))
+def restart(session: Session, /, worker: int) -> None:
+    """Let a daemon end and start anew, which frees the slots of handlers that hang.
+
+    It claims nothing more and waits for what runs as at SIGTERM, but not for what hangs: an attempt past its timeout
+    has timed out, any other goes back unused. It ends with status 75, and systemd starts it again. A program that
+    runs a Scheduler of its own only says so in its log.
+    """
+    from scheduler.store.workers import request_restart
+
+    database = session.existing()
+    session.write(lambda c: request_restart(c, worker, database.now()))
+    _tell(session, {"id": worker, "restarting": True}, f"worker {worker} is to restart")
+
+
 def _tell(session: Session, view: dict[str, Any], text: str) -> None:
     if not print_object(session, view):
-        click.echo(text)
+        say(text)
 
 
 def _ask(session: Session, worker: int, *, drain: bool) -> None:
-    from scheduler.store.workers import ask_to_drain
+    from scheduler.store.workers import request_drain
 
     database = session.existing()
-    session.write(lambda c: ask_to_drain(c, worker, database.now(), drain=drain))
+    session.write(lambda c: request_drain(c, worker, database.now(), drain=drain))
 
 
 def _look(session: Session, worker: int) -> Drained:
-    from scheduler.store.read_workers import drained
+    from scheduler.store.read.workers import drained
 
     with session.database.read() as connection:
         return drained(connection, worker, session.database.now())

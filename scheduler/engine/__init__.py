@@ -1,1 +1,1 @@
-"""Floor 2b, the worker's side: claiming, running, reporting. Never imports the builder."""
+"""The worker's side: claims tasks, runs handlers, records outcomes. Never imports the builder."""

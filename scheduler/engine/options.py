@@ -1,4 +1,4 @@
-"""What an engine is told when it is made."""
+"""The options of an engine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ RETENTION: Mapping[str, float] = {
     "failed": 30 * 86400.0,
     "outcomes": 90 * 86400.0,
     "events": 30 * 86400.0,
+    "results": 86400.0,
+    "keys": 86400.0,
 }
 
 
@@ -30,7 +32,8 @@ class ProcessOptions(NamedTuple):
 class EngineOptions(NamedTuple):
     """Pools are (thread slots, async slots) by name; times are seconds.
 
-    ``ahead``: how far ahead of the slots to claim; ``give_back``: what has not started by then is handed back.
+    ``ahead``: how far ahead of the slots to claim; ``give_back``: attempts not started by then are released;
+    ``default_timeout``: microseconds, of tasks that have none; 0: none either.
     """
 
     queues: tuple[str, ...] = ("*",)
@@ -40,6 +43,7 @@ class EngineOptions(NamedTuple):
     ahead: float = 0.1
     give_back: float = 1.0
     poll: float = 1.0
+    default_timeout: int = 0
     misfire_grace: float = 60.0
     retention: Mapping[str, float] = RETENTION
     log_attempts: str = "notable"

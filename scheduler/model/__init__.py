@@ -1,1 +1,1 @@
-"""Floor 0: pure rules. No I/O, no SQL."""
+"""The model: task types, specs, states, recurrence, retry and limits. Pure: no I/O, no SQL."""

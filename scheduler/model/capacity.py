@@ -1,7 +1,7 @@
-"""What a worker can run at a time, as it publishes that of itself; and what of it is taken. Pure.
+"""Capacity: the slots that a worker publishes, and how many of them are taken. Pure.
 
-By the rules of ``engine/planner.py``: a level's tasks run in the slots of its own pool and of the pools below it, which
-help; the child processes are shared by all levels, and high tasks get one more when the others have taken them all.
+The rules are those of ``engine/dispatch/planner.py``. A level's tasks run in the slots of its own pool and of the pools
+below it. All levels share the child processes; high tasks get one more when the others have taken them all.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import msgspec
 from scheduler.model.registry import PROCESS, SlotKey
 
 POOLS = ("high", "medium", "low")
-SORTS = ("thread", "async", "process")  # as kinds are published, in the order of their numbers
+SLOT_TYPES = ("thread", "async", "process")  # published names of the slot types, in the order of their numbers
 HIGH = 0
 
 
 class Room(NamedTuple):
-    """The slots in which tasks of one level and sort may run.
+    """The slots in which tasks of one level and slot type may run.
 
-    ``busy``: of ``slots``, those that are taken for certain; ``more``: tasks claimed beyond them; ``guests``: tasks of
-    higher levels that may have one of the others, or one of their own pools.
+    ``busy``: slots that are certainly taken; ``more``: tasks claimed beyond ``slots``; ``guests``: tasks of higher
+    levels, each of which may take one of these slots or one of its own pool.
     """
 
     slots: int
@@ -32,23 +32,23 @@ class Room(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Whether none of them is free."""
+        """Whether no slot is free."""
         return self.busy >= self.slots
 
     @property
     def free(self) -> bool:
-        """Whether one of them is, whatever the guests have."""
+        """Whether a slot is free, wherever the guests run."""
         return self.busy + self.guests < self.slots
 
     def plus(self, other: Room) -> Room:
-        """Those of two workers."""
+        """The sum of two workers' slots."""
         return Room(*map(sum, zip(self, other, strict=True)))
 
 
-class Stray(msgspec.Struct, frozen=True, array_like=True):
-    """Bodies whose claims were taken from them: they fill slots of this pool until they end.
+class OrphanedAttempts(msgspec.Struct, frozen=True, array_like=True):
+    """Attempts that lost their claims: their handlers fill slots of this pool until they end.
 
-    ``tasks``: some of theirs, which this worker does not run beside them.
+    ``tasks``: some of their tasks; this worker does not claim those meanwhile.
     """
 
     level: int
@@ -57,11 +57,35 @@ class Stray(msgspec.Struct, frozen=True, array_like=True):
     tasks: tuple[int, ...] = ()
 
 
+class HungHandler(msgspec.Struct, frozen=True, array_like=True):
+    """A handler that hangs in a slot of this pool: past its timeout, or it ``blocks`` the event loop of the pool.
+
+    ``task`` 0: what blocks the loop is no task's. ``since``: microseconds; ``behind``: (id, claim) of some that stand
+    still on the same loop.
+    """
+
+    task: int
+    claim: int
+    kind: str
+    level: int
+    sort: int
+    since: int
+    blocks: bool = False
+    behind: tuple[tuple[int, int], ...] = ()
+
+    def remedy(self, worker: int) -> str:
+        """The advice for an operator."""
+        restart = f"`schedctl worker restart {worker}` frees the slot"
+        return f"`schedctl cancel --force {self.task}` ends the task, {restart}" if self.task else restart
+
+
 class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     """Pools are (thread slots, async slots).
 
     ``processes``: children, None: an older program did not say; ``most``: tasks that it holds at most, 0: as many as
-    its slots take; ``childless``: no child can be started at present.
+    its slots take; ``childless``: no child can be started at present; ``hung``: handlers
+    that hang; ``begun``: the file on its host that says which handlers have begun; ``lease_needed``: the
+    database is too far away for its lease, so it claims nothing until that has so many seconds.
     """
 
     high: tuple[int, int] = (0, 0)
@@ -70,11 +94,14 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     processes: int | None = None
     most: int = 0
     childless: bool = False
-    strays: tuple[Stray, ...] = ()
+    strays: tuple[OrphanedAttempts, ...] = ()
+    hung: tuple[HungHandler, ...] = ()
+    begun: str = ""
+    lease_needed: float | None = None
 
     @property
     def pools(self) -> dict[str, tuple[int, int]]:
-        """(thread slots, async slots) by name."""
+        """(thread slots, async slots) by the pool's name."""
         return {name: getattr(self, name) for name in POOLS}
 
     def pool(self, level: int) -> tuple[int, int]:
@@ -82,19 +109,19 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.pools[POOLS[level]]
 
     def lacks(self, level: int, sort: int) -> bool:
-        """Whether it has no slot at all that could run tasks of this level and sort."""
+        """Whether the worker has no slot that could run tasks of this level and slot type."""
         if sort == PROCESS:
             return self.processes is not None and not (self.processes and sum(self.pool(level)))
         return not any(self.pool(one)[sort] for one in range(level, len(POOLS)))
 
     def room(self, level: int, sort: int, held: Mapping[SlotKey, int]) -> Room | None:
-        """What is left for tasks of this level and sort beside what it holds, by level and sort; None: not known."""
+        """The room for tasks of this level and slot type beside the held tasks; None: not known."""
         if sort == PROCESS:
             return None if self.processes is None else self._children(self.processes, level, held)
         stray = [self._strays(one, sort) for one in range(len(POOLS))]
         slots = sum(self.pool(one)[sort] for one in range(level, len(POOLS)))
         own = sum(held.get((one, sort), 0) for one in range(level, len(POOLS)))
-        over = guests = 0  # of the higher levels' tasks: those that must, and that may, have slots of these pools
+        over = guests = 0  # tasks of higher levels that must, and that may, take slots of these pools
         for one in range(level):
             over += held.get((one, sort), 0)
             above = min(over, max(0, self.pool(one)[sort] - stray[one]))
@@ -102,8 +129,8 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
         taken = own + over + sum(stray[level:])
         return Room(slots, min(taken, slots), max(0, taken - slots), guests)
 
-    def strays_of(self, level: int, sort: int) -> list[Stray]:
-        """Those that fill slots in which tasks of this level and sort may run."""
+    def strays_of(self, level: int, sort: int) -> list[OrphanedAttempts]:
+        """The orphaned attempts that fill slots in which tasks of this level and slot type may run."""
         return [s for s in self.strays if s.sort == sort and (sort == PROCESS or s.level >= level)]
 
     def _strays(self, level: int, sort: int) -> int:

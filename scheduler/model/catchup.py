@@ -1,4 +1,4 @@
-"""Which slots of a schedule to run now, and which were missed. Pure."""
+"""Catch-up of a schedule: which of its fire times to run now, and which were missed. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from scheduler.ports import FOREVER
 
 CATCHUPS = ("skip", "last", "all", "none")
 OVERLAPS = ("allow", "skip")
-PER_TICK = 1000  # the most slots of one schedule that one tick turns into tasks; the rest waits for the next ticks
+PER_TICK = 1000  # fire times of one schedule that become tasks in one tick; the next ticks take the rest
 
 
 class Fire(NamedTuple):
-    """Run this slot. ``missed`` slots since ``missed_since`` are not run; this run stands for them."""
+    """A fire time to run. This run stands for ``missed`` fire times since ``missed_since``."""
 
     slot: int
     missed: int | None = None
@@ -26,11 +26,11 @@ class Plan(NamedTuple):
 
 
 def plan(recurrence: Recurrence, anchor: int, next_at: int, now: int, catchup: str, grace: int) -> Plan:
-    """What to do at ``now`` for a schedule that was due at ``next_at`` (<= now). All in microseconds.
+    """Plan at ``now`` for a schedule that was due at ``next_at`` (<= now). All in microseconds.
 
-    A slot is missed once it is ``grace`` late. ``skip`` runs only the newest of the missed slots, and none of them if a
-    later slot is still on time; ``last`` likewise, and tells that run how many it stands for; ``all`` runs each, in
-    ticks of at most 1,000; ``none`` runs only what is on time.
+    A fire time is missed once it is ``grace`` late. ``skip`` runs only the newest of the missed ones, and none of them
+    if a later fire time is still on time. ``last`` does the same, and passes on how many the run stands for. ``all``
+    runs each, at most PER_TICK in one tick. ``none`` runs only fire times that are on time.
     """
     if recurrence.mode == "fixed_delay":
         late = now - next_at >= grace

@@ -1,4 +1,4 @@
-"""What an attempt records on its way, so that the next one need not do it again. Pure."""
+"""Checkpoints: results that an attempt records, so that the next one need not do them again. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from scheduler.model.texts import listed, storable
 
 MAX_NAME = 255
 MAX_VALUE = 1024 * 1024
-OWN = "$"  # what the names begin with that nobody gave
-ONE = OWN + "task:"  # the names of awaits of one task
-CAUGHT = "caught: the handler went on"  # the note at a failure that no retry forgets
+INTERNAL_PREFIX = "$"  # begins the names that schedd makes
+TASK_AWAIT_PREFIX = INTERNAL_PREFIX + "task:"  # begins the names of awaits of one task
+CAUGHT_NOTE = "caught: the handler went on"  # the note at a recorded failure that a retry keeps
 _NUMBERED = re.compile(r"#\d+\Z")
 
 
-class Sort(IntEnum):
-    """What was done under a name. Stored by number: append, never reorder."""
+class CheckpointType(IntEnum):
+    """The type of a checkpoint. Stored by number: append, never reorder."""
 
     STEP = 0
     SLEEP = 1
@@ -44,70 +44,69 @@ _LABELS = ("step", "sleep", "await event", "emit", "spawn", "await task")
 class Recorded(NamedTuple):
     """One stored checkpoint: JSON of its value, or of the error that it raises instead."""
 
-    sort: Sort
+    sort: CheckpointType
     value: str | None
     failure: str | None = None
 
     def result(self) -> Any:
-        """The value, or raises the error."""
+        """Return the value, or raise the error."""
         if self.failure is not None:
             raise revived(msgspec.json.decode(self.failure))
         return None if self.value is None else msgspec.json.decode(self.value)
 
 
 class Replay:
-    """The names that one attempt has met, beside those that earlier ones recorded."""
+    """The durable calls that one attempt has made, beside those that earlier attempts recorded."""
 
     def __init__(self) -> None:
         self.recorded: Mapping[str, Recorded] | None = None  # None: not read yet
-        self.met: dict[str, Sort] = {}
+        self.visited: dict[str, CheckpointType] = {}
         self._counts: Counter[str] = Counter()
 
-    def meet(self, name: str, sort: Sort) -> tuple[str, int]:
-        """The name under which this is recorded, numbered if it is a repeat; and its place in the sequence.
+    def visit(self, name: str, sort: CheckpointType) -> tuple[str, int]:
+        """Return the name under which a call is recorded, numbered if it is a repeat, and its place in the sequence.
 
-        An event's name, or a kind's, may itself end like a number: then the first one has one, too, or it would be
-        taken for a repeat of another.
+        A name of an event or a kind may itself end like a repeat's number. Then the first call gets a number, too.
         """
         self._counts[name] += 1
         count = self._counts[name]
         label = name if count == 1 and not _NUMBERED.search(name) else f"{name}#{count}"
-        self.met[label] = sort
-        return label, len(self.met)
+        self.visited[label] = sort
+        return label, len(self.visited)
 
-    def unmet(self) -> list[str]:
-        """Recorded names that this attempt has not met, in the order in which they were recorded."""
-        return [name for name in self.recorded or () if name not in self.met]
+    def unvisited(self) -> list[str]:
+        """Recorded names that this attempt has not visited, in the order in which they were recorded."""
+        return [name for name in self.recorded or () if name not in self.visited]
 
     def sequences(self) -> str:
         """Both sequences, for an error."""
         recorded = [f"{name} ({r.sort.label})" for name, r in (self.recorded or {}).items()]
-        met = [f"{name} ({sort.label})" for name, sort in self.met.items()]
+        met = [f"{name} ({sort.label})" for name, sort in self.visited.items()]
         return f"recorded: {listed(recorded, 20) or 'nothing'}; met now: {listed(met, 20) or 'nothing'}"
 
 
 def check_name(name: object, what: str = "a step's name") -> str:
-    """A name that a handler gives. Raises PermanentError."""
+    """Check a name that a handler gives. Raises PermanentError."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
         raise PermanentError(f"{what} is a text of 1 to {MAX_NAME} characters, not {name!r:.80}")
     if name != storable(name):
         raise PermanentError(f"{what} has a NUL or half a surrogate pair in it, which cannot be stored: {name!r:.80}")
-    if name.startswith(OWN) or _NUMBERED.search(name):
+    if name.startswith(INTERNAL_PREFIX) or _NUMBERED.search(name):
         raise PermanentError(
-            f"{what} cannot begin with {OWN} or end like #2: schedd makes such names, not {name!r:.80}"
+            f"{what} cannot begin with {INTERNAL_PREFIX} or end like #2: schedd makes such names, not {name!r:.80}"
         )
     return name
 
 
 def check_event(name: object) -> str:
-    """The name of an event. Raises PermanentError."""
+    """Check the name of an event. Raises PermanentError."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or name != storable(name):
         raise PermanentError(f"an event's name is a text of 1 to {MAX_NAME} characters, without NUL, not {name!r:.80}")
     return name
 
 
 def encoded(value: object, what: str) -> str | None:
-    """JSON of a value to be recorded, None for None. Raises PermanentError if it is none, or too long."""
+    """Encode a value to be recorded as JSON, None as None. Raises PermanentError if it cannot be, or is too long."""
     if value is None:
         return None
     try:
@@ -120,7 +119,7 @@ def encoded(value: object, what: str) -> str | None:
 
 
 def failure_of(error: Exception) -> dict[str, Any]:
-    """An error as JSON-able values, to be recorded or sent, and :func:`revived`."""
+    """An error as values that fit JSON, for :func:`revived`."""
     name = type(error).__name__
     if isinstance(error, errors.TaskFailedError):
         return {"type": name, "args": [error.task_id, error.error]}
@@ -136,7 +135,7 @@ def failure_of(error: Exception) -> dict[str, Any]:
 
 
 def revived(failure: Mapping[str, Any]) -> Exception:
-    """The error that :func:`failure_of` told of; one that is not ours comes as a SchedulerError with its text."""
+    """The error that :func:`failure_of` encoded; a foreign error becomes a SchedulerError with its text."""
     name, args = failure["type"], failure["args"]
     if name == "TimeoutError":
         return TimeoutError(*args)

@@ -1,4 +1,4 @@
-"""Templates of concurrency keys: what they name, and who can make a key of a payload.
+"""Templates of concurrency keys: the fields that they name, and where a key can be made.
 
 A key is made of the payload as it is read back, so that one payload has one key, whoever schedules it: ``1`` given for
 a float is 1.0.
@@ -15,7 +15,7 @@ import msgspec.inspect
 from scheduler.errors import ConfigError
 from scheduler.model.task import TaskOptions
 
-# What is the same of each payload, and what is read from its JSON first.
+# Types whose values read back from JSON unchanged, and types that JSON is converted to first.
 _VERBATIM = (
     msgspec.inspect.StrType,
     msgspec.inspect.IntType,
@@ -34,7 +34,7 @@ _READABLE = (
 
 
 def check_template(options: TaskOptions, struct: type[msgspec.Struct]) -> None:
-    """Whether a template names fields that are there. Raises ConfigError."""
+    """Check that a template names existing fields. Raises ConfigError."""
     rule = options.concurrency_key
     if not isinstance(rule, str):
         return
@@ -57,13 +57,13 @@ def fields_of(template: str) -> list[str]:
 
 
 def is_verbatim(template: str, struct: type[msgspec.Struct]) -> bool:
-    """Whether a template names such fields only that are the same before and after they were written as JSON."""
+    """Whether JSON leaves the values of all fields that a template names unchanged."""
     fields = _fields(struct)
     return all(name in fields and _all_of(fields[name].type, _VERBATIM) is None for name in fields_of(template))
 
 
 def why_private(template: str, struct: type[msgspec.Struct]) -> str | None:
-    """Why nobody but the program can make this key of a payload's JSON and its schema; None if others can, too."""
+    """Why only the program can make this key; None if a payload's JSON and its schema suffice."""
     fields = _fields(struct)
     for name in fields_of(template):
         field = fields.get(name)

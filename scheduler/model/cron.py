@@ -1,8 +1,8 @@
 """Cron expressions: five strict fields, and the minutes of a calendar without zones that they name.
 
-A *minute* here is the number of minutes from 1970-01-01 00:00 on some wall clock; ``zoned.py`` turns it into
-instants. Our own reader, because the libraries guess: croniter 7.0.0 reads ``22 3-3 * * MON`` as every hour
-and accepts ``0 0 30 2 *``, cronsim 2.8 reads ``3-3/5`` as ``3/5``. Both are oracles in the tests.
+A *minute* here is the number of minutes from 1970-01-01 00:00 on a wall clock; ``zoned.py`` turns it into instants.
+croniter reads the fields. Each term is checked and normalised before, since croniter misreads some (it takes
+``22 3-3 * * MON`` for every hour) and accepts dates that never come.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ _NICKNAMES = {
 _TERM = re.compile(
     r"(?:(?P<star>\*)|(?P<low>[0-9]{1,4}|[A-Z]{3})(?:-(?P<high>[0-9]{1,4}|[A-Z]{3}))?)(?:/(?P<step>[0-9]{1,4}))?"
 )
+_STAR_STEP = re.compile(r"\*/([0-9]{1,4})")
 
 
 @dataclass(frozen=True, slots=True)
 class CronFields:
-    """A cron expression, read. Raises nothing by itself; :func:`parse` builds it."""
+    """A parsed cron expression; :func:`parse` builds it."""
 
     times: tuple[int, ...]  # minutes of the day, ascending
     days: frozenset[int]
@@ -98,15 +99,31 @@ class _Field:
     low: int
     high: int
     names: dict[str, int]
+    day: bool = False  # one of the two that are both to match if either starts with a star
 
-    def expand(self, text: str) -> frozenset[int]:
-        """The numbers that a field names. Raises InvalidScheduleError, saying what is wrong and what fits."""
-        values: set[int] = set()
-        for term in text.split(","):
-            values.update(self._term(term, text))
-        return frozenset(values)
+    def checked(self, text: str) -> str:
+        """The field in its plainest form, whose terms are ``*``, N, N-M and N-M/S with N below M.
 
-    def _term(self, term: str, text: str) -> range:
+        Raises InvalidScheduleError, saying what is wrong and what fits.
+        """
+        first, *others = text.split(",")
+        terms: list[str] = []
+        step = _STAR_STEP.fullmatch(first)
+        if self.day and others and step is not None and int(step[1]) > self.high - self.low + 1:
+            # The idiom for the first Monday: */100,1-7 * MON. For the star's sake both days must match.
+            terms.append(str(self.low))
+        else:
+            others.insert(0, first)
+        terms += [self._term(term, text) for term in others]
+        return "*" if "*" in terms else ",".join(terms)
+
+    def numbers(self, expanded: list[int | str]) -> frozenset[int]:
+        """The numbers that croniter read from the field."""
+        if "*" in expanded:
+            return frozenset(range(self.low, self.high + 1))
+        return frozenset(int(number) for number in expanded)
+
+    def _term(self, term: str, text: str) -> str:
         match = _TERM.fullmatch(term)
         if match is None:
             raise self._error(
@@ -121,7 +138,7 @@ class _Field:
                 f"a step of {step} is not from 1 to {most}; for other periods use an interval",
             )
         if match["star"]:
-            return range(self.low, self.high + 1, step)
+            return "*" if step == 1 else self._range(self.low, self.high, step)
         first = self._number(low, text)
         if high is None:
             last = self.high if match["step"] else first
@@ -131,7 +148,12 @@ class _Field:
                 last = 7  # FRI-SUN is no range backwards
         if last < first:
             raise self._error(text, f"the range {term} runs backwards; write its two parts, separated by a comma")
-        return range(first, last + 1, step)
+        return self._range(first, last, step)
+
+    @staticmethod
+    def _range(first: int, last: int, step: int) -> str:
+        last -= (last - first) % step  # the last number that the term names
+        return f"{first}" if first == last else f"{first}-{last}" if step == 1 else f"{first}-{last}/{step}"
 
     def _number(self, text: str, field: str) -> int:
         if text in self.names:
@@ -148,9 +170,9 @@ class _Field:
 _FIELDS = (
     _Field("minute", 0, 59, {}),
     _Field("hour", 0, 23, {}),
-    _Field("day-of-month", 1, 31, {}),
+    _Field("day-of-month", 1, 31, {}, day=True),
     _Field("month", 1, 12, _MONTHS),
-    _Field("day-of-week", 0, 7, _WEEKDAYS),
+    _Field("day-of-week", 0, 7, _WEEKDAYS, day=True),
 )
 
 
@@ -159,9 +181,9 @@ def normalise(expression: str) -> str:
     return " ".join(expression.upper().split())
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=4096)  # as many expressions as a large fleet's schedules have: reading one anew takes a millisecond
 def parse(expression: str) -> CronFields:
-    """Read five fields: minute, hour, day of month, month, day of week (docs/recurrence.md has the rules).
+    """Read five fields: minute, hour, day of month, month, day of week (docs/reference/recurrence.md has the rules).
 
     Raises InvalidScheduleError naming the field that does not fit, also when no date can ever match.
     """
@@ -175,9 +197,13 @@ def parse(expression: str) -> CronFields:
             f"{prefix}{len(parts)} fields; write exactly five: minute, hour, day of month, month, day of week"
         )
     try:
-        minutes, hours, days, months, weekdays = (f.expand(p) for f, p in zip(_FIELDS, parts, strict=True))
+        plain = [field.checked(part) for field, part in zip(_FIELDS, parts, strict=True)]
     except InvalidScheduleError as error:
         raise InvalidScheduleError(f"{prefix}{error}") from None
+    from croniter import croniter
+
+    expanded, _ = croniter.expand(" ".join(plain))
+    minutes, hours, days, months, weekdays = (f.numbers(e) for f, e in zip(_FIELDS, expanded, strict=True))
     both_days = parts[2].startswith("*") or parts[4].startswith("*")
     if both_days and min(days) > max(_LONGEST_MONTH[month] for month in months):
         raise InvalidScheduleError(f"{prefix}it never fires: day {min(days)} is in none of its months")

@@ -1,4 +1,4 @@
-"""What ``on_dead_letter`` is told of a task that has just failed for good. Pure."""
+"""DeadLetter, the argument of ``on_dead_letter``: a task that has just failed for good. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The envelope of a task's message: what it says of itself beside its payload."""
+"""The envelope of a task's message: type, version, correlation and other fields beside its payload."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt's message said of itself.
+    """The envelope of an attempt's message.
 
     ``payload`` is the JSON text; None where it is longer than 1 KiB and the task has another payload since.
     ``payload_ref``: where the data really is, if it was passed by reference.
@@ -26,6 +26,12 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     payload_ref: str | None
 
 
-def idempotency_key(key: str | None, original_id: int | None, task_id: int) -> str:
-    """The key, else ``task-<original id>``: the same over retries and replay."""
-    return key if key is not None else f"task-{original_id or task_id}"
+def idempotency_key(key: str | None, original_id: int | None, task_id: int, epoch: int = 1) -> str:
+    """The key, else ``task-<original id>``: the same over retries and replay.
+
+    ``epoch``: of the store when the task was stored. Above 1, after a failover that lost commits, it is part of the
+    key: ``task-e2-<original id>``.
+    """
+    if key is not None:
+        return key
+    return f"task-{original_id or task_id}" if epoch == 1 else f"task-e{epoch}-{original_id or task_id}"

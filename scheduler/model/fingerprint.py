@@ -15,11 +15,11 @@ _MAX_FRAMES = 20
 
 
 def describe(error: BaseException) -> Failure:
-    """What the store keeps of an error."""
+    """Make the Failure that the store keeps of an error."""
     name = storable(type(error).__name__)
     try:
         said = storable(" ".join(str(error).split()))
-    except BaseException:  # an error of the user's own that cannot even say its name
+    except BaseException:  # a user's error whose text cannot be made
         said = "(its text cannot be made)"
     text = f"{name}: {said}" if said else name
     if len(text) > MAX_TEXT:

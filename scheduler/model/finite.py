@@ -1,4 +1,4 @@
-"""Numbers that JSON does not know: its encoder writes them as null, without a word. Pure."""
+"""Finds NaN and infinity in a value: the JSON encoder writes them as null, without an error. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from scheduler.model.spec import plain
 
 _Path = tuple["_Path", object] | None  # of what it is in, and its key or place there
 _LOOKED_INTO = frozenset((float, dict, list, tuple))
-# MessagePack writes them as what they are, in a twentieth of the time that a look at each value takes: a float begins
-# with 0xcb, and these with all bits of the exponent. That may be by chance, too.
+# MessagePack keeps these numbers, and is much faster than a check of each value: a float begins with 0xcb, and these
+# have all bits of the exponent set. Other values may contain the same bytes by chance.
 _quick = msgspec.msgpack.Encoder(enc_hook=plain)
 _PERHAPS = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 

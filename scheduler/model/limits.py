@@ -1,4 +1,4 @@
-"""What a kind's attempts may use in a child process: the ``limits`` class option."""
+"""Limits, the ``limits`` class option: what an attempt may use in a child process."""
 
 from __future__ import annotations
 

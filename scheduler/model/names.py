@@ -10,7 +10,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.:-]{0,199}\Z")
 
 
 def is_name(value: str) -> bool:
-    """Whether it is one: a letter first, then letters, digits and ``_ . : -``."""
+    """Whether a text is a name: a letter first, then letters, digits and ``_ . : -``."""
     return _NAME.match(value) is not None
 
 

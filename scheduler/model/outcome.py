@@ -1,4 +1,4 @@
-"""How one attempt ended, as running code reports it to the engine. Transitions come from named constructors."""
+"""Outcome: how one attempt ended, as the executor reports it to the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.model import state as st
 
 
 class AttemptEnd(StrEnum):
-    """What the history says of an attempt. Stored by position: append, never reorder."""
+    """How an attempt ended, as its history has it. Stored by position: append, never reorder."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -45,8 +45,15 @@ class Failure(NamedTuple):
     status: int | None = None
 
 
+class Lives(NamedTuple):
+    """How long a success keeps its result and its key (microseconds), if the task itself does not say."""
+
+    result: int = 86_400 * 1_000_000
+    key: int = 86_400 * 1_000_000
+
+
 class Outcome(NamedTuple):
-    """What the engine writes for one attempt, under the fence (task_id, claim, worker).
+    """The end of one attempt, which the engine writes under the fence (task_id, claim, worker).
 
     ``state`` is the state code the task goes to, ``run_at`` when it is due again (None: unchanged), ``refund``
     1 if the execution does not use an attempt. Times are microseconds.
@@ -67,8 +74,8 @@ class Outcome(NamedTuple):
     log: str | None = None
 
 
-class Ends(NamedTuple):
-    """Outcomes by their columns: of hundreds that are all the same that is seen without a loop of Python's."""
+class OutcomeColumns(NamedTuple):
+    """Outcomes by their columns, so that equal ones of a large batch are found without a Python loop."""
 
     task_ids: tuple[int, ...]
     claims: tuple[int, ...]
@@ -85,12 +92,12 @@ class Ends(NamedTuple):
     logs: tuple[str | None, ...]
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome]) -> Ends:
+    def of(cls, outcomes: Sequence[Outcome]) -> OutcomeColumns:
         return cls._make(zip(*outcomes, strict=True)) if outcomes else cls(*[()] * len(cls._fields))
 
     @property
     def plain(self) -> bool:
-        """Whether each is a success that has nothing to tell but perhaps a result."""
+        """Whether each outcome is a plain success, with at most a result."""
         count = len(self.task_ids)
         return (
             self.states.count(st.SUCCESS) == count

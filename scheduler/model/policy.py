@@ -1,4 +1,4 @@
-"""Policies on a task's whole life: when it has lived too long, or got no further for too long. Pure.
+"""The deadlines of a task's whole life: ``max_duration`` and ``max_delay``. Pure.
 
 ``max_duration`` counts from when the task was made (or retried by hand). ``max_delay`` counts while the task could run
 or runs: from when nothing but a worker was missing, from the start of its attempt, or from its last sign of progress
@@ -18,8 +18,8 @@ TOO_LONG = "MaxDurationExceeded"
 TOO_SLOW = "MaxDelayExceeded"
 
 
-class Life(NamedTuple):
-    """What the policies look at. ``ready_at``: when the last of its parents ended; times are microseconds."""
+class TaskLifetime(NamedTuple):
+    """The times of a task that its deadlines depend on, in microseconds. ``ready_at``: when its last parent ended."""
 
     state: int
     run_at: int
@@ -32,44 +32,47 @@ class Life(NamedTuple):
     max_delay: int | None
 
 
-class Verdict(NamedTuple):
-    """``reason``: why the task is to be cancelled, None if it is not; ``look_at``: when to judge it again."""
+class DeadlineVerdict(NamedTuple):
+    """``reason``: why to cancel the task, None if it may live on; ``check_at``: when to check it again."""
 
     reason: Failure | None
-    look_at: int | None
+    check_at: int | None
 
 
 def first_look(now: int, run_at: int, expires_at: int | None, max_delay: int | None) -> int | None:
-    """When a new task is to be judged first; None if it has no policy."""
+    """When to check a new task first; None if it has no deadline."""
     looks = [] if max_delay is None else [max(now, run_at) + max_delay]
     return min(looks + ([] if expires_at is None else [expires_at]), default=None)
 
 
 def lived_too_long(max_duration: int | None) -> Failure:
-    """The reason for a cancelling by ``max_duration``."""
+    """The reason for a cancel by ``max_duration``."""
     span = "" if max_duration is None else f" of {span_text(max_duration)}"
     return Failure(f"lived longer than its max_duration{span}", TOO_LONG)
 
 
-def judge(life: Life, now: int) -> Verdict:
-    """What the policies say of a task at this moment."""
+def check_deadlines(life: TaskLifetime, now: int) -> DeadlineVerdict:
+    """Check a task's deadlines at this moment."""
     if life.state >= st.FIRST_TERMINAL:
-        return Verdict(None, None)
+        return DeadlineVerdict(None, None)
     if life.expires_at is not None and life.expires_at <= now:
-        return Verdict(lived_too_long(life.max_duration), None)
+        return DeadlineVerdict(lived_too_long(life.max_duration), None)
     if life.max_delay is None:
-        return Verdict(None, life.expires_at)
+        return DeadlineVerdict(None, life.expires_at)
     since = _since(life, now)
     if since is not None and since + life.max_delay <= now:
         what = "did not start" if life.started_at is None else "got no further"
-        return Verdict(Failure(f"{what} within its max_delay of {span_text(life.max_delay)}", TOO_SLOW), None)
+        return DeadlineVerdict(Failure(f"{what} within its max_delay of {span_text(life.max_delay)}", TOO_SLOW), None)
     # What waits may be ready in a moment, and is judged again then.
-    look_at = (now if since is None else since) + life.max_delay
-    return Verdict(None, look_at if life.expires_at is None else min(look_at, life.expires_at))
+    check_at = (now if since is None else since) + life.max_delay
+    return DeadlineVerdict(None, check_at if life.expires_at is None else min(check_at, life.expires_at))
 
 
-def _since(life: Life, now: int) -> int | None:
-    """Since when it could get on and did not; later than ``now`` if it sleeps; None if nobody knows until when."""
+def _since(life: TaskLifetime, now: int) -> int | None:
+    """Since when the task could make progress and did not.
+
+    Later than ``now`` if it sleeps; None if it waits for something without a known time.
+    """
     if life.state == st.WAITING or (life.run_at >= FOREVER and life.state < st.CLAIMED):
         return None
     if life.state >= st.CLAIMED:

@@ -14,14 +14,14 @@ from collections.abc import Iterable
 import msgspec
 
 from scheduler.errors import ConfigError
-from scheduler.model.retry import MOST
+from scheduler.model.retry import MAX_COUNT
 from scheduler.model.times import LONGEST
 from scheduler.ports import SECOND
 
 _PERIODS = {"s": 1, "min": 60, "h": 3600, "day": 86400}
 _NAMES = {"sec": "s", "second": "s", "minute": "min", "m": "min", "hour": "h"}
-_PARTS = 64  # sub-windows of a period: one of them is lost to counting
-_PATIENCE = (50_000, SECOND)  # microseconds that a start may take from its claim on: least, most
+_SUB_WINDOWS = 64  # of a period; counting in sub-windows costs up to one of them
+_START_WINDOW = (50_000, SECOND)  # microseconds that a start may take from its claim on: least, most
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -38,26 +38,26 @@ class Rate(msgspec.Struct, frozen=True):
         return f"{self.count}/{seconds}s"
 
     @property
-    def patience(self) -> int:
-        """How long after its claim an attempt may start, to begin with, in microseconds."""
-        return min(_PATIENCE[1], max(_PATIENCE[0], self.period // _PARTS))
+    def start_window(self) -> int:
+        """The first estimate of how long after its claim an attempt may start, in microseconds."""
+        return min(_START_WINDOW[1], max(_START_WINDOW[0], self.period // _SUB_WINDOWS))
 
     @property
-    def most_patience(self) -> int:
-        """The same when starts turn out to be slow."""
-        return max(self.patience, self.period // 2)
+    def max_start_window(self) -> int:
+        """The longest such window, for starts that turn out to be slow."""
+        return max(self.start_window, self.period // 2)
 
-    def until(self, now: int, patience: int) -> int:
-        """The last moment at which what is claimed ``now`` may start: the end of a sub-window."""
-        width = max(1, self.period // _PARTS)
-        return -(-(now + min(patience, self.most_patience)) // width) * width
+    def until(self, now: int, start_window: int) -> int:
+        """The last moment at which a task that is claimed ``now`` may start: the end of a sub-window."""
+        width = max(1, self.period // _SUB_WINDOWS)
+        return -(-(now + min(start_window, self.max_start_window)) // width) * width
 
     def left(self, counted: Iterable[tuple[int, int]], now: int) -> int:
         """How many may be claimed ``now``, of starts counted as (until, number)."""
         return max(0, self.count - sum(n for until, n in counted if until > now - self.period))
 
     def again(self, counted: Iterable[tuple[int, int]], now: int) -> int:
-        """When one may be claimed, if nothing else is counted: ``now``, or the time at which enough are too old."""
+        """When the next task may be claimed: ``now``, or the time at which enough counted starts are too old."""
         found = sorted((until, n) for until, n in counted if until > now - self.period)
         over = sum(n for _, n in found) - self.count
         at = now
@@ -76,6 +76,6 @@ def parse_rate(text: str) -> Rate:
     if match is None or unit is None or int(match[1]) < 1 or match[2] == "0":
         raise ConfigError(f'rate_limit must look like "100/min" (per s, min, h or day), not {text!r}')
     rate = Rate(int(match[1]), int(match[2] or 1) * unit * SECOND)
-    if rate.count > MOST or rate.period > LONGEST:  # what the database's columns can hold
-        raise ConfigError(f"rate_limit is over {MOST} starts, or its period over a thousand years: {text!r}")
+    if rate.count > MAX_COUNT or rate.period > LONGEST:  # what the database's columns can hold
+        raise ConfigError(f"rate_limit is over {MAX_COUNT} starts, or its period over a thousand years: {text!r}")
     return rate

@@ -1,7 +1,7 @@
-"""When a schedule fires: cron in a zone, or a plain interval. docs/recurrence.md is the policy, for users.
+"""Recurrence: when a schedule fires, by cron in a zone or by a plain interval.
 
-A *slot* is an instant at which a schedule is due: microseconds since the epoch, UTC, like every instant here.
-Windows are half-open, (after, until]: what was due at ``after`` was dealt with when ``after`` was reached.
+docs/reference/recurrence.md has the rules. A *slot* here is a fire time: microseconds since the epoch, UTC, like every
+instant here. Windows are half-open, (after, until]: a fire time at ``after`` was handled when ``after`` was reached.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scheduler.model.times import SECOND, span_us
 from scheduler.model.zoned import DAY_US, ZonedCron, offset_us, zone_of, zoned_cron
 
 Mode = Literal["fixed_rate", "fixed_delay"]
-SHORTEST_US = 1_000  # 1 ms: an interval below it is a mistake in the unit
+SHORTEST_US = SECOND  # each fire time makes a task with its own row: work that comes more often belongs into one task
 LONGEST_US = 100 * 366 * DAY_US
 
 
@@ -60,15 +60,14 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
             raise InvalidScheduleError(f"mode must be 'fixed_rate' or 'fixed_delay', not {self.mode!r}")
         if not SHORTEST_US <= self.interval_us <= LONGEST_US:
             seconds = self.interval_us / SECOND
-            raise InvalidScheduleError(f"an interval of {seconds:g} s is not from 1 ms to 100 years")
+            raise InvalidScheduleError(f"an interval of {seconds:g} s is not from 1 s to 100 years")
 
     def next_after(self, after_us: int, anchor_us: int | None = None) -> int:
-        """The first slot strictly after an instant.
+        """The first fire time strictly after an instant.
 
-        ``anchor_us``: the schedule's first registration, needed by fixed rate: its slots are anchor +
-        k * interval with k from 1. For fixed delay ``after_us`` is the end of the last run (the
-        registration, if there was none) and the slot is one interval later. Raises
-        InvalidScheduleError outside the years 2 to 9998.
+        ``anchor_us``: the schedule's first registration, needed by fixed rate: it fires at anchor + k * interval with
+        k from 1. For fixed delay ``after_us`` is the end of the last run (the registration, if there was none), and
+        the schedule fires one interval later. Raises InvalidScheduleError outside the years 2 to 9998.
         """
         if self.kind == "cron":
             return self._cron.next_after(after_us)
@@ -80,9 +79,9 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def slots_between(
         self, after_us: int, until_us: int, limit: int, anchor_us: int | None = None
     ) -> tuple[list[int], bool]:
-        """The slots in (after, until], oldest first, at most ``limit``; and whether there are more.
+        """The fire times in (after, until], oldest first, at most ``limit``; and whether there are more.
 
-        Fixed delay has one at most, since nothing is due again before the run that it waits for has ended.
+        Fixed delay has one at most, since the next one depends on the end of that run.
         """
         if limit < 1:
             raise ValueError(f"limit must be at least 1, not {limit}")
@@ -99,7 +98,7 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return slots, False
 
     def count_between(self, after_us: int, until_us: int, anchor_us: int | None = None) -> int:
-        """How many slots lie in (after, until]. Does not visit each: a year of minutes takes milliseconds."""
+        """Count the fire times in (after, until], without a visit of each."""
         if until_us <= after_us:
             return 0
         if self.kind == "cron":
@@ -110,7 +109,7 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return self._passed(until_us, anchor) - self._passed(after_us, anchor)
 
     def newest_between(self, after_us: int, until_us: int, anchor_us: int | None = None) -> int | None:
-        """The last slot in (after, until], or None. For cron it looks back 48 years at most."""
+        """The last fire time in (after, until], or None. For cron it searches HORIZON_YEARS at most."""
         if until_us <= after_us:
             return None
         if self.kind == "cron":
@@ -147,12 +146,12 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return zoned_cron(self.expression, self.tz)
 
     def _passed(self, instant_us: int, anchor_us: int) -> int:
-        """How many slots of a fixed rate lie at or before an instant."""
+        """Count the fire times of a fixed rate at or before an instant."""
         return max(0, (instant_us - anchor_us) // self.interval_us)
 
 
 class Unreadable(Recurrence, frozen=True):
-    """In place of a stored recurrence that cannot be read; its expression says why. It never comes to be stored."""
+    """Stands for a stored recurrence that cannot be read; its expression says why. It is never stored."""
 
     def __post_init__(self) -> None:
         pass
@@ -167,7 +166,7 @@ class Unreadable(Recurrence, frozen=True):
 
 
 def cron(expression: str, tz: str | ZoneInfo = "UTC") -> Recurrence:
-    """Five cron fields in a zone, as docs/recurrence.md reads them. Raises InvalidScheduleError."""
+    """Five cron fields in a zone, as docs/reference/recurrence.md reads them. Raises InvalidScheduleError."""
     if not isinstance(expression, str):
         raise InvalidScheduleError(f"a cron expression is a text of five fields, not {expression!r}")
     return Recurrence(kind="cron", expression=expression, tz=_zone_name(tz))
@@ -197,7 +196,7 @@ def monthly_on(day: int, hour: int, minute: int, tz: str | ZoneInfo = "UTC") -> 
 
 
 def every(interval: float | timedelta, mode: Mode = "fixed_rate") -> Recurrence:
-    """Again and again after ``interval``, seconds or timedelta, from 1 ms to 100 years.
+    """Fire every ``interval``, seconds or timedelta, from 1 s to 100 years.
 
     ``fixed_rate`` counts from the first registration, however long the runs take; ``fixed_delay`` from the
     end of each run. Raises InvalidScheduleError.
@@ -210,7 +209,7 @@ def every(interval: float | timedelta, mode: Mode = "fixed_rate") -> Recurrence:
 
 
 class ZoneMark(NamedTuple):
-    """How an instant looks in a zone. ``changed``: the offset differs from that of the instant before it."""
+    """An instant on a zone's clock. ``changed``: the offset differs from that of the instant before it."""
 
     instant_us: int
     local: str  # RFC 3339, to the second

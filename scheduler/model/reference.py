@@ -1,6 +1,6 @@
-"""Names by which a child process can import what this process has: ``module:qualified.name``.
+"""Import paths, ``module:qualified.name``, by which a child process finds a class or a function.
 
-What has none (defined inside a function, at a prompt) is told when it is registered, not when it is first run.
+A class or function without one (defined in a function, at a prompt) is refused when it is registered.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ MAIN_AGAIN = "__mp_main__"  # the script as a child process imports it: its main
 
 
 def reference_of(thing: object, what: str = "") -> str:
-    """Where a child process finds ``thing``, a class or a function. Raises ConfigError that says why it cannot.
+    """The import path of ``thing``, a class or a function. Raises ConfigError, which says why it has none.
 
-    ``what``: how to call it in the error; by default its own name.
+    ``what``: its name in the error; by default its own.
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     called = what or (name if isinstance(name, str) else repr(thing))
@@ -52,7 +52,7 @@ def reference_of(thing: object, what: str = "") -> str:
 
 
 def _findable(module: str) -> bool:
-    """Whether an import by name would find it. That it is loaded here does not say so."""
+    """Whether an import by name would find the module; that it is loaded here is no proof."""
     parent = module.rpartition(".")[0]
     path = None
     if parent:
@@ -69,7 +69,7 @@ def _findable(module: str) -> bool:
 
 
 def main_source() -> tuple[str, str] | None:
-    """How a child process gets at this program's own classes: (module, its name) or (path, the file); None: not."""
+    """How a child process imports this program's main script: ("module", name) or ("path", file), or None."""
     main = sys.modules.get(MAIN)
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name:

@@ -1,4 +1,4 @@
-"""Registered kinds: how a payload is encoded, checked and run. Pure: knows neither database nor engine."""
+"""Registered kinds: how payloads are encoded, decoded and checked. Pure: no database, no engine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
 from scheduler.model.concurrency_keys import check_template, is_verbatim, why_private
 from scheduler.model.fingerprint import describe
 from scheduler.model.finite import find_not_finite
+from scheduler.model.handlers import NAMES
 from scheduler.model.names import check_name
 from scheduler.model.reference import reference_of
 from scheduler.model.spec import TaskSpec, plain
@@ -39,7 +40,7 @@ def encode_json(value: object, what: str) -> str:
     return text.decode()
 
 
-# The sorts of slots: threads, asyncio, child processes. With the level they name the slots of a pool.
+# Slot types: threads, asyncio, child processes. With the level they name the slots of a pool.
 THREAD, ASYNC, PROCESS = range(3)
 SlotKey = tuple[int, int]
 
@@ -98,7 +99,7 @@ class Kind:
         return text
 
     def spec(self, value: Any) -> TaskSpec:
-        """A new task of this kind with the kind's own options. Raises PayloadError."""
+        """Make a new task of this kind with the kind's own options. Raises PayloadError."""
         made = copy.copy(self.usual)  # half of what it takes to make one by its fields
         made.payload, made.lane = self.encode(value), self.lane(value)
         return made
@@ -112,7 +113,7 @@ class Kind:
             )
 
     def decode(self, text: str, version: int | None = None, task_id: int = 0) -> Any:
-        """The instance of a stored payload; older schema versions go through ``upgrade``. Raises PayloadError."""
+        """Decode a stored payload; older schema versions go through ``upgrade``. Raises PayloadError."""
         try:
             if version is not None and version != self.options.schema_version:
                 text = self._upgraded(text, version)
@@ -139,7 +140,7 @@ class Kind:
         return encode_json(self._upgrade(msgspec.json.decode(text), version), f"upgraded payload of {self.name}")
 
     def lane(self, value: Any) -> str:
-        """Where the task queues up: the kind, or kind + concurrency key."""
+        """The lane of a task: the kind, or kind + concurrency key."""
         rule = self.options.concurrency_key
         if rule is None:
             return self.name
@@ -153,14 +154,15 @@ class Kind:
     def _as_read(self, value: Any) -> Any:
         return value if self._verbatim else self._decoder.decode(_encoder.encode(value))
 
-    def public_key(self) -> str | bool:
-        """What those who do not have the type can know of its concurrency key: the template, if they can make it of
-        the payload's JSON by its schema; else whether there is one."""
-        rule = self.options.concurrency_key
-        return rule if isinstance(rule, str) and self.private_key() is None else rule is not None
+    def published_key_template(self) -> str | bool:
+        """The concurrency key as workers publish it for programs without the type.
 
-    def private_key(self) -> str | None:
-        """Why they cannot make its concurrency key; None if they can, or there is none."""
+        The template, if the payload's JSON and its schema suffice to make the key; else whether there is a key."""
+        rule = self.options.concurrency_key
+        return rule if isinstance(rule, str) and self.why_key_is_private() is None else rule is not None
+
+    def why_key_is_private(self) -> str | None:
+        """Why programs without the type cannot make its concurrency key; None if they can, or there is none."""
         rule = self.options.concurrency_key
         if rule is None:
             return None
@@ -171,7 +173,7 @@ class Kind:
         return why_private(rule, self.struct)
 
     def schema(self) -> dict[str, Any]:
-        """JSON schema of the payload; empty (anything) for a type that reads or writes it in a way of its own."""
+        """JSON schema of the payload; empty (anything) for a type with its own ``serialize`` or ``build``."""
         try:
             return {} if self._serialize is not None else msgspec.json.schema(self.struct)
         except TypeError:
@@ -203,7 +205,7 @@ class Registry:
         self._by_source: dict[int, Kind] = {}
 
     def copy(self) -> Registry:
-        """Another one with the same kinds."""
+        """A copy with the same kinds."""
         made = Registry()
         made._by_name, made._by_source = dict(self._by_name), dict(self._by_source)
         return made
@@ -285,7 +287,7 @@ def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | 
 
 
 def _check_methods(source: type[Task]) -> None:
-    """Whether ``run`` and the hooks can be called as they will be. Raises ConfigError."""
+    """Check that ``run`` and the hooks accept the arguments that the engine passes. Raises ConfigError."""
     for name, given in (("run", "ctx"), ("on_attempt_failed", "ctx, error"), ("on_failed", "ctx, error")):
         method = getattr(source, name, None)
         try:
@@ -304,11 +306,6 @@ def _check_methods(source: type[Task]) -> None:
 def _of_function(source: TaskFunction[Any, Any]) -> tuple[type[msgspec.Struct], Callable[[Any, Any], Any]]:
     name, function = source.task_options.kind, source.function
     parameters = list(inspect.signature(function).parameters.values())
-    if not parameters or parameters[0].kind not in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    ):
-        raise ConfigError(f"task function {name}: its first parameter must be ctx")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except Exception as error:
@@ -350,7 +347,7 @@ def _default(value: Any) -> Any:
 
 
 def bind(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The payload instance for a call ``function(ctx, *args, **kwargs)``. Raises PayloadError."""
+    """Make the payload instance for a call ``function(ctx, *args, **kwargs)``. Raises PayloadError."""
     assert isinstance(kind.source, TaskFunction)
     try:  # the usual call, in a fifth of the time
         if kind.source.all_positional:
@@ -363,7 +360,9 @@ def bind(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         bound = kind.source.signature.bind(None, *args, **kwargs)
     except TypeError as error:
-        raise PayloadError(f"payload of {kind.name} does not fit: {error}") from None
+        first = next(iter(kind.source.signature.parameters))
+        hint = "" if first in NAMES else f" (its first parameter, {first!r}, is the Context)"
+        raise PayloadError(f"payload of {kind.name} does not fit: {error}{hint}") from None
     values = dict(list(bound.arguments.items())[1:])
     return kind.struct(**values)
 

@@ -1,6 +1,6 @@
-"""When a failed attempt is tried again, and how long it waits first.
+"""RetryPolicy: when a failed attempt is tried again, and how long it waits first.
 
-Arithmetic only: the caller brings the dice, and decides what a failure is.
+Arithmetic only: the caller passes the random number, and decides what a failure is.
 """
 
 from __future__ import annotations
@@ -18,11 +18,45 @@ from scheduler.model.times import SECOND, span_us
 
 Strategy = Literal["exponential", "fixed", "linear", "none"]
 _LARGEST = sys.float_info.max  # keeps infinity out; NaN fails every comparison
-MOST = 2**31 - 1  # what the database's columns for counts can hold
+MAX_COUNT = 2**31 - 1  # the largest count that a database column can hold
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 
 
-class RetryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+MIN_CRASHES = 3  # crashes of workers that end a task: another task may have caused two
+
+
+def is_spent(used: int, most: int | None) -> bool:
+    """Whether a task whose worker crashed in its last attempt has used up its attempts.
+
+    ``used``: the attempts begun. A task without retries may run again, since it has not failed.
+    """
+    return most is not None and most > 1 and used >= max(most, MIN_CRASHES)
+
+
+if TYPE_CHECKING:
+
+    class _Checked(msgspec.Struct, frozen=True):
+        """A Struct that says what it does not know."""
+
+else:
+
+    class _CheckedMeta(msgspec.StructMeta):
+        def __call__(cls, *args, **kwargs):
+            for name in kwargs:
+                if name not in cls.__struct_fields__:
+                    near = [one for one in cls.__struct_fields__ if one.startswith(name)]
+                    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(cls.__struct_fields__)}"
+                    raise ConfigError(f"{cls.__name__} has no {name!r}; {hint}")
+            try:
+                return super().__call__(*args, **kwargs)
+            except TypeError as error:
+                raise ConfigError(f"{cls.__name__}: {error}") from None
+
+    class _Checked(msgspec.Struct, metaclass=_CheckedMeta, frozen=True):
+        """A Struct that says what it does not know."""
+
+
+class RetryPolicy(_Checked, frozen=True, forbid_unknown_fields=True):
     """How often a task is attempted and how long it waits in between.
 
     The wait before attempt n+1 is ``min(min_wait * factor**(n-1), max_wait)`` for ``exponential``,
@@ -73,11 +107,11 @@ class RetryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         force_setattr(self, "jitter", _number(self.jitter, "jitter", 0.0, 1.0))
         force_setattr(self, "retry_on", _names(self.retry_on))
         if self.strategy == "none":
-            force_setattr(self, "max_attempts", 1)  # so that nobody else has to know what "none" means
+            force_setattr(self, "max_attempts", 1)  # so that no other code has to know the meaning of "none"
 
     @classmethod
     def none(cls) -> RetryPolicy:
-        """One attempt, no retries: what a task without a policy has."""
+        """A policy of one attempt without retries, as for a task without a policy."""
         return cls(strategy="none")
 
     def allows(self, used: int) -> bool:
@@ -101,7 +135,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _base_wait(self, n: int) -> float:
         if self.strategy == "none":
             return 0.0
-        # A wait of 0 and a factor of 1 stay what they are at any n, where the power would overflow.
+        # A wait of 0 and a factor of 1 stay the same at any n, where the power would overflow.
         if self.strategy == "fixed" or self.min_wait == 0:
             return self.min_wait
         try:
@@ -163,8 +197,10 @@ def _names(retry_on: object) -> tuple[str, ...]:
 
 
 def _check_attempts(value: object) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST):
-        raise ConfigError(f"max_attempts must be a whole number from 1 to {MOST}, or None for unlimited, not {value!r}")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT):
+        raise ConfigError(
+            f"max_attempts must be a whole number from 1 to {MAX_COUNT}, or None for unlimited, not {value!r}"
+        )
 
 
 def _number(value: object, what: str, low: float, high: float) -> float:

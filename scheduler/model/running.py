@@ -1,9 +1,11 @@
-"""The attempt whose handler is running here, if one is: what it schedules and logs belongs to it."""
+"""The current attempt of this thread or coroutine: tasks and log lines of its handler belong to it."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 from typing import Any, Protocol
+
+import msgspec
 
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.spec import TaskSpec
@@ -11,7 +13,7 @@ from scheduler.model.times import to_datetime
 
 
 class Claim(Protocol):
-    """What is read here of a claimed task."""
+    """The fields of a claimed task that this module reads."""
 
     @property
     def id(self) -> int: ...
@@ -39,48 +41,72 @@ class Claim(Protocol):
     def created_at(self) -> int: ...
     @property
     def payload_ref(self) -> str | None: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def headers(self) -> str | None: ...
 
 
 class Running(Protocol):
-    """An attempt, as far as those below the engine know it."""
+    """An attempt, as far as packages below the engine know it."""
 
     @property
     def claimed(self) -> Claim: ...
     def capture(self, text: str) -> None: ...
 
 
+TRACE_HEADERS = frozenset({"traceparent", "tracestate", "baggage"})  # W3C Trace Context and Baggage
 current_attempt: ContextVar[Running | None] = ContextVar("schedd_attempt", default=None)
 
 
 def inherit(spec: TaskSpec) -> None:
-    """A task that a handler schedules belongs to what the handler's task belongs to, and names it as its cause.
+    """Give a task that a handler schedules the correlation of the handler's task, and name that as its cause.
 
-    What the spec says itself, it keeps.
+    Values that the spec already has stay.
     """
     running = current_attempt.get()
-    if running is None:
-        return
-    cause = running.claimed
+    if running is not None:
+        inherit_from(spec, running.claimed)
+
+
+def inherit_from(spec: TaskSpec, cause: Claim) -> None:
+    """:func:`inherit` from this task."""
     if spec.correlation is None:
         spec.correlation = cause.correlation if cause.correlation is not None else str(cause.id)
     if spec.causation is None:
         spec.causation = str(cause.id)
+    if cause.headers is not None:
+        spec.headers = _with_trace(spec.headers, cause.headers)
+
+
+def _with_trace(own: str | None, causes: str) -> str | None:
+    """Headers with the trace context of the causing task, unless they have their own."""
+    known = {} if own is None else msgspec.json.decode(own)
+    names = {name.lower() for name in known}
+    trace = {
+        name: value
+        for name, value in msgspec.json.decode(causes).items()
+        if name.lower() in TRACE_HEADERS and name.lower() not in names
+    }
+    if "traceparent" in names:  # another trace: that state is not its own
+        trace = {name: value for name, value in trace.items() if name.lower() != "tracestate"}
+    return msgspec.json.encode(known | trace).decode() if trace else own
 
 
 LOG_FIELDS = ("task", "kind", "attempt", "key", "correlation", "causation", "subject", "message_type", "sequence")
 
 
 def log_fields(c: Claim) -> dict[str, Any]:
-    """What every log line of an attempt carries: which one it is, and its message's envelope as far as it was given."""
+    """The fields of every log line of an attempt: its identity, and the envelope's fields that are set."""
     correlation = c.correlation if c.correlation is not None else str(c.id)
     told = (c.id, c.kind, c.attempt, c.key, correlation, c.causation, c.subject, c.message_type, c.sequence)
     return {name: value for name, value in zip(LOG_FIELDS, told, strict=True) if value is not None}
 
 
 def envelope_fields(c: Claim) -> dict[str, Any]:
-    """The rest of the envelope, for the line that tells how an attempt ended."""
+    """The rest of the envelope's fields, for the log line about an attempt's end."""
     told = {
-        "idempotency_key": idempotency_key(c.key, c.original_id, c.id),
+        "idempotency_key": idempotency_key(c.key, c.original_id, c.id, c.epoch),
         "message_type": c.message_type if c.message_type is not None else c.kind,
         "schema_version": c.schema_version,
         "created_at": to_datetime(c.created_at).isoformat().replace("+00:00", "Z"),

@@ -1,4 +1,4 @@
-"""A task that is still to be stored, as the builder hands it to the store."""
+"""TaskSpec: a new task, as the builder passes it to the store; and TaskId."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class EdgeSpec(msgspec.Struct, gc=False):
 
 
 class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycles among them
-    """All that is known of a task when it is scheduled. Times and spans are microseconds.
+    """A new task. Times and spans are microseconds.
 
-    ``delay``: due that long after the transaction's own now; ``run_at``: due then. The later one counts.
+    ``delay``: due that long after the transaction's now; ``run_at``: due at that time. The later one counts.
     """
 
     kind: str
@@ -58,29 +58,43 @@ class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycl
 
 
 class Draft(NamedTuple):
-    """A task that a handler wants to spawn: its kind, and what makes its specification, complete."""
+    """A task that a handler spawns: its kind, and the function that makes its complete spec."""
 
     kind: str
     finish: Callable[[], TaskSpec]
 
 
 class TaskId(int):
-    """The id of a scheduled task; ``created`` is False when a key's holder was returned instead."""
+    """The id of a scheduled task; ``created`` is False when a key's holder was returned instead.
 
-    __slots__ = ()
+    ``created_at``: when it was stored (microseconds), for a task without a key in PostgreSQL: it tells the task from
+    another one that got its id after a failover that lost commits. None for others.
+    """
+
     created = True
+    created_at: int | None = None
 
     def __new__(cls, value: int, created: bool = True) -> TaskId:
         return int.__new__(cls if created else _Held, value)
 
+    def at(self, created_at: int) -> TaskId:
+        """The same id, with the time at which the task was stored."""
+        self.created_at = created_at
+        return self
+
 
 class _Held(TaskId):
-    __slots__ = ()
     created = False
 
 
+def is_another(task_id: int, created_at: int | None) -> bool:
+    """Whether a caller was given this id for another task than the one that was stored then."""
+    known = task_id.created_at if isinstance(task_id, TaskId) else None
+    return known is not None and created_at is not None and known != created_at
+
+
 def plain(value: object) -> int:
-    """For msgspec's encoders, which take no subclass of int by themselves: a TaskId is the number that it is."""
+    """Convert a TaskId to an int, for msgspec's encoders, which take no subclass of int."""
     if isinstance(value, int):
         return int(value)
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")

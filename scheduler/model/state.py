@@ -1,6 +1,7 @@
 """The states of a task, the legal steps between them, and the truth table of edges.
 
-This is the one table; ``docs/states.md`` draws it and ``tests/model/test_state.py`` walks every edge and non-edge.
+This is the one table; ``docs/reference/states.md`` draws it and ``tests/model/test_state.py`` walks every edge and
+non-edge.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from functools import lru_cache
 
 
 class TaskState(StrEnum):
-    """Where a task is in its life. ``code`` is the number stored for it, ``simple`` the short name."""
+    """The state of a task. ``code`` is the number stored for it, ``simple`` the short name."""
 
     WAITING = "waiting"
     SCHEDULED = "scheduled"
@@ -71,14 +72,14 @@ FIRST_TERMINAL = SUCCESS
 _REOPENED = frozenset({S.SCHEDULED, S.WAITING})
 _ENDS = frozenset({S.SUCCESS, S.FAILED, S.DEAD, S.RETRY, S.SUSPENDED, S.CANCELLED})
 TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
-    # skipped and failed: an edge that can no longer be satisfied
+    # to skipped and failed: by an edge that can no longer be satisfied
     S.WAITING: frozenset({S.SCHEDULED, S.FAILED, S.SKIPPED, S.CANCELLED}),
     # waiting: add_dependency
     S.SCHEDULED: frozenset({S.CLAIMED, S.WAITING, S.CANCELLED}),
     # scheduled: replaced by a call with the same key
     S.RETRY: frozenset({S.CLAIMED, S.SCHEDULED, S.CANCELLED}),
     S.SUSPENDED: frozenset({S.CLAIMED, S.SCHEDULED, S.CANCELLED}),
-    # a body that ends before the next turn goes from claimed to its end in one write
+    # a handler that ends before the next dispatch cycle goes from claimed to its end in one write
     S.CLAIMED: frozenset({S.RUNNING, S.SCHEDULED}) | _ENDS,
     S.RUNNING: frozenset({S.SCHEDULED}) | _ENDS,
     S.SUCCESS: frozenset(),
@@ -90,7 +91,7 @@ TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
 
 
 def may_follow(old: TaskState, new: TaskState) -> bool:
-    """Whether the step from ``old`` to ``new`` is in the table."""
+    """Whether the table allows the step from ``old`` to ``new``."""
     return new in TRANSITIONS[old]
 
 
@@ -111,7 +112,7 @@ class Otherwise(StrEnum):
     WAIT = "wait"
 
 
-class Verdict(IntEnum):
+class EdgeVerdict(IntEnum):
     """What a parent's end means for one edge."""
 
     SATISFIED = 0
@@ -126,24 +127,24 @@ DEFAULT_OTHERWISE = {
     When.FINISHED: Otherwise.FAIL,
 }
 _BY_OTHERWISE = {
-    Otherwise.FAIL: Verdict.FAIL,
-    Otherwise.SKIP: Verdict.SKIP,
-    Otherwise.RUN: Verdict.SATISFIED,
-    Otherwise.WAIT: Verdict.WAIT,
+    Otherwise.FAIL: EdgeVerdict.FAIL,
+    Otherwise.SKIP: EdgeVerdict.SKIP,
+    Otherwise.RUN: EdgeVerdict.SATISFIED,
+    Otherwise.WAIT: EdgeVerdict.WAIT,
 }
 
 
-def judge(parent: TaskState, when: When, otherwise: Otherwise) -> Verdict:
-    """The truth table of the design: what a terminal parent does to an edge."""
+def edge_verdict(parent: TaskState, when: When, otherwise: Otherwise) -> EdgeVerdict:
+    """What a terminal parent means for an edge: the truth table of edges."""
     if when is When.FINISHED:
-        return Verdict.SATISFIED
+        return EdgeVerdict.SATISFIED
     if parent is S.SKIPPED:
         if otherwise in (Otherwise.RUN, Otherwise.WAIT):
             return _BY_OTHERWISE[otherwise]
-        return Verdict.SKIP
+        return EdgeVerdict.SKIP
     succeeded = parent is S.SUCCESS
     if succeeded == (when is When.SUCCESS):
-        return Verdict.SATISFIED
+        return EdgeVerdict.SATISFIED
     return _BY_OTHERWISE[otherwise]
 
 
@@ -153,9 +154,9 @@ END_BIT = {S.SUCCESS: 1, S.FAILED: 2, S.DEAD: 2, S.CANCELLED: 4, S.SKIPPED: 8}
 
 @lru_cache
 def satisfied_mask(when: When, otherwise: Otherwise) -> int:
-    """Bits of the parent's ends (see ``END_BIT``) that satisfy an edge, by :func:`judge`."""
+    """Bits of the parent's ends (see ``END_BIT``) that satisfy an edge, by :func:`edge_verdict`."""
     mask = 0
     for end, bit in END_BIT.items():
-        if judge(end, when, otherwise) is Verdict.SATISFIED:
+        if edge_verdict(end, when, otherwise) is EdgeVerdict.SATISFIED:
             mask |= bit
     return mask

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 import msgspec
 
 from scheduler.errors import ConfigError
+from scheduler.model.handlers import check_function, check_run
 from scheduler.model.limits import Limits, parse_limits
 from scheduler.model.names import check_name
 from scheduler.model.rate import Rate, parse_rate
-from scheduler.model.retry import MOST, RetryPolicy
+from scheduler.model.retry import MAX_COUNT, RetryPolicy
 from scheduler.model.times import span_us
 
 P = ParamSpec("P")
@@ -58,6 +59,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     concurrency_key: str | Callable[[Any], str] | None = None
     dead_letter: bool = True
     result_ttl: int | None = None
+    key_retention: int | None = None
     stall_after: int | None = None
     on_stall: str = "report"
     determinism: str = "report"
@@ -79,6 +81,7 @@ class OptionArgs(TypedDict, total=False):
     concurrency_key: str | Callable[[Any], str] | None
     dead_letter: bool
     result_ttl: float | timedelta | None
+    key_retention: float | timedelta | None
     stall_after: float | timedelta | None
     on_stall: str
     determinism: str
@@ -111,6 +114,8 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
     for name in ("timeout", "result_ttl", "stall_after"):
         if args.get(name) is not None:
             done[name] = span_us(args[name], name, positive=True)
+    if args.get("key_retention") is not None:
+        done["key_retention"] = span_us(args["key_retention"], "key_retention")
     if "queue" in args:
         done["queue"] = check_name("queue", args["queue"])
     if "priority" in args:
@@ -133,8 +138,8 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
     for name in ("max_concurrency", "schema_version"):
         if args.get(name) is not None:
             value = args[name]
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
-                raise ConfigError(f"{name} must be a whole number from 1 to {MOST}, not {value!r}")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+                raise ConfigError(f"{name} must be a whole number from 1 to {MAX_COUNT}, not {value!r}")
             done[name] = value
     if done.get("on_stall") == "reclaim" and "stall_after" not in done:
         raise ConfigError("on_stall='reclaim' needs stall_after")
@@ -171,6 +176,7 @@ if TYPE_CHECKING:
             concurrency_key: str | Callable[[Any], str] | None = None,
             dead_letter: bool = True,
             result_ttl: float | timedelta | None = None,
+            key_retention: float | timedelta | None = None,
             stall_after: float | timedelta | None = None,
             on_stall: str = "report",
             determinism: str = "report",
@@ -200,6 +206,7 @@ else:
             inherited.pop("kind", None)
             cls.__task_args__ = inherited | options
             cls.__task_options__ = make_options(name, cls.__task_args__)
+            check_run(namespace.get("run"), cls.__task_options__.kind)
             return cls
 
         def __init__(cls, name, bases, namespace, **kwargs):
@@ -213,12 +220,13 @@ else:
 
 
 class TaskFunction(Generic[P, R]):
-    """What ``@task`` makes of a function: still callable as it was, and a task type."""
+    """A task type made by ``@task``; the function stays callable as before."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], R], args: dict[str, Any]) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.task_options = make_options(getattr(function, "__name__", "task"), args)
+        check_function(function, self.task_options.kind)
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
@@ -227,13 +235,13 @@ class TaskFunction(Generic[P, R]):
 
     @functools.cached_property
     def positional(self) -> tuple[str, ...]:
-        """Those of its parameters that may be given by position, but for ``ctx``."""
+        """The parameters that may be given by position, except ``ctx``."""
         parameters = list(self.signature.parameters.values())[1:]
         return tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
     @functools.cached_property
     def all_positional(self) -> bool:
-        """Whether all of them may."""
+        """Whether all parameters may be given by position."""
         return len(self.positional) == len(self.signature.parameters) - 1
 
     def __call__(self, ctx: Any, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -259,6 +267,7 @@ def task(
     concurrency_key: str | Callable[[Any], str] | None = None,
     dead_letter: bool = True,
     result_ttl: float | timedelta | None = None,
+    key_retention: float | timedelta | None = None,
     stall_after: float | timedelta | None = None,
     on_stall: str = "report",
     determinism: str = "report",
@@ -268,7 +277,9 @@ def task(
 def task(function: Any = None, /, **options: Any) -> Any:
     """Make a task type of a function ``f(ctx, ...)``. Takes the class options of a Task. Bound to no scheduler.
 
-    Raises ConfigError for an option that is unknown or does not fit.
+    Its first parameter is the Context: it has no annotation, one that may be a Context, or the name ``ctx``.
+
+    Raises ConfigError for an option that is unknown or does not fit, and for a function without ctx.
     """
     if function is not None:
         return TaskFunction(function, {})

@@ -1,4 +1,4 @@
-"""Instants, spans and lists as people read them. Pure."""
+"""Formats instants, spans, counts and lists for people. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def span_text(us: int) -> str:
 
 
 def storable(text: str) -> str:
-    """The text without what a database cannot keep: no NUL, no half of a surrogate pair."""
+    """The text without characters that a database refuses: NUL, and halves of surrogate pairs."""
     return text.encode("utf-8", "replace").decode().replace("\x00", "�")
 
 

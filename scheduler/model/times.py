@@ -1,4 +1,4 @@
-"""Times as users give them, turned into the integers used inside: microseconds, UTC."""
+"""Converts times from and to the integers used inside: microseconds, UTC."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def span_us(value: object, what: str, *, positive: bool = False) -> int:
 
 
 def instant_us(value: object, what: str) -> int:
-    """An aware datetime as microseconds since the epoch, UTC. Raises InvalidScheduleError for a naive one, and for one
-    that no datetime in UTC can be."""
+    """An aware datetime as microseconds since the epoch, UTC.
+
+    Raises InvalidScheduleError for a naive one, and for one out of datetime's range in UTC."""
     if not isinstance(value, datetime):
         raise InvalidScheduleError(f"{what} must be an aware datetime, not {value!r}")
     if value.tzinfo is None or value.utcoffset() is None:

@@ -1,6 +1,6 @@
-"""Cron on a real clock: which instants the minutes of a cron expression are, in a zone that shifts its clock.
+"""Cron in a zone: the instants of a cron expression's minutes, where the clock may shift.
 
-Two rules, by the expression (docs/recurrence.md shows them at work). *Elapsed time*, when the minute or hour
+Two rules, by the expression (docs/reference/recurrence.md shows them at work). *Elapsed time*, when the minute or hour
 field starts with ``*``: every instant whose local time matches, so twice in a repeated hour and never in a
 skipped one. *Wall clock*, all else: a skipped time fires at the first instant after the gap, a repeated time
 at its first occurrence. Instants are microseconds since the epoch, UTC.
@@ -45,7 +45,7 @@ def offset_us(zone: ZoneInfo, instant_us: int) -> int:
 
 
 def _us(offset: timedelta | None) -> int:
-    assert offset is not None  # a ZoneInfo has one for every time
+    assert offset is not None  # a ZoneInfo has an offset for every time
     return offset // _MICROSECOND
 
 
@@ -68,19 +68,19 @@ class ZonedCron:
             )
 
     def next_after(self, after_us: int) -> int:
-        """The first slot strictly after an instant. InvalidScheduleError when the year 9998 ends first."""
+        """The first fire time strictly after an instant. InvalidScheduleError when the year 9998 ends first."""
         slot = self._next(after_us)
         if slot is None:
             raise InvalidScheduleError("no slot follows in the years 2 to 9998")
         return slot
 
     def count_between(self, after_us: int, until_us: int) -> int:
-        """How many slots lie in (after, until]. Costs microseconds per day, however many slots it has."""
+        """Count the fire times in (after, until]; the cost depends on the days only."""
         return sum(slots for slots, _ in self._strides(after_us, until_us))
 
     def newest_between(self, after_us: int, until_us: int) -> int | None:
-        """The last slot in (after, until], or None. Looks back over HORIZON_YEARS at most."""
-        # In spans that double: the newest slot is near in most cases, and what was searched before is empty.
+        """The last fire time in (after, until], or None. Searches HORIZON_YEARS at most."""
+        # In spans that double, since the newest fire time is mostly near.
         span, floor = DAY_US, max(after_us, until_us - HORIZON_YEARS * 366 * DAY_US)
         while True:
             start = max(floor, until_us - span)
@@ -169,5 +169,5 @@ class ZonedCron:
 
 @lru_cache(maxsize=512)
 def zoned_cron(expression: str, zone: str) -> ZonedCron:
-    """A ZonedCron, remembered: a schedule asks for its next slot again and again."""
+    """A cached ZonedCron, since a schedule is evaluated often."""
     return ZonedCron(expression, zone)

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.errors import InvalidScheduleError, UnknownScheduleError
+from scheduler.errors import DuplicateScheduleError, InvalidScheduleError, UnknownScheduleError
 from scheduler.model import state as st
 from scheduler.model.catchup import PER_TICK, Fire, plan
 from scheduler.model.fingerprint import describe
 from scheduler.model.recurrence import Recurrence
-from scheduler.model.retry import MOST
+from scheduler.model.retry import MAX_COUNT
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
-from scheduler.store.dialect import Dialect, bind_rows, dialect_of, prepared
-from scheduler.store.enqueue import enqueue
-from scheduler.store.read_schedules import unreadable
-from scheduler.store.statement import run
+from scheduler.store.broken_rows import unreadable
+from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.db.statements import run
+from scheduler.store.predicates import exists, same
+from scheduler.store.tasks.enqueue import enqueue
 
 log = logging.getLogger("scheduler.store")
 
-_BATCH = 100
+_BATCH = 256  # schedules that one tick fires: work that waits goes on between two ticks
 # By name, as everywhere: of a * PostgreSQL refuses what it has prepared once the next version has added a column.
 _ROW = (
     "SELECT name, kind, payload, options, recurrence, catchup, overlap, anchor, next_at, paused, last_task "
@@ -38,7 +41,8 @@ NEXT_LOOK = (
 
 
 class ScheduleSpec(NamedTuple):
-    """A recurrence to register: its name, when, and the task that each slot makes."""
+    """A recurrence to register: its name, when, and the task that each slot makes. ``replace``: also in place of a
+    schedule of another kind."""
 
     name: str
     recurrence: Recurrence
@@ -46,6 +50,7 @@ class ScheduleSpec(NamedTuple):
     catchup: str = "skip"
     overlap: str = "allow"
     run_on_startup: bool = False
+    replace: bool = False
 
 
 class Fired(NamedTuple):
@@ -59,7 +64,8 @@ class Fired(NamedTuple):
 def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, now: int) -> bool:
     """Insert or update by name; the slot that stands keeps standing unless the recurrence changed.
 
-    Returns whether the schedule is new. With ``run_on_startup`` a fresh or overdue schedule runs once now; with
+    Returns whether the schedule is new. Raises DuplicateScheduleError if it is one of another kind, unless ``replace``.
+    With ``run_on_startup`` a fresh or overdue schedule runs once now; with
     catch-up ``all`` an overdue one runs through the slots that it missed, which are due at once and none of them lost.
     """
     recurrence = spec.recurrence.to_json()
@@ -113,15 +119,21 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
             fire = Fire(now)
             if overdue and spec.catchup == "last" and spec.recurrence.mode != "fixed_delay":
                 fire = Fire(now, spec.recurrence.count_between(row.next_at - 1, now, row.anchor), row.next_at)
-            _fire(connection, dialect, row, [fire], _after(spec.recurrence, row.anchor, now), now)
+            _fire(connection, dialect, [_Due(row, [fire], _after(spec.recurrence, row.anchor, now))], now)
     return fresh
 
 
 def _tell_change(row: sa.Row[Any] | None, spec: ScheduleSpec) -> None:
-    """Names are chosen by people, and each is one schedule: what takes another's place by mistake is to be seen."""
+    """Names are chosen by people, and each is one schedule: what takes another's place by mistake is refused."""
     if row is None:
         return
     if row.kind != spec.task.kind:
+        if not spec.replace:
+            raise DuplicateScheduleError(
+                spec.name,
+                f"makes tasks of kind {row.kind}: give the one of kind {spec.task.kind} another key(), or say "
+                f"schedule(replace=True), or delete the present one (`schedctl cron delete {spec.name}`)",
+            )
         log.warning("schedule %r was one of kind %s, and is one of %s now", spec.name, row.kind, spec.task.kind)
     elif row.recurrence != spec.recurrence.to_json():
         try:
@@ -161,11 +173,19 @@ def _names(aside: Collection[str]) -> dict[str, str]:
     return {"rows": bind_rows([(name,) for name in aside])} if aside else {}
 
 
+class _Due(NamedTuple):
+    """A schedule's row, the slots of it that are to become tasks, and when it is due next."""
+
+    row: sa.Row[Any]
+    fires: list[Fire]
+    next_at: int
+
+
 def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, aside: Collection[str] = ()) -> list[Fired]:
     """Make the tasks of slots that are due, about a thousand at most. Engines that tick at once share the schedules
     out by row locks.
 
-    ``aside``: names that are left alone. A schedule that cannot be read or fired is told as trouble; it stops no other.
+    ``aside``: names to skip. A schedule that cannot be read or fired is returned as trouble; it stops no other.
     """
     _, done = end_delays(connection, now, aside)
     rows = connection.execute(
@@ -175,40 +195,53 @@ def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, asid
         ),
         {"now": now} | _names(aside),
     ).fetchall()
-    made = 0
+    due: list[_Due] = []
+    planned = 0
     for row in rows:
-        if made >= PER_TICK:
+        if planned >= PER_TICK:
             break
         try:
-            with connection.begin_nested():
-                recurrence = Recurrence.from_json(row.recurrence)
-                planned = plan(recurrence, row.anchor, row.next_at, now, row.catchup, grace)
-                ids = _fire(connection, dialect, row, planned.fires, planned.next_at, now)
-        except (sa.exc.OperationalError, sa.exc.InterfaceError):
-            raise  # trouble with the database, not with the row
+            recurrence = Recurrence.from_json(row.recurrence)
+            fires, next_at = plan(recurrence, row.anchor, row.next_at, now, row.catchup, grace)
+            _spec_of(row)
         except Exception as error:
             done.append(Fired(row.name, [], describe(error).text))
             continue
-        made += len(ids)
-        done.append(Fired(row.name, ids))
-    return done
+        planned += len(fires)
+        due.append(_Due(row, fires, next_at))
+    return done + _fire_apart(connection, dialect, due, now)
+
+
+def _fire_apart(connection: sa.Connection, dialect: Dialect, due: list[_Due], now: int) -> list[Fired]:
+    """Fire them together; one by one if the database refuses that, so that one schedule stops no other."""
+    try:
+        with connection.begin_nested() if due else nullcontext():
+            made = _fire(connection, dialect, due, now)
+    except (sa.exc.OperationalError, sa.exc.InterfaceError):
+        raise  # trouble with the database, not with a row
+    except Exception as error:
+        if len(due) == 1:
+            return [Fired(due[0].row.name, [], describe(error).text)]
+        return [fired for one in due for fired in _fire_apart(connection, dialect, [one], now)]
+    return [Fired(one.row.name, ids) for one, ids in zip(due, made, strict=True)]
 
 
 def end_delays(connection: sa.Connection, now: int, aside: Collection[str] = ()) -> tuple[list[str], list[Fired]]:
     """A fixed delay counts from the end of its run: give those whose run has ended their next slot.
 
-    Returns the names of those that have one now, and those for which that was not possible. What somebody's transaction
+    Returns the names of those that have one now, and those for which that was not possible. What another transaction
     holds is passed over: the engine must not wait for it.
     """
-    skip_locked = dialect_of(connection).skip_locked
+    dialect = dialect_of(connection)
     rows = connection.execute(
         prepared(
             "SELECT t.name, t.recurrence, t.last_task, r.state, r.finished_at FROM schedd_schedules t "
             f"LEFT JOIN schedd_tasks r ON r.id = t.last_task WHERE t.next_at = {FOREVER} "
-            f"AND (r.id IS NULL OR r.state >= {st.FIRST_TERMINAL}) {skip_locked}"
+            f"AND (r.id IS NULL OR r.state >= {st.FIRST_TERMINAL}) {dialect.skip_locked}"
         )
     ).fetchall()
-    given, troubles = [], []
+    ended: list[tuple[str, int, int]] = []
+    troubles = []
     for row in rows:
         if row.name in aside:
             continue
@@ -218,83 +251,104 @@ def end_delays(connection: sa.Connection, now: int, aside: Collection[str] = ())
         except Exception as error:
             troubles.append(Fired(row.name, [], describe(error).text))
             continue
-        # Another engine may have seen the same end, and have started the next run already.
-        done = connection.execute(
-            prepared(
-                f"UPDATE schedd_schedules SET next_at = :next WHERE name = :name AND next_at = {FOREVER} "
-                "AND coalesce(last_task, 0) = :last"
-            ),
-            {"next": following, "name": row.name, "last": row.last_task or 0},
-        )
-        given += [row.name] * done.rowcount
-    return given, troubles
+        ended.append((row.name, following, row.last_task or 0))
+    if not ended:
+        return [], troubles
+    # Another engine may have seen the same end, and have started the next run already.
+    source = dialect.rows({"name": str, "following": int, "last": int})
+    given = connection.execute(
+        prepared(
+            f"UPDATE schedd_schedules SET next_at = j.following FROM {source} j "
+            f"WHERE schedd_schedules.name = j.name AND next_at = {FOREVER} AND coalesce(last_task, 0) = j.last "
+            "RETURNING schedd_schedules.name"
+        ),
+        {"rows": bind_rows(ended)},
+    )
+    return [row[0] for row in given], troubles
 
 
 def _after_end(recurrence: Recurrence, end: int, now: int) -> int:
     return recurrence.next_after(end, end) if recurrence.mode == "fixed_delay" else now
 
 
-def _fire(
-    connection: sa.Connection,
-    dialect: Dialect,
-    row: sa.Row[tuple[object, ...]],
-    fires: list[Fire],
-    next_at: int,
-    now: int,
-) -> list[TaskId]:
+def _spec_of(row: sa.Row[Any]) -> TaskSpec:
+    """The task that each slot of the schedule makes. Raises msgspec.MsgspecError."""
     spec = msgspec.json.decode(row.options, type=TaskSpec)
     spec.payload = row.payload
-    done = _present(connection, dialect, row.name, [f.slot for f in fires])
-    fires = [f for f in fires if f.slot not in done]
-    if (row.overlap == "skip" or next_at >= FOREVER) and _still_going(connection, row.last_task):
-        fires = []  # a fixed delay that was changed meanwhile waits for that run: next_at is FOREVER
-    elif row.overlap == "skip" and len(fires) > 1:  # several at once would overlap each other
-        first, *_, last = fires
-        fires = [last._replace(missed=first.missed, missed_since=first.missed_since)]
-    tasks = [
-        msgspec.structs.replace(
-            spec,
-            run_at=f.slot,
-            delay=0,
-            key=slot_key(row.name, f.slot),
-            conflict="keep",
-            schedule=row.name,
-            slot=f.slot,
-            missed=None if f.missed is None else min(f.missed, MOST),
-            missed_since=f.missed_since,
-        )
-        for f in fires
+    return spec
+
+
+def _fire(connection: sa.Connection, dialect: Dialect, due: Sequence[_Due], now: int) -> list[list[TaskId]]:
+    """Make the tasks of these schedules' slots. Returns the new tasks of each schedule."""
+    if not due:
+        return []
+    present = _present(connection, dialect, [(one.row.name, fire.slot) for one in due for fire in one.fires])
+    in_turn = {one.row.name: one.row.last_task for one in due if one.row.overlap == "skip" or one.next_at >= FOREVER}
+    going = _still_going(connection, dialect, [task_id for task_id in in_turn.values() if task_id is not None])
+    left: list[list[Fire]] = []
+    tasks: list[TaskSpec] = []
+    for row, fires, _ in due:
+        fires = [fire for fire in fires if (row.name, fire.slot) not in present]
+        if in_turn.get(row.name) in going:
+            fires = []  # a fixed delay that was changed meanwhile waits for that run: next_at is FOREVER
+        elif row.overlap == "skip" and len(fires) > 1:  # several at once would overlap each other
+            first, *_, last = fires
+            fires = [last._replace(missed=first.missed, missed_since=first.missed_since)]
+        left.append(fires)
+        spec = _spec_of(row)
+        tasks += [
+            msgspec.structs.replace(
+                spec,
+                run_at=fire.slot,
+                delay=0,
+                key=slot_key(row.name, fire.slot),
+                conflict="keep",
+                schedule=row.name,
+                slot=fire.slot,
+                missed=None if fire.missed is None else min(fire.missed, MAX_COUNT),
+                missed_since=fire.missed_since,
+            )
+            for fire in fires
+        ]
+    ids = iter(enqueue(connection, tasks, now, ours=True) if tasks else [])
+    made = [list(islice(ids, len(fires))) for fires in left]
+    changes = [
+        (one.row.name, one.next_at, fires[-1].slot if fires else None, int(new[-1]) if new else None)
+        for one, fires, new in zip(due, left, made, strict=True)
     ]
-    ids = enqueue(connection, tasks, now, ours=True) if tasks else []
+    source = dialect.rows({"name": str, "following": int, "slot": int, "task": int})
     connection.execute(
         prepared(
-            "UPDATE schedd_schedules SET next_at = :next_at, last_slot = coalesce(:slot, last_slot), "
-            "last_task = coalesce(:task, last_task) WHERE name = :name"
+            "UPDATE schedd_schedules SET next_at = j.following, last_slot = coalesce(j.slot, last_slot), "
+            f"last_task = coalesce(j.task, last_task) FROM {source} j WHERE schedd_schedules.name = j.name"
         ),
-        {
-            "name": row.name,
-            "next_at": next_at,
-            "slot": fires[-1].slot if fires else None,
-            "task": int(ids[-1]) if ids else None,
-        },
+        {"rows": bind_rows(changes)},
     )
-    return ids
+    return made
 
 
-def _present(connection: sa.Connection, dialect: Dialect, name: str, slots: list[int]) -> set[int]:
-    """Slots that have a task already, whatever became of it: a clock that jumps back must not run them again."""
+def _present(connection: sa.Connection, dialect: Dialect, slots: list[tuple[str, int]]) -> set[tuple[str, int]]:
+    """Slots (schedule, time) that have a task already, whatever became of it: a clock that jumps back must not run them
+    again."""
+    if not slots:
+        return set()
+    there = exists("t.schedule", f"FROM schedd_tasks t WHERE {same('t.schedule', 'j.name')} AND t.slot = j.slot")
     rows = connection.execute(
-        prepared(f"SELECT slot FROM schedd_tasks WHERE schedule = :name AND slot IN {dialect.ids()}"),
-        {"name": name, "ids": bind_rows(slots)},
+        prepared(f"SELECT j.name, j.slot FROM {dialect.rows({'name': str, 'slot': int})} j WHERE {there}"),
+        {"rows": bind_rows(slots)},
+    )
+    return {(row[0], row[1]) for row in rows}
+
+
+def _still_going(connection: sa.Connection, dialect: Dialect, ids: list[int]) -> set[int]:
+    """Those of these tasks that have not ended."""
+    if not ids:
+        return set()
+    rows = connection.execute(
+        prepared(f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} AND t.state < {st.FIRST_TERMINAL}"),
+        {"ids": bind_rows(ids)},
     )
     return {row[0] for row in rows}
-
-
-def _still_going(connection: sa.Connection, task_id: int | None) -> bool:
-    if task_id is None:
-        return False
-    state = connection.execute(prepared("SELECT state FROM schedd_tasks WHERE id = :id"), {"id": task_id}).scalar()
-    return state is not None and state < st.FIRST_TERMINAL
 
 
 def slot_key(name: str, slot: int) -> str:

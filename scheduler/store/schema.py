@@ -8,6 +8,7 @@ Values over 1 KiB live in ``task_values``, written once, so that claim and finis
 from __future__ import annotations
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Column,
     Float,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    event,
     text,
 )
 
@@ -86,7 +88,7 @@ tasks = Table(
     Column("result", Text),
     Column("result_ttl", BigInteger),
     Column("result_until", BigInteger),
-    Column("kept_until", BigInteger),  # when retention looks at a success again; NULL: it has not yet
+    Column("kept_until", BigInteger),  # when retention checks a success again; NULL: it has not yet
     Column("error", Text),
     Column("error_class", Text),
     Column("fingerprint", Text),
@@ -102,8 +104,10 @@ tasks = Table(
     Column("expires_at", BigInteger),  # by max_duration
     Column("check_at", BigInteger),  # when these are looked at next; NULL: neither is set, or it is over
     sqlite_autoincrement=True,
-    postgresql_with={"fillfactor": "70"},
 )
+# SQLAlchemy 2.0 has no option of Table for storage parameters.
+_FILLFACTOR = DDL("ALTER TABLE schedd_tasks SET (fillfactor = 70)")  # type: ignore[no-untyped-call]
+event.listen(tasks, "after_create", _FILLFACTOR.execute_if(dialect="postgresql"))
 
 _CLAIMABLE = "state >= 1 AND state <= 3"
 _HELD = "state >= 4 AND state <= 5"
@@ -123,6 +127,7 @@ _partial("ux_schedd_tasks_held_key", "kind", "held_key", where="held_key IS NOT 
 _partial("ux_schedd_tasks_slot", "schedule", "slot", where="schedule IS NOT NULL", unique=True)
 _partial("ix_schedd_tasks_check", "check_at", where="check_at IS NOT NULL")
 _partial("ix_schedd_tasks_key", "key", where="key IS NOT NULL")
+_partial("ix_schedd_tasks_key_ended", "kind", "key", where="key IS NOT NULL AND state >= 7")
 _partial("ix_schedd_tasks_correlation", "correlation", where="correlation IS NOT NULL")
 _partial("ix_schedd_tasks_subject", "subject", where="subject IS NOT NULL")
 _partial("ix_schedd_tasks_spawned_by", "spawned_by", where="spawned_by IS NOT NULL")
@@ -202,7 +207,7 @@ checkpoints = Table(  # what attempts recorded on their way, so that later ones 
     metadata,
     Column("task_id", BigInteger, nullable=False),
     Column("name", Text, nullable=False),
-    Column("sort", SmallInteger, nullable=False),  # model.checkpoint.Sort
+    Column("sort", SmallInteger, nullable=False),  # model.checkpoint.CheckpointType
     Column("seq", Integer, nullable=False),  # its place among what the attempt met
     Column("claim", BigInteger, nullable=False),
     Column("value", Text),  # JSON; NULL: None
@@ -274,7 +279,7 @@ schedules = Table(
     Column("last_task", BigInteger),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
-    Column("seen_at", BigInteger, nullable=False),  # last registered; tells the orphans
+    Column("seen_at", BigInteger, nullable=False),  # last registered; finds the orphans
 )
 Index("ix_schedd_schedules_next_at", schedules.c.next_at)
 
@@ -293,6 +298,7 @@ workers = Table(
     Column("heartbeat_at", BigInteger, nullable=False),
     Column("lease_until", BigInteger, nullable=False),
     Column("drain_requested", BigInteger),
+    Column("restart_requested", BigInteger),
     Column("skew", BigInteger, nullable=False, server_default=text("0")),  # its clock behind the server's
     sqlite_autoincrement=True,
 )
@@ -325,3 +331,16 @@ worker_kinds = Table(
     Column("schema_version", Integer, nullable=False),
     PrimaryKeyConstraint("worker", "kind"),
 )
+
+store = Table(  # the store's identity, and its epochs: see store/db/identity.py
+    "schedd_store",
+    metadata,
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    Column("store", Text, nullable=False),  # random, the same in all epochs
+    Column("since", BigInteger, nullable=False),
+    Column("server", Text),  # PostgreSQL's system identifier
+    Column("timeline", Text),  # and its timeline
+    Column("first_id", BigInteger, nullable=False),  # of the tasks stored in it
+)
+
+NUMBERED = tuple(table.name for table in (tasks, workers, audit))  # whose ids the database gives out, tasks first

@@ -1,0 +1,1 @@
+"""What programs call: building, storing, reading and steering tasks."""

@@ -1,0 +1,69 @@
+"""Batch: stores many tasks at once, all or none."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
+
+from scheduler.client.builder import TaskBuilder, check_text, make_builder
+from scheduler.client.submitter import TaskSubmitter
+from scheduler.errors import ConfigError
+from scheduler.model.spec import TaskId
+from scheduler.model.task import Task, TaskFunction
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from sqlalchemy.orm import Session
+
+P = ParamSpec("P")
+
+
+class Batch:
+    """Stores its tasks together when the ``with`` block ends, or none of them. ``ids`` are known afterwards."""
+
+    def __init__(
+        self,
+        caller: TaskSubmitter,
+        correlation: str | None = None,
+        connection: sa.Connection | Session | None = None,
+    ) -> None:
+        self._caller = caller
+        self._correlation = None if correlation is None else check_text(correlation, "correlation")
+        self._connection = connection
+        self._builders: list[TaskBuilder] = []
+        self._ids: list[TaskId] | None = None
+
+    @overload
+    def task(self, task: Task, /) -> TaskBuilder: ...
+    @overload
+    def task(self, task: TaskFunction[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> TaskBuilder: ...
+    def task(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskBuilder:
+        """Make a builder of this batch. Raises UnregisteredKindError, PayloadError."""
+        if self._ids is not None:
+            raise ConfigError("this batch is stored already; open another one")
+        builder = make_builder(self._caller, self, task, args, kwargs)
+        if self._correlation is not None:
+            builder.correlation(self._correlation)
+        self._builders.append(builder)
+        return builder
+
+    @property
+    def ids(self) -> list[TaskId]:
+        """The tasks' ids in creation order; ConfigError before the batch is stored."""
+        if self._ids is None:
+            raise ConfigError("the ids of a batch are there once its with block has ended")
+        return self._ids
+
+    def __enter__(self) -> Self:
+        if self._ids is not None:
+            raise ConfigError("this batch is stored already; open another one")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            return
+        positions = {builder: i for i, builder in enumerate(self._builders)}
+        specs = [builder._finished(positions) for builder in self._builders]
+        self._ids = self._caller.store(specs, self._connection) if specs else []

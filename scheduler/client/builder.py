@@ -1,0 +1,456 @@
+"""Builders of tasks and recurrences. A builder checks each call at once; ``schedule()`` stores."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+import msgspec
+
+from scheduler.client.submitter import TaskSubmitter
+from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
+from scheduler.model import recurrence as recur
+from scheduler.model.catchup import CATCHUPS, OVERLAPS
+from scheduler.model.names import check_name
+from scheduler.model.recurrence import Recurrence, Weekday
+from scheduler.model.registry import MAX_KEY, Kind, bind, encode_json, parts_of
+from scheduler.model.retry import RetryPolicy
+from scheduler.model.running import inherit
+from scheduler.model.spec import Draft, EdgeSpec, TaskId, TaskSpec
+from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, When
+from scheduler.model.task import Priority, Task, TaskFunction
+from scheduler.model.texts import storable
+from scheduler.model.times import instant_us, span_us
+from scheduler.store.schedules import ScheduleSpec
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from sqlalchemy.orm import Session
+
+    from scheduler.client.batch import Batch
+
+MAX_HEADERS = 16 * 1024
+_ITS_OWN_TIMES = "a recurring schedule has times of its own: at() and after() are for single tasks"
+_NO_CONFLICT = "a schedule of the same name is updated: key(conflict='reject') is for single tasks"
+
+Seconds = float | timedelta
+Conflict = Literal["keep", "reject", "replace"]
+
+
+class _Builder:
+    """The common base of builders for single tasks and recurrences."""
+
+    # Class attributes: most builders of a large batch keep the defaults, and need no memory for them.
+    _catchup: str | None = None
+    _overlap: str | None = None
+    _run_on_startup = False
+    _recurrence: Recurrence | None = None
+
+    def __init__(self, caller: TaskSubmitter, kind: Kind, value: Any, batch: Batch | None = None) -> None:
+        self._caller = caller
+        self._kind = kind
+        self._batch = batch
+        self._spec = kind.spec(value)
+        self._parents: dict[int | TaskBuilder, tuple[When, Otherwise]] = {}
+
+    def key(self, key: str, conflict: Conflict = "keep", retention: Seconds | None = None) -> Self:
+        """The caller's name for this piece of work, unique per kind while it lives or is retained.
+
+        ``conflict``: ``keep`` returns the task that holds the key, ``reject`` raises DuplicateKeyError,
+        ``replace`` gives it this payload, these options and these edges in place of its own: at once if no attempt is
+        under way, else for one more run after it. What has ended is left as it is, and a new task is made.
+        ``retention``: how long after its success the key stays taken (seconds or timedelta; by default the kind's
+        ``key_retention``, else ``[retention] keys``, 24 h). Raises PayloadError, ConfigError.
+        """
+        check_text(key, "a key", MAX_KEY)
+        if conflict not in get_args(Conflict):
+            raise ConfigError(f"conflict must be keep, replace or reject, not {conflict!r}")
+        if conflict == "reject" and self._recurrence is not None:
+            raise InvalidScheduleError(_NO_CONFLICT)
+        self._spec.key = key
+        self._spec.conflict = conflict
+        self._spec.key_retention = (
+            self._kind.options.key_retention if retention is None else span_us(retention, "retention")
+        )
+        return self
+
+    def depend_on(
+        self,
+        tasks: int | TaskBuilder | Iterable[int | TaskBuilder],
+        when: str = "success",
+        otherwise: str | None = None,
+    ) -> Self:
+        """Wait for these tasks: ids, or builders of the same batch.
+
+        ``when``: success, failure or finished. ``otherwise``: fail, skip, run or wait: what happens once the condition
+        can no longer be met (default: fail for success, skip for failure). Raises ConfigError for other values, and
+        for one task with two different conditions.
+        """
+        if self._recurrence is not None:
+            raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
+        edge = _conditions(when, otherwise)
+        new: dict[int | TaskBuilder, tuple[When, Otherwise]] = {}
+        known, batch = self._parents, self._batch
+        # The common case first: isinstance() with Iterable is slow.
+        for parent in tasks if type(tasks) is list or isinstance(tasks, Iterable) else (tasks,):
+            if type(parent) is not TaskBuilder or batch is None or parent._batch is not batch:
+                self._check_parent(parent)
+            new[parent] = edge
+            if known and (present := known.get(parent, edge)) != edge:
+                which = 0 if present[0] != edge[0] else 1
+                raise ConfigError(
+                    f"depend_on names {parent!r} twice with different conditions: "
+                    f"{('when', 'otherwise')[which]}={present[which]} and {edge[which]}"
+                )
+        known.update(new)
+        return self
+
+    def _check_parent(self, parent: int | TaskBuilder) -> None:
+        if isinstance(parent, TaskBuilder):
+            if self._batch is None or parent._batch is not self._batch:
+                raise ConfigError(
+                    "depend_on takes builders of the same batch only; schedule the other task first and pass its id"
+                )
+        elif not isinstance(parent, int) or isinstance(parent, bool):
+            raise ConfigError(f"depend_on takes task ids and builders, not {parent!r}")
+        elif not 1 <= parent < 2**63:
+            raise ConfigError(f"depend_on: {parent} is not a task id")
+
+    def with_retry(self, policy: RetryPolicy) -> Self:
+        """Retry as the policy says. Raises ConfigError."""
+        if not isinstance(policy, RetryPolicy):
+            raise ConfigError(f"with_retry takes a RetryPolicy, not {policy!r}")
+        self._spec.retry = policy.to_json()
+        self._spec.max_attempts = policy.max_attempts
+        return self
+
+    def with_automatic_retry(self) -> Self:
+        """Retry with the defaults of RetryPolicy: 10 s doubling up to an hour, five attempts."""
+        return self.with_retry(RetryPolicy())
+
+    def priority(self, level: Priority | str) -> Self:
+        """High, medium or low. Raises ConfigError."""
+        self._spec.pool = int(Priority.parse(level))
+        return self
+
+    def queue(self, name: str) -> Self:
+        """The namespace whose workers may run it. Raises ConfigError."""
+        self._spec.queue = check_name("queue", name)
+        return self
+
+    def at(self, when: datetime) -> Self:
+        """Not before this instant (aware). Raises InvalidScheduleError."""
+        if self._recurrence is not None:
+            raise InvalidScheduleError(_ITS_OWN_TIMES)
+        self._spec.run_at = instant_us(when, "at")
+        return self
+
+    def after(self, delay: Seconds) -> Self:
+        """Not before this long from the moment it is stored: seconds or timedelta. Raises ConfigError."""
+        if self._recurrence is not None:
+            raise InvalidScheduleError(_ITS_OWN_TIMES)
+        self._spec.delay = span_us(delay, "after")
+        return self
+
+    def timeout(self, limit: Seconds) -> Self:
+        """The longest one attempt may run: seconds or timedelta. Raises ConfigError."""
+        self._spec.timeout = span_us(limit, "timeout", positive=True)
+        return self
+
+    def headers(self, headers: Mapping[str, Any]) -> Self:
+        """Set JSON values that travel beside the payload. Raises PayloadError."""
+        if not isinstance(headers, Mapping):
+            raise PayloadError(f"headers must be a mapping, not {headers!r:.80}")
+        text = encode_json(dict(headers), "headers")
+        if len(text) > MAX_HEADERS:
+            raise PayloadError(f"headers are {len(text)} bytes of JSON, over the limit of {MAX_HEADERS}")
+        self._spec.headers = text
+        return self
+
+    def correlation(self, correlation_id: str) -> Self:
+        """Set the correlation id; by default that of the handler that schedules the task, else the task's own id."""
+        self._spec.correlation = check_text(correlation_id, "correlation")
+        return self
+
+    def causation(self, causation_id: str) -> Self:
+        """Set the cause of this task; by default the id of the task whose handler schedules it."""
+        self._spec.causation = check_text(causation_id, "causation")
+        return self
+
+    def subject(self, subject: str) -> Self:
+        """Set the subject of the message."""
+        self._spec.subject = check_text(subject, "subject")
+        return self
+
+    def message_type(self, name: str) -> Self:
+        """Set the type of the message, if it is not the kind: a name or URI of the system that it comes from."""
+        self._spec.message_type = check_text(name, "message_type")
+        return self
+
+    def sequence(self, number: int) -> Self:
+        """Set a number that the handler can read; schedd does not order by it."""
+        if not isinstance(number, int) or isinstance(number, bool) or not -(2**63) <= number < 2**63:
+            raise PayloadError(f"sequence must be a 64-bit whole number, not {number!r}")
+        self._spec.sequence = number
+        return self
+
+    def payload_ref(self, uri: str) -> Self:
+        """Set the place of the data, for payloads too large to store."""
+        self._spec.payload_ref = check_text(uri, "payload_ref", 2000)
+        return self
+
+    def max_duration(self, limit: Seconds) -> Self:
+        """Cancel the task once it has lived this long since it was stored, retries and waiting included.
+
+        Seconds or timedelta. Raises ConfigError.
+        """
+        self._spec.max_duration = span_us(limit, "max_duration", positive=True)
+        return self
+
+    def max_delay(self, limit: Seconds) -> Self:
+        """Cancel the task once it has made no progress for this long while it could run, or runs.
+
+        Progress is its first start, and after it a checkpoint, a progress report or a heartbeat. Seconds or timedelta.
+        Raises ConfigError.
+        """
+        self._spec.max_delay = span_us(limit, "max_delay", positive=True)
+        return self
+
+    # recurrences
+
+    def _recurring(self, recurrence: Recurrence) -> RecurringBuilder:
+        if self._batch is not None:
+            raise InvalidScheduleError("a batch holds single tasks; register a recurring schedule outside of it")
+        if self._parents:
+            raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
+        if self._spec.run_at or self._spec.delay:
+            raise InvalidScheduleError(_ITS_OWN_TIMES)
+        if self._spec.conflict == "reject":
+            raise InvalidScheduleError(_NO_CONFLICT)
+        made = RecurringBuilder.__new__(RecurringBuilder)
+        made.__dict__.update(self.__dict__)
+        made._recurrence = recurrence
+        return made
+
+    def _zone(self, tz: str | None) -> str:
+        return self._caller.timezone if tz is None else tz
+
+    def cron(self, expression: str, tz: str | None = None) -> RecurringBuilder:
+        """Fire as a cron expression of five fields says. Raises InvalidScheduleError."""
+        return self._recurring(recur.cron(expression, self._zone(tz)))
+
+    def daily_at(self, hour: int, minute: int, tz: str | None = None) -> RecurringBuilder:
+        """Every day at this time. Raises InvalidScheduleError."""
+        return self._recurring(recur.daily_at(hour, minute, self._zone(tz)))
+
+    def hourly_at(self, minute: int, tz: str | None = None) -> RecurringBuilder:
+        """Every hour at this minute. Raises InvalidScheduleError."""
+        return self._recurring(recur.hourly_at(minute, self._zone(tz)))
+
+    def weekly_on(self, weekday: Weekday, hour: int, minute: int, tz: str | None = None) -> RecurringBuilder:
+        """Every week on this day at this time. Raises InvalidScheduleError."""
+        return self._recurring(recur.weekly_on(weekday, hour, minute, self._zone(tz)))
+
+    def monthly_on(self, day: int, hour: int, minute: int, tz: str | None = None) -> RecurringBuilder:
+        """Every month that has this day, at this time. Raises InvalidScheduleError."""
+        return self._recurring(recur.monthly_on(day, hour, minute, self._zone(tz)))
+
+    def every(self, interval: Seconds, mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate") -> RecurringBuilder:
+        """Fire at an interval: fixed rate counts from the first registration, fixed delay from the end of each run.
+
+        Raises InvalidScheduleError.
+        """
+        return self._recurring(recur.every(interval, mode))
+
+    def catchup(self, policy: Literal["skip", "last", "all", "none"]) -> Self:
+        """Set what happens to missed fire times. Raises ConfigError."""
+        if policy not in CATCHUPS:
+            raise ConfigError(f"catchup must be one of {', '.join(CATCHUPS)}, not {policy!r}")
+        self._catchup = policy
+        return self
+
+    def overlap(self, policy: Literal["allow", "skip"]) -> Self:
+        """Set whether the schedule fires while its previous run has not ended. Raises ConfigError."""
+        if policy not in OVERLAPS:
+            raise ConfigError(f"overlap must be one of {', '.join(OVERLAPS)}, not {policy!r}")
+        self._overlap = policy
+        return self
+
+    def run_on_startup(self) -> Self:
+        """Run once at registration if the schedule is new or overdue."""
+        self._run_on_startup = True
+        return self
+
+
+class TaskBuilder(_Builder):
+    """Builds one task, and stores it."""
+
+    def __repr__(self) -> str:
+        return f"<builder of {self._kind.name}>"
+
+    def schedule(self, connection: sa.Connection | Session | None = None) -> TaskId:
+        """Store the task and return its id, an int with ``.created``. A task whose id was returned survives a crash.
+
+        ``connection``: the caller's own; the task then commits or rolls back with the caller's rows. Raises
+        UnknownDependencyError, DuplicateKeyError, StoreUnavailableError.
+        """
+        if self._batch is not None:
+            raise ConfigError("this builder belongs to a batch, which stores it at its end; do not schedule() it")
+        return self._caller.store_one(self._finished({}), connection)
+
+    async def schedule_async(self) -> TaskId:
+        """:meth:`schedule` without blocking the event loop."""
+        return await asyncio.to_thread(self.schedule)
+
+    def _drafted(self) -> Draft:
+        """The draft for a handler that spawns this task. Raises ConfigError."""
+        if self._batch is not None:
+            raise ConfigError("this builder belongs to a batch, which stores it at its end; do not spawn it")
+        return Draft(self._kind.name, lambda: self._finished({}))
+
+    def _finished(self, positions: Mapping[TaskBuilder, int]) -> TaskSpec:
+        if self._catchup or self._overlap or self._run_on_startup:
+            raise InvalidScheduleError(
+                "catchup, overlap and run_on_startup need a recurrence such as cron() or every()"
+            )
+        if self._caller.before_schedule is not None:
+            self._caller.before_schedule(self)
+        spec = copy.copy(self._spec) if self._batch is None else self._spec  # a batch stores it once
+        if self._parents:
+            spec.edges = [
+                EdgeSpec(positions[p], when, other, local=True)
+                if isinstance(p, TaskBuilder)
+                else EdgeSpec(int(p), when, other)
+                for p, (when, other) in self._parents.items()
+            ]
+        inherit(spec)
+        return spec
+
+
+class RecurringBuilder(_Builder):
+    """Builds one recurring schedule, and registers it."""
+
+    def _drafted(self) -> Draft:
+        raise InvalidScheduleError("a handler spawns single tasks; a recurring schedule is registered by a program")
+
+    def __repr__(self) -> str:
+        return f"<recurring builder of {self._kind.name}>"
+
+    def schedule(self, connection: None = None, *, replace: bool = False) -> str:
+        """Register the schedule, or update the one of the same name; returns the name.
+
+        The name is the ``key()``, else the kind and a hash of the payload. ``replace``: also in place of a schedule of
+        another kind. Raises StoreUnavailableError; DuplicateScheduleError if another kind's schedule has the name, or
+        if this program has registered another recurrence of the same task without a key.
+        """
+        if connection is not None:
+            raise ConfigError("connection= is for single tasks; a recurring schedule is registered by itself")
+        assert self._recurrence is not None
+        if self._caller.before_schedule is not None:
+            self._caller.before_schedule(self)
+        spec = self._spec
+        kept = spec.key_retention if spec.key is not None else self._kind.options.key_retention
+        name = spec.key or f"{spec.kind}-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
+        self._caller.register_schedule(
+            ScheduleSpec(
+                name,
+                self._recurrence,
+                msgspec.structs.replace(spec, key=None, key_retention=kept),
+                self._catchup or "skip",
+                self._overlap or "allow",
+                self._run_on_startup,
+                replace,
+            ),
+            keyed=spec.key is not None,
+        )
+        return name
+
+    async def schedule_async(self, *, replace: bool = False) -> str:
+        """:meth:`schedule` without blocking the event loop."""
+        return await asyncio.to_thread(self.schedule, replace=replace)
+
+
+def _conditions(when: str, otherwise: str | None) -> tuple[When, Otherwise]:
+    """Raises ConfigError."""
+    try:
+        return _known_conditions(when, otherwise)
+    except (TypeError, ValueError):
+        pass
+    if when not in list(When):
+        raise ConfigError(f"when must be success, failure or finished, not {when!r}")
+    raise ConfigError(f"otherwise must be fail, skip, run or wait, not {otherwise!r}")
+
+
+@lru_cache(maxsize=64)
+def _known_conditions(when: str, otherwise: str | None) -> tuple[When, Otherwise]:
+    """Raises ValueError, TypeError."""
+    end = When(when)
+    return end, DEFAULT_OTHERWISE[end] if otherwise is None else Otherwise(otherwise)
+
+
+def make_builder(
+    caller: TaskSubmitter, batch: Batch | None, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> TaskBuilder:
+    """Make a builder for a Task instance, or for a call of a @task function.
+
+    Raises UnregisteredKindError, PayloadError.
+    """
+    if isinstance(task, TaskFunction):
+        kind = caller.registry.of(task)
+        return TaskBuilder(caller, kind, bind(kind, args, kwargs), batch)
+    if isinstance(task, Task):
+        if args or kwargs:
+            raise PayloadError("a task instance takes no further arguments: its fields are the payload")
+        return TaskBuilder(caller, caller.registry.of_instance(task), task, batch)
+    if isinstance(task, type) and issubclass(task, Task):
+        raise PayloadError(f"pass an instance, {task.__name__}(…), not the class")
+    raise PayloadError(f"task() takes a Task instance or a @task function, not {task!r:.80}")
+
+
+class SpecFactory:
+    """Drafts the tasks that handlers spawn. The engine gets one, since it does not import builders."""
+
+    def __init__(self, caller: TaskSubmitter) -> None:
+        self._caller = caller
+
+    def draft(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
+        """Draft a Task instance, a builder, or a @task function with its arguments.
+
+        Raises PayloadError, UnregisteredKindError, InvalidScheduleError for a recurrence, ConfigError for a builder of
+        a batch.
+        """
+        if not isinstance(task, _Builder):
+            task = make_builder(self._caller, None, task, args, kwargs)
+        elif args or kwargs:
+            raise PayloadError("a builder takes no further arguments: it has its payload")
+        drafted: Draft = task._drafted()
+        return drafted
+
+    def draft_of_item(self, kind: Any, item: Any) -> Draft:
+        """Draft a task of this kind for an item: an instance, a mapping of fields, or the first field's value."""
+        source = self._caller.registry.named(kind).source if isinstance(kind, str) else kind
+        return self.draft(*parts_of(source, item))
+
+    def stored(self, kind: str, payload: str) -> Draft:
+        """Draft a task of this kind from a stored payload. Raises UnregisteredKindError, PayloadError."""
+        known = self._caller.registry.named(kind)
+        return TaskBuilder(self._caller, known, known.decode(payload))._drafted()
+
+    def name_of(self, kind: Any) -> str:
+        """The name of a kind: a class, a @task function or the name itself. Raises UnregisteredKindError."""
+        registry = self._caller.registry
+        return registry.named(kind).name if isinstance(kind, str) else registry.of(kind).name
+
+
+def check_text(value: object, what: str, longest: int = 255) -> str:
+    """Check a text of 1 to ``longest`` characters. Raises PayloadError, which names ``what``."""
+    if not isinstance(value, str) or not 1 <= len(value) <= longest:
+        raise PayloadError(f"{what} is a text of 1 to {longest} characters, not {value!r:.80}")
+    if value != storable(value):
+        raise PayloadError(f"{what} has a NUL or half a surrogate pair in it, which cannot be stored: {value!r:.80}")
+    return value

@@ -1,0 +1,302 @@
+"""``jobs.dead_letters``: list, replay and purge tasks that failed for good."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from scheduler.client.builder import check_text
+from scheduler.client.info import TaskInfo, task_info
+from scheduler.errors import ConfigError, PayloadError
+from scheduler.model.registry import MAX_KEY, Kind, encode_json
+from scheduler.model.spec import TaskId
+from scheduler.model.task import Task
+from scheduler.model.texts import storable
+from scheduler.model.times import span_us, to_datetime
+from scheduler.store.admin import purge
+from scheduler.store.admin.replay import NewPayload, replay, replay_some
+from scheduler.store.read import dead_letters as store
+from scheduler.store.read.dead_letters import BATCH, Filter
+from scheduler.store.read.tasks import get_task
+from scheduler.store.tasks.keys import Other
+
+if TYPE_CHECKING:
+    from scheduler.client.tasks import TaskOperations
+
+Seconds = float | timedelta
+MAX_REPLAYED = 10_000  # of a bulk replay
+_BATCH_SIZE = 100  # replayed in one transaction
+log = logging.getLogger("scheduler.dead_letters")
+
+
+class DeadLetterMetrics(msgspec.Struct, frozen=True):
+    """``oldest_age``: how long ago the oldest died, None if there is none; ``kinds``: how many of each kind."""
+
+    count: int
+    oldest_age: timedelta | None
+    kinds: dict[str, int]
+
+
+class DeadLetterGroup(msgspec.Struct, frozen=True):
+    """Dead letters with one cause. ``runs``: what failed, such as ``EmailTask.run``; ``id`` and ``error`` are those of
+    the newest task among them; ``oldest`` and ``newest``: when they died."""
+
+    count: int
+    kind: str
+    error_class: str | None
+    fingerprint: str | None
+    runs: str
+    id: int
+    error: str | None
+    oldest: datetime
+    newest: datetime
+
+    @property
+    def text(self) -> str:
+        """``412 × ConnectionRefused in EmailTask.run``."""
+        return f"{self.count} × {self.error_class or 'error'} in {self.runs}"
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """One entry of a dead letter's audit. ``action``: replay, copy, copied, purge."""
+
+    id: int
+    task_id: int
+    at: datetime
+    actor: str | None
+    action: str
+    detail: dict[str, Any]
+
+
+class DeadLetters:
+    """``jobs.dead_letters``. Ages are seconds or timedeltas since a task died. Everything raises
+    StoreUnavailableError."""
+
+    def __init__(self, owner: TaskOperations) -> None:
+        self._owner = owner
+
+    def list(
+        self,
+        *,
+        kind: str | None = None,
+        error_class: str | None = None,
+        fingerprint: str | None = None,
+        older_than: Seconds | None = None,
+        newer_than: Seconds | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
+        limit: int = 100,
+    ) -> Sequence[TaskInfo]:
+        """Dead letters, those that died last first. Raises ConfigError."""
+        wanted = self._filter(
+            kind, error_class, fingerprint, older_than, newer_than, key=key, correlation=correlation, subject=subject
+        )
+        with self._owner.database.read() as connection:
+            return [task_info(record) for record in store.find(connection, wanted, _at_least_one(limit))]
+
+    def groups(
+        self,
+        *,
+        kind: str | None = None,
+        error_class: str | None = None,
+        fingerprint: str | None = None,
+        older_than: Seconds | None = None,
+        newer_than: Seconds | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
+        limit: int = 100,
+    ) -> Sequence[DeadLetterGroup]:
+        """Dead letters by kind and cause, the largest group first. Raises ConfigError.
+
+        ``group.text`` reads like ``412 × ConnectionRefused in EmailTask.run``."""
+        wanted = self._filter(
+            kind, error_class, fingerprint, older_than, newer_than, key=key, correlation=correlation, subject=subject
+        )
+        with self._owner.database.read() as connection:
+            found = store.groups(connection, wanted, _at_least_one(limit))
+        return [DeadLetterGroup(*g[:-2], to_datetime(g.oldest), to_datetime(g.newest)) for g in found]
+
+    def get(self, task_id: int) -> TaskInfo:
+        """One dead letter. Raises UnknownTaskError; InvalidTransitionError if the task is not dead."""
+        with self._owner.database.read() as connection:
+            return task_info(store.get(connection, task_id))
+
+    def replay(
+        self,
+        task_id: int,
+        by: str | None = None,
+        key: str | None = None,
+        payload: Any = None,
+        copy: bool = False,
+    ) -> TaskId:
+        """Run a dead letter again with a new budget; returns its id, or that of the copy.
+
+        The same task is opened again, with its attempts counting on, and what ended because of it comes back.
+        ``copy``: a new task with the same options and a key of its own is made instead, the dead letter stays. ``by``:
+        who, for the audit. ``key``, ``payload`` (an instance of the kind, or its fields as a dict) replace its own.
+        What ended because of it, and whose key another task has by now, stays as it ended: a warning is logged.
+
+        Raises UnknownTaskError, InvalidTransitionError if it is not dead (any more), DuplicateKeyError if another task
+        holds its key or has completed under it since, PayloadError, UnregisteredKindError; then nothing is changed.
+        """
+        actor = _actor(by)
+        if key is not None:
+            check_text(key, "a key", MAX_KEY)
+        new = None if payload is None else self._payload(task_id, payload)
+        now = self._owner.database.now
+        made = self._owner.database.change(
+            lambda c: replay(c, task_id, now(), by=actor, key=key, payload=new, copy=copy)
+        )
+        self._owner._notify()
+        warn_left(made.left)
+        return made.id
+
+    def replay_all(
+        self,
+        limit: int = 100,
+        by: str | None = None,
+        kind: str | None = None,
+        fingerprint: str | None = None,
+        error_class: str | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
+    ) -> Sequence[TaskId]:
+        """Replay up to ``limit`` (at most 10,000) of them, those that died first before others; returns their ids.
+
+        One whose key another task holds, or has completed since, stays dead, and a warning is logged. What dies again
+        meanwhile is left for another call. Raises ConfigError.
+        """
+        if _at_least_one(limit) > MAX_REPLAYED:
+            raise ConfigError(f"limit is at most {MAX_REPLAYED}, not {limit!r}")
+        check_filters(
+            kind=kind,
+            error_class=error_class,
+            fingerprint=fingerprint,
+            key=key,
+            correlation=correlation,
+            subject=subject,
+        )
+        actor, at, more = _actor(by), (0, 0), True
+        done: list[TaskId] = []
+        database = self._owner.database
+        database.open()  # opening reads the server's clock
+        before = database.now() + 1
+        wanted = Filter(kind, error_class, fingerprint, before, None, key, correlation, subject)
+        while more and len(done) < limit:
+            count, since = min(_BATCH_SIZE, limit - len(done)), at
+            one = self._owner.database.change(
+                lambda c, n=count, s=since: replay_some(c, database.now(), wanted, limit=n, by=actor, after=s)  # type: ignore[misc]
+            )
+            done += [TaskId(i, created=False) for i in one.ids]
+            for task_id, other in one.conflicts.items():
+                log.warning("not replayed: task %d has its key", other, extra={"task": task_id})
+            at, more = one.last, one.more
+            if one.ids:
+                self._owner._notify()
+        return done
+
+    def purge(
+        self,
+        older_than: Seconds,
+        kind: str | None = None,
+        fingerprint: str | None = None,
+        error_class: str | None = None,
+        by: str | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
+    ) -> int:
+        """Remove those that died longer ago than ``older_than``, in batches; returns how many.
+
+        Their outcome and audit are remembered. Tasks that wait for one of them to be retried end as failed. Raises
+        ConfigError.
+        """
+        if older_than is None:
+            raise ConfigError("purge wants an age: older_than, in seconds or as a timedelta")
+        actor = _actor(by)
+        wanted = self._filter(
+            kind, error_class, fingerprint, older_than, None, key=key, correlation=correlation, subject=subject
+        )
+        removed, more = 0, True
+        while more:
+            one = self._owner.database.change(lambda c: purge.purge(c, self._owner.database.now(), wanted, by=actor))
+            removed, more = removed + one, one >= BATCH
+        return removed
+
+    def metrics(self) -> DeadLetterMetrics:
+        """How many there are, by kind too, and how old the oldest is."""
+        database = self._owner.database
+        with database.read() as connection:
+            found, now = store.metrics(connection), database.now()
+        age = None if found.oldest is None else timedelta(microseconds=max(0, now - found.oldest))
+        return DeadLetterMetrics(found.count, age, found.kinds)
+
+    def audit(self, task_id: int | None = None, limit: int = 1000) -> Sequence[AuditEntry]:
+        """Who did what to a dead letter, or to all: the newest entries, in the order they were made. Also of removed
+        ones. Raises ConfigError."""
+        with self._owner.database.read() as connection:
+            found = store.audit(connection, task_id, _at_least_one(limit))
+        return [AuditEntry(a.id, a.task_id, to_datetime(a.at), a.actor, a.action, a.detail) for a in found]
+
+    def _filter(
+        self,
+        kind: str | None,
+        error_class: str | None,
+        fingerprint: str | None,
+        older_than: Seconds | None,
+        newer_than: Seconds | None,
+        **envelope: str | None,
+    ) -> Filter:
+        check_filters(kind=kind, error_class=error_class, fingerprint=fingerprint, **envelope)
+        self._owner.database.open()  # opening reads the server's clock
+        now = self._owner.database.now()
+        return Filter(
+            kind,
+            error_class,
+            fingerprint,
+            before=None if older_than is None else now - span_us(older_than, "older_than"),
+            after=None if newer_than is None else now - span_us(newer_than, "newer_than"),
+            **envelope,
+        )
+
+    def _payload(self, task_id: int, given: Any) -> NewPayload:
+        """The payload as it is stored, checked by the registered kind."""
+        registry = self._owner.registry
+        with self._owner.database.read() as connection:
+            kind: Kind = registry.named(get_task(connection, task_id).kind)
+        value = given
+        if not isinstance(given, Task):
+            value = kind.decode(encode_json(given, f"payload of {kind.name}"))
+        elif registry.of_instance(given) is not kind:
+            raise PayloadError(f"task {task_id} is of kind {kind.name}; {type(given).__name__} is another one")
+        return NewPayload(kind.encode(value), kind.lane(value), kind.options.schema_version)
+
+
+def warn_left(left: Mapping[int, Other]) -> None:
+    """Log the tasks that were not revived because another task has their key."""
+    for task_id, other in left.items():
+        log.warning("not revived: task %d has its key %r", other.id, other.key, extra={"task": task_id})
+
+
+def _actor(by: str | None) -> str | None:
+    return None if by is None else check_text(by, "by")
+
+
+def check_filters(**texts: str | None) -> None:
+    """What tasks are chosen by. Raises ConfigError for what cannot be stored as one: databases differ on what it is."""
+    for name, text in texts.items():
+        if text is not None and (not isinstance(text, str) or text != storable(text)):
+            raise ConfigError(f"{name} must be a text, not {text!r:.80}")
+
+
+def _at_least_one(limit: int) -> int:
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**63:
+        raise ConfigError(f"limit must be a whole number from 1, not {limit!r}")
+    return limit

@@ -1,0 +1,198 @@
+"""TaskInfo, AttemptInfo and ScheduleInfo: stored records as programs get them.
+
+The store has integers; here instants are aware datetimes in UTC, and spans are timedeltas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from scheduler.model.envelope import Envelope
+from scheduler.model.outcome import AttemptEnd
+from scheduler.model.recurrence import Recurrence
+from scheduler.model.retry import RetryPolicy
+from scheduler.model.state import TaskState
+from scheduler.model.task import Priority
+from scheduler.model.times import to_datetime
+from scheduler.ports import FOREVER
+from scheduler.store.read.schedules import ScheduleRecord
+from scheduler.store.read.tasks import AttemptRecord, TaskRecord
+
+
+class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything stored of one task.
+
+    ``payload`` is JSON text, ``result`` what the handler returned (None if nothing, or not yet, or no longer).
+    ``run_at``: not before then; None while it waits for an event without an end. ``worker``: the id of the worker
+    that holds it. ``unmet``: how many of its dependencies are not satisfied. ``rerun``: it was replaced while an
+    attempt is under way, and runs once more after it.
+    """
+
+    id: int
+    kind: str
+    state: TaskState
+    queue: str
+    priority: Priority
+    key: str | None
+    correlation: str
+    causation: str | None
+    subject: str | None
+    message_type: str | None
+    schema_version: int
+    sequence: int | None
+    headers: dict[str, Any]
+    payload: str | None
+    payload_ref: str | None
+    unmet: int
+    attempt: int
+    attempts_used: int
+    max_attempts: int | None
+    retry: RetryPolicy | None
+    timeout: timedelta | None
+    created_at: datetime
+    run_at: datetime | None
+    claimed_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: int | None
+    cancel_requested: datetime | None
+    progress: float | None
+    progress_message: str | None
+    last_heartbeat_at: datetime | None
+    result: Any
+    result_until: datetime | None
+    error: str | None
+    error_class: str | None
+    fingerprint: str | None
+    status_code: int | None
+    ended_by: int | None
+    schedule: str | None
+    slot: datetime | None
+    missed: int | None
+    missed_since: datetime | None
+    dead_letter: bool
+    rerun: bool
+    original_id: int | None
+    replay_count: int
+    spawned_by: int | None
+    max_duration: timedelta | None
+    max_delay: timedelta | None
+    expires_at: datetime | None
+
+
+class AttemptInfo(NamedTuple):
+    """One attempt that has ended. ``worker`` is ``host:pid``; ``claim`` grows with every claim of the task.
+
+    ``envelope``: what its message said of itself, which may be replaced since. ``status_code``: what another service
+    had answered when it failed, if its error said so.
+    """
+
+    number: int
+    claim: int
+    outcome: AttemptEnd
+    worker: str
+    worker_id: int
+    claimed_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime
+    error: str | None
+    error_class: str | None
+    fingerprint: str | None
+    status_code: int | None
+    envelope: Envelope
+
+
+class TaskPage(list[TaskInfo]):
+    """Tasks, and where the next page begins: ``cursor``, None if there are no ``more``."""
+
+    def __init__(self, tasks: Iterable[TaskInfo] = (), cursor: int | None = None) -> None:
+        super().__init__(tasks)
+        self.cursor = cursor
+
+    @property
+    def more(self) -> bool:
+        """Whether another page follows."""
+        return self.cursor is not None
+
+
+class ScheduleInfo(NamedTuple):
+    """A recurring schedule. ``next_at`` is None while the run is under way that a fixed delay counts from.
+
+    ``trouble`` says why what is stored cannot be read, if it cannot; ``recurrence`` only says so, too, then.
+    """
+
+    name: str
+    kind: str
+    payload: str
+    recurrence: Recurrence
+    catchup: str
+    overlap: str
+    paused: bool
+    next_at: datetime | None
+    last_slot: datetime | None
+    last_task: int | None
+    created_at: datetime
+    updated_at: datetime
+    seen_at: datetime
+    trouble: str | None = None
+
+
+def instant(us: int | None) -> datetime | None:
+    """Microseconds as an aware datetime; None if there is no time."""
+    return None if us is None or us >= FOREVER else to_datetime(us)
+
+
+_INSTANTS = [name for name, hint in TaskInfo.__annotations__.items() if "datetime" in str(hint)]
+
+
+def task_info(record: TaskRecord) -> TaskInfo:
+    """The public form of a stored task."""
+    values = {name: getattr(record, name) for name in TaskInfo.__struct_fields__}
+    for name in _INSTANTS:
+        values[name] = instant(values[name])
+    for name in ("timeout", "max_duration", "max_delay"):
+        values[name] = None if values[name] is None else timedelta(microseconds=values[name])
+    return TaskInfo(**values)
+
+
+def attempt_info(record: AttemptRecord) -> AttemptInfo:
+    """The public form of a stored attempt."""
+    return AttemptInfo(
+        record.number,
+        record.claim,
+        record.outcome,
+        record.worker,
+        record.worker_id,
+        instant(record.claimed_at),
+        instant(record.started_at),
+        to_datetime(record.finished_at),
+        record.error,
+        record.error_class,
+        record.fingerprint,
+        record.status_code,
+        record.envelope,
+    )
+
+
+def schedule_info(record: ScheduleRecord) -> ScheduleInfo:
+    """The public form of a stored schedule."""
+    return ScheduleInfo(
+        record.name,
+        record.kind,
+        record.payload,
+        record.recurrence,
+        record.catchup,
+        record.overlap,
+        record.paused,
+        instant(record.next_at),
+        instant(record.last_slot),
+        record.last_task,
+        to_datetime(record.created_at),
+        to_datetime(record.updated_at),
+        to_datetime(record.seen_at),
+        record.trouble,
+    )

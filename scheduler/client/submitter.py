@@ -1,0 +1,97 @@
+"""TaskSubmitter: stores what builders build, and wakes the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from scheduler.errors import DuplicateScheduleError
+from scheduler.model.recurrence import Recurrence
+from scheduler.model.registry import Registry
+from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.store import schedules
+from scheduler.store.db.database import Database
+from scheduler.store.db.notifier import Notifier, ring_after_commit
+from scheduler.store.schedules import ScheduleSpec
+from scheduler.store.tasks.enqueue import callers_connection, enqueue, enqueue_alone, insert_alone, is_one_row
+
+
+class TaskSubmitter:
+    """Stores tasks and schedules for builders, and notifies the engines."""
+
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry,
+        ring: Callable[..., None],
+        bell: Callable[[], Notifier],
+        timezone: str = "UTC",
+        before_schedule: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.database = database
+        self.registry = registry
+        self.ring = ring
+        self.bell = bell
+        self.timezone = timezone
+        self.before_schedule = before_schedule
+        self._unkeyed: dict[str, Recurrence] = {}  # what this program has registered, by the names made for it
+
+    def store_one(self, spec: TaskSpec, connection: Any = None) -> TaskId:
+        """:meth:`store` a single task."""
+        if connection is not None or not is_one_row(spec):
+            return self.store([spec], connection)[0]
+        if self.database.dialect.name == "sqlite":
+            new_id = insert_alone(self.database, spec)
+            self.ring()
+            return new_id
+        bell = self.bell()  # before this thread holds a connection, since a stop may wait for that
+        one = enqueue_alone(self.database, spec, bell)
+        self.ring(others=not one.rung)
+        return one.id
+
+    def store(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
+        """Store tasks, in the caller's transaction if there is one, and notify after the commit."""
+        if connection is not None:
+            own = callers_connection(connection)
+            self.database.open()
+            ids = enqueue(own, specs, self.database.now(), ours=False)
+            ring_after_commit(own, self.ring)
+            return ids
+        if len(specs) == 1 and is_one_row(specs[0]):
+            return [self.store_one(specs[0])]
+        stored = self.database.change(lambda c: enqueue(c, specs, self.database.now(), ours=True))
+        self.ring()
+        return stored
+
+    def register_schedule(self, spec: ScheduleSpec, *, keyed: bool) -> None:
+        """Store a schedule. Without a key a second recurrence of the same task would replace the first.
+
+        Raises DuplicateScheduleError.
+        """
+        before = None if keyed else self._unkeyed.get(spec.name)
+        if before is not None and before != spec.recurrence:
+            raise DuplicateScheduleError(
+                spec.name,
+                f"is registered by this program already, as {before.describe()}: give each of several recurrences of "
+                "one task a key()",
+            )
+        dialect = self.database.dialect
+        self.database.change(lambda c: schedules.register(c, dialect, spec, self.database.now()))
+        if not keyed:
+            self._unkeyed[spec.name] = spec.recurrence
+        self.ring()
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Surround a program's registrations at start. If they fail, it may start again with other recurrences."""
+        before = dict(self._unkeyed)
+        try:
+            yield
+        except BaseException:
+            self._unkeyed = before
+            raise
+
+    def forget_schedule(self, name: str) -> None:
+        """Note that this program has deleted the schedule, so it may register another one."""
+        self._unkeyed.pop(name, None)

@@ -1,0 +1,464 @@
+"""TaskOperations, the part of the Scheduler that reads and changes stored tasks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from scheduler.client.builder import check_text
+from scheduler.client.dead_letters import DeadLetters, check_filters, warn_left
+from scheduler.client.info import AttemptInfo, TaskInfo, TaskPage, attempt_info, task_info
+from scheduler.client.schedules import Schedules
+from scheduler.errors import (
+    ConfigError,
+    CycleError,
+    PayloadError,
+    ResultExpiredError,
+    StoreUnavailableError,
+    TaskCancelledError,
+    TaskFailedError,
+    UnknownDependencyError,
+    UnknownTaskError,
+)
+from scheduler.model.checkpoint import MAX_VALUE
+from scheduler.model.registry import Registry, encode_json
+from scheduler.model.retry import RetryPolicy
+from scheduler.model.spec import EdgeSpec, TaskId
+from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, TaskState, When
+from scheduler.model.times import LONGEST, span_us
+from scheduler.ports import SECOND
+from scheduler.store.admin import retention
+from scheduler.store.admin.redrive import redrive
+from scheduler.store.db.database import Database
+from scheduler.store.db.notifier import ring_after_commit
+from scheduler.store.durable import events
+from scheduler.store.durable.events import Emit
+from scheduler.store.graph.cycles import find_path
+from scheduler.store.read import tasks as read_tasks
+from scheduler.store.read.dead_letters import Filter
+from scheduler.store.read.explain import why
+from scheduler.store.read.tasks import EdgeRecord, TaskRecord
+from scheduler.store.tasks import control
+from scheduler.store.tasks.control import CancelResult
+from scheduler.store.tasks.enqueue import callers_connection, hold_writes
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from sqlalchemy.orm import Session
+
+
+log = logging.getLogger("scheduler")
+BATCH_SIZE = 100  # tasks retried in one transaction
+MOST_AT_ONCE = 10_000
+_POLL_PAUSES = (0.005, 0.25)  # seconds between looks while waiting: first, most
+
+
+class TaskOperations:
+    """Needs ``database``, ``registry``, ``_notify`` and ``_forget_schedule`` of the Scheduler."""
+
+    database: Database
+    registry: Registry
+
+    def _notify(self) -> None:
+        raise NotImplementedError
+
+    def _forget_schedule(self, name: str) -> None:
+        raise NotImplementedError
+
+    @property
+    def schedules(self) -> Schedules:
+        """The recurring schedules."""
+        return Schedules(self)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The tasks that failed for good."""
+        return DeadLetters(self)
+
+    # looking
+
+    def get_task(self, task_id: int) -> TaskInfo:
+        """Everything stored of a task. Raises UnknownTaskError."""
+        with self.database.read() as connection:
+            return self._info(read_tasks.get_task(connection, check_id(task_id)))
+
+    def _info(self, record: TaskRecord) -> TaskInfo:
+        return task_info(record.at(self.database.now()))
+
+    def get_task_status(self, task_id: int) -> TaskState:
+        """Its state. Raises UnknownTaskError."""
+        return self.get_task(task_id).state
+
+    def list_tasks(
+        self,
+        status: str | Iterable[str] | None = None,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
+        message_type: str | None = None,
+        limit: int = 100,
+        cursor: int | None = None,
+    ) -> TaskPage:
+        """Tasks, newest first, at most ``limit``: a list that has the ``cursor`` of the next ones, None if there are
+        none.
+
+        ``status``: states or short names; ``message_type``: as it was given, else the kind; ``cursor``: only ids below
+        it. Raises ConfigError.
+        """
+        check_filters(
+            kind=kind, queue=queue, key=key, correlation=correlation, subject=subject, message_type=message_type
+        )
+        for name, number in (("limit", limit), ("cursor", 0 if cursor is None else cursor)):
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63 - 1:
+                raise ConfigError(f"{name} must be a whole number from 0, not {number!r:.80}")
+        with self.database.read() as connection:
+            found, following = read_tasks.list_tasks(
+                connection,
+                states=None if status is None else parse_states(status),
+                kind=kind,
+                queue=queue,
+                key=key,
+                correlation=correlation,
+                subject=subject,
+                message_type=message_type,
+                limit=limit,
+                cursor=cursor,
+            )
+        return TaskPage(map(self._info, found), following)
+
+    def get_task_dependencies(self, task_id: int) -> list[EdgeRecord]:
+        """The tasks that it waits for, or waited for. Raises UnknownTaskError."""
+        with self.database.read() as connection:
+            read_tasks.get_task(connection, check_id(task_id))
+            return list(read_tasks.dependencies(connection, task_id))
+
+    def get_dependents(self, task_id: int) -> list[EdgeRecord]:
+        """The tasks that wait for it. Raises UnknownTaskError."""
+        with self.database.read() as connection:
+            read_tasks.get_task(connection, check_id(task_id))
+            return list(read_tasks.dependents(connection, task_id))
+
+    def check_for_cycles(self, task_id: int) -> None:
+        """Raise CycleError if the stored edges lead from this task back to it.
+
+        schedd never stores such edges; another program may have.
+        """
+        with self.database.read() as connection:
+            read_tasks.get_task(connection, task_id)
+            for edge in read_tasks.dependents(connection, task_id):
+                path = find_path(connection, self.database.dialect, edge.child, task_id)
+                if path:
+                    raise CycleError([task_id, *path])
+
+    def get_attempts(self, task_id: int) -> list[AttemptInfo]:
+        """Its executions so far, oldest first. Raises UnknownTaskError."""
+        with self.database.read() as connection:
+            read_tasks.get_task(connection, check_id(task_id))
+            return [attempt_info(record) for record in read_tasks.attempts(connection, task_id)]
+
+    def get_retry_count(self, task_id: int) -> int:
+        """How many retries it has had. Raises UnknownTaskError."""
+        return max(0, self.get_task(task_id).attempt - 1)
+
+    def get_last_error(self, task_id: int) -> str | None:
+        """The error of its last failed attempt. Raises UnknownTaskError."""
+        return self.get_task(task_id).error
+
+    def progress(self, task_id: int) -> tuple[float | None, str | None]:
+        """(percent, message) as last reported. Raises UnknownTaskError."""
+        task = self.get_task(task_id)
+        return task.progress, task.progress_message
+
+    # waiting
+
+    def result(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
+        """Wait for the task and return its result. None waits for ever, 0 not at all (seconds or timedelta).
+
+        Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, TimeoutError. A
+        database that goes away, or does not answer, is handled as in :meth:`wait`.
+        """
+        check_id(task_id)
+        with self.database.within(_seconds(timeout)):
+            return self._result(task_id, timeout)
+
+    def _result(self, task_id: int, timeout: float | timedelta | None) -> Any:
+        try:
+            task = self._wait([task_id], timeout)[task_id]
+        except UnknownTaskError as error:
+            if error.gone:
+                raise
+            with self.database.read() as connection:  # retention may have removed the row and kept its outcome
+                return read_tasks.result_of(connection, task_id, self.database.now())
+        if task.state is TaskState.CANCELLED:
+            raise TaskCancelledError(task_id)
+        if task.state is not TaskState.SUCCESS:
+            raise TaskFailedError(task_id, task.error)
+        try:
+            with self.database.read() as connection:
+                return read_tasks.result_of(connection, task_id, self.database.now())
+        except ResultExpiredError:
+            self._expire(task_id)
+            raise
+
+    def _expire(self, task_id: int) -> None:
+        """Delete an expired result, if the database can be written to just now."""
+        with suppress(StoreUnavailableError), self.database.write() as connection:
+            retention.expire(connection, self.database.dialect, task_id, self.database.now())
+
+    def wait(self, ids: int | Iterable[int], timeout: float | timedelta | None = None) -> dict[int, TaskInfo]:
+        """Wait until all of these tasks have ended; returns them by id.
+
+        None waits for ever, 0 not at all (seconds or timedelta). If the database goes away meanwhile, and may come
+        back, this waits for it. If it does not answer, this gives up less than a second after the time is up.
+
+        Raises TimeoutError, which says what they wait for; UnknownTaskError; StoreUnavailableError if the database is
+        away at once, or still when the time is up.
+        """
+        wanted = [check_id(task_id) for task_id in ([ids] if isinstance(ids, int) else ids)]
+        with self.database.within(_seconds(timeout)):
+            return {task_id: self._info(record) for task_id, record in self._wait(wanted, timeout).items()}
+
+    def _wait(self, wanted: Sequence[int], timeout: float | timedelta | None) -> dict[int, TaskRecord]:
+        seconds = _seconds(timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        pause, never = _POLL_PAUSES[0], threading.Event()
+        done: dict[int, TaskRecord] = {}
+        seen = False
+        while True:
+            trouble = None
+            try:
+                done |= self._ended([i for i in wanted if i not in done])
+                seen = True
+            except StoreUnavailableError as error:
+                if not (seen and error.heals):
+                    raise
+                trouble = error
+            if len(done) == len(set(wanted)):
+                return {task_id: done[task_id] for task_id in wanted}
+            left = float("inf") if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                if trouble is not None:
+                    raise trouble
+                still = [i for i in wanted if i not in done]
+                reason = self._reason(still[0], seconds)
+                raise TimeoutError(f"still not ended: {', '.join(map(str, still[:10]))}{reason}")
+            never.wait(min(pause, left))
+            pause = min(_POLL_PAUSES[1], pause * 1.5)
+
+    def _reason(self, task_id: int, seconds: float | None) -> str:
+        """What keeps a task from running, for the timeout's error; empty for a caller that did not wait."""
+        if not seconds:
+            return ""
+        with suppress(UnknownTaskError, StoreUnavailableError), self.database.read() as connection:
+            said = why(connection, task_id, self.database.now())
+            path = self.database.path
+            where = "" if path is None else f"; the database is {path.absolute()}"
+            return f"; task {task_id}: {said or 'it is running'}{where}"
+        return ""
+
+    def _ended(self, ids: Sequence[int]) -> dict[int, TaskRecord]:
+        """Those of these that have ended. Raises UnknownTaskError."""
+        with self.database.read() as connection:
+            # One statement for all tasks, and one for ended ones: there may be thousands.
+            ended = [i for i, end in read_tasks.ends(connection, ids).items() if end is not None]
+            found = {task.id: task for task in read_tasks.get_tasks(connection, ended)}
+        for task_id in ended:
+            if task_id not in found:
+                raise UnknownTaskError(task_id)  # its row has been removed
+        return {task_id: task for task_id, task in found.items() if task.state.terminal}
+
+    # changing
+
+    def cancel_task(self, task_id: int, cascade: bool = False) -> CancelResult:
+        """End a task at once, or ask it to end if it is running. Does nothing for an ended or cancelled task.
+
+        ``cascade``: its dependants by success end cancelled too, instead of by their *otherwise*. Raises
+        UnknownTaskError.
+        """
+        check_id(task_id)
+        done = self.database.change(lambda c: control.cancel(c, [task_id], self.database.now(), cascade=cascade))
+        self._notify()
+        return done
+
+    def retry_task(self, task_id: int, downstream: bool = True) -> None:
+        """Run an ended, unsuccessful task again with a new budget, and revive the tasks that ended because of it.
+
+        A task that waits for a retry or its time runs now. What would be revived, and whose key another task has by
+        now, stays as it ended: a warning is logged. Raises UnknownTaskError, InvalidTransitionError; DuplicateKeyError
+        if another task holds its key or has completed under it since.
+        """
+        check_id(task_id)
+        left = self.database.change(lambda c: control.retry(c, task_id, self.database.now(), downstream=downstream))
+        self._notify()
+        warn_left(left)
+
+    def retry_failed(
+        self,
+        *,
+        kind: str | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
+        limit: int = 100,
+        downstream: bool = True,
+    ) -> list[TaskId]:
+        """Retry tasks that failed or died by themselves, at most ``limit``, in the order in which they ended.
+
+        At least one filter is needed. A task whose key another task holds, or has completed since, stays as it is, and
+        a warning is logged. A task that fails again meanwhile is not retried twice. Returns the ids. Raises
+        ConfigError.
+        """
+        check_filters(kind=kind, key=key, correlation=correlation, subject=subject)
+        if kind is None and key is None and correlation is None and subject is None:
+            raise ConfigError("retry_failed wants to know which: kind, key, correlation or subject")
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_AT_ONCE:
+            raise ConfigError(f"limit must be a whole number from 1 to {MOST_AT_ONCE}, not {limit!r}")
+        self.database.open()  # opening reads the server's clock
+        now = self.database.now
+        wanted = Filter(kind, before=now() + 1, key=key, correlation=correlation, subject=subject)
+        done: list[TaskId] = []
+        left, after, more = limit, (0, 0), True
+        while more and left > 0:
+            count, since = min(BATCH_SIZE, left), after
+            one = self.database.change(
+                lambda c, n=count, s=since: redrive(c, now(), wanted, limit=n, downstream=downstream, after=s)  # type: ignore[misc]
+            )
+            done += [TaskId(i, created=False) for i in one.ids]
+            for task_id, other in one.conflicts.items():
+                log.warning("not retried: task %d has its key", other, extra={"task": task_id})
+            left, after, more = left - len(one.ids), one.last, one.more
+            if one.ids:
+                self._notify()
+        return done
+
+    def add_dependency(self, child: int, parent: int, when: str = "success", otherwise: str | None = None) -> None:
+        """Let a stored task that has not been claimed wait for another one.
+
+        If it waits for that one already, the conditions of this call take the place of those.
+
+        Raises CycleError, UnknownTaskError, UnknownDependencyError, InvalidTransitionError, ConfigError.
+        """
+        try:
+            end = When(when)
+            other = DEFAULT_OTHERWISE[end] if otherwise is None else Otherwise(otherwise)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        check_id(child)
+        try:
+            edge = EdgeSpec(check_id(parent), end, other)
+        except UnknownTaskError:
+            raise UnknownDependencyError([parent]) from None
+        self.database.change(lambda c: control.add_dependency(c, child, edge, self.database.now()))
+        self._notify()  # a broken edge ends the child, and other tasks may wait for the child
+
+    def set_retry_policy(self, task_id: int, policy: RetryPolicy) -> None:
+        """Change how a task that has not ended is retried. Raises UnknownTaskError, InvalidTransitionError."""
+        if not isinstance(policy, RetryPolicy):
+            raise ConfigError(f"set_retry_policy takes a RetryPolicy, not {policy!r}")
+        check_id(task_id)
+        with self.database.write() as connection:
+            control.set_retry_policy(connection, task_id, policy.to_json(), policy.max_attempts)
+
+    def cleanup_completed_tasks(self, older_than_hours: float = 24) -> int:
+        """Remove succeeded tasks that ended longer ago than this; their outcome is remembered. Returns how many.
+
+        One that returned something stays for its kind's ``result_ttl`` (``[retention] results``, 24 h), one with a key
+        for the key's retention, and what others need for as long as they do.
+        """
+        return retention.clean(self.database, [TaskState.SUCCESS], _hours(older_than_hours))
+
+    def cleanup_tasks(self, status: str | Iterable[str], older_than: float | timedelta) -> int:
+        """Remove tasks that ended so longer ago than this (seconds or timedelta); their outcome is remembered.
+
+        ``status``: ended states or short names, such as ``"cancelled"`` or ``"Failed"``. What others need stays, and
+        successes as :meth:`cleanup_completed_tasks` says. Returns how many. Raises ConfigError.
+        """
+        states = parse_states(status)
+        live = [state for state in states if not state.terminal]
+        if live:
+            raise ConfigError(f"only tasks that have ended can be removed; {live[0]} ones have not")
+        return retention.clean(self.database, states, span_us(older_than, "older_than"))
+
+    # events
+
+    def emit_event(self, name: str, payload: Any = None, connection: sa.Connection | Session | None = None) -> bool:
+        """Emit an event: each task that awaits it, now or later, gets the payload (JSON, 1 MiB at most).
+
+        The first emit of a name wins; False if this was not the first, and nothing was changed. ``connection``: the
+        caller's own; the event then commits with the caller's rows. Raises PayloadError.
+        """
+        emit = [Emit(check_text(name, "an event's name"), event_payload(payload))]
+        if connection is not None:
+            own = callers_connection(connection)
+            self.database.open()
+            hold_writes(own)
+            new, _ = events.emit(own, emit, self.database.now())
+            ring_after_commit(own, self._notify)
+        else:
+            new, _ = self.database.change(lambda c: events.emit(c, emit, self.database.now()))
+            self._notify()
+        return bool(new)
+
+    def cleanup_events(self, older_than_hours: float) -> int:
+        """Remove events that were emitted longer ago than this and that no task awaits."""
+        span = _hours(older_than_hours)
+        removed, batch = 0, events.BATCH
+        while batch >= events.BATCH:
+            batch = self.database.change(lambda c: events.cleanup(c, self.database.now() - span))
+            removed += batch
+        return removed
+
+
+def check_id(task_id: int) -> int:
+    """Check a task's id. Raises UnknownTaskError for a number out of range, ConfigError for another type."""
+    if not isinstance(task_id, int) or isinstance(task_id, bool):
+        raise ConfigError(f"a task's id is the number that schedule() returned, not {task_id!r:.80}")
+    if not 0 < task_id < 2**63:
+        raise UnknownTaskError(task_id)
+    return task_id
+
+
+def _hours(given: float) -> int:
+    """As microseconds. Raises ConfigError."""
+    if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 <= given <= LONGEST / SECOND / 3600:
+        raise ConfigError(f"older_than_hours must be a number of hours from 0, not {given!r:.80}")
+    return round(given * 3600 * SECOND)
+
+
+def event_payload(payload: Any) -> str | None:
+    """JSON text of an event's payload, None for None. Raises PayloadError."""
+    if payload is None:
+        return None
+    text = encode_json(payload, "an event's payload")
+    if len(text) > MAX_VALUE:
+        raise PayloadError(f"an event's payload is {len(text)} bytes of JSON, over the limit of {MAX_VALUE}")
+    return text
+
+
+def parse_states(given: str | Iterable[str]) -> Sequence[TaskState]:
+    """State names and short names as states. Raises ConfigError, which lists the valid ones."""
+    names = [given] if isinstance(given, str) else list(given)
+    found: list[TaskState] = []
+    for name in names:
+        # "failed" is the one state, "Failed" the short name of four
+        matching = [s for s in TaskState if name == s.value]
+        matching = matching or [s for s in TaskState if str(name).lower() == s.simple.lower()]
+        if not matching:
+            raise ConfigError(
+                f"there is no state {name!r}; there are {', '.join(TaskState)} and "
+                f"{', '.join(dict.fromkeys(s.simple for s in TaskState))}"
+            )
+        found += matching
+    return found
+
+
+def _seconds(timeout: float | timedelta | None) -> float | None:
+    return None if timeout is None else span_us(timeout, "timeout") / SECOND

@@ -1,0 +1,1 @@
+"""Settings: their model, where they come from, how they are checked, and the task modules they name."""

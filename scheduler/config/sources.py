@@ -1,0 +1,291 @@
+"""Reads settings from a file, credentials and the environment, and converts each to its type.
+
+It imports only light modules, since ``schedctl`` reads the configuration on every call.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from scheduler.errors import ConfigError
+from scheduler.model.redact import redact
+
+PREFIX = "SCHEDD_"
+NOT_SETTINGS = frozenset({"SCHEDD_CONFIG", "SCHEDD_DEBUG"})
+DURATION = "duration"
+Duration = Annotated[float, DURATION]
+"""Seconds; written as a number, or as text such as "90s", "24h", "1h30m" or "30d"."""
+
+LONGEST = 1000 * 366 * 86400.0  # a thousand years: beyond it is a mistake
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_DURATION = re.compile(r"(?:\s*\d+(?:\.\d+)?\s*(?:ms|min|[smhdw]))+\s*")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_TRUE = frozenset({"true", "yes", "on", "1"})
+_FALSE = frozenset({"false", "no", "off", "0"})
+_SHOWN = 80
+
+
+class Unfit(Exception):
+    """A value that is not valid for its setting; the text says what was expected."""
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from a number or from text such as "24h". Raises ConfigError."""
+    try:
+        return _duration(value)
+    except Unfit as error:
+        raise ConfigError(f"{value!r} is not a duration: expected {error}") from None
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest text that :func:`parse_duration` reads back as ``seconds``: "90s", "24h", "30d"."""
+    for unit in ("d", "h", "m"):
+        count = seconds / _UNITS[unit]
+        if count >= 2 and count == int(count):
+            return f"{int(count)}{unit}"
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
+
+
+def shown(value: object) -> str:
+    """A value for an error message: as JSON, without passwords, not too long."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):
+        text = repr(value)
+    text = redact(text)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def convert(kind: Any, value: object, *, text: bool) -> Any:
+    """Convert ``value`` to the annotation ``kind``. ``text``: the value is a text from the environment.
+
+    Raises Unfit, whose text says what was expected.
+    """
+    kind, limits, duration = _unwrap(kind)
+    if duration:
+        result: Any = _duration(value)
+        return _within(result, limits, 'seconds, or text such as "90s", "24h" or "30d"')
+    if typing.get_origin(kind) is Literal:
+        return _choice(value, typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return _list(value, text)
+    if kind is bool:
+        return _bool(value, text)
+    if kind is int:
+        return _within(_int(value, text), limits, "a whole number")
+    if kind is str:
+        if not isinstance(value, str) or not value.strip():
+            raise Unfit("text, not empty" if value == "" else "text")
+        return value.strip()
+    raise TypeError(f"a setting cannot be of type {kind!r}")  # a mistake in Config, not in a user's file
+
+
+def is_duration(kind: Any) -> bool:
+    """Whether the setting is a number of seconds."""
+    return _unwrap(kind)[2]
+
+
+class Reader:
+    """Reads settings from their sources, each method as ``{dotted name: (value, source)}``.
+
+    ``kinds``: the settings there are and their annotated types; ``secret``: those never echoed in an error.
+    All raise ConfigError for what cannot be read, is unknown or does not fit.
+    """
+
+    def __init__(self, kinds: Mapping[str, Any], secret: frozenset[str]) -> None:
+        self._kinds = kinds
+        self._secret = secret
+        self._sections = {name[:end] for name in kinds for end, sign in enumerate(name) if sign == "."}
+
+    def file(self, file: str) -> dict[str, tuple[Any, str]]:
+        """The settings of a TOML file."""
+        try:
+            tree = tomllib.loads(Path(file).read_bytes().decode("utf-8-sig"))
+        except FileNotFoundError:
+            raise ConfigError(f"there is no configuration file {file}") from None
+        except OSError as error:
+            raise ConfigError(f"cannot read the configuration file {file}: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file} is not UTF-8 text (byte {error.start})") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{file} is not TOML: {error}") from None
+        found = {}
+        for name, value in self._leaves(tree, file):
+            found[name] = (self._converted(name, value, name, f"in {file}", text=False), file)
+        return found
+
+    def _leaves(self, tree: dict[str, Any], file: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in tree.items():
+            name = prefix + key
+            if name in self._kinds:
+                yield name, value
+            elif name in self._sections:
+                if not isinstance(value, dict):
+                    raise ConfigError(f"{name} is a section: write [{name}] and its settings below it, in {file}")
+                yield from self._leaves(value, file, name + ".")
+            else:
+                while isinstance(value, dict) and value:  # a section that does not exist: name a setting in it
+                    key, value = next(iter(value.items()))
+                    name += "." + key
+                raise ConfigError(f"unknown setting {name} in {file}{_hint(name, self._kinds)}")
+
+    def credentials(self, directory: str | None) -> dict[str, tuple[Any, str]]:
+        """The files in ``directory`` named like settings (``store.url``).
+
+        Files that begin with the name of no section are left to the tasks.
+        """
+        found = {}
+        for name in _credential_names(directory):
+            where = os.path.join(directory or "", name)
+            if name not in self._kinds:
+                if name.rpartition(".")[0] in self._sections:
+                    raise ConfigError(f"unknown setting: credential {where}{_hint(name, self._kinds)}")
+                continue
+            try:
+                text = Path(where).read_bytes().decode().rstrip("\r\n")
+            except OSError as error:
+                raise ConfigError(f"cannot read the credential {where}: {error.strerror}") from None
+            except UnicodeDecodeError:
+                raise ConfigError(f"the credential {where} is not UTF-8 text") from None
+            source = f"credential {name}"
+            value = self._converted(name, text, source, f"in {where}", text=True, secret=True)
+            found[name] = (value, source)
+        return found
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+        """``SCHEDD_SECTION__NAME``. Other variables may begin with SCHEDD_ too, as a container's links do."""
+        known = {PREFIX + name.upper().replace(".", "__"): name for name in self._kinds}
+        single = {variable.replace("__", "_"): variable for variable in known}
+        found: dict[str, tuple[Any, str]] = {}
+        for variable, text in sorted(environ.items()):
+            if not variable.startswith(PREFIX) or variable in NOT_SETTINGS:
+                continue
+            if variable in single:
+                right = single[variable]
+                raise ConfigError(f"unknown setting {variable} in the environment; did you mean {right}?")
+            if variable not in known:
+                if "__" in variable:
+                    raise ConfigError(f"unknown setting {variable} in the environment{_hint(variable, known)}")
+                continue
+            name = known[variable]
+            value = self._converted(name, text, variable, "in the environment", text=True)
+            found[name] = (value, variable)
+        return found
+
+    def _converted(self, name: str, value: object, called: str, where: str, *, text: bool, secret: bool = False) -> Any:
+        """The checked value. Raises ConfigError: the name, the value unless secret, what was expected."""
+        if text and value == "" and type(None) in typing.get_args(self._kinds[name]):
+            return None
+        try:
+            return convert(self._kinds[name], value, text=text)
+        except Unfit as error:
+            got = "what is there" if secret or name in self._secret else shown(value)
+            raise ConfigError(f"setting {called}: expected {error}, not {got}, {where}") from None
+
+
+def _credential_names(directory: str | None) -> list[str]:
+    try:
+        return sorted(os.listdir(directory)) if directory else []
+    except FileNotFoundError:
+        return []  # inherited from a service that has ended
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the credentials in {directory}: {error.strerror}; "
+            "if they are another service's, unset CREDENTIALS_DIRECTORY"
+        ) from None
+
+
+def _hint(name: str, names: Mapping[str, object]) -> str:
+    """The setting that was probably meant: the same name in another section, or else a close one."""
+    last = name.rpartition(".")[2]
+    close = [other for other in names if other.rpartition(".")[2] == last]
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return f"; did you mean {' or '.join(close[:3])}?" if close else ""
+
+
+def _unwrap(kind: Any) -> tuple[Any, msgspec.Meta, bool]:
+    """The bare type, its limits, and whether it is a duration."""
+    limits, duration = msgspec.Meta(), False
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    if typing.get_origin(kind) is Annotated:
+        kind, *notes = typing.get_args(kind)
+        for note in notes:
+            if isinstance(note, msgspec.Meta):
+                limits = note
+            duration = duration or note == DURATION
+    return kind, limits, duration
+
+
+def _within(value: float, limits: msgspec.Meta, what: str) -> float:
+    if limits.ge is not None and value < limits.ge:
+        raise Unfit(f"{what}, at least {limits.ge:g}")
+    if limits.gt is not None and value <= limits.gt:
+        raise Unfit(f"{what}, more than {limits.gt:g}")
+    if limits.le is not None and value > limits.le:
+        raise Unfit(f"{what}, at most {limits.le:g}")
+    return value
+
+
+def _duration(value: object) -> float:
+    expected = 'seconds, or text such as "90s", "24h" or "30d"'
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        result = float(value)
+    elif isinstance(value, str) and _DURATION.fullmatch(value):
+        result = sum(float(count) * _UNITS[unit] for count, unit in _DURATION_PART.findall(value))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        result = float(value) if abs(value) <= LONGEST else math.inf
+    else:
+        raise Unfit(expected)
+    if not 0 <= result <= LONGEST:
+        raise Unfit(f"{expected}, from 0 to a thousand years")
+    return result
+
+
+def _bool(value: object, text: bool) -> bool:
+    if isinstance(value, bool):
+        return value
+    if text and isinstance(value, str) and value.strip().lower() in _TRUE | _FALSE:
+        return value.strip().lower() in _TRUE
+    raise Unfit("true or false")
+
+
+def _int(value: object, text: bool) -> int:
+    if text and isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value.strip()):
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise Unfit("a whole number")
+
+
+def _choice(value: object, choices: tuple[str, ...]) -> str:
+    if isinstance(value, str) and value.strip().lower() in choices:
+        return value.strip().lower()
+    raise Unfit(", ".join(choices[:-1]) + " or " + choices[-1])
+
+
+def _list(value: object, text: bool) -> tuple[str, ...]:
+    if text and isinstance(value, str):
+        if value.lstrip().startswith("["):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                raise Unfit('a list: a,b or a JSON list such as ["a", "b"]') from None
+        else:
+            value = [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, list) and all(isinstance(part, str) and part for part in value):
+        return tuple(value)
+    raise Unfit('a list of texts such as ["a", "b"]')

@@ -1,0 +1,1 @@
+"""The schedd process: entry point, supervisor, signals, logs, systemd notification."""

@@ -1,0 +1,236 @@
+"""The daemon's log on stderr: structlog over the standard ``logging``, as text or as JSON lines.
+
+Each line that an attempt's code writes, through structlog or plain ``logging``, carries its task, kind,
+attempt, key and correlation, and whatever is bound with ``structlog.contextvars``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+import msgspec
+
+from scheduler.config.model import Log
+from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
+from scheduler.model.printable import printable, printable_json
+from scheduler.model.running import LOG_FIELDS, log_fields
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+# At "info" alembic tells of every connection, and SQLAlchemy asked for "info" or less writes every statement,
+# with its parameters, which costs more than running it: they stay at "warning" whatever the level.
+_QUIET = {"sqlalchemy": logging.WARNING, "alembic": logging.WARNING}
+_FIRST = ("timestamp", "level", "logger", "event")
+_ON_EVERY_LINE = frozenset({*_FIRST, *LOG_FIELDS, "exc_info"})
+_GONE = frozenset({errno.EPIPE, errno.EBADF, errno.ECONNRESET, errno.ENOTCONN})
+
+
+def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    """Send what structlog and ``logging`` write to ``stream`` (default: stderr). May be called again."""
+    import structlog  # a tenth of a second, which schedctl does not want to pay
+    from structlog.stdlib import (
+        BoundLogger,
+        ExtraAdder,
+        LoggerFactory,
+        PositionalArgumentsFormatter,
+        add_log_level,
+        add_logger_name,
+        filter_by_level,
+    )
+    from structlog.stdlib import ProcessorFormatter as Formatter
+
+    target = stream if stream is not None else sys.stderr
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _add_attempt,
+        add_logger_name,
+        add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    structlog.configure(
+        processors=[filter_by_level, *shared, PositionalArgumentsFormatter(), _wrap],
+        logger_factory=LoggerFactory(),
+        wrapper_class=BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = _Handler(target)
+    handler.setFormatter(
+        Formatter(
+            processors=[Formatter.remove_processors_meta, *_renderers(settings, target, environ)],
+            foreign_pre_chain=[*shared, ExtraAdder(), _unfold],
+        )
+    )
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    set_level(settings.level)
+    logging.captureWarnings(True)
+    threading.excepthook = _thread_failed
+
+
+def set_level(level: str) -> None:
+    """Set the lowest level that is written: debug, info, warning, error or critical.
+
+    Attempts still record their lines from info on, since those are kept with the attempt.
+    """
+    least = getattr(logging, level.upper())
+    root = logging.getLogger()
+    for handler in root.handlers:
+        if isinstance(handler, _Handler):
+            handler.setLevel(least)
+    for kept in (root, logging.getLogger(TASK_LOGGER)):
+        kept.setLevel(min(least, logging.INFO))
+    for name, quiet in _QUIET.items():
+        logging.getLogger(name).setLevel(quiet)
+
+
+class _Event(dict[str, Any]):
+    """A structlog event on its way through ``logging``; other handlers can read it as text."""
+
+    def __str__(self) -> str:
+        fields = [f"{name}={value!r}" for name, value in self.items() if name not in _ON_EVERY_LINE]
+        return " ".join([str(self.get("event", "")), *fields])
+
+
+def _wrap(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[_Event], dict[str, Any]]:
+    """Wrap an event for ``logging``."""
+    from structlog.stdlib import ProcessorFormatter
+
+    args, kwargs = ProcessorFormatter.wrap_for_formatter(logger, method, event)
+    return (_Event(args[0]),), kwargs
+
+
+def _renderers(settings: Log, stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:
+    import structlog
+
+    terminal = is_terminal(stream)
+    if settings.format == "console" or (settings.format == "auto" and terminal):
+        colors = terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+        return [_printable, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_plain_traceback)]
+    return [structlog.processors.format_exc_info, _to_json]
+
+
+def _printable(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape the characters of a line that a terminal would obey."""
+    return {printable(str(name)): value if name == "exc_info" else _clean(value) for name, value in event.items()}
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = repr(value)
+    return value if text.isprintable() else printable(text)
+
+
+def _plain_traceback(stream: TextIO, exc_info: Any) -> None:
+    """Format a traceback with structlog's plain formatter, even if rich is installed."""
+    import structlog
+
+    made = io.StringIO()
+    structlog.dev.plain_traceback(made, exc_info)
+    stream.write(printable(made.getvalue()))
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether ``stream`` is a terminal; False for a closed one."""
+    try:
+        return stream.isatty()
+    except (OSError, ValueError):
+        return False
+
+
+def _add_attempt(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Add the attempt that writes this line. Done for each line, so that silent attempts cost nothing."""
+    attempt = current_attempt.get()
+    if attempt is not None:
+        for name, value in log_fields(attempt.claimed).items():
+            event.setdefault(name, value)
+    return event
+
+
+def _unfold(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Turn the ``fields`` of a ``ctx.log`` line, which its text contains too, into fields of the event."""
+    fields = event.get("fields")
+    if isinstance(fields, dict) and str(event.get("logger", "")).startswith(TASK_LOGGER):
+        del event["fields"]
+        told = " ".join(f"{name}={value!r}" for name, value in fields.items())
+        event["event"] = str(event["event"]).removesuffix(told).rstrip()
+        for name, value in fields.items():
+            event.setdefault(name, value)
+    return event
+
+
+def _to_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+    """Write one line of JSON, with the fields that every line has first."""
+    line = {name: event[name] for name in _FIRST if name in event}
+    line.update(event)
+    try:
+        return printable_json(msgspec.json.encode(line, enc_hook=repr).decode())
+    except (TypeError, ValueError, RecursionError):  # odd keys, lone surrogates, a value that contains itself
+        texts = {str(key): value if isinstance(value, str) else repr(value) for key, value in line.items()}
+        return json.dumps(texts)
+
+
+class _Handler(logging.Handler):
+    """Writes lines to a stream and never raises: better to lose a line than the attempt that wrote it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(Exception):  # such as a closed stream
+            line = self._line(record)
+            try:
+                self._write(line + "\n")
+            except OSError as error:
+                if error.errno in _GONE:
+                    self._abandon()
+
+    def _line(self, record: logging.LogRecord) -> str:
+        try:
+            return self.format(record)
+        except Exception as error:  # arguments that do not fit the text, a value whose repr fails
+            event = record.msg.get("event") if isinstance(record.msg, dict) else record.msg
+            text = f"a log line cannot be formatted ({type(error).__name__}): {event!r}"
+            fields = {"name": record.name, "levelno": record.levelno, "levelname": record.levelname}
+            return self.format(logging.makeLogRecord(fields | {"msg": text}))
+
+    def _write(self, line: str) -> None:
+        try:
+            self.stream.write(line)
+        except UnicodeEncodeError:
+            self.stream.write(line.encode("ascii", "backslashreplace").decode())
+        self.stream.flush()
+
+    def _abandon(self) -> None:
+        """Drop a stream without a reader: flushing its buffer at exit would fail again and set status 120."""
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.dup2(null, self.stream.fileno())
+            finally:
+                os.close(null)
+
+
+def _thread_failed(args: threading.ExceptHookArgs) -> None:
+    """Log an exception that ended a thread."""
+    if args.exc_type is SystemExit:
+        return
+    name = args.thread.name if args.thread is not None else "a thread"
+    error = args.exc_value if args.exc_value is not None else args.exc_type()
+    logging.getLogger("scheduler").error("%s ended by an exception", name, exc_info=error)

@@ -1,0 +1,185 @@
+"""The entry point of ``schedd``: its command line, and the set-up before a Scheduler runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from scheduler import interpreter
+from scheduler.config import model as configuration
+from scheduler.config.model import Config
+from scheduler.config.task_modules import TaskModules, find_state, make_scheduler
+from scheduler.daemon import log
+from scheduler.daemon.sd_notify import SystemdNotifier
+from scheduler.daemon.signals import Signals
+from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, Ended, Service, Supervisor
+from scheduler.engine.child import cgroups
+from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
+from scheduler.model.printable import printable
+from scheduler.model.redact import shown_url
+
+USAGE, INTERRUPTED = 2, 130
+NO_ROOM = "no thread can be started; raise ulimit -v and -u, or MemoryMax= and TasksMax= of the service"
+EXIT_TIMEOUT = 3.0  # seconds that threads and processes of handlers may delay the exit
+
+logger = logging.getLogger("scheduler.daemon")
+
+Factory = Callable[[Config], Service]
+
+
+def build(config: Config) -> Service:
+    """Make the Scheduler that ``config`` describes. Raises ConfigError."""
+    from scheduler.app import Scheduler  # brings SQLAlchemy: not for --version, --check or a mistaken setting
+
+    # capture_root: whatever a handler writes with logging is kept with its attempt, not only ctx.log
+    return make_scheduler(config, Scheduler, capture_root=True)
+
+
+def serve(config: Config, factory: Factory) -> Ended:
+    """Run the daemon with this configuration until a signal to stop. Raises SchedulerError."""
+    notifier = SystemdNotifier.take()
+    log.configure(config.log)
+    cgroups.set_up()
+    service = factory(config)
+    loader = TaskModules(service)
+    kinds = loader.register(config)
+    logger.log(
+        logging.INFO if kinds else logging.WARNING,
+        "schedd %s starts" if kinds else "schedd %s starts without any task type: see [tasks] modules and builtin",
+        version(),
+        extra={"store": shown_url(config.store.url), "file": config.file, "kinds": kinds},
+    )
+    for module in loader.idle:
+        logger.warning("module %s defines no task type and has no setup()", module)
+    with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        return Supervisor(config, service, loader, notifier, signals).run()
+
+
+def check(config: Config) -> str:
+    """Import the task modules and check their types without touching the store. Raises ConfigError."""
+    from scheduler.model.registry import Registry
+
+    class Checker:
+        registry = Registry()
+
+        def register(self, task_type: Any) -> None:
+            self.registry.add(task_type)
+
+        def starting(self) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+    kinds = TaskModules(Checker()).register(config)
+    find_state(config)
+    return f"{config.file or 'no configuration file'}: fine; kinds: {', '.join(kinds) or 'none'}"
+
+
+def version() -> str:
+    """The installed version."""
+    from importlib import metadata
+
+    return metadata.version("schedd")
+
+
+def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:
+    """The command ``schedd``; returns its exit status."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the supervisor handles it, SIGHUP must not kill the process
+    _prepare()
+    options = _parse(argv)
+    debug = options.debug or os.environ.get("SCHEDD_DEBUG", "") not in ("", "0")
+    try:
+        config = configuration.load(options.config)
+        if options.check:
+            print(check(config))
+            return OK
+        ended = serve(config, factory)
+    except SchedulerError as error:
+        if debug:
+            traceback.print_exc()
+        print(printable(f"schedd: {error}"), file=sys.stderr)
+        return _status_of(error)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and "can't start new thread" not in str(error):
+            raise
+        print(f"schedd: too little memory or too few processes allowed: {NO_ROOM}", file=sys.stderr)
+        leave(FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if ended.hard:
+        leave(ended.status)
+    if argv is None:  # the process is ours: no caller continues after this
+        _leave_soon(ended.status)
+    return ended.status
+
+
+def _status_of(error: SchedulerError) -> int:
+    if isinstance(error, ConfigError):
+        return USAGE
+    return UNREACHABLE if isinstance(error, StoreUnavailableError) else FAILED
+
+
+def options_parser() -> argparse.ArgumentParser:
+    """The parser of the command line of ``schedd``."""
+    parser = argparse.ArgumentParser(prog="schedd", description="Runs the schedd daemon in the foreground.")
+    where = "the configuration; else $SCHEDD_CONFIG, ./config.toml, /etc/schedd/config.toml"
+    parser.add_argument("--config", metavar="FILE", help=where)
+    parser.add_argument("--check", action="store_true", help="check the configuration and task modules, and end")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors at start")
+    parser.add_argument("--version", action="store_true", help="print the version and end")
+    return parser
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = options_parser()
+    options = parser.parse_args(argv)
+    if options.version:
+        print(f"schedd {version()}")
+        parser.exit(OK)
+    return options
+
+
+def _prepare() -> None:
+    """Prepare the streams and the interpreter for a long-running process."""
+    for fd in (0, 1, 2):  # a closed one would become the database's, and then be printed to
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    interpreter.tune()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # what is it doing? kill -USR1 tells on stderr
+
+
+def _leave_soon(status: int) -> None:
+    """End the process after EXIT_TIMEOUT, should the interpreter still wait.
+
+    Handlers may have left threads, processes of ``multiprocessing``, or functions registered to run at exit."""
+
+    def end() -> None:
+        time.sleep(EXIT_TIMEOUT)
+        logging.getLogger("scheduler").warning("what tasks have left behind does not end: the process ends without it")
+        leave(status)
+
+    threading.Thread(target=end, name="schedd-exit", daemon=True).start()
+
+
+def leave(status: int) -> None:
+    """End the process without waiting for threads, or for functions registered to run at exit."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)

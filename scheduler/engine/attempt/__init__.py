@@ -1,0 +1,1 @@
+"""One attempt: its state, what it may ask of the engine, its captured output, its outcome."""

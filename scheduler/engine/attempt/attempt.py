@@ -1,0 +1,134 @@
+"""The state of one attempt. Knows no database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from scheduler.engine.attempt.capture import Tail
+from scheduler.errors import Cancelled, LeaseLost, Suspended, TaskTimeout
+from scheduler.model.outcome import Outcome
+from scheduler.model.registry import Kind, SlotKey
+from scheduler.ports import SECOND
+
+if TYPE_CHECKING:
+    from scheduler.engine.durable.calls import Durable
+    from scheduler.store.durable.resume import Recorded
+    from scheduler.store.tasks.claim import Claimed
+
+log = logging.getLogger("scheduler.engine")
+
+
+class Attempt:
+    """One execution of a claimed task, from its claim to its outcome."""
+
+    # Defaults of the class: most attempts change few of them, so making one sets four attributes only.
+    slot: Any = None
+    start_by: int | None = None  # a later start would exceed the kind's rate (microseconds)
+    started_at: int | None = None
+    started_mono = 0.0
+    deadline: float | None = None
+    cancelled = False
+    lost = False
+    loss_delivered = False  # the handler was sent LeaseLost
+    timed_out = False
+    marked = False
+    last_activity = 0.0  # its last heartbeat, progress or checkpoint (monotonic)
+    stalled = False  # and that is logged
+    asyncio_task: Any = None
+    thread = 0  # ident of the handler's thread; 0: an event loop's, or unknown
+    isolated = False  # quarantined: it runs in a child process of its own
+    tail: Tail | None = None
+    tail_written = 0
+    recorded: Sequence[Recorded] | None = None  # checkpoints of earlier attempts, if the claim read them
+    durable: Durable | None = None  # set by its first durable call
+    active = 0  # coroutines that are within a call of their context: see engine/durable/async_driver.py
+    committed_outcome: Outcome | None = None  # by its own ctx.transaction()
+    suspended: int | None = None  # the handler is unwound; the next attempt is due then (microseconds)
+    handler_done = False  # only hooks are left
+    ended = False  # the hooks, too
+    tasks: weakref.WeakKeyDictionary[Any, Any] | None = None  # asyncio tasks of the handler -> parent
+    calls: set[Future[Any]] | None = None  # running calls in threads
+    call_threads: set[int] | None = None  # idents of their threads
+    kept: list[asyncio.Task[Any]] | None = None  # by ctx.wait_until
+    wait_logged = False  # the wait for `kept` and `calls`
+    decided: Outcome | None = None  # a failure that stands, whatever its running calls and hooks still do
+
+    def __init__(self, claimed: Claimed, kind: Kind, slot_type: SlotKey, submitted_at: float) -> None:
+        self.claimed = claimed
+        self.kind = kind
+        self.slot_type = slot_type
+        self.submitted_at = submitted_at
+
+    @property
+    def pool(self) -> int:
+        """The priority of its slots."""
+        return self.slot_type[0]
+
+    @property
+    def schema_too_new(self) -> bool:
+        """Whether a newer program stored the payload: only a newer worker can read it."""
+        return self.claimed.schema_version > self.kind.options.schema_version
+
+    def started_tasks(self) -> weakref.WeakKeyDictionary[Any, Any]:
+        """The handler's live asyncio tasks, each with the task that started it."""
+        if self.tasks is None:
+            self.tasks = weakref.WeakKeyDictionary()
+        return self.tasks
+
+    def calls_in_threads(self) -> set[Future[Any]]:
+        """The running calls of the handler's coroutines in threads."""
+        if self.calls is None:
+            self.calls = set()
+        return self.calls
+
+    def threads_of_calls(self) -> set[int]:
+        """The idents of the threads that run these calls."""
+        if self.call_threads is None:
+            self.call_threads = set()
+        return self.call_threads
+
+    def task_ancestry(self) -> list[Any]:
+        """The handler's current asyncio task, its parent, and so on; empty in a thread."""
+        if not self.tasks:
+            return []
+        found = [asyncio.current_task()]
+        while found[-1] in self.tasks:
+            found.append(self.tasks[found[-1]])
+        return found
+
+    def concurrent_tasks(self) -> Collection[Any]:
+        """The handler's asyncio tasks that an error in the current one does not reach."""
+        own = self.task_ancestry()
+        return weakref.WeakSet(one for one in list(self.tasks or ()) if one not in own)
+
+    def capture(self, text: str) -> None:
+        """Add text to the output that is stored with the attempt."""
+        if self.tail is None:
+            self.tail = Tail()
+        self.tail.add(text)
+
+    def check(self, monotonic: float) -> None:
+        """Raise Cancelled, LeaseLost, Suspended or TaskTimeout if the handler has to end.
+
+        Raises LeaseLost for a context that outlived its attempt.
+        """
+        if self.ended:
+            raise LeaseLost(f"task {self.claimed.id}: its attempt has ended, so this context is of no use")
+        if self.cancelled:
+            raise Cancelled(f"task {self.claimed.id} was cancelled")
+        if self.lost:
+            self.loss_delivered = True
+            raise LeaseLost(f"task {self.claimed.id} is no longer held by this worker; nothing it does is recorded")
+        if self.suspended is not None:
+            raise Suspended(f"task {self.claimed.id} is suspended")
+        if self.deadline is not None and monotonic >= self.deadline:
+            self.timed_out = True
+            raise self.timeout_error()
+
+    def timeout_error(self, more: str = "") -> TaskTimeout:
+        return TaskTimeout(f"ran longer than its timeout of {(self.claimed.timeout or 0) / SECOND:g} s{more}")

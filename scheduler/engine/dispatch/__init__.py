@@ -1,0 +1,1 @@
+"""One dispatch cycle: complete, release, claim, hand off."""

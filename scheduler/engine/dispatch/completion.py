@@ -1,0 +1,221 @@
+"""Records outcomes, in the cycle's own transaction or in a background one beside the claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from scheduler.engine.dispatch import deaths
+from scheduler.engine.dispatch.completion_thread import CompletionThread
+from scheduler.engine.dispatch.limits import Limits
+from scheduler.engine.dispatch.planner import ClaimPlanner
+from scheduler.engine.dispatch.settling import CompletedBatch, Pairs, finalize
+from scheduler.engine.state import EngineState
+from scheduler.errors import StoreUnavailableError
+from scheduler.model.outcome import AttemptEnd
+from scheduler.model.state import TaskState
+from scheduler.ports import FAILPOINTS
+from scheduler.store.durable import waits
+from scheduler.store.tasks import attempts
+from scheduler.store.tasks.complete import Completion, finish
+from scheduler.store.tasks.outcome_rows import RowLocked
+from scheduler.store.tasks.salvage import complete_one_by_one
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+LOCK_FIRST_S = 1.0  # how long cycles lock rows first, after another transaction held one
+BACKGROUND_MIN_OUTCOMES = 50  # fewer cost less in the cycle's own transaction
+_SCHEDULE_OF = attrgetter("claimed.schedule")
+
+
+class Completer:
+    """Takes outcomes, writes them, and finalizes their attempts. Only the engine's loop calls it.
+
+    ``completion_thread``: writes outcomes while the cycle claims; None on SQLite, where that never helps.
+    """
+
+    def __init__(
+        self,
+        engine_state: EngineState,
+        planner: ClaimPlanner,
+        limits: Limits,
+        completion_thread: CompletionThread | None,
+    ) -> None:
+        self.engine_state = engine_state
+        self.planner = planner
+        self.limits = limits
+        self.completion_thread = completion_thread
+        self.deferred: Pairs = []  # for the next cycle
+        self.one_by_one = False  # after an unexpected error: write each outcome by itself
+        self.backlog = False  # a lane gave the last cycle all that it asked for
+        self.released = False  # the last cycle's outcomes made tasks ready
+        self.schedule_ended = self.missed_wakeups = False  # recorded, and not reported yet
+        self._locks_first_until = 0.0  # another transaction held a row (monotonic)
+
+    def take(self, most: int | None) -> Pairs:
+        """Take the outcomes to record now: all deferred ones, filled up to ``most``."""
+        pairs, self.deferred = self.deferred, []
+        outcomes = self.engine_state.outcomes
+        count = len(outcomes) if most is None else min(len(outcomes), most - len(pairs))
+        take = outcomes.popleft
+        pairs += [take() for _ in range(count)]
+        return pairs
+
+    def requeue(self, pairs: Pairs) -> None:
+        """Keep outcomes that were not recorded, to be written before all others."""
+        self.deferred = pairs + self.deferred
+
+    def lock_first(self) -> None:
+        """Lock rows first for a while: another transaction held one."""
+        self._locks_first_until = self.engine_state.monotonic() + LOCK_FIRST_S
+
+    def can_skip_locks(self, pairs: Pairs) -> bool:
+        """Whether outcomes may be written without locking their rows first.
+
+        True if no row is known to be held, and no cap, rate or suspect is concerned.
+        """
+        return (
+            self.planner.alone is None
+            and self.engine_state.monotonic() >= self._locks_first_until
+            and not self.limits.concern(pairs)
+        )
+
+    def write(
+        self,
+        connection: sa.Connection,
+        worker: int,
+        ended: CompletedBatch,
+        now: int,
+        *,
+        skip_locks: bool,
+        claims: bool,
+        meanwhile: Callable[[], None],
+    ) -> tuple[CompletedBatch, Completion]:
+        """Record outcomes in this transaction. Returns them as judged, and the completion.
+
+        ``skip_locks``: ``quick`` of ``finish``; ``claims``, ``meanwhile``: see there.
+        """
+        dialect = self.engine_state.database.dialect
+        if ended.died:
+            ended = CompletedBatch.of(deaths.judge_crashes(connection, ended.pairs))
+        if self.one_by_one:
+            finished = complete_one_by_one(connection, dialect, worker, ended.outcomes, now, self.engine_state.lives)
+        else:
+            finished = finish(
+                connection,
+                dialect,
+                worker,
+                ended.outcomes,
+                now,
+                ended.ends,
+                quick=skip_locks,
+                meanwhile=meanwhile,
+                claims=claims,
+                lives=self.engine_state.lives,
+            )
+        finished = self._recognised(connection, ended, finished)
+        if self.limits.known:
+            self.limits.recorded(connection, ended.pairs, finished)
+        if ended.died:
+            deaths.count_crashes(connection, ended.pairs, finished)
+        return ended, finished
+
+    def _recognised(self, connection: sa.Connection, ended: CompletedBatch, finished: Completion) -> Completion:
+        """The completion without outcomes that look lost but are recorded: by an attempt's own transaction, or by a
+        commit whose answer was lost. How many tasks the latter made ready is unknown, so it counts as some."""
+        finished = _own(ended.pairs, finished)
+        if not finished.lost:
+            return finished
+        lost = [(o.task_id, o.claim) for o in finished.lost]
+        found = attempts.recorded(connection, self.engine_state.database.dialect, lost)
+        ends = {
+            key: end for key, end in found.items() if end is not AttemptEnd.LOST
+        }  # recorded by the worker that reclaimed it
+        return finished._replace(
+            lost=[o for o in finished.lost if (o.task_id, o.claim) not in ends],
+            overridden={**finished.overridden, **{task_id: end for (task_id, _), end in ends.items()}},
+            ended={**finished.ended, **{i: TaskState.DEAD for (i, _), end in ends.items() if end is AttemptEnd.DEAD}},
+            ready=finished.ready + bool(ends),
+        )
+
+    # beside the claim
+
+    def start_in_background(self, worker: int, ended: CompletedBatch) -> Future[Completion] | None:
+        """Start to record outcomes while the cycle claims. None if that does not pay now, or is not possible.
+
+        The claim does not see tasks that these outcomes make ready, so there must be a backlog anyway.
+        """
+        if (
+            self.completion_thread is None
+            or self.one_by_one
+            or self.released
+            or not self.backlog
+            or len(ended.pairs) < BACKGROUND_MIN_OUTCOMES
+        ):
+            return None
+        engine_state, rows = self.engine_state, ended.outcomes
+
+        def write(connection: sa.Connection) -> Completion:
+            finished = finish(
+                connection,
+                engine_state.database.dialect,
+                worker,
+                rows,
+                engine_state.now(),
+                ended.ends,
+                quick=True,
+                lives=engine_state.lives,
+            )
+            finished = self._recognised(connection, ended, finished)
+            FAILPOINTS.hit("before commit beside the claim")
+            return finished
+
+        return self.completion_thread.begin(write)
+
+    def join(self, recording: Future[Completion], ended: CompletedBatch) -> Completion | None:
+        """Wait until they are recorded, and finalize them. None: they wait for the next turn.
+
+        Raises what kept them from being recorded; then they wait, too. What else it brought about is told by this turn,
+        or by the next one that succeeds.
+        """
+        assert self.completion_thread is not None
+        try:
+            finished = recording.result()
+        except BaseException as error:
+            self.requeue(ended.pairs)
+            self.backlog = False
+            if isinstance(error, RowLocked):
+                self.lock_first()
+                return None
+            self.one_by_one = self.one_by_one or not isinstance(error, StoreUnavailableError)
+            self.completion_thread.failed()
+            raise
+        self.missed_wakeups |= self.completion_thread.flagged(waits.OVERLOOKED)
+        self.engine_state.freed.append(finished.ready + ended.back)
+        self.finalize(ended, finished)
+        FAILPOINTS.hit("after commit beside the claim")
+        return finished
+
+    # once they are recorded
+
+    def finalize(self, ended: CompletedBatch, finished: Completion) -> None:
+        """Remove the attempts whose outcomes are recorded, and keep the rest for the next cycle."""
+        if finished.deferred:
+            deferred = {(o.task_id, o.claim) for o in finished.deferred}
+            self.deferred += [pair for pair in ended.pairs if (pair[1].task_id, pair[1].claim) in deferred]
+            ended = CompletedBatch.of(
+                [pair for pair in ended.pairs if (pair[1].task_id, pair[1].claim) not in deferred]
+            )
+        self.schedule_ended |= any(map(_SCHEDULE_OF, ended.attempts))
+        finalize(self.engine_state, ended, finished)
+
+
+def _own(pairs: Pairs, finished: Completion) -> Completion:
+    """The completion without outcomes that attempts' own transactions have committed."""
+    if not finished.lost:
+        return finished
+    own = {(o.task_id, o.claim) for a, o in pairs if a.committed_outcome is not None and o.end is AttemptEnd.SUCCEEDED}
+    return finished._replace(lost=[o for o in finished.lost if (o.task_id, o.claim) not in own])

@@ -1,0 +1,136 @@
+"""Gives claimed tasks to the slots that the plan meant them for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from types import MappingProxyType
+
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.outcomes import released
+from scheduler.engine.dispatch.plan import Plan
+from scheduler.engine.dispatch.planner import SHORT_TASK_S, ClaimPlanner
+from scheduler.engine.slots import Slots, ThreadSlots
+from scheduler.engine.state import EngineState
+from scheduler.model.registry import PROCESS, SlotKey
+from scheduler.ports import SECOND
+from scheduler.store.durable.resume import Recorded
+from scheduler.store.tasks import claim as claims
+from scheduler.store.tasks.claim import QUARANTINE_LANE, Claimed, LaneHead
+
+log = logging.getLogger("scheduler.engine")
+
+HOLD_MIN_TASKS = 50  # fewer are not worth holding back
+STILL_RUNNING_DELAY_US = SECOND  # until a task is claimable again whose last attempt still runs here
+
+
+class SlotFeeder:
+    """Makes attempts of claimed tasks and submits them to slots."""
+
+    def __init__(
+        self, engine_state: EngineState, slots: Mapping[SlotKey, Slots], planner: ClaimPlanner, *, holds: bool
+    ) -> None:
+        """``holds``: handlers may be held back until :meth:`release`."""
+        self.engine_state = engine_state
+        self.slots = slots
+        self.planner = planner
+        self._holds = holds
+        self._held: list[ThreadSlots] = []
+
+    def release(self) -> None:
+        """Start the held handlers: the loop is about to block in SQLite, which releases the GIL.
+
+        At any other moment hundreds of short handlers would keep the GIL from the loop.
+        """
+        while self._held:
+            self._held.pop().release()
+
+    def submit(
+        self,
+        claimed: list[Claimed],
+        plan: Plan,
+        start_by: Mapping[str, int],
+        recorded: Mapping[int, Sequence[Recorded]] = MappingProxyType({}),
+    ) -> None:
+        """Submit claimed tasks.
+
+        ``start_by``: by kind, until when (microseconds) a handler must begin, or it is released. ``recorded``:
+        checkpoints by task.
+        """
+        engine_state = self.engine_state
+        at, timeout = engine_state.monotonic(), engine_state.options.default_timeout
+        left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
+        batches: dict[SlotKey, list[Attempt]] = {}
+        one = claimed and len(plan.picks) == 1  # mostly
+        lanes = [(claims.LANE_OF(plan.picks[0]), claimed)] if one else groupby(claimed, key=claims.LANE_OF)
+        for lane, rows in lanes:
+            kind = engine_state.registry.get(claims.kind_of(lane[1]))
+            assert kind is not None, "only lanes of registered kinds are claimed"
+            shares, of_lane = left[lane], list(rows)
+            while of_lane:
+                pool, most = shares[0]
+                if len(shares) == 1:
+                    most = len(of_lane)
+                part, of_lane = of_lane[:most], of_lane[most:]
+                shares[0][1] -= len(part)
+                if of_lane:
+                    shares.pop(0)
+                sort = (pool, self.planner.sort_of(LaneHead(*lane, 0)))
+                if timeout:
+                    part = [c if c.timeout is not None else c._replace(timeout=timeout) for c in part]
+                attempts = [Attempt(c, kind, sort, at) for c in part]
+                for attempt in attempts if recorded else ():
+                    attempt.recorded = recorded.get(attempt.claimed.id)
+                if kind.name in start_by:
+                    for attempt in attempts:
+                        attempt.start_by = start_by[kind.name]
+                engine_state.add_held(attempts)
+                if engine_state.losing:
+                    attempts = self._without_still_running(attempts)
+                if attempts:
+                    batches.setdefault(sort, []).extend(attempts)
+                if attempts and lane[1].startswith(QUARANTINE_LANE):
+                    if sort[1] != PROCESS:
+                        self.planner.alone = attempts[-1]
+                    else:
+                        for attempt in attempts:
+                            attempt.isolated = True
+        for sort, attempts in batches.items():
+            slots = self.slots[sort]
+            wake = self._wake_for(attempts, slots)
+            if wake == 1 and self._may_hold(attempts) and isinstance(slots, ThreadSlots):
+                self._held.append(slots)
+                slots.hold()
+            try:
+                slots.submit(attempts, wake)
+            except (RuntimeError, OSError) as error:  # no thread can be started for it
+                log.warning("%d tasks go back for %d s: %s", len(attempts), STILL_RUNNING_DELAY_US // SECOND, error)
+                self._take_back(attempts, slots)
+
+    def _may_hold(self, attempts: list[Attempt]) -> bool:
+        """Whether to hold them back: they are many, and the loop has outcomes to record at once."""
+        return self._holds and len(attempts) >= HOLD_MIN_TASKS and bool(self.engine_state.outcomes)
+
+    def _take_back(self, attempts: list[Attempt], slots: Slots) -> None:
+        now = self.engine_state.now()
+        for attempt in attempts:
+            with suppress(ValueError):  # a slot has begun it after all
+                slots.waiting.remove(attempt)
+                self.engine_state.report(attempt, released(attempt, now, now + STILL_RUNNING_DELAY_US))
+
+    def _without_still_running(self, attempts: list[Attempt]) -> list[Attempt]:
+        """Release attempts whose task still has a lost attempt running here; return the others."""
+        now = self.engine_state.now()
+        losing = {task_id for task_id, _ in self.engine_state.losing}
+        for attempt in attempts:
+            if attempt.claimed.id in losing:
+                self.engine_state.report(attempt, released(attempt, now, now + STILL_RUNNING_DELAY_US))
+        return [a for a in attempts if a.claimed.id not in losing]
+
+    def _wake_for(self, attempts: list[Attempt], slots: Slots) -> int:
+        """How many idle slots to wake. One thread runs short tasks faster than eight that fight for the GIL;
+        the loop wakes more if that one gets stuck."""
+        mean = max(self.engine_state.means.get(a.kind.name, 1.0) for a in attempts[:8])
+        return 1 if mean < SHORT_TASK_S and len(attempts) > 1 else slots.size

@@ -1,0 +1,147 @@
+"""Finds the lanes that hold work which this worker may claim.
+
+Each cycle scans one stretch of the lanes, and the next cycle continues there, so that very many lanes cost a cycle no
+more than one stretch. Lanes known to hold more work are remembered meanwhile. Mostly one stretch is everything, and
+nothing needs to be remembered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from scheduler.engine.dispatch.lane_offsets import LaneOffsets
+from scheduler.ports import FOREVER, SECOND
+from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim, LaneHead, heads_of, lane_heads
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.store.tasks.ready_children import ReadyChildren
+
+LANES_PER_SCAN = 128  # in one cycle
+MAX_REMEMBERED_LANES = 256  # the next round finds the others again
+RELY_ON_SCAN_S = 0.25  # how long a whole scan's result is relied on
+MAX_RECENT_LANES = 32  # recently claimed lanes, read first when there may be new work
+
+
+def claimed_per_lane(picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> Mapping[tuple[str, str, int], int]:
+    """How many tasks were claimed of each lane. The common case is one lane: a Counter is slower."""
+    one = claimed and len(picks) == 1
+    return defaultdict(int, {LANE_OF(picks[0]): len(claimed)}) if one else Counter(map(LANE_OF, claimed))
+
+
+class LaneScanner:
+    """Scans lanes, stretch by stretch."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self.offsets = LaneOffsets(monotonic)
+        self.whole = True  # whether the last stretch was everything
+        self._known: dict[tuple[str, str, int], LaneHead] = {}
+        self._used: dict[tuple[str, str, int], None] = {}  # the oldest first
+        self._cursor: LaneHead | None = None
+        self._passes_left = 0  # rounds still to end before every lane was read since ``fresh``
+        self._monotonic = monotonic
+        self._known_nonempty: list[LaneHead] = []  # due lanes of the last whole scan
+        self._known_until = 0.0
+        self._empty_until = 0.0  # the last look was at the whole, and nothing was due
+        self._rescan_at = FOREVER  # when (microseconds) that is over, if a turn relies on it
+        self._used_known = False  # whether the last turn looked at nothing else
+        self._first_later = FOREVER  # when the first task comes due that this round has met
+        self._last_later = FOREVER  # the same of the last whole round
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether lanes are left to scan before the worker may be called idle."""
+        return self._passes_left > 0
+
+    @property
+    def next_due(self) -> int:
+        """When the next known task becomes due (microseconds)."""
+        return min(self._first_later, self._last_later, self.offsets.again, self._rescan_at)
+
+    def scan(
+        self,
+        connection: sa.Connection,
+        serves: Callable[[LaneHead], bool],
+        now: int,
+        *,
+        fresh: bool,
+        rely: bool,
+        ripe: ReadyChildren | None = None,
+    ) -> list[LaneHead]:
+        """Known lanes with due tasks.
+
+        ``fresh``: other workers or programs may have changed them. ``rely``: this worker has changed nothing itself,
+        except for ``ripe``.
+        """
+        rely = rely and not (fresh or (ripe is not None and ripe.scheduled))
+        if not ripe:
+            return self._scan(connection, serves, now, fresh=fresh, rely=rely)
+        left = self._empty_until - self._monotonic()
+        if rely and left > 0:
+            self._used_known, self._rescan_at = False, now + math.ceil(left * SECOND)
+            return ripe.merge([], serves)
+        due = self._scan(connection, serves, now, fresh=fresh, rely=False)
+        if self.whole:
+            return ripe.merge(due, serves)
+        ripe.schedule()  # tasks of other lanes may come first: the next cycle decides
+        return due
+
+    def _scan(
+        self, connection: sa.Connection, serves: Callable[[LaneHead], bool], now: int, *, fresh: bool, rely: bool
+    ) -> list[LaneHead]:
+        self._used_known = rely and bool(self._known_nonempty) and self._monotonic() < self._known_until
+        if self._used_known:
+            return [head for head in self._known_nonempty if serves(head)]
+        self.reset()
+        self._rescan_at = FOREVER
+        if fresh:
+            self._passes_left = 1 if self._cursor is None else 2  # the rest of this round, and a new one
+        if self._cursor is None:
+            stretch = self.offsets.heads(connection, now, LANES_PER_SCAN)
+            self._first_later = FOREVER
+        else:
+            stretch = lane_heads(connection, self._cursor, LANES_PER_SCAN)
+        ended = len(stretch) < LANES_PER_SCAN or bool(self.offsets.start)
+        self.whole = ended and self._cursor is None
+        self._cursor = None if ended else stretch[-1]
+        found = [head for head in stretch if serves(head)]
+        self._first_later = min((head.run_at for head in found if head.run_at > now), default=self._first_later)
+        if ended:
+            self._last_later = self._first_later
+            self._passes_left = max(0, self._passes_left - 1)
+        due = [head for head in found if head.run_at <= now]
+        if self.whole:
+            self._known.clear()
+            self._known_nonempty, self._known_until = due, self._monotonic() + RELY_ON_SCAN_S
+            self._empty_until = 0.0 if due else self._known_until
+            return due
+        if fresh and self._used:
+            due += [head for head in heads_of(connection, list(self._used)) if head.run_at <= now]
+        return list((self._known | {LANE_OF(head): head for head in due}).values())
+
+    def reset(self) -> None:
+        """Rely on no earlier scan: there may be work in other lanes."""
+        self._known_nonempty, self._empty_until = [], 0.0
+
+    def on_claimed(self, picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> None:
+        """Note a claim. A lane that gave less than asked is empty: scan all before the worker is idle."""
+        got = claimed_per_lane(picks, claimed)
+        if any(got[LANE_OF(pick)] < pick.limit for pick in picks):
+            self._known_nonempty = []
+            self._passes_left = max(self._passes_left, int(self._used_known))
+
+    def remember(self, left: Iterable[LaneHead], picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> None:
+        """Remember which lanes may hold more after this claim. Not needed after a whole scan."""
+        got = claimed_per_lane(picks, claimed)
+        spent = {LANE_OF(pick) for pick in picks if got[LANE_OF(pick)] < pick.limit}
+        for lane in got:
+            self._used.pop(lane, None)
+            self._used[lane] = None
+        while len(self._used) > MAX_RECENT_LANES:
+            del self._used[next(iter(self._used))]
+        known = [head for head in left if LANE_OF(head) not in spent]
+        self._known = {LANE_OF(head): head for head in known[-MAX_REMEMBERED_LANES:]}

@@ -1,0 +1,74 @@
+"""Releases tasks claimed by a commit whose answer was lost, which no slot here knows."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from scheduler.engine.dispatch.limits import Limits
+from scheduler.engine.state import EngineState
+from scheduler.model import state as st
+from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.store.tasks import claim as claims
+from scheduler.store.tasks.claim import Claimed
+from scheduler.store.tasks.complete import finish
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+log = logging.getLogger("scheduler.engine")
+
+RECHECK_S = 600.0  # a server may make such a commit late
+
+
+class LostCommits:
+    """See the module. ``pending``: the next turn is to look whether anything is held that nobody here knows of."""
+
+    def __init__(self, engine_state: EngineState, limits: Limits) -> None:
+        self._state = engine_state
+        self._limits = limits
+        self.pending = False
+        self._until = 0.0  # monotonic
+        # Starts that such a commit has counted: (task id, claim) -> kind, until when.
+        self._starts: dict[tuple[int, int], tuple[str, int]] = {}
+
+    def suspect(self) -> None:
+        """Note that the last commit may have been made, or may still be made by the server."""
+        self.pending = True
+        self._until = self._state.monotonic() + RECHECK_S
+
+    def recheck(self) -> None:
+        """Let the next cycle check once more. The engine calls it with each renewal."""
+        if self._state.monotonic() < self._until:
+            self.pending = True
+
+    def remember(self, claimed: Iterable[Claimed], start_by: Mapping[str, int]) -> None:
+        """Remember the counted starts of a failed cycle's claims."""
+        self._starts |= {(c.id, c.claim): (c.kind, start_by[c.kind]) for c in claimed if c.kind in start_by}
+
+    def clear(self) -> None:
+        """Forget the counted starts: all such claims are released."""
+        if self._starts:
+            self._starts.clear()
+
+    def release_unknown(self, connection: sa.Connection, worker: int, now: int) -> bool:
+        """Release what ``worker`` holds in the database but not here; ``now`` in microseconds.
+
+        Returns whether some are left for the next cycle, as another transaction holds them.
+        """
+        engine_state = self._state
+        unknown = [
+            Outcome(r.id, r.claim, r.attempt, AttemptEnd.HANDED_BACK, st.SCHEDULED, r.claimed_at, None, now, refund=1)
+            for r in claims.held_by(connection, worker)
+            if (r.id, r.claim) not in engine_state.held
+        ]
+        if not unknown:
+            return False
+        log.warning("%d tasks were claimed by a commit that was not answered: given back", len(unknown))
+        deferred = finish(connection, engine_state.database.dialect, worker, unknown, now).deferred
+        left = {(o.task_id, o.claim) for o in deferred}
+        keys = {(o.task_id, o.claim) for o in unknown} - left
+        self._limits.refund(connection, Counter(self._starts[key] for key in keys & self._starts.keys()))
+        return bool(deferred)

@@ -1,0 +1,216 @@
+"""Plans a claim: how many tasks of each due lane, and for which slots."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.dispatch.limits import Admission, Limits
+from scheduler.engine.dispatch.plan import LEVELS, Plan, PoolShare, allocate
+from scheduler.engine.fair_rotation import FairRotation
+from scheduler.engine.slots import Slots, waiting_since
+from scheduler.engine.state import EngineState
+from scheduler.model.registry import PROCESS, SlotKey
+from scheduler.store.tasks import claim as claims
+from scheduler.store.tasks.claim import QUARANTINE_LANE, LaneClaim, LaneHead
+
+log = logging.getLogger("scheduler.engine")
+
+_SLOT_TYPE_OF = attrgetter("slot_type")
+HIGH_LEVEL = 0
+DEFER_TO_NEWER_S = 5.0  # after a task was released as too new
+SUSPECT_ALONE_S = 10.0  # how long a suspect runs alone; younger attempts do not run beside it
+BATCH_BOUNDS = (100, 256)  # tasks in one cycle: least, most
+MAX_BATCHES_AHEAD = 2  # one runs while the other is recorded
+SHORT_TASK_S = 0.0005  # one thread runs shorter tasks faster than eight
+
+
+class ClaimPlanner:
+    """Plans claims. ``alone``: a suspect that runs by itself; ``batch``: tasks that fit into a cycle now."""
+
+    def __init__(self, engine_state: EngineState, slots: Mapping[SlotKey, Slots], limits: Limits) -> None:
+        self.engine_state = engine_state
+        self.slots = slots
+        self.limits = limits
+        self.alone: Attempt | None = None
+        self.batch = BATCH_BOUNDS[1]
+        self._rotation = 0
+        self._places, self._children = (
+            FairRotation(),
+            FairRotation(),
+        )  # under max_concurrent_tasks, and of the child processes
+        self._share_places: list[int] = []  # the levels that the present plan shares them out among
+        self._share_children: list[int] = []
+        self._deferred_kinds: dict[str, float] = {}  # kinds left to newer programs, and until when (monotonic)
+        self._told: set[str] = set()
+
+    def serves(self, head: LaneHead) -> bool:
+        queues = self.engine_state.options.queues
+        if "*" not in queues and head.queue not in queues:
+            return False
+        kind = claims.kind_of(head.lane)
+        if self.engine_state.registry.get(kind) is None:
+            return False
+        return not self._deferred_kinds or self._deferred_kinds.get(kind, 0.0) <= self.engine_state.monotonic()
+
+    def defer_to_newer_workers(self, attempts: Iterable[Attempt]) -> None:
+        """Leave the kinds of these tasks, too new to read, to newer workers for a while."""
+        for attempt in attempts:
+            kind, options = attempt.kind.name, attempt.kind.options
+            self._deferred_kinds[kind] = self.engine_state.monotonic() + DEFER_TO_NEWER_S
+            if kind not in self._told:
+                self._told.add(kind)
+                log.warning(
+                    "tasks of kind %s have schema_version %d, this program knows %d: they are left to newer workers",
+                    *(kind, attempt.claimed.schema_version, options.schema_version),
+                )
+
+    def plan(self, admission: Admission, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
+        """The plan for those lanes that are not at their cap or rate: they take no room from the others. ``held``: what
+        this worker holds once the turn has recorded what has ended."""
+        if not self.limits.known:
+            plan = self._plan(due, held)
+            self._note(plan)
+            return plan
+        before, due = -1, admission.admitted(due)
+        while len(due) != before:
+            plan = self._plan(due, held)
+            admission.lock(plan.picks, due)
+            before, due = len(due), admission.admitted(due)
+        plan = Plan(admission.cut(plan.picks), plan.shares)
+        self._note(plan)
+        return plan
+
+    def _note(self, plan: Plan) -> None:
+        """Record which levels got something, where levels share slots."""
+        if self._share_places:
+            got = {share.pool for pick in plan.picks for share in plan.shares[claims.LANE_OF(pick)]}
+            self._places.record(self._share_places, got)
+        if self._share_children:
+            got = {pick.pool for pick in plan.picks if self.sort_of(LaneHead(*claims.LANE_OF(pick), 0)) == PROCESS}
+            self._children.record(self._share_children, got)
+
+    def plan_single(self, head: LaneHead) -> Plan:
+        """The plan for one task of this lane while nothing is held; empty if no slot of its level fits."""
+        kind = self.engine_state.registry.get(claims.kind_of(head.lane))
+        if kind is None or kind.sort == PROCESS or self.engine_state.options.max_concurrent:
+            return Plan([], {})
+        slots = self.slots.get((head.pool, kind.sort))
+        if slots is None or head.lane.startswith(QUARANTINE_LANE) or not self.serves(head):
+            return Plan([], {})
+        lane = claims.LANE_OF(head)
+        return Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.pool, 1)]})
+
+    def _plan(self, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
+        engine_state = self.engine_state
+        self._share_places = self._share_children = []
+        if not due or self.alone is not None:
+            return Plan([], {})
+        self._rotation += 1
+        ordinary = [h for h in due if not h.lane.startswith(QUARANTINE_LANE) or self.sort_of(h) == PROCESS]
+        if len(ordinary) < len(due):
+            # A suspect runs beside no young attempt: if the process dies, only the suspect can be blamed. An attempt
+            # that has run for a while is not the one that kills workers.
+            since = engine_state.monotonic() - SUSPECT_ALONE_S
+            old = [a for a in held if a.started_at is not None and a.started_mono <= since]
+            plan = self._plan_suspect([h for h in due if h not in ordinary], old)
+            if plan.picks:
+                return plan if len(old) == len(held) else Plan([], {})
+        budget, pools = self.batch, list(LEVELS)
+        if engine_state.options.max_concurrent:
+            budget = max(0, engine_state.options.max_concurrent - len(held))
+            self._share_places = sorted({h.pool for h in ordinary}) if budget else []
+            first = self._places.order(self._share_places)
+            pools = [*first, *(level for level in LEVELS if level not in first)]
+        taken = Counter(map(_SLOT_TYPE_OF, held))
+        room = self._capacity(held, taken, self._in_processes(ordinary, taken))
+        return allocate(ordinary, room, budget, self._rotation, self.batch, pools)
+
+    def sort_of(self, head: LaneHead) -> int:
+        """The slot type for this lane. Suspects run in child processes, where a crash harms no other task."""
+        kind = self.engine_state.registry.get(claims.kind_of(head.lane))
+        assert kind is not None, "only lanes of registered kinds are claimed"
+        processes = self.engine_state.processes
+        if processes is not None and head.lane.startswith(QUARANTINE_LANE) and processes.can_run(kind):
+            return PROCESS
+        return kind.sort
+
+    def _in_processes(self, heads: list[LaneHead], taken: Counter[SlotKey]) -> dict[int, int]:
+        """How many tasks of each level to claim for the shared child processes: not more than are free."""
+        due = sorted({h.pool for h in heads if (h.pool, PROCESS) in self.slots and self.sort_of(h) == PROCESS})
+        shares = dict.fromkeys(due, 0)
+        if not due:
+            return shares
+        count = self.slots[due[0], PROCESS].size
+        held = {level: taken[level, PROCESS] for level in LEVELS}
+        free = count - sum(held.values())
+        order = self._children.order(due)
+        self._share_children = due if free > 0 else []
+        for turn in range(max(0, free)):
+            shares[order[turn % len(order)]] += 1
+        if HIGH_LEVEL in shares and count and not held[HIGH_LEVEL]:
+            shares[HIGH_LEVEL] = max(1, shares[HIGH_LEVEL])  # for which the pool has one child more
+        return shares
+
+    def _plan_suspect(self, quarantine: list[LaneHead], old: list[Attempt]) -> Plan:
+        """One suspect that can start beside these old attempts; empty if no slot is free for it."""
+        engine_state = self.engine_state
+        taken: dict[SlotKey, int] = {}
+        for attempt in old:
+            taken[attempt.slot_type] = taken.get(attempt.slot_type, 0) + 1
+
+        def room(pool: int, head: LaneHead) -> int:
+            kind = engine_state.registry.get(claims.kind_of(head.lane))
+            assert kind is not None
+            slots = self.slots.get((pool, kind.sort))
+            return 0 if slots is None else max(0, slots.size - taken.get((pool, kind.sort), 0))
+
+        if engine_state.options.max_concurrent and len(old) >= engine_state.options.max_concurrent:
+            return Plan([], {})
+        return allocate(quarantine, room, 1, self._rotation, 1)
+
+    def _capacity(
+        self, held: Sequence[Attempt], taken: Counter[SlotKey], in_processes: dict[int, int]
+    ) -> Callable[[int, LaneHead], int]:
+        engine_state = self.engine_state
+        horizon = engine_state.monotonic() - engine_state.options.ahead
+        busy: Counter[SlotKey] = Counter()  # slots whose attempt outlasts the horizon
+        for attempt in held:
+            if attempt.started_at is not None and not attempt.ended and attempt.started_mono < horizon:
+                busy[attempt.slot_type] += 1
+        in_children = sum(busy[level, PROCESS] for level in LEVELS)
+
+        def moving_of(sort: SlotKey, size: int) -> int:
+            if sort[1] != PROCESS:
+                return max(0, size - busy[sort])  # lost attempts may outnumber the slots
+            own = 1 if sort[0] == HIGH_LEVEL and size and not busy[sort] else 0  # the one that the pool has more for it
+            return max(own, size - in_children)  # the levels share the others
+
+        def room(pool: int, head: LaneHead) -> int:
+            kind = engine_state.registry.get(claims.kind_of(head.lane))
+            assert kind is not None
+            sort = (pool, self.sort_of(head))
+            slots = self.slots.get(sort)
+            if slots is None or (sort[1] == PROCESS and pool != head.pool):
+                return 0  # the levels share the processes, so none has to help another
+            ahead, moving = 0, moving_of(sort, slots.size)
+            mean = engine_state.means.get(kind.name)
+            if mean is not None and kind.name not in self.limits.known and not engine_state.options.max_concurrent:
+                # What the slots will start within the horizon; nothing, while what waits is not moving. Else what a
+                # stuck pool has just handed back would be claimed again at once, before others see it.
+                ahead = min(MAX_BATCHES_AHEAD * self.batch, int(moving * engine_state.options.ahead / max(mean, 1e-5)))
+                if waiting_since(slots) < horizon or (pool != head.pool and mean < SHORT_TASK_S):
+                    ahead = 0
+            free = slots.size + ahead - taken[sort]
+            if sort[1] == PROCESS and not ahead:
+                free = min(free, in_processes[pool])
+            if free < 0 < moving and waiting_since(slots) >= horizon:
+                # The line is longer than the slots, and moves: what quick kinds have ahead keeps no other kind out.
+                own = sum(1 for a in held if a.kind is kind and a.slot_type == sort)
+                free = max(free, max(1, slots.size // 2) - own)
+            return max(0, free)
+
+        return room

@@ -1,0 +1,69 @@
+"""Handles requests of running attempts: written in a cycle's transaction, answered after its commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler.engine.state import EngineState, Request
+from scheduler.ports import SECOND
+from scheduler.store import workers
+from scheduler.store.requests.handle import answer
+from scheduler.store.requests.request import Answer, AttemptRequest
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+MAX_REQUESTS = 500  # in one cycle
+RETRY_AT_ONCE_S = 0.1  # how long a blocked request is retried at once; then with later cycles
+
+
+class RequestBatch:
+    """The requests of one cycle. ``woken``: how many tasks they have woken."""
+
+    def __init__(self, engine_state: EngineState) -> None:
+        self._state = engine_state
+        self._requests: list[Request] = []
+        self._answers: list[Answer | None] = []
+        self.woken = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def take(self) -> None:
+        """Take new requests, and blocked ones, which may fill half of the batch."""
+        engine_state, again = self._state, MAX_REQUESTS // 2
+        self._requests, engine_state.put_off = engine_state.put_off[:again], engine_state.put_off[again:]
+        while len(self._requests) < MAX_REQUESTS:
+            try:
+                self._requests.append(engine_state.requests.popleft())
+            except IndexError:  # the watchdog may have answered the last one
+                break
+
+    def requeue(self) -> None:
+        """Keep the requests for the next cycle; this one failed, perhaps after its commit."""
+        self._state.requests.extendleft(r._replace(again=True) for r in reversed(self._requests))
+
+    def answer(self, connection: sa.Connection, worker: int, now: int, *, one_by_one: bool) -> None:
+        """Write what the requests ask for; each write renews the lease."""
+        engine_state = self._state
+        asked = [
+            AttemptRequest(r.attempt.claimed.id, r.attempt.claimed.claim, r.what, r.args, r.again)
+            for r in self._requests
+        ]
+        dialect = engine_state.database.dialect
+        self._answers, self.woken = answer(connection, dialect, worker, asked, now, one_by_one=one_by_one)
+        if any(one is None or one["held"] for one in self._answers):
+            workers.renew(connection, worker, now, round(engine_state.options.lease * SECOND))
+
+    def send_answers(self) -> bool:
+        """Send the answers. Returns whether a blocked request is to be retried at once."""
+        engine_state = self._state
+        again = False
+        for r, given in zip(self._requests, self._answers, strict=True):
+            if given is None:
+                engine_state.put_off.append(r)
+                again = again or engine_state.monotonic() - r.at < RETRY_AT_ONCE_S
+            elif r.answer.set_running_or_notify_cancel():  # else an async handler was cancelled while it waited
+                r.attempt.last_activity = engine_state.monotonic()
+                r.answer.set_result(given)
+        return again

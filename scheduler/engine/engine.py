@@ -1,0 +1,532 @@
+"""The engine's loop: one worker in one process waits, wakes, dispatches, keeps its lease, drains, stops."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any
+
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.capture import Capture
+from scheduler.engine.attempt.outcomes import outcome_at_stop
+from scheduler.engine.attempt.runtime import StoredDrafts
+from scheduler.engine.dead_letter_hook import DeadLetterHook, Hook
+from scheduler.engine.dispatch.completion_thread import CompletionThread
+from scheduler.engine.dispatch.cycle import DispatchCycle
+from scheduler.engine.maintenance.lease import Lease
+from scheduler.engine.maintenance.lease_watchdog import LeaseWatchdog
+from scheduler.engine.maintenance.periodic import CANCEL_EVERY, EARLY_FRACTION, PeriodicWork
+from scheduler.engine.maintenance.registration import WorkerRegistration
+from scheduler.engine.options import EngineOptions
+from scheduler.engine.slots import InlineSlots, make_slots, waiting_since
+from scheduler.engine.state import EngineState
+from scheduler.errors import StoreReplacedError, StoreUnavailableError
+from scheduler.model.outcome import Outcome
+from scheduler.model.registry import Registry
+from scheduler.ports import FOREVER, SECOND, Spawner, random_incarnation, spawn_thread
+from scheduler.store import workers
+from scheduler.store.db.database import Database
+from scheduler.store.db.deadline import in_time
+from scheduler.store.db.errors import StoreError
+from scheduler.store.db.notifier import Notifier
+from scheduler.store.db.pg_connections import let_go
+from scheduler.store.durable import waits
+from scheduler.store.read import counts as read_counts
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+log = logging.getLogger("scheduler.engine")
+
+URGENT_MIN_OUTCOMES = 50  # with more unwritten outcomes, high tasks are claimed first
+WAKE_MORE_AFTER_S = 0.005  # seconds that attempts wait in a pool before more slots are woken
+YIELD_S = 0.0002
+LOCKED_RETRY_S = 0.1  # until outcomes are retried whose rows another transaction holds
+OUTAGE_BACKOFF_S = (0.1, 2.0)  # between tries while the database is away: first, longest
+RELEASE_DELAY_US = 2 * SECOND
+MAX_COUNTED = 10_000  # tasks of each state that the first log line counts
+FIND_HOLDER_S = 1.0  # for finding the holder of a lock
+JOIN_TIMEOUT_S = 15.0  # for the end of a cycle
+
+
+class Engine:
+    """One worker. ``inline``: no threads; the caller runs attempts between calls of :meth:`step` (tests)."""
+
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry,
+        options: EngineOptions,
+        *,
+        state: Any = None,
+        settings: dict[str, Any] | None = None,
+        around_run: Callable[[Any], AbstractContextManager[Any]] | None = None,
+        on_dead_letter: Hook | None = None,
+        drafts: StoredDrafts | None = None,
+        rng: random.Random | None = None,
+        spawn: Spawner = spawn_thread,
+        incarnation: Callable[[], str] = random_incarnation,
+        inline: bool = False,
+        version: str = "",
+    ) -> None:
+        self.database = database
+        self.engine_state = EngineState(
+            database, registry, options, state=state, settings=settings, around_run=around_run, rng=rng
+        )
+        self.engine_state.drafts = drafts
+        self.engine_state.dead_letter_hook = DeadLetterHook(on_dead_letter, None if inline else spawn)
+        self.options = options
+        self.inline = inline
+        self._spawn = spawn
+        self.slots = make_slots(self.engine_state, spawn, inline=inline)
+        beside = database.dialect.name == "postgresql"
+        completion_thread = CompletionThread(database, options.lease, None if inline else spawn) if beside else None
+        self.dispatch = DispatchCycle(self.engine_state, self.slots, completion_thread)
+        self.lease = Lease(self.engine_state, lapses=not inline)
+        self.guard = LeaseWatchdog(
+            self.engine_state, self._last_sign, lambda: self._thread.ident if self._thread else None
+        )
+        self.periodic = PeriodicWork(self.engine_state, self.dispatch, self.lease)
+        self.registration = WorkerRegistration(
+            self.engine_state,
+            self.dispatch,
+            self.periodic,
+            self.guard,
+            spawn=None if inline else spawn,
+            new_incarnation=incarnation,
+            version=version,
+        )
+        self.draining = False  # it is about to stop
+        self.replaced: StoreReplacedError | None = None  # why it has ended by itself
+        self.handed_back: list[int] = []  # tasks released while they ran, at a hard stop
+        self.pid = os.getpid()
+        self.turns = 0
+        self._connection: sa.Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._stopping = threading.Lock()
+        self._closed = False
+        self._drained = threading.Event()  # draining, and no cycle from before is under way
+        self._ended = threading.Event()
+        self._ready = threading.Event()
+        self._last_cycle_at = 0.0
+        self._step_ended_at = self.engine_state.monotonic()  # when the last step ended
+        self._next_due = 0
+        self._needs_scan = True  # lanes that were empty may have work now
+        self._has_more = False  # the last cycle left known work
+        self._outage_backoff = 0.0
+        self._last_error = ""
+        self.capture = Capture(everything=options.capture_root)
+        if inline:
+            self.engine_state.inline = self._inline_requests
+
+    # starting
+
+    @property
+    def worker(self) -> int:
+        """The id of this engine's row in the workers table; 0 before it has one."""
+        return self.registration.worker
+
+    @property
+    def claims(self) -> bool:
+        """Whether it takes new work: not drained, nor too far from the database for its lease."""
+        return not self.drained and self.engine_state.lease_needed is None
+
+    @property
+    def drained(self) -> bool:
+        """Whether it is about to stop, or an operator has drained it."""
+        return self.draining or self.registration.drain_requested
+
+    def loop_age(self) -> float:
+        """Seconds since the loop's last round; it goes on while the database is away."""
+        return self.engine_state.monotonic() - self._last_cycle_at
+
+    def _last_sign(self) -> float:
+        """When the loop last went round, or got an answer from the server (monotonic)."""
+        return max(self._last_cycle_at, self.database.answered_at)
+
+    def start(self) -> None:
+        """Start the loop in a thread of its own. Raises StoreUnavailableError if the database cannot be opened."""
+        self.database.open()
+        self._last_cycle_at = self.engine_state.monotonic()
+        self.capture.attach()
+        self._thread = self._spawn(self._run, "schedd-engine")
+        self.guard.start(self._spawn)
+
+    def wait_ready(self, timeout: float | None = None) -> bool:
+        """Wait for the end of the first dispatch cycle. False if it did not come in time."""
+        return self._ready.wait(timeout)
+
+    def wait_ended(self) -> None:
+        """Wait until the loop has ended."""
+        self._ended.wait()
+
+    def is_running(self) -> bool:
+        return self._thread is not None and not self._ended.is_set()
+
+    def ring(self) -> None:
+        """There may be new work."""
+        self.engine_state.ring()
+
+    @property
+    def bell(self) -> Notifier:
+        """The notifier that wakes the engines of other processes."""
+        return self.registration.bell
+
+    def on_restart(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` when an operator wants this program to end and to start anew."""
+        self.registration.on_restart = tell
+
+    def hung_pool(self) -> str | None:
+        """A pool whose slots of one type are all taken by handlers that hang; None if there is none."""
+        return self.periodic.hung.full_pool()
+
+    def only_hung(self) -> bool:
+        """Whether every held attempt hangs, so that waiting is useless."""
+        return self.periodic.hung.only_hung()
+
+    def _conn(self) -> sa.Connection:
+        connection = self._connection
+        if connection is None or connection.closed or connection.invalidated or not self.database.trusts(connection):
+            self._drop_connection()
+            self._connection = connection = self.database.connect(idle_limit=self.options.lease)
+        return connection
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        let_go(connection)
+        if self.dispatch.completer.completion_thread is not None:
+            self.dispatch.completer.completion_thread.drop_connection()
+
+    # going round
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                pause = self._round()
+                if self._stop.is_set():
+                    break
+                self.engine_state.sleep(pause)
+        except BaseException:
+            log.critical("the engine's loop failed", exc_info=True)
+            raise
+        finally:
+            self._ended.set()
+            self._ready.set()
+
+    def _round(self) -> float:
+        """One round: upkeep that is due, and a dispatch cycle if needed. Returns seconds to sleep."""
+        self._last_cycle_at = self.engine_state.monotonic()
+        if self.draining:
+            self._drained.set()
+        try:
+            pause = self.step()
+            if self._outage_backoff:
+                log.info("the database is back")
+                self._outage_backoff, self._last_error = 0.0, ""
+            if not self._ready.is_set():
+                self._ready.set()
+                self._report_start()
+            return pause
+        except StoreReplacedError as error:
+            self._end_for_good(error)
+            return 0.0
+        except StoreUnavailableError as error:
+            self._log_outage(error)
+            self.lease.postpone_reaping()  # it may be away for the others, too
+            self.periodic.timers.bring_forward("renew")  # it is back when it has taken a write, not before
+        except Exception as error:
+            # An unexpected row or error must not end the loop. It is logged once, and tried again.
+            if self._last_error != repr(error):
+                log.exception("a turn failed, trying again")
+            self._last_error = repr(error)
+        most = min(OUTAGE_BACKOFF_S[1], self.options.lease / 3)  # other workers reclaim our tasks after a lease
+        self._outage_backoff = min(most, max(OUTAGE_BACKOFF_S[0], self._outage_backoff * 2))
+        self._drop_connection()
+        self._needs_scan = True  # the failed cycle's work is still to be done
+        self._stop.wait(self._outage_backoff)
+        return 0.0
+
+    def _end_for_good(self, error: StoreReplacedError) -> None:
+        """End without another write: the database is not the one that this engine serves."""
+        log.critical("%s", error)
+        self.replaced = error
+        self._stop.set()
+        for attempt in list(self.engine_state.held.values()):
+            self.engine_state.mark_lost(attempt)
+        self.engine_state.reject_requests()
+        self.engine_state.closed = True
+        self.guard.stop()
+
+    def _log_outage(self, error: StoreUnavailableError) -> None:
+        """Log the outage, once for each reason."""
+        brief = error.brief if isinstance(error, StoreError) else str(error)
+        if self._last_error == brief:
+            return
+        self._last_error = brief
+        holder = None
+        if isinstance(error, StoreError) and error.locked:
+            with suppress(TimeoutError, StoreUnavailableError, RuntimeError):
+                holder = in_time(self.database.locked_by, FIND_HOLDER_S)
+        log.error("the database is away, trying again: %s%s", error, "" if holder is None else f"; {holder}")
+
+    def step(self) -> float:
+        """Do upkeep that is due and one cycle. Returns seconds to sleep. Raises StoreUnavailableError."""
+        self.periodic.idled += self.engine_state.monotonic() - self._step_ended_at
+        try:
+            return self._step(self._conn())
+        finally:
+            self._step_ended_at = self.engine_state.monotonic()
+
+    def _step(self, connection: sa.Connection) -> float:
+        if not self.worker:
+            self.registration.join(connection)
+        elif self.registration.begin_anew_if_changed(connection):
+            self._needs_scan = True
+        rung = self.engine_state.was_rung()
+        timers = self.periodic.timers
+        if self.lease.detect_clock_jump():
+            timers.bring_forward("renew")
+        # Not under a lease that may have run out, nor before due policies have cancelled tasks.
+        on_time = min(timers.remaining("renew"), timers.remaining("looks")) > 0
+        if rung and self.claims and on_time and self.dispatch.claim_eagerly(connection):
+            self._yield_to_slots()
+        fired = self._upkeep(connection)
+        self.registration.commands_may_wait |= rung  # looked at after the turn
+        for slots in self.slots.values():
+            if waiting_since(slots) < self.engine_state.monotonic() - WAKE_MORE_AFTER_S:
+                slots.nudge()
+        if rung and self.claims and len(self.engine_state.outcomes) > URGENT_MIN_OUTCOMES:
+            self.dispatch.run(connection, claiming=True, urgent=True)
+        if self._wants_turn(rung):
+            self._turn(connection, rung)
+        if rung:
+            self._after_wakeup(connection, fired)
+        return self._pause()
+
+    def _turn(self, connection: sa.Connection, rung: bool) -> None:
+        if not (rung or self._needs_scan or self._has_more or self.inline):
+            self.dispatch.wait_for_short_tasks()
+        fresh = rung or self._needs_scan or self.engine_state.now() >= self._next_due or self._poll_is_due()
+        result = self.dispatch.run(connection, claiming=self.claims, fresh=fresh)
+        self.turns += 1
+        self.periodic.timers.set("poll", LOCKED_RETRY_S if self.dispatch.completer.deferred else self._poll_every())
+        self._next_due = result.next_due
+        self._needs_scan, self._has_more = False, result.busy
+        if not self.claims:
+            self.dispatch.return_waiting()
+        if result.schedule_ended:
+            self.periodic.schedules.check_again()
+        # Where it takes a transaction, not for nobody; who has come since the last look polls until the next one, which
+        # follows its ring.
+        if (result.ready or result.capacity_freed) and not (self.bell.dear and self.lease.is_only_worker()):
+            self.bell.ring()
+        if result.schedule_ended or result.may_have_more or (result.ready and not self.dispatch.lanes.whole):
+            self._needs_scan = True
+        if waits.OVERLOOKED in connection.info:
+            self._needs_scan = True  # so that the next step comes at once and looks for them
+        if result.claimed and not (result.finished or self._has_more or self.dispatch.has_work()):
+            self._yield_to_slots()
+
+    def _yield_to_slots(self) -> None:
+        """Let slots begin what they were just given: they wait for the interpreter, which this thread has."""
+        if not self.inline:
+            time.sleep(YIELD_S)
+
+    def _wants_turn(self, rung: bool) -> bool:
+        if (
+            rung
+            or self._needs_scan
+            or self._has_more
+            or self.dispatch.has_work()
+            or self.engine_state.now() >= self._next_due
+        ):
+            return True
+        if self._poll_is_due():
+            return True
+        horizon = self.engine_state.monotonic() - self.options.give_back
+        return self.dispatch.unmarked() or any(waiting_since(s) < horizon for s in self.slots.values())
+
+    def _poll_is_due(self) -> bool:
+        return self.periodic.timers.remaining("poll") <= EARLY_FRACTION * self._poll_every()
+
+    def _pause(self) -> float:
+        if self._needs_scan or self._has_more or self.dispatch.has_work() or self.periodic.has_backlog:
+            return 0.0
+        left = self.periodic.timers.remaining
+        wait = min(self._poll_every(), left("poll"))
+        if self._next_due < FOREVER:
+            wait = min(wait, (self._next_due - self.engine_state.now()) / SECOND)
+        wait = min(wait, left("renew"), left("reap"), self.periodic.until_sweep())
+        if self.claims:
+            wait = min(wait, self.periodic.schedules.seconds_until_due())
+        if self.registration.commands_may_wait:
+            wait = min(wait, left("told"))
+        if any(s.waiting for s in self.slots.values()):
+            wait = min(wait, WAKE_MORE_AFTER_S)
+        elif self.engine_state.held:
+            # An attempt that has just begun is to be marked running soon.
+            unmarked = any(
+                a.started_at is not None and not (a.marked or a.lost) for a in list(self.engine_state.held.values())
+            )
+            wait = min(wait, CANCEL_EVERY / 5 if unmarked else CANCEL_EVERY)
+        return max(0.0, wait)
+
+    def _poll_every(self) -> float:
+        return self.options.poll if self.bell.works else 0.1
+
+    def _upkeep(self, connection: sa.Connection) -> bool:
+        """Do the upkeep that is due. Returns whether schedules were fired."""
+        periodic, timers = self.periodic, self.periodic.timers
+        # An engine renews before it reaps.
+        if timers.due("renew", self.options.lease / 3):
+            self.registration.renew(connection, claims=not self.drained)
+            if self.dispatch.completer.completion_thread is not None:
+                self.dispatch.completer.completion_thread.forget_plans()
+            periodic.learn_limits(connection)
+        periodic.publish_worker(connection)
+        if timers.due("look", self.options.lease / 3):
+            self.registration.commands_may_wait = True
+        self._needs_scan |= self.registration.apply_commands(connection)
+        polls = self._poll_is_due()
+        reclaimed = periodic.reap(connection, self.bell, polls=polls)
+        periodic.purge(connection)
+        if not periodic.poll(connection, polls=polls and self.dispatch.at_rest()):
+            timers.set("poll", self._poll_every())
+        fired = periodic.fire_schedules(connection, rung=False, claims=self.claims)
+        woken = periodic.wake_missed(connection)
+        freed = periodic.apply_policies(connection)
+        freed |= periodic.watch_attempts(connection, self._reported, rung=False)
+        if freed:
+            self.bell.ring()
+        self._needs_scan |= reclaimed or fired or woken or freed
+        return fired
+
+    def _after_wakeup(self, connection: sa.Connection, fired: bool) -> None:
+        """Check what else a notification may mean, after the cycle: mostly it means ready work."""
+        self._needs_scan |= self.registration.apply_commands(connection)
+        made = not fired and self.periodic.fire_schedules(connection, rung=True, claims=self.claims)
+        freed = self.periodic.watch_attempts(connection, self._reported, rung=True)
+        if freed:
+            self.bell.ring()
+        self._needs_scan |= made or freed
+
+    def _report_start(self) -> None:
+        try:
+            with self.database.read() as connection:
+                counts, more = read_counts.about(connection, MAX_COUNTED)  # a million took the loop a second, and 70 MB
+        except StoreUnavailableError:
+            return
+        told: dict[str, Any] = {"worker": self.worker, "incarnation": self.registration.incarnation, **counts}
+        log.info("ready", extra=told | {"counted_up_to": MAX_COUNTED} if more else told)
+
+    # stopping
+
+    def drain(self) -> None:
+        """Claim nothing more, and release what no slot has started."""
+        self.draining = True
+        self.periodic.timers.bring_forward("renew")
+        self.dispatch.return_waiting()
+        self.engine_state.ring()
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until nothing is held any more. False if the time was not enough."""
+        deadline = self.engine_state.monotonic() + timeout
+        idle = threading.Event()
+        # A cycle that began before the drain may still be claiming: wait for its end first.
+        settled = self.engine_state.monotonic() + JOIN_TIMEOUT_S
+        while not self._drained.is_set() and self.is_running() and self.engine_state.monotonic() < settled:
+            self._drained.wait(0.01)
+        while self.engine_state.held and self.is_running():
+            left = deadline - self.engine_state.monotonic()
+            if left <= 0:
+                return False
+            idle.wait(min(0.01, left))
+        return not self.engine_state.held
+
+    def running_ids(self) -> list[int]:
+        """Ids of the held tasks, in order, without those whose outcome is about to be recorded."""
+        done = self._reported()
+        return sorted({key[0] for key in list(self.engine_state.held) if key not in done})
+
+    def _reported(self) -> set[tuple[int, int]]:
+        """Claims whose outcome is known and about to be recorded."""
+        return {(o.task_id, o.claim) for _, o in [*self.engine_state.outcomes, *self.dispatch.completer.deferred]}
+
+    def stop(self, *, hand_back_running: bool) -> StoreUnavailableError | None:
+        """End the loop. ``hand_back_running``: the last write gives running tasks back, due in 2 s, without using an
+        attempt (for a process that is about to end); ``handed_back`` has their ids then. Otherwise nothing may be held.
+
+        Returns what kept that last write from being made; then the lease runs out by itself, and others take over.
+        """
+        with self._stopping:
+            if self._closed:
+                return None
+            self._closed = True
+            return self._stop_once(hand_back_running)
+
+    def _stop_once(self, hand_back_running: bool) -> StoreUnavailableError | None:
+        trouble: StoreUnavailableError | None = None
+        self._stop.set()
+        self.engine_state.ring()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=JOIN_TIMEOUT_S)
+        if hand_back_running:
+            for slots in self.slots.values():
+                slots.abandon()
+        try:
+            if self._thread is not None and self._thread.is_alive() and not self._ended.is_set():
+                raise StoreUnavailableError("the last turn is still under way")  # it uses the connection
+            if self.replaced is not None:
+                raise self.replaced
+            self._last_write(hand_back_running)
+        except StoreReplacedError as error:  # logged when it was noticed
+            trouble = error
+        except StoreUnavailableError as error:
+            log.error("could not say goodbye to the database: %s; the lease runs out by itself", error)
+            trouble = error
+        except Exception as error:
+            log.exception("could not say goodbye to the database; the lease runs out by itself")
+            trouble = StoreUnavailableError(f"the last write failed: {error}")
+        self.guard.stop()
+        self.engine_state.closed = True
+        self.engine_state.abort_requests()
+        self.engine_state.note_begins(None)
+        for slots in self.slots.values():
+            slots.close()
+        self.engine_state.dead_letter_hook.close()
+        self.bell.close()
+        if self.dispatch.completer.completion_thread is not None:
+            self.dispatch.completer.completion_thread.close()
+        self.capture.detach()
+        self._drop_connection()
+        return trouble
+
+    def _last_write(self, hand_back_running: bool) -> None:
+        if not self.worker:
+            return
+        connection = self._conn()
+        extra: list[tuple[Attempt, Outcome]] = []
+        if hand_back_running:
+            done = self._reported()
+            held = [a for key, a in list(self.engine_state.held.items()) if key not in done]
+            extra = [(a, outcome_at_stop(a, self.engine_state, RELEASE_DELAY_US)) for a in held]
+        self.handed_back = sorted(self.dispatch.run(connection, claiming=False, extra=extra).given_back)
+        with self.database.write(connection) as c:
+            workers.stop(c, self.worker, self.engine_state.now())
+        self.bell.ring()
+
+    # inline (tests)
+
+    def _inline_requests(self) -> None:
+        self.dispatch.run(self._conn(), claiming=False)
+
+    def inline_slots(self) -> Iterable[InlineSlots]:
+        for slots in self.slots.values():
+            if isinstance(slots, InlineSlots):
+                yield slots

@@ -1,0 +1,1 @@
+"""Runs a handler: executor, context, ctx.transaction, ctx.cpu, event loop."""

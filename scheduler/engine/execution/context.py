@@ -1,0 +1,450 @@
+"""``ctx`` of handlers. Its writes are requests to the engine, answered after a commit."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from scheduler.engine.attempt.loop_threads import read
+from scheduler.engine.durable.async_driver import active, drive_async
+from scheduler.engine.durable.calls import Durable, as_decorator
+from scheduler.engine.durable.thread_driver import drive
+from scheduler.engine.execution import leftovers
+from scheduler.engine.execution.offload import CpuFuture, wait_for, wait_for_async
+from scheduler.errors import PermanentError
+from scheduler.model.envelope import idempotency_key
+from scheduler.model.spec import TaskId
+from scheduler.model.texts import storable
+from scheduler.model.times import to_datetime
+
+if TYPE_CHECKING:
+    from scheduler.engine.attempt.attempt import Attempt
+    from scheduler.engine.attempt.runtime import Runtime
+    from scheduler.engine.execution.transaction import AsyncTransactionBlock, TransactionBlock
+
+MAX_MESSAGE = 2000  # characters kept of a progress message
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _ContextBase:
+    """The part that only reads: names, times, envelope."""
+
+    __slots__ = ("_attempt", "_log", "_runtime")
+
+    def __init__(self, attempt: Attempt, runtime: Runtime) -> None:
+        self._attempt = attempt
+        self._runtime = runtime
+        self._log: Any = None
+
+    @property
+    def id(self) -> int:
+        """The task's id."""
+        return self._attempt.claimed.id
+
+    @property
+    def kind(self) -> str:
+        """The task's kind."""
+        return self._attempt.claimed.kind
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self._attempt.claimed.attempt
+
+    @property
+    def key(self) -> str | None:
+        """The key it was scheduled with."""
+        return self._attempt.claimed.key
+
+    @property
+    def idempotency_key(self) -> str:
+        """The key, else ``task-<original id>``; the same over retries and replay.
+
+        It is ``task-e2-<original id>`` once a failover has lost commits.
+        """
+        c = self._attempt.claimed
+        return idempotency_key(c.key, c.original_id, c.id, c.epoch)
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The headers it was scheduled with."""
+        text = self._attempt.claimed.headers
+        headers: dict[str, Any] = msgspec.json.decode(text) if text else {}
+        return headers
+
+    @property
+    def correlation_id(self) -> str:
+        """The correlation id: children inherit it; by default the task's own id."""
+        c = self._attempt.claimed
+        return c.correlation if c.correlation is not None else str(c.id)
+
+    @property
+    def causation_id(self) -> str | None:
+        """The id of the message or task that caused this one."""
+        return self._attempt.claimed.causation
+
+    @property
+    def subject(self) -> str | None:
+        """The subject of the message."""
+        return self._attempt.claimed.subject
+
+    @property
+    def message_type(self) -> str:
+        """The kind, unless another type was given."""
+        c = self._attempt.claimed
+        return c.message_type or c.kind
+
+    @property
+    def schema_version(self) -> int:
+        """The schema version that the payload was stored with."""
+        return self._attempt.claimed.schema_version
+
+    @property
+    def sequence(self) -> int | None:
+        """The sequence number it was scheduled with."""
+        return self._attempt.claimed.sequence
+
+    @property
+    def payload_ref(self) -> str | None:
+        """The address of the payload's data, if it was passed by reference."""
+        return self._attempt.claimed.payload_ref
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was scheduled, UTC."""
+        return to_datetime(self._attempt.claimed.created_at)
+
+    @property
+    def queue(self) -> str:
+        """The queue it is in."""
+        return self._attempt.claimed.queue
+
+    @property
+    def slot(self) -> datetime | None:
+        """The schedule's fire time that this run is for, UTC."""
+        slot = self._attempt.claimed.slot
+        return None if slot is None else to_datetime(slot)
+
+    @property
+    def missed(self) -> int:
+        """How many missed fire times this run stands for (catch-up ``last``)."""
+        return self._attempt.claimed.missed or 0
+
+    @property
+    def missed_since(self) -> datetime | None:
+        """The oldest fire time that this run stands for."""
+        since = self._attempt.claimed.missed_since
+        return None if since is None else to_datetime(since)
+
+    @property
+    def state(self) -> Any:
+        """The application's own object, as given to the Scheduler."""
+        return self._runtime.state
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration's sections."""
+        return self._runtime.settings
+
+    @property
+    def deadline(self) -> float | None:
+        """When the attempt times out (monotonic clock, seconds); None without a timeout."""
+        return self._attempt.deadline
+
+    @property
+    def log(self) -> Any:
+        """A structlog logger bound to this attempt; what it writes is kept with the attempt."""
+        if self._log is None:
+            from scheduler.engine.attempt.tasklog import task_logger
+
+            self._log = task_logger(self)
+        return self._log
+
+    def capture(self, text: str) -> None:
+        """Add text to this attempt's stored output (the last 64 Ki characters)."""
+        self._attempt.capture(text)
+
+    def _check(self) -> None:
+        self._attempt.check(self._runtime.monotonic())
+
+    @staticmethod
+    def _clamp(percent: float) -> float:
+        value = float(percent)
+        return 0.0 if math.isnan(value) else min(100.0, max(0.0, value))
+
+    @staticmethod
+    def _message_text(message: object) -> str | None:
+        return None if message is None else storable(str(message))[:MAX_MESSAGE]
+
+    def _by_id(self, rows: Iterable[tuple[int, Any]] | None) -> dict[int, Any]:
+        """Rows about its parents, by id. Checks the attempt again: the read may have waited long."""
+        if rows is None:
+            self._attempt.lost = True
+        self._check()
+        return {int(parent): value for parent, value in rows or ()}
+
+    def _decoded(self, rows: Iterable[tuple[int, str | None]] | None) -> dict[int, Any]:
+        texts = self._by_id(rows)
+        return {parent: None if text is None else msgspec.json.decode(text) for parent, text in texts.items()}
+
+    @property
+    def _durable(self) -> Durable:
+        attempt = self._attempt
+        if attempt.durable is None:
+            attempt.durable = Durable(attempt, self._runtime)
+        return attempt.durable
+
+    def _beat(self, percent: float | None = None, message: object | None = None) -> Any:
+        """Request a heartbeat, with progress if given."""
+        self._durable.current_step()
+        progress = {
+            "percent": None if percent is None else self._clamp(percent),
+            "message": self._message_text(message),
+        }
+        return self._runtime.request(self._attempt, "beat", progress)
+
+
+class Context(_ContextBase):
+    """``ctx`` of a synchronous handler. Each call may raise Cancelled, TaskTimeout or LeaseLost."""
+
+    __slots__ = ()
+
+    def check_cancelled(self) -> None:
+        """Raise if the task was cancelled, ran out of time, or its worker lost it. It is cheap."""
+        self._check()
+
+    def heartbeat(self) -> None:
+        """Stamp ``last_heartbeat_at`` and renew the worker's lease at once."""
+        self._durable.apply_reply(self._beat().result())
+
+    def report_progress(self, percent: float, message: str | None = None) -> None:
+        """Store how far it is, clamped to 0–100, and what it is doing; a heartbeat too."""
+        self._durable.apply_reply(self._beat(percent, message).result())
+
+    @overload
+    def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def step(self, name: str, /) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+    @overload
+    def step(self, name: Callable[P, R], /) -> Callable[P, R]: ...
+    def step(self, name: Any, function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+        """Call ``function(*args, **kwargs)`` once and record its value for later attempts.
+
+        The value must be JSON, 1 MiB at most, and comes back as JSON gives it. A failed step is not recorded. A name
+        that is used again is numbered. Without a function it is a decorator: each call is a step.
+        """
+        if function is None:
+            return as_decorator(lambda *call: drive(self._durable, self._durable.step(*call)), name)
+        return drive(self._durable, self._durable.step(name, function, args, kwargs))
+
+    def sleep_for(self, seconds: float | timedelta, name: str | None = None) -> None:
+        """Go on so much later. The slot is free meanwhile; the handler starts from its beginning."""
+        drive(self._durable, self._durable.sleep_for(seconds, name))
+
+    def sleep_until(self, when: datetime, name: str | None = None) -> None:
+        """Go on then (an aware datetime), or at once if that is past."""
+        drive(self._durable, self._durable.sleep_until(when, name))
+
+    def await_event(self, name: str, timeout: float | timedelta | None = None) -> Any:
+        """The payload of the event, once it is emitted; the slot is free meanwhile.
+
+        ``timeout``: seconds or timedelta from when it was first awaited; then builtin TimeoutError, in every later
+        attempt, too.
+        """
+        return drive(self._durable, self._durable.await_event(name, timeout))
+
+    def emit_event(self, name: str, payload: Any = None) -> bool:
+        """Emit an event, once over all attempts. Every task that awaits it gets the payload (JSON).
+
+        The first emit of a name wins, over all tasks and callers; False if this was not the first.
+        """
+        return drive(self._durable, self._durable.emit_event(name, payload))
+
+    def transaction(self) -> TransactionBlock:
+        """``with ctx.transaction() as tx:`` commits the handler's own rows and its success together.
+
+        It is the handler's last act.
+
+        ``tx`` is a SQLAlchemy Connection to schedd's database; set ``tx.result`` to the task's result (what
+        ``run`` returns afterwards is not stored). Leaving the block commits the rows, the attempt, the success
+        and the release of its dependents, if this attempt still holds the task; raising rolls back. Inside a step
+        it commits that step's checkpoint instead, with ``tx.result`` as its value. Raises LeaseLost,
+        TransactionTooLong.
+        """
+        from scheduler.engine.execution.transaction import TransactionBlock
+
+        return TransactionBlock(self._durable)
+
+    def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
+        """Run ``function(*args)`` in a child process; returns its value or raises its error.
+
+        The function has to be importable, arguments and result picklable. A cancel or the timeout ends it there; it is
+        raised here once the function has ended. In a task with ``isolation="process"`` it runs in that task's own
+        process. Raises ConfigError, ProcessDied.
+        """
+        self._check()
+        answer: CpuFuture[R] = self._runtime.cpu(self._attempt, function, args)
+        return wait_for(answer, self._check)
+
+    def wait_until(self, awaitable: Any) -> NoReturn:
+        """For asynchronous handlers only, see :class:`AsyncContext`. Raises TypeError."""
+        raise TypeError("ctx.wait_until is for async handlers: this one ends when it returns, so do the work in it")
+
+    def spawn(self, task: Any, /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId:
+        """Schedule a child task, once over all attempts. Returns its id.
+
+        ``task``: a Task instance, a builder (``jobs.task(…)``), or a @task function with its arguments. The child
+        inherits the correlation and names this task as its cause; cancelling this task cancels it.
+        """
+        return drive(self._durable, self._durable.spawn(task, args, kwargs, name))
+
+    def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
+        """What another task returned, child or not, once it has ended; the slot is free meanwhile.
+
+        Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, and builtin TimeoutError after
+        ``timeout`` (seconds or timedelta, from when it was first awaited); in every later attempt the same.
+        """
+        return drive(self._durable, self._durable.await_task(task_id, timeout))
+
+    def map(self, kind: Any, items: Iterable[Any], name: str | None = None) -> list[Any]:
+        """Schedule a child for each item; their results in the items' order, once all have ended.
+
+        ``kind``: a Task class, a @task function or a kind's name; ``items``: a mapping is the fields by name, an
+        instance is taken as it is, anything else is the first field. Raises the failure of the first child that did
+        not succeed.
+        """
+        return drive(self._durable, self._durable.map(kind, items, name))
+
+    def results(self) -> dict[int, Any]:
+        """The results of its parents by id; None for one that returned nothing or did not succeed.
+
+        Raises ResultExpiredError if one is removed. Results of parents that had to succeed stay until this task has
+        succeeded or is removed.
+        """
+        self._check()
+        return self._decoded(self._runtime.load(self._attempt, "results", {}))
+
+    def dependency_failures(self) -> dict[int, str]:
+        """The tasks it depends on that did not succeed: id -> how they ended."""
+        self._check()
+        return self._by_id(self._runtime.load(self._attempt, "failures", {}))
+
+
+class AsyncContext(_ContextBase):
+    """``ctx`` of an asynchronous handler: the same names, awaited."""
+
+    __slots__ = ()
+
+    async def check_cancelled(self) -> None:
+        """Raise if the task was cancelled, ran out of time, or its worker lost it."""
+        self._check()
+
+    async def heartbeat(self) -> None:
+        """Stamp ``last_heartbeat_at`` and renew the worker's lease at once."""
+        with active(self._attempt):
+            self._durable.apply_reply(await asyncio.wrap_future(self._beat()))
+
+    async def report_progress(self, percent: float, message: str | None = None) -> None:
+        """Store how far it is, clamped to 0–100, and what it is doing; a heartbeat too."""
+        with active(self._attempt):
+            self._durable.apply_reply(await asyncio.wrap_future(self._beat(percent, message)))
+
+    @overload
+    def step(
+        self, name: str, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[R]: ...
+    @overload
+    def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
+    @overload
+    def step(self, name: str, /) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]: ...
+    @overload
+    def step(self, name: Callable[P, Awaitable[R]], /) -> Callable[P, Awaitable[R]]: ...
+    def step(self, name: Any, function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+        """Call ``function(*args, **kwargs)`` once and record its value for later attempts.
+
+        As in :class:`Context`. A function that is not async runs in a thread. Several steps may run at once
+        (``asyncio.gather``).
+        """
+        if function is None:
+            return as_decorator(lambda *call: drive_async(self._durable, self._durable.step(*call)), name)
+        return drive_async(self._durable, self._durable.step(name, function, args, kwargs))
+
+    async def sleep_for(self, seconds: float | timedelta, name: str | None = None) -> None:
+        """Go on so much later. The slot is free meanwhile; the handler starts from its beginning."""
+        await drive_async(self._durable, self._durable.sleep_for(seconds, name))
+
+    async def sleep_until(self, when: datetime, name: str | None = None) -> None:
+        """Go on then (an aware datetime), or at once if that is past."""
+        await drive_async(self._durable, self._durable.sleep_until(when, name))
+
+    async def await_event(self, name: str, timeout: float | timedelta | None = None) -> Any:
+        """The payload of the event, once it is emitted. See :class:`Context`."""
+        return await drive_async(self._durable, self._durable.await_event(name, timeout))
+
+    async def emit_event(self, name: str, payload: Any = None) -> bool:
+        """Emit an event, once over all attempts. See :class:`Context`."""
+        return await drive_async(self._durable, self._durable.emit_event(name, payload))
+
+    def transaction(self) -> AsyncTransactionBlock:
+        """``async with ctx.transaction() as tx:`` as in :class:`Context`.
+
+        ``tx`` has ``await tx.execute(statement)``, ``await tx.run(function)`` with the Connection, and ``tx.result``.
+        """
+        from scheduler.engine.execution.transaction import AsyncTransactionBlock
+
+        return AsyncTransactionBlock(self._durable)
+
+    async def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
+        """Run ``function(*args)`` in a child process; see :meth:`Context.cpu`."""
+        self._check()
+        with active(self._attempt):
+            answer: CpuFuture[R] = self._runtime.cpu(self._attempt, function, args)
+            return await wait_for_async(answer)
+
+    def wait_until(self, awaitable: Awaitable[R]) -> asyncio.Task[R]:
+        """Start a coroutine that the attempt waits for before it ends.
+
+        It keeps the attempt's slot, its timeout and its place in a drain. What it raises fails the attempt, as if the
+        handler had raised it. It is cancelled if the handler fails, is cancelled or suspended, or times out.
+        Returns its asyncio Task. Raises TypeError for what cannot be awaited, PermanentError in a hook, and what ends
+        the attempt.
+        """
+        try:
+            self._check()
+            if self._attempt.handler_done:
+                raise PermanentError("the handler has ended: a hook awaits what it does, so await this, too")
+        except BaseException:
+            if asyncio.iscoroutine(awaitable):
+                awaitable.close()
+            raise
+        return leftovers.keep(self._attempt, awaitable)
+
+    async def spawn(self, task: Any, /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId:
+        """Schedule a child task, once over all attempts. See :class:`Context`."""
+        return await drive_async(self._durable, self._durable.spawn(task, args, kwargs, name))
+
+    async def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
+        """What another task returned, once it has ended. See :class:`Context`."""
+        return await drive_async(self._durable, self._durable.await_task(task_id, timeout))
+
+    async def map(self, kind: Any, items: Iterable[Any], name: str | None = None) -> list[Any]:
+        """Schedule a child for each item; their results in the items' order. See :class:`Context`."""
+        return await drive_async(self._durable, self._durable.map(kind, items, name))
+
+    async def results(self) -> dict[int, Any]:
+        """The results of the tasks it depends on, by id. See :class:`Context`."""
+        self._check()
+        with active(self._attempt):
+            return self._decoded(await read(self._runtime.load, self._attempt, "results", {}))
+
+    async def dependency_failures(self) -> dict[int, str]:
+        """The tasks it depends on that did not succeed: id -> how they ended."""
+        self._check()
+        with active(self._attempt):
+            return self._by_id(await read(self._runtime.load, self._attempt, "failures", {}))

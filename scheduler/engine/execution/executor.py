@@ -1,0 +1,174 @@
+"""Runs one attempt of one task and returns its outcome. Knows no database."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.capture import current_attempt
+from scheduler.engine.attempt.loop_threads import read
+from scheduler.engine.attempt.outcomes import (
+    cancelled,
+    outcome_of_error,
+    outcome_of_result,
+    permanent_failure,
+    released,
+    with_log,
+)
+from scheduler.engine.attempt.runtime import Runtime
+from scheduler.engine.execution import leftovers
+from scheduler.engine.execution.context import AsyncContext, Context
+from scheduler.errors import PayloadError
+from scheduler.model import state as st
+from scheduler.model.fingerprint import describe
+from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.policy import lived_too_long
+from scheduler.model.running import log_fields
+from scheduler.ports import SECOND
+
+log = logging.getLogger("scheduler.engine")
+
+
+def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
+    """Run a synchronous handler to its end, whatever it raises."""
+    token = current_attempt.set(attempt)
+    try:
+        decoded = _begin(attempt, runtime)
+        if isinstance(decoded, Outcome):
+            return decoded
+        ctx = Context(attempt, runtime)
+        try:
+            if runtime.around_run is None:
+                result = attempt.kind.run(decoded, ctx)
+            else:
+                with runtime.around_run(ctx):
+                    result = attempt.kind.run(decoded, ctx)
+            if attempt.claimed.claim > 1 and _must_read_recorded(attempt):
+                _read_recorded(attempt, runtime)
+            return outcome_of_result(attempt, runtime, result)
+        except BaseException as error:
+            outcome, hook = outcome_of_error(attempt, runtime, error)
+            if hook is not None:
+                runtime.decided(attempt, outcome)
+                _call_hook(attempt, hook, decoded, ctx, error)
+            return with_log(attempt, outcome)
+    finally:
+        attempt.ended = True
+        current_attempt.reset(token)
+
+
+async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
+    """Run an asynchronous handler to its end, whatever it raises."""
+    token = current_attempt.set(attempt)
+    try:
+        decoded = _begin(attempt, runtime)
+        if isinstance(decoded, Outcome):
+            return decoded
+        ctx = AsyncContext(attempt, runtime)
+        try:
+            if runtime.around_run is None:
+                result = await attempt.kind.run(decoded, ctx)
+            else:
+                with runtime.around_run(ctx):
+                    result = await attempt.kind.run(decoded, ctx)
+            if attempt.calls or attempt.kept:
+                await leftovers.finish(attempt)
+            if attempt.claimed.claim > 1 and _must_read_recorded(attempt):
+                await read(_read_recorded, attempt, runtime)
+            outcome = outcome_of_result(attempt, runtime, result)
+            if attempt.durable is not None:
+                await leftovers.end(attempt)
+            return outcome
+        except BaseException as error:
+            outcome, hook = outcome_of_error(attempt, runtime, error)
+            if attempt.calls or attempt.kept or (attempt.tasks and attempt.durable is not None):
+                runtime.decided(attempt, outcome)
+                await leftovers.end(attempt)
+                if outcome is not attempt.committed_outcome:
+                    outcome = leftovers.ended_later(outcome, runtime.now())
+            if hook is not None:
+                runtime.decided(attempt, outcome)
+                pending = _call_hook(attempt, hook, decoded, ctx, error)
+                if inspect.isawaitable(pending):
+                    try:
+                        await pending
+                    except BaseException:
+                        log.exception("hook of %s raised", attempt.claimed.kind)
+                if attempt.calls:
+                    await leftovers.end(attempt)
+            return with_log(attempt, outcome)
+    finally:
+        if attempt.tasks:
+            leftovers.warn_of_leftover_tasks(attempt)
+        attempt.ended = True
+        current_attempt.reset(token)
+
+
+def _must_read_recorded(attempt: Attempt) -> bool:
+    """Whether the outcome needs earlier checkpoints, even without any durable call.
+
+    A kind that is not strict would only log a warning: a read on a dead connection is not worth its slot.
+    """
+    return attempt.kind.options.determinism == "strict" and attempt.committed_outcome is None
+
+
+def _read_recorded(attempt: Attempt, runtime: Runtime) -> None:
+    """Read the checkpoints of earlier attempts, for the check at the end."""
+    from scheduler.engine.durable.calls import Durable
+    from scheduler.engine.durable.thread_driver import drive
+
+    if attempt.durable is None:
+        attempt.durable = Durable(attempt, runtime)
+    drive(attempt.durable, attempt.durable.read_recorded())
+
+
+def _begin(attempt: Attempt, runtime: Runtime) -> Any:
+    """Start the clock and decode the payload; returns an Outcome if the handler must not run."""
+    c = attempt.claimed
+    now = runtime.now()
+    if attempt.start_by is not None and now > attempt.start_by:
+        return released(attempt, now)  # the kind's rate counted this start in a period that is over
+    if c.expires_at is not None and now >= c.expires_at:
+        reason = lived_too_long(c.max_duration)
+        return Outcome(
+            *(c.id, c.claim, c.attempt, AttemptEnd.CANCELLED, st.CANCELLED, c.claimed_at, None, now),
+            failure=reason,
+            refund=1,
+        )
+    monotonic = runtime.monotonic()
+    if attempt.lost or monotonic >= runtime.lease_expires_at:
+        return released(attempt, now)  # this process stood still or was cut off: another worker may hold the task
+    kind = attempt.kind
+    if c.schema_version != kind.options.schema_version and attempt.schema_too_new:
+        # Due now, for a newer worker; behind the tasks that are due, which this worker may be able to read.
+        return released(attempt, now, now)
+    runtime.began(c.id, c.claim)
+    attempt.started_at = now
+    attempt.started_mono = monotonic
+    if c.timeout is not None:
+        attempt.deadline = attempt.started_mono + c.timeout / SECOND
+    if attempt.cancelled:
+        return cancelled(attempt, runtime)
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("task started", extra=log_fields(c))
+    try:
+        if c.payload is None:
+            raise PayloadError("the payload is missing from the database")
+        return kind.decode(c.payload, c.schema_version, c.id)
+    except BaseException as error:  # also SystemExit of a build() or an upgrade()
+        # A broken row or upgrade is broken next time, too: no retry.
+        return permanent_failure(attempt, runtime, describe(error))
+
+
+def _call_hook(
+    attempt: Attempt, hook: Callable[..., Any], value: Any, ctx: Context | AsyncContext, error: BaseException
+) -> Any:
+    """Call a hook. An error of it is logged and never changes the outcome."""
+    try:
+        return hook(value, ctx, error)
+    except BaseException:
+        log.exception("hook of %s raised", attempt.claimed.kind)
+        return None

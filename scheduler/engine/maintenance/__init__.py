@@ -1,0 +1,1 @@
+"""What an engine does beside dispatch: lease, watchdog, registration, schedules, retention, stalls."""

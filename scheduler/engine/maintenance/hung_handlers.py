@@ -1,0 +1,164 @@
+"""Handlers that hang: past their timeout and not to be interrupted, or blocking the event loop that others share.
+
+A thread cannot be ended from outside, nor can a coroutine that does not await. So who hangs is told of, with the stack
+of its thread: in the log, in its task's values for ``show``, and in what the worker publishes of its slots.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.attempt import __file__ as _attempt_file
+from scheduler.engine.attempt.loop_threads import __file__ as _threads_file
+from scheduler.engine.slots import AsyncSlots, Slots
+from scheduler.engine.state import EngineState
+from scheduler.model.capacity import POOLS, HungHandler
+from scheduler.model.registry import PROCESS, SlotKey
+from scheduler.model.texts import rfc3339, storable
+from scheduler.ports import SECOND
+from scheduler.store.tasks.attempts import stack_name, write_values
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+log = logging.getLogger("scheduler.engine")
+
+HUNG_AFTER_S = 5.0  # past its timeout, or without a round of its event loop
+MAX_NAMED = 50  # tasks that stand still because of one
+MAX_STACK_CHARS = 8000  # characters of a stack: its end
+
+
+class HungHandlers:
+    """See the module. Not thread-safe: the engine's loop looks."""
+
+    def __init__(self, engine_state: EngineState, slots: Mapping[SlotKey, Slots]) -> None:
+        self._state = engine_state
+        self._slots = slots
+        self._known: dict[tuple[int, int, bool], HungHandler] = {}
+        self._counts: Counter[SlotKey] = Counter()  # of those that hang, also of those that lost their claims
+
+    def check(self, connection: sa.Connection, worker: int) -> None:
+        """See who hangs, and tell of those that did not before."""
+        stacks: dict[tuple[int, int, bool], str] = {}
+        found: dict[tuple[int, int, bool], HungHandler] = {}
+        self._counts.clear()
+        for hang, attempt, frame in self._found(sys._current_frames()):
+            key = (hang.task, hang.claim, hang.blocks)
+            if attempt is not None:
+                self._counts[attempt.slot_type] += 1
+                if attempt.lost:
+                    continue  # it is published as a stray
+            known = self._known.get(key)
+            if known is None:
+                stacks[key] = storable(_stack_of(attempt, frame))[-MAX_STACK_CHARS:]
+            found[key] = hang if known is None else msgspec.structs.replace(hang, since=known.since)
+        for key, stack in stacks.items():
+            _log_hang(found[key], worker, stack)
+        for key in self._known.keys() - found.keys():
+            log.info("a handler no longer hangs", extra={"task": key[0], "kind": self._known[key].kind})
+        self._known = found
+        self._state.hung = tuple(found[key] for key in sorted(found))
+        rows = [(task, stack_name(claim), text) for (task, claim, _), text in stacks.items() if task]
+        if rows:
+            with self._state.database.write(connection) as c:
+                write_values(c, self._state.database.dialect, rows)
+
+    def clear(self) -> None:
+        """Nothing runs."""
+        self._known = {}
+        self._counts.clear()
+        self._state.hung = ()
+
+    def full_pool(self) -> str | None:
+        """The pool all of whose slots of one sort are taken by handlers that hang; None if there is none."""
+        for (level, sort), slots in self._slots.items():
+            if slots.size and sort != PROCESS and self._counts[level, sort] >= slots.size:
+                return POOLS[level]
+        return None
+
+    def only_hung(self) -> bool:
+        """Whether something is held here, and all of it hangs or waits for what does."""
+        hung = {(hang.task, hang.claim) for hang in self._state.hung}
+        hung |= {pair for hang in self._state.hung for pair in hang.behind}
+        return bool(hung) and all(key in hung for key in list(self._state.held))
+
+    def _found(self, frames: Mapping[int, FrameType]) -> Iterator[tuple[HungHandler, Attempt | None, FrameType | None]]:
+        engine_state = self._state
+        mono, now = engine_state.monotonic(), engine_state.now()
+        blocked: set[int] = set()
+        for (level, sort), slots in self._slots.items():
+            if not isinstance(slots, AsyncSlots):
+                continue
+            for stuck in slots.blocked(mono, HUNG_AFTER_S):
+                attempt, behind = stuck.attempt, [a.claimed for a in stuck.behind[:MAX_NAMED]]
+                blocked |= {id(a) for a in (attempt, *stuck.behind)}
+                task, claim, kind = (0, 0, "") if attempt is None else _named(attempt)
+                since = now - round((mono - stuck.since) * SECOND)
+                pairs = tuple((c.id, c.claim) for c in behind)
+                yield HungHandler(task, claim, kind, level, sort, since, True, pairs), attempt, frames.get(stuck.thread)
+        for attempt in list(engine_state.held.values()):
+            late = attempt.deadline is not None and mono >= attempt.deadline + HUNG_AFTER_S
+            if not late or attempt.ended or attempt.slot_type[1] == PROCESS or id(attempt) in blocked:
+                continue
+            since = (attempt.started_at or now) + (attempt.claimed.timeout or 0)
+            yield (
+                HungHandler(*_named(attempt), *attempt.slot_type, since),
+                attempt,
+                frames.get(attempt.thread or _of_a_call(attempt)),
+            )
+
+
+def _named(attempt: Attempt) -> tuple[int, int, str]:
+    return attempt.claimed.id, attempt.claimed.claim, attempt.claimed.kind
+
+
+def _of_a_call(attempt: Attempt) -> int:
+    """The ident of a thread in which its coroutine has a call; 0 if there is none."""
+    return next(iter(tuple(attempt.call_threads or ())), 0)
+
+
+def _stack_of(attempt: Attempt | None, frame: FrameType | None) -> str:
+    """Where it hangs: from its handler on, without what of ours calls that."""
+    if frame is not None:
+        frames = traceback.extract_stack(frame)
+        ours = [i for i, one in enumerate(frames) if one.filename in (_attempt_file, _threads_file)]
+        return _formatted(frames, ours[-1] + 1 if ours else 0)
+    return "" if attempt is None or attempt.asyncio_task is None else _awaiting(attempt.asyncio_task)
+
+
+def _formatted(frames: list[traceback.FrameSummary], start: int) -> str:
+    return "".join(traceback.StackSummary.from_list(frames[start:]).format())
+
+
+def _awaiting(task: Any) -> str:
+    """What a coroutine awaits, and what that awaits, and so on."""
+    found: list[traceback.FrameSummary] = []
+    coroutine = task.get_coro()
+    while coroutine is not None and getattr(coroutine, "cr_frame", None) is not None:
+        found += traceback.extract_stack(coroutine.cr_frame, limit=1)
+        coroutine = coroutine.cr_await
+    ours = [i for i, one in enumerate(found) if one.filename == _attempt_file]
+    return _formatted(found, ours[-1] + 1 if ours else 0)
+
+
+def _log_hang(hang: HungHandler, worker: int, stack: str) -> None:
+    since = rfc3339(hang.since, exact=False)
+    what = f"blocks the event loop of {POOLS[hang.level]} tasks" if hang.blocks else "is past its timeout"
+    log.error(
+        "a handler hangs: task %d (%s) %s since %s; %s",
+        hang.task,
+        hang.kind,
+        what,
+        since,
+        hang.remedy(worker),
+        extra={"task": hang.task, "kind": hang.kind, "behind": len(hang.behind), "stack": stack},
+    )

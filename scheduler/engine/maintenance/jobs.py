@@ -1,0 +1,179 @@
+"""Periodic jobs beside dispatch: schedules, policies, cancel requests, logs, retention."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from scheduler.engine.maintenance.stalls import take_away
+from scheduler.engine.state import EngineState
+from scheduler.model.outcome import AttemptEnd
+from scheduler.ports import FOREVER, SECOND
+from scheduler.store import schedules
+from scheduler.store.admin import retention
+from scheduler.store.durable import waits
+from scheduler.store.tasks import control
+from scheduler.store.tasks import deadlines as policies
+from scheduler.store.tasks.attempts import write_values
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+from scheduler.engine.maintenance.lease import (
+    FORCED_TEXT,
+    POLICIES_BUDGET_S,
+    SET_ASIDE_S,
+    SWEEP_BATCH_BOUNDS,
+    SWEEP_TARGET_S,
+)
+
+log = logging.getLogger("scheduler.engine")
+
+
+class ScheduleFirer:
+    """Turns due slots into tasks."""
+
+    def __init__(self, engine_state: EngineState) -> None:
+        self.engine_state = engine_state
+        self.next_at = 0  # microseconds
+        self._aside: dict[str, str] = {}  # schedules that cannot be fired, and why
+        self._aside_until = 0.0
+        self._logged: dict[str, str] = {}
+
+    def due(self) -> bool:
+        return self.next_at <= self.engine_state.now()
+
+    def check_again(self) -> None:
+        """A schedule may have been registered, changed, or its fixed-delay run may have ended."""
+        self.next_at = 0
+
+    def note_next(self, next_at: int) -> None:
+        """Somebody has just looked; it says nothing while some are set aside."""
+        self.next_at = 0 if self._aside else next_at
+
+    def tick(self, connection: sa.Connection) -> int:
+        """Fire what is due. Returns how many tasks were made."""
+        engine_state = self.engine_state
+        dialect, grace = engine_state.database.dialect, round(engine_state.options.misfire_grace * SECOND)
+        if engine_state.monotonic() >= self._aside_until:
+            self._aside.clear()
+            self._aside_until = engine_state.monotonic() + SET_ASIDE_S
+        if not self._aside:
+            with engine_state.database.glance(connection) as c:  # no write lock for a look that mostly finds nothing
+                self.next_at = schedules.next_look(c)
+            if not self.due():
+                return 0
+        with engine_state.database.write(connection) as c:
+            fired = schedules.tick(c, dialect, engine_state.now(), grace, self._aside)
+            troubles = {f.name: f.trouble for f in fired if f.trouble is not None}
+            self.next_at = schedules.next_due(c, dialect, {*self._aside, *troubles})
+        self._aside |= troubles
+        for name, trouble in troubles.items():
+            if self._logged.get(name) != trouble:
+                log.error("schedule %s cannot be fired, it is left alone: %s", name, trouble)
+        self._logged |= troubles
+        made = sum(len(f.ids) for f in fired)
+        if made:
+            log.debug("%d schedules made %d tasks", len(fired), made)
+        return made
+
+    def postpone(self, seconds: float) -> None:
+        """Nothing is due for so long: a tick has just failed."""
+        self.next_at = max(self.next_at, self.engine_state.now() + round(seconds * SECOND))
+
+    def seconds_until_due(self) -> float:
+        if self.next_at >= FOREVER:
+            return float("inf")
+        return max(0.0, (self.next_at - self.engine_state.now()) / SECOND)
+
+
+def apply_policies(engine_state: EngineState, connection: sa.Connection) -> tuple[bool, bool]:
+    """Cancel what has lived or waited too long by its own policies, as much as a moment allows.
+
+    Returns whether some dependants may run now, and whether there is more to be judged.
+    What is left may be claimed meanwhile. It does not begin beyond its max_duration, but it may beyond its max_delay.
+    """
+    until = engine_state.monotonic() + POLICIES_BUDGET_S
+    ready, more = 0, True
+    while more:
+        with engine_state.database.write(connection) as c:
+            judged = policies.apply(c, engine_state.database.dialect, engine_state.now())
+        for task, reason in (judged.cancelled | judged.requested).items():
+            log.info("task cancelled", extra={"task": task, "reason": reason})
+        ready += judged.ready
+        more = judged.more
+        if engine_state.monotonic() >= until:
+            break
+    return ready > 0, more
+
+
+def pass_on_cancels(engine_state: EngineState, connection: sa.Connection, worker: int) -> None:
+    """Let running bodies know that they were asked to end; take the claims of those that are to end by force."""
+    with engine_state.database.glance(connection) as c:  # no write lock for a look that mostly finds nothing
+        asked = control.cancel_requests(c, worker, list(engine_state.held))
+        forced = control.forced(c, asked) if asked else set()
+    for key in asked:
+        attempt = engine_state.held.get(key)
+        if attempt is not None and not attempt.cancelled:
+            attempt.cancelled = True
+            if attempt.slot is not None:
+                attempt.slot.interrupt(attempt)
+    taken = [a for key in forced if (a := engine_state.held.get(key)) is not None and not (a.lost or a.ended)]
+    rows = [(a.claimed.id, a.claimed.claim, a.started_at or 0, FORCED_TEXT) for a in taken if a.started_at is not None]
+    if rows and take_away(engine_state, connection, worker, rows, AttemptEnd.CANCELLED, "Cancelled"):
+        for task_id, *_ in rows:
+            log.warning("task cancelled by force: its handler keeps its slot until it ends", extra={"task": task_id})
+
+
+def wake_missed(engine_state: EngineState, connection: sa.Connection) -> bool:
+    """Wake suspended tasks that two transactions missed, see ``store/durable/waits.py``. True: some were."""
+    with engine_state.database.write(connection) as c:
+        return waits.wake_missed(c, engine_state.database.dialect, engine_state.now()) > 0
+
+
+def keep_logs(engine_state: EngineState, connection: sa.Connection) -> None:
+    """Store what running bodies have written so far, for those who follow it."""
+    rows, written = [], []
+    for (task_id, claim), attempt in list(engine_state.held.items()):
+        tail = attempt.tail
+        if tail is not None and tail.added != attempt.tail_written:
+            written.append((attempt, tail.added))
+            rows.append((task_id, f"log:{claim}", tail.text()))
+    if rows:
+        with engine_state.database.write(connection) as c:
+            write_values(c, engine_state.database.dialect, rows)
+    for attempt, added in written:
+        attempt.tail_written = added
+
+
+class RetentionJob:
+    """Removes what is over, batch by batch, so that no work is kept waiting."""
+
+    def __init__(self, engine_state: EngineState) -> None:
+        self.engine_state = engine_state
+        self.batch = retention.BATCH
+        self._review: int | None = 0  # from this id on: successes put off by a longer retention than this engine's
+
+    def sweep(self, connection: sa.Connection) -> bool:
+        """Remove one batch. True: there is more."""
+        engine_state, kept = self.engine_state, self.engine_state.options.retention
+        now, dialect = engine_state.now(), engine_state.database.dialect
+        with engine_state.database.write(connection) as c:
+            begun = engine_state.monotonic()  # what other writers took before makes no batch of ours smaller
+            removed = retention.purge_batch(c, dialect, now, kept, self.batch)
+            if removed.more:
+                self._fit(engine_state.monotonic() - begun)
+            after = self._review
+            if after == 0 and not retention.has_deferred(c, now):
+                after = None
+            if after is not None and not removed.more:
+                reviewed, after = retention.rescan(c, dialect, now, kept, after)
+                removed = removed.plus(reviewed)
+        self._review = after
+        if removed.tasks or removed.results:
+            log.debug("retention removed %d tasks, and the results of %d", removed.tasks, removed.results)
+        return removed.more or after is not None
+
+    def _fit(self, took: float) -> None:
+        """Let the next batch be as large as fits into its time: a high task that comes meanwhile waits for its end."""
+        fits = self.batch * SWEEP_TARGET_S / took if took > 0 else self.batch
+        self.batch = round(min(SWEEP_BATCH_BOUNDS[1], max(SWEEP_BATCH_BOUNDS[0], (self.batch + fits) / 2)))

@@ -1,0 +1,190 @@
+"""What an engine does beside its turns: renew its lease, reap the dead, fire schedules.
+
+Each tick does its work in a transaction of its own and returns when it wants to be called again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from scheduler.engine.state import EngineState
+from scheduler.ports import SECOND
+from scheduler.store import reaper, workers
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+log = logging.getLogger("scheduler.engine")
+
+MAX_SKEW_S = 1.0  # seconds that this machine's clock may be off before it is told
+MIN_TRIPS_PER_LEASE = 40  # round trips that a lease lasts: a cycle takes ten, in a third of it
+NEAR_TRIP_S = 0.05  # seconds of a round trip that may be a busy machine's
+MAX_MEASURES = 3
+REAPING_PAUSE_FRACTION = 0.4  # of a lease
+FORCED_TEXT = "cancelled by force, while its handler still ran"
+POLICIES_BUDGET_S = 0.25  # seconds after which policies let the lease be renewed and a turn be taken, before they go on
+SWEEP_TARGET_S = 0.05  # seconds that a batch of retention should take
+SWEEP_BATCH_BOUNDS = (250, 2_000)  # tasks: least, most
+SET_ASIDE_S = 60.0  # seconds until schedules that could not be fired are looked at again
+
+
+def _too_far(trip: float, lease: float) -> bool:
+    return trip > NEAR_TRIP_S and lease < MIN_TRIPS_PER_LEASE * trip
+
+
+class Lease:
+    """Renews the worker's lease, and notices when the machine slept or its clock jumped.
+
+    ``lapses``: whether what runs is told once the lease has run out (not where attempts run between the steps).
+    """
+
+    def __init__(self, engine_state: EngineState, *, lapses: bool) -> None:
+        self.engine_state = engine_state
+        self.no_reaping_until = 0.0
+        # When the next of the other workers' leases runs out (microseconds); 0: there are none, None: not known yet.
+        self.next_expiry: int | None = None
+        self._lapses = lapses
+        self._skew_logged = False
+        self._seen: tuple[int, float] | None = None
+        self._renewed = engine_state.monotonic()
+        self._dead: list[str] = []  # known to be dead, not yet recorded
+
+    def acquired(self, begun: float) -> None:
+        """The worker has got its first lease, by a transaction that began then (monotonic).
+
+        A worker that has just begun does not know whether the clock jumped a moment ago.
+        """
+        self._extended(begun)
+        self.postpone_reaping()
+
+    def postpone_reaping(self) -> None:
+        """Something may have kept the others from renewing. The living do so, or try again, every lease/3; only who has
+        not in this time either is dead."""
+        self.no_reaping_until = max(
+            self.no_reaping_until,
+            self.engine_state.monotonic() + REAPING_PAUSE_FRACTION * self.engine_state.options.lease,
+        )
+
+    def _extended(self, begun: float) -> None:
+        if self._lapses:
+            self.engine_state.lease_expires_at = begun + self.engine_state.options.lease
+        self._renewed = begun
+        self._log_skew()
+
+    def _log_skew(self) -> None:
+        off = self.engine_state.database.offset / SECOND
+        if abs(off) < MAX_SKEW_S:
+            self._skew_logged = False
+        elif not self._skew_logged:
+            self._skew_logged = True
+            side = "behind" if off > 0 else "ahead of"
+            log.warning(
+                "this machine's clock is %.1f s %s the server's; times are the server's, but set it right",
+                abs(off),
+                side,
+            )
+
+    def measure(self, connection: sa.Connection) -> None:
+        """Claim nothing under a lease that is too short for the way to the server: what a turn claims there lapses
+        before it is begun, and goes back in circles.
+
+        A single measurement may be of a server that is busy just now, so a long one is taken again.
+        """
+        engine_state, lease = self.engine_state, self.engine_state.options.lease
+        database = engine_state.database
+        for _ in range(MAX_MEASURES - 1):
+            if not _too_far(database.round_trip, lease):
+                break
+            database.calibrate(connection)
+        trip, before = database.round_trip, engine_state.lease_needed
+        engine_state.lease_needed = float(math.ceil(MIN_TRIPS_PER_LEASE * trip)) if _too_far(trip, lease) else None
+        if engine_state.lease_needed is not None and before is None:
+            log.error(
+                "the database is too far away for this worker's lease: a round trip takes %.2f s, so it claims nothing "
+                "with a lease of %g s; set [worker] lease to %g s at least",
+                *(trip, lease, engine_state.lease_needed),
+            )
+        elif engine_state.lease_needed is None and before is not None:
+            log.info("a round trip to the database takes %.2f s now: this worker claims again", trip)
+
+    def detect_clock_jump(self) -> bool:
+        """If wall and monotonic time disagree since the last look by more than lease/3, reap nobody for one lease.
+
+        The others' leases only look expired then: their owners slept or jumped with us. Returns whether it is so: then
+        what is known of the server's clock is wrong until the lease is renewed.
+        """
+        jumped = False
+        lease = self.engine_state.options.lease
+        wall, mono = self.engine_state.database.clock.now(), self.engine_state.monotonic()
+        if self._seen is not None:
+            drift = (wall - self._seen[0]) / SECOND - (mono - self._seen[1])
+            if abs(drift) > lease / 3:
+                jumped = True
+                self.no_reaping_until = mono + lease
+                log.warning("the clock jumped by %.1f s; reaping nobody for %.0f s", drift, lease)
+        self._seen = (wall, mono)
+        return jumped
+
+    def renew(self, connection: sa.Connection, worker: int, draining: bool, incarnation: str | None = None) -> bool:
+        """Extend the lease. False: it was reclaimed, and this worker is no more."""
+        state = workers.DRAINING if draining else workers.LIVE
+        database, lease = self.engine_state.database, self.engine_state.options.lease
+        offset, begun = database.offset, self.engine_state.monotonic()
+        with database.write(connection) as c:
+            database.calibrate(c)
+            self.measure(c)
+            database.dialect.forget_plans(c)
+            held = workers.renew(
+                c, worker, self.engine_state.now(), round(lease * SECOND), state, database.offset, incarnation
+            )
+        moved = abs(database.offset - offset) > lease / 3 * SECOND
+        if begun - self._renewed > lease * 2 / 3 or moved:
+            # The database was away for us, so perhaps for the others, or its clock jumped: they too need time to renew.
+            self.no_reaping_until = self.engine_state.monotonic() + lease
+        if held:
+            self._extended(begun)
+        return held
+
+    def is_only_worker(self) -> bool:
+        """Whether there was no other worker when last looked."""
+        return self.next_expiry == 0
+
+    def next_reap(self) -> float:
+        """Seconds after which another worker's lease may have run out; infinity if that is not known."""
+        mono = self.engine_state.monotonic()
+        if mono < self.no_reaping_until:
+            return self.no_reaping_until - mono
+        left = ((self.next_expiry or 0) - self.engine_state.now()) / SECOND
+        return left + 0.005 if left >= 0 else float("inf")
+
+    def reap(
+        self, connection: sa.Connection, worker: int | None, known_dead: Callable[[], list[str]]
+    ) -> list[reaper.Reclaimed]:
+        """Take back what dead workers held."""
+        self._dead += known_dead()
+        hook, database = self.engine_state.dead_letter_hook, self.engine_state.database
+        hook.notify_pending(database)  # by a commit that was not answered
+        patient = self.engine_state.monotonic() < self.no_reaping_until
+        if not self._dead:
+            with database.glance(connection) as c:  # no write lock for a look that mostly finds nothing
+                self.next_expiry, found_dead = reaper.find_expired(c, worker)
+            if patient or not (found_dead or 0 < self.next_expiry < self.engine_state.now()):
+                return []
+        with database.write(connection) as c:
+            found = reaper.reap(
+                c, database.dialect, self.engine_state.now(), known_dead=self._dead, spare=worker, lapsed=not patient
+            )
+            self.next_expiry = reaper.next_lapse(c, worker)
+            hook.pending.update(task for one in found for task in (*one.poisoned, *one.spent))
+        self._dead.clear()
+        for one in found:
+            log.warning("worker %s died or lost its lease: %d tasks reclaimed", one.label, one.tasks)
+            for task in one.poisoned:
+                log.error("task killed its worker again and again, alone: set aside as dead", extra={"task": task})
+            for task in one.spent:
+                log.error("task lost its last attempt with its worker: set aside as dead", extra={"task": task})
+        hook.notify_pending(database)
+        return found

@@ -1,0 +1,269 @@
+"""What an engine does between its turns, each duty when it is due, in a transaction of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from scheduler.engine.dispatch.cycle import DispatchCycle
+from scheduler.engine.maintenance.capacity import capacity_of
+from scheduler.engine.maintenance.hung_handlers import HungHandlers
+from scheduler.engine.maintenance.jobs import (
+    RetentionJob,
+    ScheduleFirer,
+    apply_policies,
+    keep_logs,
+    pass_on_cancels,
+    wake_missed,
+)
+from scheduler.engine.maintenance.lease import Lease
+from scheduler.engine.maintenance.stalls import watch_stalls
+from scheduler.engine.state import EngineState
+from scheduler.errors import StoreUnavailableError
+from scheduler.model.capacity import Capacity
+from scheduler.store import due_work as looks
+from scheduler.store import workers
+from scheduler.store.db.notifier import Notifier
+from scheduler.store.durable import waits
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.model.registry import Kind
+
+Result = TypeVar("Result")
+log = logging.getLogger("scheduler.engine")
+
+REAP_EVERY = 2.0  # seconds
+EARLY_FRACTION = 0.05  # of the time between two: done with what else is due, so that an idle engine wakes once for all
+EARLY_WITH_POLL = 0.45  # the same of what is due every second time only
+SWEEP_EVERY = 60.0
+SWEEP_REST_FACTOR = 9  # times as long as a batch took, to the next one beside work: retention takes a tenth of the time
+SLOW_SWEEP_S = 0.25  # seconds: behind an old snapshot on PostgreSQL a batch walks past all that died
+SLOW_SWEEP_REST_FACTOR = 4  # times as long as such a batch took, of an engine with nothing else to do
+DUE_WORK_EVERY = 1.0
+STALLS_EVERY = 1.0
+HUNG_EVERY = 1.0
+CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
+LOGS_EVERY = 1.0
+ALL_WAITS_EVERY = 10.0
+
+
+class Timers:
+    """When what is done again and again is due next, by monotonic time."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._due: dict[str, float] = {}
+
+    def restart(self, **seconds: float) -> None:
+        """Forget everything; these are due after so many seconds, what is not named is due now."""
+        mono = self._monotonic()
+        self._due = {name: mono + after for name, after in seconds.items()}
+
+    def due(self, name: str, every: float, early: float = 0.0) -> bool:
+        """Whether it is due, or will be within this part of ``every``; then it is due again after ``every`` seconds."""
+        mono = self._monotonic()
+        if mono + early * every < self._due.get(name, 0.0):
+            return False
+        self._due[name] = mono + every
+        return True
+
+    def remaining(self, name: str) -> float:
+        """Seconds until it is due; not more than 0 if it is."""
+        return self._due.get(name, 0.0) - self._monotonic()
+
+    def set(self, name: str, seconds: float) -> None:
+        """Let it be due after so many seconds."""
+        self._due[name] = self._monotonic() + seconds
+
+    def bring_forward(self, name: str, seconds: float = 0.0) -> None:
+        """Let it be due after so many seconds at the latest."""
+        self._due[name] = min(self._due.get(name, 0.0), self._monotonic() + seconds)
+
+
+class PeriodicWork:
+    """All upkeep but for the worker's own lease, which is the engine's.
+
+    A duty that meets something unforeseen keeps no other one and no turn from being done, but for the three that have
+    one look: it is told once, and tried again when it is due again. Each method that says so returns True if there may
+    be work now where there was none.
+    """
+
+    def __init__(self, engine_state: EngineState, dispatch: DispatchCycle, lease: Lease) -> None:
+        self.engine_state = engine_state
+        self.dispatch = dispatch
+        self.lease = lease
+        self.timers = Timers(engine_state.monotonic)
+        self.schedules = ScheduleFirer(engine_state)
+        self.retention_job = RetentionJob(engine_state)
+        self.hung = HungHandlers(engine_state, dispatch.slots)
+        self.sweeping = False  # there is more to remove
+        self.idled = 0.0  # seconds that the engine slept since the last batch
+        self._swept = 0.0  # seconds that it took
+        self.known_kinds = 0  # so many are published
+        self.known_capacity = Capacity()  # as it is published
+        self._has_missed = self._has_expired = False  # whether there is such work
+        self._troubles: dict[str, str] = {}
+
+    def attempt(self, duty: str, work: Callable[[], Result]) -> Result | None:
+        """Do one; None if that failed. Raises StoreUnavailableError."""
+        try:
+            done = work()
+        except StoreUnavailableError:
+            raise
+        except Exception as error:
+            if self._troubles.get(duty) != repr(error):
+                log.exception("%s failed, trying again", duty)
+            self._troubles[duty] = repr(error)
+            return None
+        self._troubles.pop(duty, None)
+        return done
+
+    def publish_worker(self, connection: sa.Connection) -> None:
+        """Tell of kinds that were registered after the start, and of what fills this worker's slots without a claim."""
+        kinds = list(self.engine_state.registry)
+        if len(kinds) != self.known_kinds:
+            self._publish_kinds(connection, kinds)
+        known, processes = self.known_capacity, self.engine_state.processes
+        childless = processes is not None and processes.backing_off
+        moved = known.childless != childless or known.hung != self.engine_state.hung
+        moved |= known.lease_needed != self.engine_state.lease_needed
+        if moved or self.engine_state.orphans or known.strays:
+            self.attempt("telling of this worker's slots", lambda: self._publish_capacity(connection))
+
+    def _publish_kinds(self, connection: sa.Connection, kinds: list[Kind]) -> None:
+        with self.engine_state.database.write(connection) as c:
+            workers.publish_kinds(c, self.dispatch.worker, kinds, self.engine_state.now())
+            self.dispatch.limits.learn(c)
+        self.known_kinds = len(kinds)
+
+    def _publish_capacity(self, connection: sa.Connection) -> None:
+        now = capacity_of(self.engine_state)
+        if now == self.known_capacity:
+            return
+        with self.engine_state.database.write(connection) as c:
+            workers.publish_capacity(c, self.dispatch.worker, now)
+        self.known_capacity = now
+
+    def learn_limits(self, connection: sa.Connection) -> None:
+        """Read what other programs say of their kinds."""
+
+        def learn() -> None:
+            with self.engine_state.database.glance(connection) as c:
+                self.dispatch.limits.learn(c)
+
+        self.attempt("reading the kinds' limits", learn)
+
+    def reap(self, connection: sa.Connection, bell: Notifier, *, polls: bool) -> bool:
+        """Take back what dead workers held. True: there was something.
+
+        ``polls``: the engine is awake for a poll. Else there may be many steps a second, each of them too early.
+        """
+        early = EARLY_WITH_POLL if polls else 0.0
+        if not self.timers.due("reap", min(REAP_EVERY, self.engine_state.options.lease / 3), early):
+            return False
+        found = self.attempt("reaping", lambda: self.lease.reap(connection, self.dispatch.worker, bell.known_dead))
+        self.timers.bring_forward("reap", self.lease.next_reap())
+        return bool(found)
+
+    def purge(self, connection: sa.Connection) -> None:
+        """Remove what is over: a batch each minute, and at once again while there is more and nothing else to do.
+
+        What an engine does not sleep it needs for its work: beside that the batches take a small share of the time.
+        """
+        if self.sweeping and self.idled >= self._idle_rest():
+            self.timers.bring_forward("sweep")
+        if not self.timers.due("sweep", SWEEP_EVERY):
+            return
+        begun = self.engine_state.monotonic()
+        self.sweeping = bool(self.attempt("retention", lambda: self.retention_job.sweep(connection)))
+        self._swept, self.idled = self.engine_state.monotonic() - begun, 0.0
+        if self.sweeping:
+            self.timers.set("sweep", SWEEP_REST_FACTOR * self._swept)
+
+    def until_sweep(self) -> float:
+        """Seconds until the next batch, should the engine sleep meanwhile; infinity if there is no more to remove."""
+        if not self.sweeping:
+            return float("inf")
+        return min(self.timers.remaining("sweep"), self._idle_rest() - self.idled)
+
+    def _idle_rest(self) -> float:
+        return self._swept * (SLOW_SWEEP_REST_FACTOR if self._swept > SLOW_SWEEP_S else 1)
+
+    def poll(self, connection: sa.Connection, *, polls: bool) -> bool:
+        """See what the next three have to do. False: one ``polls``, and there is nothing to claim."""
+        soon = bool(connection.info.pop(waits.OVERLOOKED, False))
+        every = self.timers.due("all waits", ALL_WAITS_EVERY, EARLY_FRACTION) or soon
+        scheduled = self.timers.due(
+            "schedules", self.engine_state.options.poll, EARLY_FRACTION
+        )  # the doorbell may have been missed
+        if not (self.timers.due("looks", DUE_WORK_EVERY, EARLY_FRACTION) or every or scheduled or polls):
+            return True
+
+        def ask() -> looks.DueWork:
+            with self.engine_state.database.glance(connection) as c:  # no write lock for what mostly finds nothing
+                return looks.poll(c, self.engine_state.now(), every=every, polls=polls)
+
+        seen = self.attempt("looking for what is due", ask)
+        if seen is None:
+            return True
+        self._has_missed, self._has_expired = seen.missed, seen.judged
+        if scheduled:
+            self.schedules.note_next(seen.next_fire)
+        return seen.claimable or not polls
+
+    def fire_schedules(self, connection: sa.Connection, *, rung: bool, claims: bool) -> bool:
+        """Make the tasks of schedules that are due. True: there were some."""
+        if rung:
+            self.schedules.check_again()
+        if not (claims and self.schedules.due()):
+            return False
+        made = self.attempt("firing schedules", lambda: self.schedules.tick(connection))
+        if made is None:
+            self.schedules.postpone(self.engine_state.options.poll)
+        return bool(made)
+
+    def wake_missed(self, connection: sa.Connection) -> bool:
+        """Wake who fell between two transactions. True: there were some."""
+        due, self._has_missed = self._has_missed, False
+        return due and bool(self.attempt("waking", lambda: wake_missed(self.engine_state, connection)))
+
+    def apply_policies(self, connection: sa.Connection) -> bool:
+        """Cancel what has lived too long. True: dependants of such may run now."""
+        due, self._has_expired = self._has_expired, False
+        done = self.attempt("applying policies", lambda: apply_policies(self.engine_state, connection)) if due else None
+        if done is None:
+            return False
+        ready, self._has_expired = done  # hundreds of thousands may be due at once: the next step goes on
+        return ready
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether something is left to be done in a step that comes at once, after a turn."""
+        return self._has_expired
+
+    def watch_attempts(
+        self, connection: sa.Connection, reported: Callable[[], set[tuple[int, int]]], *, rung: bool
+    ) -> bool:
+        """Look after the bodies that run here. True: some were taken back, and may run elsewhere."""
+        if not self.engine_state.held:
+            if self.engine_state.hung:
+                self.hung.clear()
+            return False
+        if self.timers.due("hung", HUNG_EVERY):
+            self.attempt("looking for handlers that hang", lambda: self.hung.check(connection, self.dispatch.worker))
+        taken = self.timers.due("stalls", STALLS_EVERY) and bool(
+            self.attempt(
+                "looking for stalls",
+                lambda: watch_stalls(self.engine_state, connection, self.dispatch.worker, reported),
+            )
+        )
+        if self.timers.due("cancels", CANCEL_EVERY) or rung:
+            self.attempt(
+                "looking for cancels", lambda: pass_on_cancels(self.engine_state, connection, self.dispatch.worker)
+            )
+        if self.timers.due("logs", LOGS_EVERY):
+            self.attempt("keeping logs", lambda: keep_logs(self.engine_state, connection))
+        return taken

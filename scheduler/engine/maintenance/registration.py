@@ -1,0 +1,242 @@
+"""This engine as one of the fleet's workers: its row and its lease, its doorbell, and what operators ask of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from scheduler.engine.attempt.outcomes import released
+from scheduler.engine.dispatch.cycle import DispatchCycle
+from scheduler.engine.maintenance.capacity import capacity_of
+from scheduler.engine.maintenance.lease import Lease
+from scheduler.engine.maintenance.lease_watchdog import LeaseWatchdog
+from scheduler.engine.maintenance.periodic import REAP_EVERY, SWEEP_EVERY, PeriodicWork
+from scheduler.engine.slots import all_waiting
+from scheduler.engine.state import EngineState
+from scheduler.model.outcome import OutcomeColumns
+from scheduler.ports import SECOND, Spawner
+from scheduler.store import workers
+from scheduler.store.db.begun import Begun, begun, directories, is_gone
+from scheduler.store.db.notifier import Notifier, NullNotifier, make_bell
+from scheduler.store.tasks import claim as claims
+from scheduler.store.workers import WorkerInfo
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+log = logging.getLogger("scheduler.engine")
+
+COMMANDS_EVERY_S = 0.25  # seconds between looks at what is asked of this worker
+
+
+class WorkerRegistration:
+    """See the module. ``spawn`` None: there is no doorbell, the engine is stepped by hand (tests)."""
+
+    def __init__(
+        self,
+        engine_state: EngineState,
+        dispatch: DispatchCycle,
+        periodic: PeriodicWork,
+        guard: LeaseWatchdog,
+        *,
+        spawn: Spawner | None,
+        new_incarnation: Callable[[], str],
+        version: str,
+    ) -> None:
+        self.engine_state = engine_state
+        self.dispatch = dispatch
+        self.periodic = periodic
+        self.guard = guard
+        self.lease: Lease = periodic.lease
+        self.bell: Notifier = NullNotifier()
+        self.incarnation = ""
+        self.drain_requested = False  # by an operator
+        self.on_restart: Callable[[], None] | None = None  # by an operator's wish; None: this program cannot
+        self._restart_requested = False
+        self.commands_may_wait = False  # somebody may have asked something of this worker
+        self._reclaimed_worker = 0  # the id of the row that was reclaimed
+        self._spawn = spawn
+        self._new_incarnation = new_incarnation
+        self._version = version
+
+    @property
+    def worker(self) -> int:
+        """The id of this engine's row in the workers table; 0 before it has one."""
+        return self.dispatch.worker
+
+    def join(self, connection: sa.Connection) -> None:
+        """Become a worker: a new incarnation with a lease, and take back at once what the dead left behind."""
+        engine_state, database, lease = self.engine_state, self.engine_state.database, self.engine_state.options.lease
+        before, self.incarnation = self.incarnation, self._new_incarnation()
+        engine_state.identity = database.identity
+        engine_state.claims_above = 0 if engine_state.identity is None else engine_state.identity.claims_above
+        if self._spawn is not None:
+            self._open_notifier(self._spawn)
+            self._note_begins()
+        info = WorkerInfo(
+            self.incarnation,
+            socket.gethostname(),
+            os.getpid(),
+            self._version,
+            engine_state.options.queues,
+            capacity_of(engine_state),
+        )
+        kinds, begun = list(engine_state.registry), engine_state.monotonic()
+        with database.write(connection) as c:
+            if self._reclaimed_worker:
+                workers.bury(c, before)
+            self.lease.measure(c)
+            worker = workers.register(c, info, kinds, engine_state.now(), round(lease * SECOND), database.offset)
+            if self._reclaimed_worker:
+                self.drain_requested = workers.commands(c, self._reclaimed_worker).drain  # it may have missed it
+            if self.drain_requested:  # by an operator, who did not mean this incarnation only
+                workers.request_drain(c, worker, engine_state.now(), drain=True)
+            self.dispatch.limits.learn(c)
+        # Not before the commit: what was rolled back may be another worker's id next.
+        self.dispatch.worker = engine_state.worker = worker
+        self.periodic.known_kinds, self.periodic.known_capacity = (
+            len(kinds),
+            info.capacity,
+        )  # published again if it differs
+        self.lease.acquired(begun)
+        self.bell.ring()  # who takes itself for alone rings for nobody
+        if database.path is None:  # else they are taken back here and now
+            self._mark_for_the_dead(connection)
+        self.lease.reap(connection, worker, self.bell.known_dead)
+        self.periodic.timers.restart(renew=lease / 3, reap=REAP_EVERY, sweep=SWEEP_EVERY)
+
+    def _note_begins(self) -> None:
+        try:
+            noted = Begun(directories(self.engine_state.database.bell_directory), self.incarnation)
+        except OSError as error:
+            log.warning(
+                "which handlers have begun cannot be noted (%s): should this process be killed, an attempt of "
+                "less than some milliseconds does not count",
+                error,
+            )
+            noted = None
+        self.engine_state.note_begins(noted)
+
+    def _mark_for_the_dead(self, connection: sa.Connection) -> None:
+        """Write ``running`` for what had begun in workers of this host whose processes are gone: whoever takes it back,
+        perhaps on another host, cannot read what they noted."""
+        database = self.engine_state.database
+        with database.glance(connection) as c:
+            beside = workers.beside(c, self.worker, socket.gethostname())
+        for worker, path in beside:
+            if is_gone(path) and (noted := begun(path)):
+                with database.write(connection) as c:
+                    held = claims.held_by(c, worker)
+                    started = [(r.id, r.claim, r.claimed_at) for r in held if (r.id, r.claim) in noted]
+                    claims.mark_running(c, database.dialect, worker, started)
+
+    def _open_notifier(self, spawn: Spawner, *, again: bool = False) -> None:
+        """``again``: there was none the last time, as on a full disk, which was told then."""
+        self.bell.close()
+        self.bell = make_bell(self.engine_state.database, spawn, quiet=again)
+        try:
+            self.bell.listen(self.incarnation, self.engine_state.ring)
+        except (OSError, RuntimeError) as error:  # no room on the disk, or for a thread
+            log.log(logging.DEBUG if again else logging.WARNING, "no doorbell (%s): this engine polls instead", error)
+            self.bell.close()
+            self.bell = NullNotifier()
+        if again and not isinstance(self.bell, NullNotifier):
+            log.info("the doorbell works now")
+            self.engine_state.ring()  # what was rung while nobody listened
+
+    def renew(self, connection: sa.Connection, *, claims: bool) -> None:
+        """Extend the lease; a new worker, if it was reclaimed. ``claims``: this one takes new work.
+
+        Raises StoreReplacedError.
+        """
+        self.engine_state.database.look_again(connection)
+        if self.begin_anew_if_changed(connection):
+            return
+        if self.lease.renew(connection, self.worker, not claims, self.incarnation):
+            self.guard.renewed()
+            self.dispatch.lost_commits.recheck()
+            if isinstance(self.bell, NullNotifier) and self._spawn is not None:
+                self._open_notifier(self._spawn, again=True)
+        else:
+            self._start_over(connection)
+
+    def apply_commands(self, connection: sa.Connection) -> bool:
+        """Do what the worker's own row says, if it may say something new. True: it did."""
+        timers = self.periodic.timers
+        if not (self.commands_may_wait and timers.due("told", COMMANDS_EVERY_S)):
+            return False
+        self.commands_may_wait = False
+        if self.bell.dear and self.lease.is_only_worker():
+            timers.bring_forward("reap")  # who rang may have just come
+        return bool(
+            self.periodic.attempt("reading what is asked of this worker", lambda: self._read_commands(connection))
+        )
+
+    def _read_commands(self, connection: sa.Connection) -> bool:
+        with self.engine_state.database.glance(connection) as c:
+            told = workers.commands(c, self.worker)
+        if told.dead:
+            self._start_over(connection)
+            return True
+        if told.restart and not self._restart_requested:
+            self._restart_requested = True
+            self._restart()
+        if told.drain == self.drain_requested:
+            return False
+        self.drain_requested = told.drain
+        log.info("told to drain: no new tasks" if told.drain else "told to claim tasks again")
+        self.periodic.timers.bring_forward("renew")  # which writes the new state
+        if told.drain:
+            self.dispatch.return_waiting()
+        return True
+
+    def _restart(self) -> None:
+        if self.on_restart is None:
+            log.warning("told to restart, which only the daemon schedd can: end this program, and start it again")
+            return
+        log.info("told to restart")
+        self.on_restart()
+
+    def begin_anew_if_changed(self, connection: sa.Connection) -> bool:
+        """Join as a new worker if the store has begun another epoch, or is another one. True: so it was."""
+        found = self.engine_state.database.identity
+        if found is self.engine_state.identity or found == self.engine_state.identity or not self.worker:
+            return False
+        if (
+            self.engine_state.identity is not None
+            and found is not None
+            and found.since == self.engine_state.identity.since
+        ):
+            self.engine_state.identity = found  # only its server is known by now
+            return False
+        log.error(
+            "the store is in epoch %s now: a failover or a restore may have lost commits; this daemon begins anew as "
+            "another worker, and the %d tasks that it held are lost to it",
+            *(None if found is None else found.epoch, len(self.engine_state.held)),
+        )
+        self.dispatch.lanes.offsets.reset()  # what it has passed over may be waiting again
+        self.dispatch.lanes.reset()
+        self.periodic.schedules.check_again()
+        self._start_over(connection)
+        return True
+
+    def _start_over(self, connection: sa.Connection) -> None:
+        """The lease was reclaimed, and everything held belongs to others now: join as a new worker."""
+        engine_state, dispatch = self.engine_state, self.dispatch
+        if engine_state.identity is engine_state.database.identity:
+            log.error("this worker's lease was lost; its %d tasks were reclaimed", len(engine_state.held))
+        now = engine_state.now()
+        waiting = all_waiting(dispatch.slots.values())
+        engine_state.remove_held(waiting, OutcomeColumns.of([released(attempt, now) for attempt in waiting]))
+        for attempt in list(engine_state.held.values()):
+            engine_state.mark_lost(attempt)
+        self.guard.reclaimed()
+        dispatch.planner.alone = None
+        self._reclaimed_worker, dispatch.worker = (
+            dispatch.worker,
+            0,
+        )  # should joining fail: no turn may claim for a worker that is dead
+        self.join(connection)

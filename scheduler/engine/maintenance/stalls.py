@@ -1,0 +1,101 @@
+"""Watching the bodies that run here for signs of life.
+
+A kind's ``stall_after`` says how long a body may run without a heartbeat, progress report or checkpoint. One that is
+quiet for longer is told of once; with ``on_stall="reclaim"`` its claim is taken from it. The body cannot be ended from
+outside if it runs in a thread: its next context call raises LeaseLost, and until it ends it keeps its slot, and this
+process does not run the task beside it (other workers do).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.state import EngineState
+from scheduler.model.outcome import AttemptEnd
+from scheduler.model.state import TaskState
+from scheduler.model.texts import span_text
+from scheduler.ports import SECOND
+from scheduler.store.tasks import attempts, stalls
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+log = logging.getLogger("scheduler.engine")
+
+
+def watch_stalls(
+    engine_state: EngineState, connection: sa.Connection, worker: int, reported: Callable[[], set[tuple[int, int]]]
+) -> bool:
+    """Tell of bodies that have become quiet, and take back what their kinds want taken back. True: something was.
+
+    ``reported``: (id, claim) of bodies that have ended and are about to be recorded.
+    """
+    taken: list[Attempt] = []
+    for attempt in list(engine_state.held.values()):
+        span = attempt.kind.options.stall_after
+        if span is None or attempt.started_at is None or attempt.lost:
+            continue
+        quiet = engine_state.monotonic() - max(attempt.started_mono, attempt.last_activity)
+        if quiet < span / SECOND:
+            attempt.stalled = False
+            continue
+        if not attempt.stalled:
+            attempt.stalled = True
+            _log_stall(attempt, quiet)
+        if attempt.kind.options.on_stall == "reclaim":
+            taken.append(attempt)
+    if taken:
+        done = reported()
+        taken = [a for a in taken if (a.claimed.id, a.claimed.claim) not in done]
+    return bool(taken) and _reclaim(engine_state, connection, worker, taken)
+
+
+def _log_stall(attempt: Attempt, quiet: float) -> None:
+    c = attempt.claimed
+    reclaims = attempt.kind.options.on_stall == "reclaim"
+    log.warning(
+        "task stalled: no heartbeat for %s, over its kind's %s%s",
+        span_text(round(quiet * SECOND)),
+        _span(attempt),
+        ", taking it back" if reclaims else "",
+        extra={"task": c.id, "kind": c.kind, "attempt": c.attempt, "key": c.key},
+    )
+
+
+def _reclaim(engine_state: EngineState, connection: sa.Connection, worker: int, quiet: list[Attempt]) -> bool:
+    rows = [(a.claimed.id, a.claimed.claim, a.started_at or 0, f"stalled: no heartbeat for {_span(a)}") for a in quiet]
+    return take_away(engine_state, connection, worker, rows)
+
+
+def take_away(
+    engine_state: EngineState,
+    connection: sa.Connection,
+    worker: int,
+    rows: Sequence[tuple[int, int, int, str]],
+    end: AttemptEnd = AttemptEnd.LOST,
+    error_class: str = "Stalled",
+) -> bool:
+    """Take claims from handlers that run here, and may go on: rows (id, claim, started_at, text). True: some were."""
+    keys, dialect = {(row[0], row[1]) for row in rows}, engine_state.database.dialect
+    tried = keys & engine_state.losing
+    # Before the commit: should its answer get lost, none of them runs here beside itself.
+    engine_state.losing |= keys
+    with engine_state.database.write(connection) as c:
+        taken = stalls.reclaim(c, dialect, worker, rows, engine_state.now(), end=end, error_class=error_class)
+        gone = set(taken.again)
+        earlier = attempts.recorded(c, dialect, tried - gone) if tried - gone else {}  # by a commit without an answer
+        engine_state.dead_letter_hook.pending.update(i for i, state in taken.ended.items() if state is TaskState.DEAD)
+    gone |= earlier.keys()
+    engine_state.losing -= keys - gone
+    for key in gone:
+        if key in engine_state.held:
+            engine_state.mark_lost(engine_state.held[key])
+    engine_state.dead_letter_hook.notify_pending(engine_state.database)
+    return bool(gone)
+
+
+def _span(attempt: Attempt) -> str:
+    return span_text(attempt.kind.options.stall_after or 0)

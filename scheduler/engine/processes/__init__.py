@@ -1,0 +1,1 @@
+"""The engine's side of child processes: pool, queue, monitor, timeouts, handles."""

@@ -1,0 +1,251 @@
+"""One child process as the engine sees it: its sockets, what it was given, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.child.pairs import socket_pair
+from scheduler.engine.child.protocol import frame, number_of, numbered_message
+from scheduler.engine.execution.offload import CpuFuture
+from scheduler.engine.processes.messages import Message, frames_of_child
+from scheduler.model.limits import size_text
+
+CHUNK_BYTES = 256 * 1024
+MIN_PROGRESS_BYTES = 64 * 1024  # bytes
+MAX_PACKET_BYTES = 32 * 1024  # bytes from which on a job takes the way of the stream: a socket keeps few of these apart
+_SIGNALS = {
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGBUS: "bus error",
+    signal.SIGILL: "illegal instruction",
+    signal.SIGFPE: "arithmetic error",
+    signal.SIGABRT: "abort",
+}
+
+
+class Job:
+    """Something for a child to do: an attempt, a function of ``ctx.cpu``, or a hook of an attempt whose child died."""
+
+    __slots__ = ("alone", "answer", "attempt", "level", "message", "number", "slots", "started", "withdrawn")
+
+    def __init__(self, number: int, level: int, message: tuple[Any, ...], attempt: Attempt) -> None:
+        self.number = number
+        self.level = level
+        self.message = message
+        self.attempt = attempt
+        self.slots: Any = None  # what it goes back to, for an attempt
+        self.answer: CpuFuture[Any] | None = None  # for a function
+        self.withdrawn = False  # a function whose value nobody wants, but whose end somebody waits for
+        self.alone = False  # a suspect, whose death is counted apart
+        self.started = False
+
+
+class ChildHandle:
+    """See the module. Used by the pool's thread only."""
+
+    def __init__(self, tag: int, only: int | None) -> None:
+        self.tag = tag
+        self.only = only  # the one level it serves; None: all
+        self.pid = 0
+        self.place: str | None = None  # its control group
+        self.work, self.theirs = socket_pair(socket.SOCK_SEQPACKET)
+        self.talk, talk = socket_pair(socket.SOCK_STREAM)
+        self.output, output = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.output, False)
+        self.given = (self.theirs.fileno(), talk.fileno(), output)  # to be passed on, then closed here
+        self._talk_theirs = talk
+        self.ready = False
+        self.began = 0.0  # monotonic
+        self.jobs: dict[int, Job] = {}  # given and not over, in order
+        self.current: Job | None = None  # of these, the one that has started
+        self.current_since = 0.0
+        self.decided_at: float | None = None  # the current job's handler has failed, and a hook of it may run
+        self.exclusive = False  # what it was given last is not known to be quick: nothing is to wait behind it
+        self.stopping: str | None = None  # why it takes nothing more
+        self.kill_at: float | None = None
+        self.killed = False
+        self.lapsed = False  # it was killed as the engine's lease had run out
+        self.lease_sent = 0.0  # until when it knows that the engine has its lease (monotonic)
+        self.held: list[Callable[[], None]] = []  # tell of ends, once all that their bodies started has gone
+        self.done = 0
+        self.idle_since = 0.0  # or since it was given something that it has not begun
+        self.init_error: str | None = None  # why it could not get ready
+        self.frames = frames_of_child()
+        self.unfinished_since: float | None = None  # a message has begun to come, and does not come on (monotonic)
+        self._unfinished = 0  # bytes of it
+        self.talk_over = False
+        self.output_over = False
+        self._out: deque[bytes] = deque()
+
+    def given_away(self) -> None:
+        """The fork server has its copies of what is the child's; of ``theirs`` we keep ours, to take work back."""
+        self._talk_theirs.close()
+        os.close(self.given[2])
+
+    # giving and taking back
+
+    def give(self, job: Job) -> bool:
+        """Hand over a job. False: there is no room for it now, or nobody to take it."""
+        data = numbered_message(job.number, *job.message)
+        if len(data) > MAX_PACKET_BYTES:
+            if self.jobs:
+                return False
+            self.say("body", job.number, list(job.message))
+            data = numbered_message(job.number, "big")
+        try:
+            self.work.send(data, socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        self.jobs[job.number] = job
+        return True
+
+    def take_back(self) -> list[Job]:
+        """What was given and not begun, in order. What is not in the socket any more, the child has: so it is exact."""
+        taken = []
+        while True:
+            try:
+                data = self.theirs.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+            except OSError:
+                break
+            if not data:
+                break
+            job = self.jobs.pop(number_of(data), None)
+            if job is not None:
+                taken.append(job)
+        return taken
+
+    @property
+    def ending(self) -> bool:
+        """Whether it is to be given nothing more, or not for now."""
+        return self.stopping is not None or self.kill_at is not None or self.killed
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs were given and have not started."""
+        return len(self.jobs) - (self.current is not None)
+
+    # talking
+
+    def say(self, *message: Any) -> None:
+        self._out.append(frame(*message))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes; the rest waits."""
+        while self._out:
+            data = self._out[0]
+            try:
+                sent = self.talk.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._out.clear()  # it has died; its end says so
+                return
+            if sent == len(data):
+                self._out.popleft()
+            else:
+                self._out[0] = data[sent:]
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._out)
+
+    def heard(self, most: int = 4) -> Iterator[Message]:
+        """What the child has said by now, or so many chunks of it: others must not wait for one that never stops."""
+        for _ in range(most):
+            try:
+                data = self.talk.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+            except OSError:
+                return
+            if not data:
+                self.talk_over = True
+                return
+            yield from self.frames.feed(data)
+            self._note_unfinished(len(data))
+            if self.frames.broken:  # a body has written into it
+                self.talk_over = True
+                return
+
+    def break_off(self) -> None:
+        """It has said what it cannot mean: what comes after it is not listened to."""
+        self.frames.broken = self.talk_over = True
+
+    def _note_unfinished(self, came: int) -> None:
+        """A long message comes in large pieces. What a body wrote grows slowly, by what comes after it."""
+        if not self.frames.unfinished:
+            self.unfinished_since = None
+        elif self.unfinished_since is None or self._unfinished + came > MIN_PROGRESS_BYTES:
+            self.unfinished_since, self._unfinished = time.monotonic(), 0
+        else:
+            self._unfinished += came
+
+    def written(self) -> bytes:
+        """What the child, or a program that it started, has written past Python."""
+        try:
+            data = os.read(self.output, CHUNK_BYTES)
+        except OSError:
+            return b""
+        self.output_over = not data
+        return data
+
+    def close_work(self) -> None:
+        """There is nothing more to do: the child ends in good order."""
+        self.work.close()
+        self.theirs.close()
+
+    def close(self) -> None:
+        self.close_work()
+        self.talk.close()
+        os.close(self.output)
+        self.output = -1
+
+    def close_in_fork(self) -> None:
+        """In a forked process."""
+        for one in (self.work, self.theirs, self.talk):
+            one.close()
+        if self.output >= 0:
+            os.close(self.output)
+
+
+def describe_exit(status: int | None, limits: Any, *, out_of_memory: bool, over_memory: bool = False) -> str:
+    """How a process ended, in words. ``status``: below 0 minus the signal; None: nobody saw it.
+
+    ``out_of_memory``: the system was; ``over_memory``: all that it had started was over the kind's limit.
+    """
+    if status is None:
+        return "its process died together with the one that forks them"
+    if status >= 0:
+        return f"its process ended by itself with exit status {status}"
+    number = -status
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    said = _SIGNALS.get(number)  # type: ignore[call-overload]
+    text = f"its process was killed by {name}" + (f" ({said})" if said else "")
+    if number == signal.SIGXCPU and limits is not None and limits.cpu is not None:
+        return f"{text}: over its limit of {limits.cpu} s of CPU time"
+    if number == signal.SIGKILL and over_memory:
+        most = "" if limits is None or limits.memory is None else f" of {size_text(limits.memory)}"
+        return f"{text}: with all that it had started it was over its limit{most} of memory"
+    if number == signal.SIGKILL:
+        text += ": the system ran out of memory" if out_of_memory else ", from outside"
+    return f"{text}; its limits: {limits}" if limits is not None else text
+
+
+def out_of_memory_kills() -> int:
+    """How many processes this system has killed to get memory back, ever; 0 where it does not say."""
+    try:
+        with open("/proc/vmstat", "rb") as file:
+            for line in file:
+                if line.startswith(b"oom_kill "):
+                    return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return 0

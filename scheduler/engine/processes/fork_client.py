@@ -1,0 +1,145 @@
+"""The engine's hold on the fork server: started when first needed, ended with everything it forked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from scheduler.engine.child.pairs import socket_pair
+
+CLOSE_TIMEOUT_S = 6.0  # seconds until it must have ended everything; a little more than its own patience
+SESSION_TIMEOUT_S = 1.0  # seconds that what a child has left behind may take to end, once it was killed
+MAX_EVENT_BYTES = 4096
+# What most tasks' modules import, and what may be forked, since importing it opens nothing and starts no thread.
+PRELOAD = ("structlog", "sqlalchemy", "scheduler.app")
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
+    "from scheduler.engine.child.fork_server import main; main()"
+)
+
+
+class ForkServerClient:
+    """Starts children and hears of their ends. Used by one thread."""
+
+    def __init__(self) -> None:
+        self.kills_at = float("inf")
+        self.reply_expected = False  # it was told something since it was last heard
+        self.heard = False  # since somebody looked
+        self.control, theirs = socket_pair(socket.SOCK_SEQPACKET)
+        with theirs:
+            # exec, not fork: this process has threads. A session of its own, so that no terminal's Ctrl-C reaches it.
+            # -P: what lies in the current directory is no module, whatever its name.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), *_loaded(), json.dumps(import_path())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, tag: int, fds: tuple[int, int, int], place: str | None = None) -> None:
+        """Ask for a child with these descriptors, in the control group ``place``. Raises OSError when the fork server
+        has died."""
+        self.reply_expected = True
+        socket.send_fds(self.control, [msgspec.msgpack.encode(("start", tag, place))], fds)
+
+    def kill(self, pid: int) -> None:
+        """Kill a child's whole group. Nothing happens if it has ended already."""
+        self._tell("kill", pid, int(signal.SIGKILL))
+
+    def kill_at(self, when: float) -> None:
+        """Have every child killed then (monotonic), should this process say nothing more. ``lapsed`` tells of it."""
+        self.kills_at = when
+        self._tell("kill at", when)
+
+    def ask(self) -> None:
+        """Ask for a sign of life, which is heard as an event."""
+        self._tell("sign")
+
+    def _tell(self, *order: Any) -> None:
+        self.reply_expected = True
+        with suppress(OSError):  # the fork server has died; reading says so
+            self.control.send(msgspec.msgpack.encode(order))
+
+    def resume(self) -> None:
+        """Should somebody have stopped it."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill_server(self) -> None:
+        """End it at once, and every child with it. Reading says so."""
+        self._process.kill()
+
+    def events(self) -> Iterator[list[Any]]:
+        """What has happened since the last call. Raises EOFError when the fork server has died."""
+        while True:
+            try:
+                data = self.control.recv(MAX_EVENT_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                raise EOFError
+            self.reply_expected, self.heard = False, True
+            yield msgspec.msgpack.decode(data)
+
+    def close(self) -> None:
+        """End it, and it ends everything that it forked. Returns when that is done."""
+        self.control.close()
+        try:
+            self._process.wait(CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its children die with it
+            self._process.wait()
+
+    def close_in_fork(self) -> None:
+        """In a forked process: what is open here would keep the fork server from seeing that the engine has ended."""
+        self.control.close()
+
+
+def end_session(session: int) -> None:
+    """Kill what is left of a child's session: the fork server, which does so otherwise, has died, and its children with
+    it, but not what they had started. Returns when that is gone, or after a second."""
+    until = time.monotonic() + SESSION_TIMEOUT_S
+    while (left := _members(session)) and time.monotonic() < until:
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(SESSION_TIMEOUT_S / 200)
+
+
+def _members(session: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                with open(f"{entry.path}/stat", "rb") as file:
+                    state, _, _, of = file.read().rpartition(b")")[2].split()[:4]
+            except OSError:
+                continue  # gone meanwhile
+            if int(of) == session and state not in b"ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def _loaded() -> list[str]:
+    return [name for name in PRELOAD if name in sys.modules]
+
+
+def import_path() -> list[str]:
+    """``sys.path`` for another process."""
+    return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]

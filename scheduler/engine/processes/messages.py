@@ -1,0 +1,122 @@
+"""What a child process may say to its engine. Decoding checks it: a body may have written into the socket.
+
+On the wire each is a list: its name, then its fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from scheduler.engine.child.protocol import FrameDecoder
+from scheduler.model.outcome import Outcome
+from scheduler.model.state import TaskState
+from scheduler.ports import FOREVER
+
+Number = Annotated[int, Meta(ge=0, le=FOREVER)]
+
+
+class GarbledError(ValueError):
+    """A child said what it cannot mean."""
+
+
+class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Any of these."""
+
+
+class Ready(Message, tag="ready"):
+    """It has imported what it needs."""
+
+
+class Unfit(Message, tag="init_error"):
+    """It could not."""
+
+    why: str
+
+
+class Ask(Message, tag="ask"):
+    """An attempt, or the child itself (job 0), asks something of the engine."""
+
+    job: Number
+    asked: Number
+    method: str
+    args: list[Any]
+
+
+class Start(Message, tag="start"):
+    """A job begins. ``at``: microseconds, for an attempt."""
+
+    job: Number
+    at: Number
+
+
+class Said(Message, tag="said"):
+    """Output of a job."""
+
+    job: Number
+    text: str
+
+
+class Log(Message, tag="log"):
+    """A record that a job has logged."""
+
+    job: Number
+    fields: dict[str, Any]
+
+
+class Decided(Message, tag="decided"):
+    """A handler has failed so. What is left to do does not change it."""
+
+    job: Number
+    outcome: Outcome
+
+
+class Over(Message):
+    """A job has ended. ``leaving``: why the child takes no more, if so."""
+
+    job: Number
+    leaving: str | None
+
+
+class Done(Over, tag="done"):
+    """An attempt."""
+
+    outcome: Outcome
+
+
+class Computed(Over, tag="computed"):
+    """A function. ``value``: pickled, what it returned or raised."""
+
+    fine: bool
+    value: bytes
+
+
+class Hooked(Over, tag="hooked"):
+    """A hook of an attempt whose own process had died."""
+
+
+_decoder = msgspec.msgpack.Decoder(Ready | Unfit | Ask | Start | Said | Log | Decided | Done | Computed | Hooked)
+
+
+def frames_of_child() -> FrameDecoder:
+    """Takes apart what a child says."""
+    return FrameDecoder(_decoder)
+
+
+def checked(outcome: Outcome, claimed: Any) -> Outcome:
+    """The outcome of this attempt as a child has told it. Raises GarbledError for one that cannot be its own."""
+    if outcome[:3] != (claimed.id, claimed.claim, claimed.attempt):
+        raise GarbledError(f"it told the end of task {outcome.task_id}, which it does not run")
+    times = (outcome.claimed_at, outcome.started_at, outcome.finished_at, outcome.run_at)
+    if outcome.state not in _STATES or not all(at is None or 0 <= at <= FOREVER for at in times):
+        raise GarbledError("it told an end with a state or a time that there is not")
+    failure = outcome.failure
+    texts = (outcome.result, outcome.log, *((failure.text, failure.error_class) if failure is not None else ()))
+    if outcome.refund not in (0, 1) or any(text is not None and "\0" in text for text in texts):
+        raise GarbledError("it told an end that cannot be stored")
+    return outcome
+
+
+_STATES = frozenset(state.code for state in TaskState)

@@ -1,0 +1,54 @@
+"""Removes secrets from URLs and texts that are shown. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_HIDDEN = "***"
+_SECRET = "pass|pwd|secret|token|key"
+_SHOWABLE = frozenset({"sslkey"})  # the path of a file
+_USER_INFO = re.compile(r"(://[^:/?@\s]*):.*@")
+_NAMED = re.compile(
+    rf"""((?<![\w-])(?!(?:{"|".join(_SHOWABLE)})\b)[\w-]*(?:{_SECRET})\w*=)('(?:[^'\\]|\\.)*'|"[^"]*"|[^&\s,;'")]+)""",
+    re.IGNORECASE,
+)
+_QUOTED = re.compile(r"%([0-9A-Fa-f]{2})")
+_SHORTEST = 4  # a shorter secret would be found in every other word
+
+
+def shown_url(url: str) -> str:
+    """The URL without the password of ``user:password@``, and without values of queries named like a secret.
+
+    It removes rather too much than too little, also from a text that only resembles a URL."""
+    scheme, found, rest = url.partition("://")
+    if not found:
+        head, at, tail = url.rpartition("@")
+        return redact(f"{_HIDDEN}@{tail}" if at and ":" in head else url)
+    place, asked, query = rest.partition("?")
+    if "@" in query and (":" in place or "@" not in place):
+        # The end of a password with a question mark looks the same as a query's value.
+        return f"{scheme}://{_HIDDEN}"
+    place = _USER_INFO.sub(rf"\1:{_HIDDEN}@", f"://{place}").removeprefix("://")
+    return f"{scheme}://{place}{asked}{'&'.join(map(_shown_pair, query.split('&')))}"
+
+
+def is_secret(name: str) -> bool:
+    """Whether a parameter of this name is a secret, or says where one is."""
+    return re.search(_SECRET, name.lower()) is not None and name.lower() not in _SHOWABLE
+
+
+def _shown_pair(pair: str) -> str:
+    name, sign, _ = pair.partition("=")
+    meant = _QUOTED.sub(lambda code: chr(int(code[1], 16)), name)
+    return f"{name}={_HIDDEN}" if sign and is_secret(meant) else pair
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """The text without the passwords of its URLs, and without values that are named like a secret.
+
+    ``secrets``: further texts to remove, wherever they stand.
+    """
+    for secret in sorted({s for s in secrets if len(s) >= _SHORTEST}, key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    return _USER_INFO.sub(rf"\1:{_HIDDEN}@", _NAMED.sub(rf"\1{_HIDDEN}", text))

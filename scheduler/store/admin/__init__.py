@@ -1,0 +1,1 @@
+"""Retention, purge, replay, doctor and repair."""

@@ -1,0 +1,455 @@
+"""Checks what must always hold in a database, by full reads, for ``schedctl doctor``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.errors import StoreUnavailableError
+from scheduler.model import state as st
+from scheduler.model.recurrence import Recurrence
+from scheduler.model.state import Otherwise
+from scheduler.model.texts import counted, listed, rfc3339, span_text
+from scheduler.model.times import SECOND
+from scheduler.ports import FOREVER
+from scheduler.store.broken_rows import UNREADABLE, broken_rows
+from scheduler.store.db import horizon, migrate
+from scheduler.store.db import pg_blockers as row_locks
+from scheduler.store.db.database import Database
+from scheduler.store.db.deadline import in_time
+from scheduler.store.db.dialect import prepared
+from scheduler.store.db.sqlite_files import open_to_others
+from scheduler.store.db.writable import no_writes
+from scheduler.store.durable import deadlocks as standoffs
+from scheduler.store.durable import waits
+from scheduler.store.read import standbys
+from scheduler.store.read.status import hung, never, tasks_ahead, unserved
+from scheduler.store.read.unserved import describe, unserved_schedules
+from scheduler.store.read.workers import far_text, read_fleet, workers
+from scheduler.store.schedules import is_ahead
+from scheduler.store.tasks.stalls import stalled
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+_MAX_IDS = 1000  # ids named for one kind of problem
+_WAIT = list(Otherwise).index(Otherwise.WAIT)
+_PARENT = "coalesce(p.state, o.state)"
+_BIT = f"CASE {_PARENT} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
+_PARENTS = "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent"
+_LOW_SPACE = 200 * 1024 * 1024
+_SKEW_NOTE = SECOND  # a clock that is off by more is a note
+_SKEW_PROBLEM = 5 * SECOND  # and by more than this a problem
+_LATE = 60 * SECOND
+_LONG = 3600 * SECOND
+_BLOCKER_TIMEOUT_S = 0.3  # bounds the search for the transaction in the way
+
+
+class Finding(NamedTuple):
+    """The result of one check. ``level``: ok, note or problem; ``tasks``: some of the tasks concerned."""
+
+    check: str
+    level: str
+    text: str
+    tasks: tuple[int, ...] = ()
+
+
+def check(connection: sa.Connection, now: int) -> list[Finding]:
+    """Check that the rows agree with one another. Answers even if rows are broken, and names them."""
+    return _answers(
+        connection,
+        {
+            "rows": lambda: _broken(connection),
+            "unmet counts": lambda: _finding(
+                "unmet counts",
+                "equal the open edges",
+                "with a wrong count of open edges",
+                wrong_counts(connection),
+            ),
+            "edges": lambda: _finding(
+                "edges",
+                "none waits on a decided edge",
+                "waiting on an edge that is decided",
+                decided(connection),
+            ),
+            "parents": lambda: _finding(
+                "parents",
+                "every edge has its parent",
+                "waiting on a parent that never was",
+                orphans(connection),
+            ),
+            "waits": lambda: _finding(
+                "waits",
+                "none sleeps past what it awaits",
+                "still waiting for what has happened",
+                missed(connection, now),
+            ),
+            "awaits": lambda: _standoffs(connection),
+            "claims": lambda: _claims(connection, now),
+            "retries": lambda: _retries(connection),
+            "ready tasks": lambda: _ready(connection, now),
+            "heartbeats": lambda: _stalls(connection, now),
+            "due times": lambda: _ahead(connection, now),
+            "handlers": lambda: _hung(connection, now),
+            "keys": lambda: _keys(connection),
+            "replaced": lambda: _finding(
+                "replaced",
+                "nothing waits to be put in place",
+                "replaced, and still what it was",
+                stale(connection),
+            ),
+            "schedules": lambda: _schedules(connection, now),
+            "schedules' tasks": lambda: _runs(connection, now),
+        },
+    )
+
+
+def _answers(connection: sa.Connection, checks: dict[str, Callable[[], Finding | list[Finding]]]) -> list[Finding]:
+    """Make each check. A broken row or a missing table ends the check that meets it, and no other."""
+    lost = migrate.missing_tables(connection)
+    found: list[Finding] = []
+    unchecked = []
+    for name, check_one in checks.items():
+        try:
+            answer = check_one()
+        except UNREADABLE as error:
+            text = f"the check of {name} met a broken row and did not end ({type(error).__name__}: {error})"
+            answer = Finding("rows", PROBLEM, text)
+        except sa.exc.DBAPIError as error:
+            if not any(table in str(error.orig) for table in lost):
+                raise
+            # PostgreSQL refuses what follows a failed statement, which may have been the driver's own.
+            connection.connection.rollback()
+            unchecked.append(name)
+            continue
+        found += answer if isinstance(answer, list) else [answer]
+    if unchecked:
+        text = f"not checked, since {listed(lost)} is missing: {listed(unchecked, len(unchecked))}"
+        found.append(Finding("checks", PROBLEM, text))
+    return found
+
+
+def _broken(connection: sa.Connection) -> Finding:
+    found = broken_rows(connection)
+    if not found:
+        return Finding("rows", OK, "each can be read")
+    tasks = tuple(dict.fromkeys(one.task for one in found if one.task is not None))
+    remedy = "no schedd wrote that: set it right with SQL, or delete the row (state 9 is cancelled)"
+    return Finding("rows", PROBLEM, f"{listed([one.text for one in found], 20)}; {remedy}", tasks)
+
+
+def _finding(name: str, fine: str, wrong: str, ids: Sequence[int]) -> Finding:
+    if not ids:
+        return Finding(name, OK, fine)
+    number = f"{len(ids)} tasks or more" if len(ids) >= _MAX_IDS else counted(len(ids), "task")
+    return Finding(name, PROBLEM, f"{number} {wrong}: {listed([str(i) for i in ids])}", tuple(ids))
+
+
+def wrong_counts(connection: sa.Connection) -> list[int]:
+    """Waiting and scheduled tasks whose ``unmet`` is not the number of open edges, or not their state.
+
+    Once a task was claimed, its edges no longer count: a parent that is retried leaves it alone.
+    """
+    rows = connection.execute(
+        prepared(
+            "SELECT f.id FROM (SELECT t.id, t.state, t.unmet, (SELECT count(*) FROM schedd_edges e "
+            f"{_PARENTS} WHERE e.child = t.id AND (e.ok & {_BIT}) = 0) AS open "
+            "FROM schedd_tasks t WHERE t.state = 0 OR (t.state = 1 AND t.claimed_at IS NULL)) f "
+            "WHERE f.unmet <> f.open OR (f.state = 0 AND f.open = 0) OR (f.state = 1 AND f.open > 0) "
+            f"ORDER BY f.id LIMIT {_MAX_IDS}"
+        )
+    )
+    return [row[0] for row in rows]
+
+
+def decided(connection: sa.Connection) -> list[int]:
+    """Waiting tasks with an edge that their parent's end has broken and that is not to wait for its retry.
+
+    Nor is there a retry to wait for once the parent was removed.
+    """
+    rows = connection.execute(
+        prepared(
+            f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
+            f"WHERE t.state = 0 AND (e.otherwise <> {_WAIT} OR p.id IS NULL) AND {_PARENT} >= {st.FIRST_TERMINAL} "
+            f"AND (e.ok & {_BIT}) = 0 ORDER BY e.child LIMIT {_MAX_IDS}"
+        )
+    )
+    return [row[0] for row in rows]
+
+
+def missed(connection: sa.Connection, now: int) -> list[int]:
+    """Suspended tasks that should have been woken a while ago."""
+    return waits.missed(connection, now - _LATE, now, _MAX_IDS)
+
+
+def orphans(connection: sa.Connection) -> list[int]:
+    """Waiting tasks with an edge from a parent without a row or a recorded outcome."""
+    rows = connection.execute(
+        prepared(
+            f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
+            f"WHERE t.state = 0 AND {_PARENT} IS NULL ORDER BY e.child LIMIT {_MAX_IDS}"
+        )
+    )
+    return [row[0] for row in rows]
+
+
+def stale(connection: sa.Connection) -> list[int]:
+    """Tasks whose deferred replacement was left over after their attempt ended."""
+    rows = connection.execute(
+        prepared(
+            "SELECT t.id FROM schedd_tasks t LEFT JOIN schedd_task_values v "
+            "ON v.task_id = t.id AND v.name = 'replacement' "
+            "WHERE (t.rerun > 0 AND NOT (t.state >= 4 AND t.state <= 5)) OR (t.rerun > 0) <> (v.task_id IS NOT NULL) "
+            f"ORDER BY t.id LIMIT {_MAX_IDS}"
+        )
+    )
+    return [row[0] for row in rows]
+
+
+def unclaimed(connection: sa.Connection) -> list[int]:
+    """Held tasks whose worker has no row: no engine would ever reclaim them."""
+    rows = connection.execute(
+        prepared(
+            "SELECT t.id FROM schedd_tasks t WHERE t.state >= 4 AND t.state <= 5 AND NOT EXISTS "
+            f"(SELECT 1 FROM schedd_workers w WHERE w.id = t.worker) ORDER BY t.id LIMIT {_MAX_IDS}"
+        )
+    )
+    return [row[0] for row in rows]
+
+
+def _claims(connection: sa.Connection, now: int) -> Finding:
+    live = {w.id for w in workers(connection, now) if not w.lost}
+    rows = connection.execute(
+        prepared("SELECT id, worker FROM schedd_tasks WHERE state >= 4 AND state <= 5 ORDER BY id")
+    ).fetchall()
+    loose = [row.id for row in rows if row.worker not in live]
+    return _finding(
+        "claims",
+        f"{counted(len(rows), 'task')} held by live workers",
+        "held by no live worker",
+        loose[:_MAX_IDS],
+    )
+
+
+def _ready(connection: sa.Connection, now: int) -> Finding:
+    found = unserved(connection, now)
+    if not found:
+        return Finding("ready tasks", OK, "some live worker takes each")
+    return Finding("ready tasks", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
+
+
+def _retries(connection: sa.Connection) -> Finding:
+    found = never(connection)
+    if not found:
+        return Finding("retries", OK, "no task waits until what has ended is retried")
+    return Finding("retries", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
+
+
+def _ahead(connection: sa.Connection, now: int) -> Finding:
+    found = tasks_ahead(connection, now)
+    if not found:
+        return Finding("due times", OK, "none is a clock's that was ahead")
+    ids = tuple(i for s in found for i in s.tasks)
+    return Finding("due times", NOTE, "; ".join(f"{s.text}: {listed([str(i) for i in s.tasks])}" for s in found), ids)
+
+
+def _stalls(connection: sa.Connection, now: int) -> Finding:
+    quiet = stalled(connection, now)
+    if not quiet:
+        return Finding("heartbeats", OK, "no running task is overdue with its heartbeat")
+    ids = tuple(one.id for one in quiet[:_MAX_IDS])
+    text = f"{counted(len(quiet), 'task')} running without a heartbeat, for up to {span_text(quiet[0].quiet)}"
+    return Finding("heartbeats", NOTE, f"{text}: {listed([str(i) for i in ids])}", ids)
+
+
+def _hung(connection: sa.Connection, now: int) -> Finding:
+    found = hung(workers(connection, now))
+    if not found:
+        return _without_timeout(connection, now)
+    return Finding("handlers", PROBLEM, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
+
+
+def _without_timeout(connection: sa.Connection, now: int) -> Finding:
+    """Handlers without a timeout are never late: only a person can judge whether they hang."""
+    rows = connection.execute(
+        prepared(
+            "SELECT id FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND timeout IS NULL AND started_at < :before "
+            f"ORDER BY started_at LIMIT {_MAX_IDS}"
+        ),
+        {"before": now - _LONG},
+    )
+    ids = tuple(row[0] for row in rows)
+    if not ids:
+        return Finding("handlers", OK, "none hangs")
+    text = f"{counted(len(ids), 'task')} running for more than {span_text(_LONG)} without a timeout"
+    advice = "should one hang, nothing tells; give its kind a timeout, or set [worker] default_timeout"
+    return Finding("handlers", NOTE, f"{text}: {listed([str(i) for i in ids])}; {advice}", ids)
+
+
+def _standoffs(connection: sa.Connection) -> Finding:
+    rings = standoffs.found(connection)
+    if not rings:
+        return Finding("awaits", OK, "no tasks wait for one another")
+    text = "; ".join(standoffs.describe(ring) for ring in rings)
+    return Finding("awaits", PROBLEM, text, tuple(sorted(i for ring in rings for i in ring)))
+
+
+def _keys(connection: sa.Connection) -> Finding:
+    rows = connection.execute(
+        prepared(
+            "SELECT min(id) AS id FROM schedd_tasks WHERE held_key IS NOT NULL GROUP BY kind, held_key "
+            f"HAVING count(*) > 1 ORDER BY 1 LIMIT {_MAX_IDS}"
+        )
+    )
+    return _finding("keys", "none is held twice", "hold a key that another one holds", [row.id for row in rows])
+
+
+def _schedules(connection: sa.Connection, now: int) -> Finding:
+    rows = connection.execute(
+        prepared(
+            "SELECT s.name, s.recurrence, s.anchor, s.next_at, s.paused, t.state, t.finished_at "
+            "FROM schedd_schedules s LEFT JOIN schedd_tasks t ON t.id = s.last_task ORDER BY s.name"
+        )
+    ).fetchall()
+    bad, late = [], []
+    for row in rows:
+        try:
+            Recurrence.from_json(row.recurrence)
+        except Exception as error:  # an unreadable row must not keep the others from being checked
+            bad.append(f"{row.name} (unreadable: {error})")
+            continue
+        ended = row.state is None or row.state >= st.FIRST_TERMINAL
+        if row.next_at >= FOREVER and ended and (row.finished_at or 0) < now - _LATE and not row.paused:
+            bad.append(f"{row.name} (its run has ended, yet it has no next slot)")
+        elif row.next_at < now - _LATE and not row.paused:
+            late.append(f"{row.name} (overdue by {span_text(now - row.next_at)})")
+        elif is_ahead(row, now + _LATE) and not row.paused:
+            at = rfc3339(row.next_at, exact=False)
+            bad.append(
+                f"{row.name} (goes on at {at} only, as a clock was ahead: `schedctl cron pause` and `resume` it)"
+            )
+    if late and not bad and not workers(connection, now):
+        return Finding("schedules", NOTE, f"no worker is live, so these wait: {listed(late)}")
+    bad += late
+    if bad:
+        return Finding("schedules", PROBLEM, f"{counted(len(bad), 'schedule')} without a next slot: {listed(bad)}")
+    return Finding("schedules", OK, f"{counted(len(rows), 'schedule')}, each has its next slot")
+
+
+def _runs(connection: sa.Connection, now: int) -> Finding:
+    found = unserved_schedules(connection, read_fleet(connection, now))
+    if not found:
+        return Finding("schedules' tasks", OK, "none makes what nobody would run")
+    return Finding("schedules' tasks", NOTE, "; ".join(text for text, _ in describe(found)))
+
+
+def not_checked(database: Database, error: StoreUnavailableError) -> Finding:
+    """The finding for checks that could not run for this reason."""
+    reason = None
+    with suppress(TimeoutError, StoreUnavailableError, RuntimeError):
+        reason = in_time(database.locked_by, _BLOCKER_TIMEOUT_S)
+    return Finding("checks", PROBLEM, f"not checked: {error}" + ("" if reason is None else f"; {reason}"))
+
+
+def check_surroundings(database: Database, connection: sa.Connection, version: str) -> list[Finding]:
+    """Check what surrounds the rows: schema, clock, notifier, disk, versions of the workers."""
+    return _answers(
+        connection,
+        {
+            "schema": lambda: _schema(connection, version),
+            "writes": lambda: _writes(connection),
+            "clock": lambda: _clock(database.offset),
+            "workers": lambda: _workers(connection, database.now(), version),
+            "surroundings": lambda: _place(database, connection),
+        },
+    )
+
+
+def _schema(connection: sa.Connection, version: str) -> Finding:
+    revision, lost = migrate.current(connection), migrate.missing_tables(connection)
+    if lost:
+        return Finding("schema", PROBLEM, migrate.lacks(lost, revision))
+    return Finding("schema", OK, f"revision {revision}, schedd {version}")
+
+
+def _workers(connection: sa.Connection, now: int, version: str) -> list[Finding]:
+    found = []
+    seen = workers(connection, now)
+    skewed = [f"{w.label} by {span_text(abs(w.skew))}" for w in seen if abs(w.skew) > _SKEW_NOTE]
+    if skewed:
+        found.append(Finding("workers' clocks", NOTE, f"are off (which times do not depend on): {listed(skewed)}"))
+    far = [text for text in map(far_text, seen) if text is not None]
+    if far:
+        found.append(Finding("leases", PROBLEM, "; ".join(far)))
+    others = sorted({w.version for w in seen} - {version})
+    if others:
+        found.append(Finding("versions", NOTE, f"workers also run version {listed(others)}"))
+    return found
+
+
+def _place(database: Database, connection: sa.Connection) -> list[Finding]:
+    """What lies beside a SQLite file, or happens on a PostgreSQL server."""
+    found = []
+    path = database.path
+    if path is not None:
+        bell = database.bell_directory
+        assert bell is not None
+        usable = os.access(bell, os.W_OK | os.X_OK) if bell.exists() else os.access(path.absolute().parent, os.W_OK)
+        said = f"{bell} is writable" if usable else f"{bell} cannot be written: idle workers poll instead"
+        found.append(Finding("doorbell", OK if usable else PROBLEM, said))
+        found.append(_readers(path, bell))
+        free = shutil.disk_usage(path.absolute().parent).free
+        level = PROBLEM if free < _LOW_SPACE else OK
+        found.append(Finding("disk", level, f"{free // 2**20} MiB free beside the database"))
+    else:
+        found += [_horizon(connection), _locks(connection), _standbys(connection)]
+    return found
+
+
+def _readers(path: Path, bell: Path) -> Finding:
+    seen = open_to_others(path, bell)
+    if not seen:
+        return Finding("file modes", OK, "none of the database's is open to all users")
+    return Finding("file modes", NOTE, f"any user of this machine may use {listed(seen)}: `chmod o-rwx`")
+
+
+def _writes(connection: sa.Connection) -> Finding:
+    reason = no_writes(connection)
+    return Finding("writes", OK, "the database takes them") if reason is None else Finding("writes", PROBLEM, reason)
+
+
+def _horizon(connection: sa.Connection) -> Finding:
+    holders = horizon.holders(connection)
+    if not holders:
+        return Finding("old snapshots", OK, f"no transaction is open for {span_text(horizon.MIN_AGE)}")
+    text = "; ".join(f"{one.text} ({one.remedy})" for one in holders)
+    return Finding("old snapshots", NOTE, f"what has died meanwhile cannot be removed: {text}")
+
+
+def _locks(connection: sa.Connection) -> Finding:
+    waiting = row_locks.blocked(connection)
+    if not waiting:
+        return Finding("locks", OK, "no session waits for another one's")
+    return Finding("locks", NOTE, f"{'; '.join(waiting)} (SELECT pg_terminate_backend(...) ends a session)")
+
+
+def _standbys(connection: sa.Connection) -> Finding:
+    """A standby that follows asynchronously loses commits when it takes over."""
+    found = standbys.asynchronous(connection)
+    if found is None:
+        return Finding("standbys", NOTE, f"whether one follows is not known: {standbys.WANTED}")
+    if not found:
+        return Finding("standbys", OK, "none follows asynchronously")
+    return Finding("standbys", NOTE, f"{standbys.describe(found)}")
+
+
+def _clock(offset: int) -> Finding:
+    if not offset:
+        return Finding("clock", OK, "one machine's")
+    level = PROBLEM if abs(offset) > _SKEW_PROBLEM else NOTE if abs(offset) > _SKEW_NOTE else OK
+    side = "behind" if offset > 0 else "ahead of"
+    return Finding("clock", level, f"this machine's clock is {span_text(abs(offset))} {side} the server's")

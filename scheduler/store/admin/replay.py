@@ -1,0 +1,249 @@
+"""Replays dead letters: reopens the task with a new budget, or stores a copy as a new task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.errors import DuplicateKeyError, PayloadError, UnknownTaskError
+from scheduler.model import state as st
+from scheduler.model.registry import MAX_KEY
+from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
+from scheduler.model.state import Otherwise, TaskState, When
+from scheduler.ports import FAILPOINTS
+from scheduler.store.db.dialect import dialect_of, prepared
+from scheduler.store.read.dead_letters import Filter, not_dead, write_audit
+from scheduler.store.tasks import envelopes, keys
+from scheduler.store.tasks.attempts import write_values
+from scheduler.store.tasks.control import reopen
+from scheduler.store.tasks.enqueue import enqueue
+from scheduler.store.tasks.row import INLINE
+
+_WHENS, _OTHERWISES = tuple(When), tuple(Otherwise)
+# Columns that a copy takes over unchanged.
+_COPIED = (
+    *("kind", "queue", "pool", "max_attempts", "retry", "timeout", "payload_ref", "message_type", "causation"),
+    *("subject", "sequence", "headers", "key_retention", "slot", "missed", "missed_since", "result_ttl"),
+    *("max_duration", "max_delay"),
+)
+_READ = ", ".join(
+    f"t.{name}"
+    for name in (
+        *("id", "state", "attempt", "error", "key", "lane", "payload", "schema_version", "dead_letter", "finished_at"),
+        *("correlation", "original_id", "replay_count"),
+        *_COPIED,
+    )
+)
+
+
+class NewPayload(NamedTuple):
+    """A new payload: JSON text, its lane and its schema version."""
+
+    text: str
+    lane: str
+    schema_version: int
+
+
+class Replayed(NamedTuple):
+    """``ids``: what runs again; ``conflicts``: id -> the task that has its key, also of what would have been revived
+    with those; ``last``: where the next batch begins; ``more``: whether there may be one."""
+
+    ids: list[int]
+    conflicts: dict[int, int]
+    last: tuple[int, int]
+    more: bool
+
+
+class Reopened(NamedTuple):
+    """``id``: the task that runs; ``left``: descendants that stay ended, and the holders of their keys."""
+
+    id: TaskId
+    left: Mapping[int, keys.Other] = MappingProxyType({})
+
+
+def replay(
+    connection: sa.Connection,
+    task_id: int,
+    now: int,
+    *,
+    by: str | None = None,
+    key: str | None = None,
+    payload: NewPayload | None = None,
+    copy: bool = False,
+) -> Reopened:
+    """Open a dead letter again, or (``copy``) store a copy of it under a key of its own and leave it dead.
+
+    Raises UnknownTaskError, InvalidTransitionError if it is not dead (any more), DuplicateKeyError if another task
+    holds its key or has completed under it since; the caller's transaction must then roll back.
+    """
+    row = _locked(connection, task_id)
+    if copy:
+        again = Reopened(_copy(connection, row, now, by, key, payload))
+    else:
+        again = Reopened(TaskId(task_id, created=False), _again(connection, row, now, by, key, payload))
+    FAILPOINTS.hit("before replay commit")
+    return again
+
+
+def replay_some(
+    connection: sa.Connection, now: int, wanted: Filter, *, limit: int, by: str | None, after: tuple[int, int] = (0, 0)
+) -> Replayed:
+    """Replay up to ``limit`` dead letters, the oldest first, beginning behind ``after`` (died at, id).
+
+    One whose key another task holds, or has completed since, stays as it is. Skips rows that another
+    transaction is replaying.
+    """
+    where, bound = wanted.where()
+    rows = connection.execute(
+        prepared(
+            f"SELECT t.id, t.finished_at FROM schedd_tasks t WHERE {where} AND t.finished_at >= :at "
+            "AND (t.finished_at > :at OR t.id > :id) "
+            f"ORDER BY t.state, t.finished_at, t.id LIMIT :limit {dialect_of(connection).skip_locked}"
+        ),
+        bound | {"at": after[0], "id": after[1], "limit": limit},
+    ).fetchall()
+    replayed: list[int] = []
+    conflicts: dict[int, int] = {}
+    for row in rows:
+        try:
+            with connection.begin_nested():
+                again = replay(connection, row.id, now, by=by)
+            replayed.append(row.id)
+            conflicts |= {task_id: other.id for task_id, other in again.left.items()}
+        except DuplicateKeyError as error:
+            conflicts[row.id] = error.existing_id
+    last = (rows[-1].finished_at, rows[-1].id) if rows else after
+    return Replayed(replayed, conflicts, last, len(rows) >= limit)
+
+
+def _locked(connection: sa.Connection, task_id: int) -> sa.Row[Any]:
+    row = None
+    if 0 < task_id < 2**63:
+        sql = prepared(f"SELECT {_READ} FROM schedd_tasks t WHERE t.id = :id {dialect_of(connection).lock}")
+        row = connection.execute(sql, {"id": int(task_id)}).first()
+    if row is None:
+        raise UnknownTaskError(task_id)
+    if row.state != st.DEAD:
+        raise not_dead(task_id, TaskState.from_code(row.state))
+    return row
+
+
+def _again(
+    connection: sa.Connection, row: sa.Row[Any], now: int, by: str | None, key: str | None, payload: NewPayload | None
+) -> dict[int, keys.Other]:
+    dialect = dialect_of(connection)
+    if key is not None or payload is not None:
+        envelopes.keep(connection, row.id)
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET replay_count = replay_count + 1, key = coalesce(:key, key), "
+            "original_id = coalesce(original_id, id) WHERE id = :id"
+        ),
+        {"id": row.id, "key": key},
+    )
+    left = reopen(connection, row.id, now, downstream=True)
+    if payload is not None:
+        _replace_payload(connection, row.id, payload)
+    write_audit(connection, dialect, [(row.id, "replay", _detail(row, key, payload))], by, now)
+    return left
+
+
+def _detail(row: sa.Row[Any], key: str | None, payload: NewPayload | None) -> dict[str, Any]:
+    """The audit's detail: how the task died, and what the replay changed."""
+    changed = None if payload is None else "replaced"
+    return {"attempt": row.attempt, "error": row.error, "key": key, "payload": changed}
+
+
+def _replace_payload(connection: sa.Connection, task_id: int, payload: NewPayload) -> None:
+    inline = len(payload.text) <= INLINE
+    connection.execute(
+        prepared("UPDATE schedd_tasks SET payload = :text, lane = :lane, schema_version = :version WHERE id = :id"),
+        {
+            "id": task_id,
+            "text": payload.text if inline else None,
+            "lane": payload.lane,
+            "version": payload.schema_version,
+        },
+    )
+    if inline:
+        connection.execute(
+            prepared("DELETE FROM schedd_task_values WHERE task_id = :id AND name = 'payload'"), {"id": task_id}
+        )
+    else:
+        write_values(connection, dialect_of(connection), [(task_id, "payload", payload.text)])
+
+
+def _copy(
+    connection: sa.Connection, row: sa.Row[Any], now: int, by: str | None, key: str | None, payload: NewPayload | None
+) -> TaskId:
+    detail = _detail(row, key, payload)
+    if payload is None:
+        payload = NewPayload(_payload(connection, row), row.lane.lstrip("!"), row.schema_version)
+    if key is not None:
+        _refuse(connection, row, key, now)
+    spec = TaskSpec(
+        **{name: row._mapping[name] for name in _COPIED},
+        payload=payload.text,
+        lane=payload.lane,
+        schema_version=payload.schema_version,
+        dead_letter=bool(row.dead_letter),
+        correlation=row.correlation or str(row.id),
+        key=key,
+        conflict="reject",
+        edges=_edges(connection, row.id),
+    )
+    made = enqueue(connection, [spec], now, ours=True)[0]
+    original = row.original_id or row.id
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET original_id = :original, replay_count = :count, extras = 1, "
+            f"key = coalesce(key, :own), held_key = CASE WHEN state < {st.FIRST_TERMINAL} THEN coalesce(key, :own) END "
+            "WHERE id = :id"
+        ),  # extras: an attempt reads original_id for its idempotency key
+        {"id": int(made), "original": original, "count": row.replay_count + 1, "own": _own_key(row.key, made)},
+    )
+    entries = [
+        (row.id, "copy", detail | {"copy": int(made)}),
+        (int(made), "copied", {"from": row.id}),
+    ]
+    write_audit(connection, dialect_of(connection), entries, by, now)
+    return made
+
+
+def _refuse(connection: sa.Connection, row: sa.Row[Any], key: str, now: int) -> None:
+    """A copy under a key that the caller names: as for the task itself, nothing may have completed under it since."""
+    ended = keys.Ended(row.id, row.kind, key, row.finished_at)
+    refused = keys.others(connection, dialect_of(connection), [ended], now)
+    if refused:
+        raise refused[row.id].error
+
+
+def _own_key(key: str | None, made: int) -> str | None:
+    """The key of a copy: it is another piece of work than that of its original, which may be done by now."""
+    return None if key is None else f"{key[: MAX_KEY - 30]}~copy-{int(made)}"
+
+
+def _payload(connection: sa.Connection, row: sa.Row[Any]) -> str:
+    text = row.payload
+    if text is None:
+        sql = "SELECT value FROM schedd_task_values WHERE task_id = :id AND name = 'payload'"
+        text = connection.execute(prepared(sql), {"id": row.id}).scalar()
+    if text is None:
+        raise PayloadError(f"the payload of task {row.id} is missing from the database")
+    return str(text)
+
+
+def _edges(connection: sa.Connection, task_id: int) -> list[EdgeSpec]:
+    """The edges to parents whose end is still known: a copy reads their results, too."""
+    rows = connection.execute(
+        prepared(
+            "SELECT e.parent, e.on_end, e.otherwise FROM schedd_edges e "
+            "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
+            "WHERE e.child = :id AND coalesce(p.state, o.state) IS NOT NULL ORDER BY e.parent"
+        ),
+        {"id": task_id},
+    )
+    return [EdgeSpec(r.parent, _WHENS[r.on_end], _OTHERWISES[r.otherwise]) for r in rows]

@@ -1,0 +1,358 @@
+"""Removes what has outlived its retention, in batches; keeps the outcomes of removed tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.outcome import Lives
+from scheduler.model.state import TaskState
+from scheduler.ports import SECOND
+from scheduler.store.db.dialect import Dialect, bind_rows, prepared
+from scheduler.store.durable import checkpoints, events
+from scheduler.store.predicates import exists, is_parent, lives, same, state_of
+from scheduler.store.tasks.keys import completed_since
+
+if TYPE_CHECKING:
+    from scheduler.store.db.database import Database
+
+BATCH = 500
+UNSUCCESSFUL = (st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED)
+FAILED_RECHECK = 86_400 * SECOND  # until a success that a failed task still needs is checked again
+RESCAN_BATCH = 20_000  # ids that one rescan reads
+WORKER_RETENTION = 7 * 86400 * SECOND  # how long a stopped or dead worker stays in the list
+
+
+class Removed(NamedTuple):
+    """How many rows were removed; ``results``: of tasks that stay. ``more``: call again."""
+
+    tasks: int = 0
+    results: int = 0
+    outcomes: int = 0
+    workers: int = 0
+    events: int = 0
+    more: bool = False
+
+    def plus(self, other: Removed) -> Removed:
+        """Both together; ``more`` is the other's."""
+        return Removed(
+            self.tasks + other.tasks,
+            self.results + other.results,
+            self.outcomes + other.outcomes,
+            self.workers + other.workers,
+            self.events + other.events,
+            other.more,
+        )
+
+
+# A row lives until the latest of its retention, result lifetime and key retention, and while a child that has not
+# ended, or the task that awaits it, refers to it, or the one that spawned it has not succeeded: it may be retried, and
+# asks for it then. Its result lives until that lifetime is over, and likewise.
+# So does a success whose child has ended, but not succeeded: it may be retried, too. Not one that the child did not
+# wait for to succeed, which never starts then; and nothing else that ended, or a chain that failed went one by one.
+_CHILDREN = f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND {lives('e.child')}"
+# In this order: SQLite looks from where the first of these conditions begins.
+_WAITERS = f"FROM schedd_waits w WHERE {same('w.item', 't.id')} AND w.item > 0 AND {lives('w.task_id')}"
+_UNREFERENCED = (
+    f"NOT {exists('e.parent', _CHILDREN)} AND NOT {exists('w.item', _WAITERS)} "
+    f"AND NOT coalesce({state_of('t.spawned_by')} <> {st.SUCCESS}, false)"
+)
+_READERS = (
+    f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND e.ok % 2 = 1 AND {state_of('e.child')} > {st.SUCCESS}"
+)
+# What has completed under a key is remembered while an earlier failure with that key may be retried or replayed: see
+# keys.py.
+_RETRIABLE = (
+    f"FROM schedd_tasks d WHERE d.kind = t.kind AND d.key = t.key AND d.state >= 7 AND {completed_since('d', 't')}"
+)
+_STILL_READABLE = f"({exists('e.parent', _READERS)} OR t.key IS NOT NULL AND {exists('d.key', _RETRIABLE)})"
+_REMOVABLE = f"{_UNREFERENCED} AND NOT {_STILL_READABLE}"
+_HAS_RESULT = (
+    "(t.result IS NOT NULL OR EXISTS (SELECT 1 FROM schedd_task_values v WHERE v.task_id = t.id AND v.name = 'result'))"
+)
+_OVER = (
+    f"t.state = {st.SUCCESS} AND t.finished_at < :before "
+    f"AND (coalesce(t.result_until, 0) <= :now OR NOT {_HAS_RESULT}) "
+    "AND coalesce(t.key_until, 0) <= :now"
+)
+# A success is checked when the first of these times may have come, and then at the next one: successes with a long
+# retention are not read in every round.
+_SUCCESSES = f"""
+SELECT t.id, t.finished_at, t.result_until, t.key_until, {_STILL_READABLE} AS wanted, {_HAS_RESULT} AS has_result
+FROM schedd_tasks t
+WHERE t.state = {st.SUCCESS} AND {{due}} AND {_UNREFERENCED} LIMIT :batch
+"""
+# A reader takes a missing result for expired once this time is over. So the time is cleared of a task that returned
+# nothing.
+_LOOK = """
+UPDATE schedd_tasks SET kept_until = j.at, result_until = CASE
+  WHEN result IS NOT NULL OR kept_until > result_until OR EXISTS
+    (SELECT 1 FROM schedd_task_values v WHERE v.task_id = schedd_tasks.id AND v.name = 'result')
+  THEN result_until END
+FROM {rows} j WHERE schedd_tasks.id = j.id
+"""
+_NEVER_LOOKED_AT = _SUCCESSES.format(due="t.kept_until IS NULL AND t.finished_at < :before")
+_LOOKED_AT = _SUCCESSES.format(due="t.kept_until <= :now")
+_OTHERS = f"""
+SELECT t.id FROM schedd_tasks t WHERE t.state = :state AND t.state >= 7 AND t.finished_at < :before AND {_UNREFERENCED}
+ORDER BY t.finished_at LIMIT :batch
+"""
+# What depends on a task may be retried for as long as it is there, and is judged by that task's outcome then: so an
+# outcome lives until its own time is over and no edge leads from it any more.
+_OUTCOMES = f"FROM schedd_outcomes o WHERE o.removed_at < :before AND NOT {is_parent('o.task_id')}"
+_WORKERS = (
+    "FROM schedd_workers WHERE state >= 2 AND heartbeat_at < :before AND NOT EXISTS "
+    "(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND t.state >= 4 AND t.state <= 5)"
+)
+
+
+def purge_batch(
+    connection: sa.Connection, dialect: Dialect, now: int, retention: Mapping[str, float], batch: int = BATCH
+) -> Removed:
+    """Remove one batch of expired rows. ``retention``: seconds by success, failed, outcomes, events, results."""
+    kept = _spans(retention)
+    first = min(kept["success"], kept.get("results", Lives().result))
+    successes = _successes(connection, dialect, now, kept["success"], first, batch)
+    found, expired = remove_ended(connection, dialect, now, UNSUCCESSFUL, kept["failed"], batch)
+    gone = connection.execute(
+        prepared(
+            f"DELETE FROM schedd_outcomes WHERE task_id IN (SELECT o.task_id {_OUTCOMES} "
+            "ORDER BY o.removed_at LIMIT :batch) RETURNING task_id"
+        ),
+        {"before": now - kept["outcomes"], "batch": batch},
+    ).fetchall()
+    if gone:
+        connection.execute(
+            prepared(f"DELETE FROM schedd_audit WHERE task_id IN {dialect.ids()}"),
+            {"ids": bind_rows([row[0] for row in gone])},
+        )
+    workers = connection.execute(prepared(f"DELETE {_WORKERS}"), {"before": now - WORKER_RETENTION})
+    if workers.rowcount:
+        connection.execute(
+            prepared("DELETE FROM schedd_worker_kinds WHERE worker NOT IN (SELECT id FROM schedd_workers)")
+        )
+    old = events.cleanup(connection, now - kept["events"], batch)
+    more = successes.more or found >= batch or len(gone) >= batch or old >= batch
+    return successes.plus(Removed(expired, 0, len(gone), workers.rowcount, old, more))
+
+
+def remove_ended(
+    connection: sa.Connection, dialect: Dialect, now: int, states: Iterable[int], age: int, batch: int = BATCH
+) -> tuple[int, int]:
+    """Remove a batch of unneeded unsuccessful tasks that ended longer than ``age`` (microseconds) ago.
+
+    Returns how many were found and how many removed: fewer found than ``batch`` means that there are no more.
+    """
+    expired: list[tuple[int, int]] = []
+    for state in states:
+        if len(expired) < batch:
+            bound = {"state": state, "before": now - age, "batch": batch - len(expired)}
+            rows = connection.execute(prepared(f"{_OTHERS} {dialect.skip_locked}"), bound)
+            expired += [(row[0], state) for row in rows]
+    unneeded = _unneeded(connection, dialect, expired)
+    remove(connection, dialect, unneeded, now)
+    return len(expired), len(unneeded)
+
+
+def clean(database: Database, states: Collection[TaskState], age: int) -> int:
+    """Remove, batch by batch, tasks that ended so longer than ``age`` (microseconds) ago; returns how many.
+
+    A success is removed once its result and its key need not be kept; a task that others need stays.
+    """
+    removed, dialect = 0, database.dialect
+    after = 0 if TaskState.SUCCESS in states else None
+    while after is not None:
+        with database.write() as connection:
+            one, after = rescan(connection, dialect, database.now(), {"success": age / SECOND}, after)
+        removed += one.tasks
+    others = [code for code in UNSUCCESSFUL if TaskState.from_code(code) in states]
+    found = done = BATCH if others else 0
+    while found >= BATCH and done:
+        with database.write() as connection:
+            found, done = remove_ended(connection, dialect, database.now(), others, age)
+        removed += done
+    return removed
+
+
+def clean_dry_run(connection: sa.Connection, now: int, states: Collection[TaskState], age: int) -> int:
+    """How many tasks :func:`clean` would remove now."""
+    codes = ", ".join(str(state.code) for state in states if state is not TaskState.SUCCESS) or "NULL"
+    others = f"t.state >= 7 AND t.state IN ({codes}) AND t.finished_at < :before AND {_UNREFERENCED}"
+    conditions = [others, f"{_OVER} AND {_REMOVABLE}"] if TaskState.SUCCESS in states else [others]
+    bound = {"now": now, "before": now - age}
+    counts = [
+        connection.execute(prepared(f"SELECT count(*) FROM schedd_tasks t WHERE {one}"), bound) for one in conditions
+    ]
+    return sum(int(count.scalar_one()) for count in counts)
+
+
+def _spans(retention: Mapping[str, float]) -> dict[str, int]:
+    return {name: round(seconds * SECOND) for name, seconds in retention.items()}
+
+
+def _successes(connection: sa.Connection, dialect: Dialect, now: int, kept: int, first: int, batch: int) -> Removed:
+    """One batch of successes: remove those that are over, and the results that have expired of those that stay.
+
+    ``first``: how old they are when they are looked at first.
+    """
+    found: list[sa.Row[tuple[int, int, int | None, int | None, bool]]] = []
+    bound = {"now": now, "before": now - first}
+    for sql in (_NEVER_LOOKED_AT, _LOOKED_AT):
+        rows = connection.execute(prepared(f"{sql} {dialect.skip_locked}"), bound | {"batch": batch - len(found)})
+        found += rows.fetchall()
+        if len(found) >= batch:
+            break
+    unneeded = set(_unwanted(connection, dialect, [row.id for row in found if not row.wanted]))
+    over: list[tuple[int, int]] = []
+    stale: list[int] = []
+    looks: list[tuple[int, int]] = []
+    for row in found:
+        result_until = row.result_until or 0 if row.has_result else 0
+        until = max(result_until, row.key_until or 0, row.finished_at + kept + 1)
+        if row.wanted:
+            until = now + FAILED_RECHECK
+        elif row.id not in unneeded:
+            continue
+        elif until <= now:
+            over.append((row.id, st.SUCCESS))
+            continue
+        elif result_until <= now:
+            stale.append(row.id)
+        looks.append((row.id, until if result_until <= now else result_until))
+    remove(connection, dialect, over, now)
+    if looks:
+        look = _LOOK.format(rows=dialect.rows({"id": int, "at": int}))
+        connection.execute(prepared(look), {"rows": bind_rows(looks), "now": now})
+    return Removed(len(over), forget_results(connection, dialect, stale), more=len(found) >= batch)
+
+
+def forget_results(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> int:
+    """Delete the results of these tasks. Returns how many there were."""
+    if not ids:
+        return 0
+    bound = {"ids": bind_rows(ids)}
+    short = connection.execute(
+        prepared(f"UPDATE schedd_tasks SET result = NULL WHERE id IN {dialect.ids()} AND result IS NOT NULL"), bound
+    )
+    long = connection.execute(
+        prepared(f"DELETE FROM schedd_task_values WHERE task_id IN {dialect.ids()} AND name = 'result'"), bound
+    )
+    return short.rowcount + long.rowcount
+
+
+def expire(connection: sa.Connection, dialect: Dialect, task_id: int, now: int) -> int:
+    """Delete the task's result if it has expired and no task needs it. Never waits for a row."""
+    rows = connection.execute(
+        prepared(
+            f"SELECT t.id FROM schedd_tasks t WHERE t.id = :id AND t.state = {st.SUCCESS} AND t.result_until <= :now "
+            f"AND {_REMOVABLE} {dialect.skip_locked}"
+        ),
+        {"id": task_id, "now": now},
+    ).fetchall()
+    unneeded = _unwanted(connection, dialect, [row[0] for row in rows])
+    forgotten = forget_results(connection, dialect, unneeded)
+    if forgotten:  # looked at, as by sweep(): see children.ends()
+        looked_at = (
+            "UPDATE schedd_tasks SET kept_until = :now WHERE id = :id AND coalesce(kept_until, 0) <= result_until"
+        )
+        connection.execute(prepared(looked_at), {"id": task_id, "now": now + 1})
+    return forgotten
+
+
+def rescan(
+    connection: sa.Connection, dialect: Dialect, now: int, retention: Mapping[str, float], after: int
+) -> tuple[Removed, int | None]:
+    """Remove expired successes among the next ids, even those whose next check is later.
+
+    Needed after the retention was made shorter: :func:`purge_batch` scheduled the checks by the longer one. Returns the
+    id to continue from, None at the end.
+    """
+    last = connection.execute(prepared("SELECT max(id) FROM schedd_tasks")).scalar() or 0
+    rows = connection.execute(
+        prepared(
+            f"SELECT t.id FROM schedd_tasks t WHERE t.id > :after AND t.id <= :to AND {_OVER} AND {_REMOVABLE} "
+            f"LIMIT {BATCH} {dialect.skip_locked}"
+        ),
+        {"after": after, "to": after + RESCAN_BATCH, "now": now, "before": now - _spans(retention)["success"]},
+    ).fetchall()
+    over = [(task_id, st.SUCCESS) for task_id in _unwanted(connection, dialect, [row[0] for row in rows])]
+    remove(connection, dialect, over, now)
+    if len(rows) >= BATCH and over:
+        return Removed(len(over)), after  # there may be more among them
+    return Removed(len(over)), after + RESCAN_BATCH if after + RESCAN_BATCH < last else None
+
+
+def has_deferred(connection: sa.Connection, now: int) -> bool:
+    """Whether the check of some successes was deferred."""
+    row = connection.execute(
+        prepared(f"SELECT 1 FROM schedd_tasks WHERE state = {st.SUCCESS} AND kept_until > :now LIMIT 1"), {"now": now}
+    )
+    return row.first() is not None
+
+
+def dry_run(connection: sa.Connection, now: int, retention: Mapping[str, float]) -> Removed:
+    """Count what removing everything expired would remove. Reads everything, changes nothing."""
+    kept = _spans(retention)
+    bound = {"now": now, "before": now - kept["success"]}
+
+    def count(sql: str, **more: int) -> int:
+        return int(connection.execute(prepared(f"SELECT count(*) {sql}"), bound | more).scalar_one())
+
+    successes = count(f"FROM schedd_tasks t WHERE {_OVER} AND {_REMOVABLE}")
+    failed = count(
+        f"FROM schedd_tasks t WHERE t.state >= 7 AND t.finished_at < :before AND {_UNREFERENCED}",
+        before=now - kept["failed"],
+    )
+    results = count(
+        f"FROM schedd_tasks t WHERE t.state = {st.SUCCESS} AND t.result_until <= :now AND NOT ({_OVER}) "
+        "AND (t.result IS NOT NULL OR EXISTS (SELECT 1 FROM schedd_task_values v WHERE v.task_id = t.id "
+        f"AND v.name = 'result')) AND {_REMOVABLE}"
+    )
+    outcomes = count(_OUTCOMES, before=now - kept["outcomes"])
+    workers = count(_WORKERS, before=now - WORKER_RETENTION)
+    return Removed(successes + failed, results, outcomes, workers, events.count_old(connection, now - kept["events"]))
+
+
+def _unneeded(connection: sa.Connection, dialect: Dialect, expired: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Drop tasks that got a child since the statement that locked them began; now none can get one."""
+    free = set(_still(connection, dialect, [task_id for task_id, _ in expired], _UNREFERENCED))
+    return [(task_id, state) for task_id, state in expired if task_id in free]
+
+
+def _unwanted(connection: sa.Connection, dialect: Dialect, ids: list[int]) -> list[int]:
+    """The same of successes."""
+    return _still(connection, dialect, ids, _REMOVABLE)
+
+
+def _still(connection: sa.Connection, dialect: Dialect, ids: list[int], condition: str) -> list[int]:
+    if not ids or not dialect.skip_locked:
+        return ids
+    sql = prepared(f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} AND {condition}")
+    return [row[0] for row in connection.execute(sql, {"ids": bind_rows(ids)})]
+
+
+def remove(connection: sa.Connection, dialect: Dialect, expired: Sequence[tuple[int, int]], now: int) -> None:
+    """Delete ended tasks, rows (id, state), with all that belongs to them; their outcomes are remembered."""
+    if not expired:
+        return
+    rows = dialect.rows({"id": int, "state": int})
+    connection.execute(
+        prepared(
+            "INSERT INTO schedd_outcomes (task_id, state, removed_at) "
+            f"SELECT id, state, :now FROM {rows} j WHERE true ON CONFLICT (task_id) DO NOTHING"
+        ),
+        {"rows": bind_rows(expired), "now": now},
+    )
+    ids = [task_id for task_id, _ in expired]
+    checkpoints.forget(connection, dialect, ids)
+    bound = {"ids": bind_rows(ids)}
+    for sql in (
+        f"DELETE FROM schedd_edges WHERE child IN {dialect.ids()}",
+        f"DELETE FROM schedd_task_values WHERE task_id IN {dialect.ids()}",
+        f"DELETE FROM schedd_attempts WHERE task_id IN {dialect.ids()}",
+        f"DELETE FROM schedd_tasks WHERE id IN {dialect.ids()}",
+    ):
+        connection.execute(prepared(sql), bound)

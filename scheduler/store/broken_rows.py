@@ -1,0 +1,120 @@
+"""Rows that no version of schedd wrote: found, named, and read as far as they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.errors import InvalidScheduleError, SchedulerError
+from scheduler.model.capacity import Capacity
+from scheduler.model.outcome import AttemptEnd
+from scheduler.model.recurrence import Recurrence
+from scheduler.model.state import Otherwise, TaskState, When
+from scheduler.model.task import Priority
+from scheduler.store.schema import metadata
+
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, msgspec.MsgspecError)
+"""What comes of decoding such a row."""
+
+_MAX_ROWS = 100  # of one table and fault
+_OWNERS = {  # by whose name and by which column a row is called
+    "schedd_tasks": ("task", "id"),
+    "schedd_attempts": ("task", "task_id"),
+    "schedd_edges": ("task", "child"),
+    "schedd_outcomes": ("task", "task_id"),
+    "schedd_workers": ("worker", "id"),
+    "schedd_kinds": ("kind", "name"),
+    "schedd_schedules": ("schedule", "name"),
+    "schedd_events": ("event", "name"),
+}
+_CODES = (
+    ("schedd_tasks", "state", len(TaskState), "state {} is unknown"),
+    ("schedd_tasks", "pool", len(Priority), "pool {} is unknown"),
+    ("schedd_outcomes", "state", len(TaskState), "the remembered state {} is unknown"),
+    ("schedd_attempts", "outcome", len(AttemptEnd), "the outcome {} of an attempt is unknown"),
+    ("schedd_edges", "on_end", len(When), "an edge waits for the unknown end {}"),
+    ("schedd_edges", "otherwise", len(Otherwise), "an edge has the unknown otherwise {}"),
+    ("schedd_workers", "state", 4, "state {} is unknown"),
+)
+_OBJECTS = (("schedd_tasks", "headers"), ("schedd_tasks", "retry"))  # JSON objects in a table too long to decode here
+_TEXTS: tuple[tuple[str, str, Callable[[str], object]], ...] = (
+    ("schedd_kinds", "options", lambda text: msgspec.json.decode(text, type=dict[str, Any])),
+    ("schedd_kinds", "schema", lambda text: msgspec.json.decode(text, type=dict[str, Any])),
+    ("schedd_workers", "queues", lambda text: msgspec.json.decode(text, type=list[str])),
+    ("schedd_workers", "pools", lambda text: msgspec.json.decode(text, type=Capacity)),
+    ("schedd_schedules", "recurrence", Recurrence.from_json),
+    ("schedd_schedules", "options", lambda text: msgspec.json.decode(text, type=dict[str, Any])),
+)
+
+
+class BrokenRowError(SchedulerError):
+    """A row that cannot be read; the text names it."""
+
+
+class Broken(NamedTuple):
+    """A broken row. ``task``: the id of the task that it is about, if it is about one."""
+
+    text: str
+    task: int | None = None
+
+
+def state_name(code: int) -> str:
+    """The name of a stored state, also of one that no version of schedd knows."""
+    return TaskState.from_code(code).value if code in range(len(TaskState)) else f"unknown ({code})"
+
+
+def options_of(text: str) -> dict[str, Any]:
+    """A kind's published options; none for a text that no version of schedd wrote."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
+
+
+def numbers_of(table: str) -> list[str]:
+    """The columns of the table that hold whole numbers, which SQLite does not enforce."""
+    return [c.name for c in metadata.tables[table].columns if isinstance(c.type, sa.Integer)]
+
+
+def broken_rows(connection: sa.Connection) -> list[Broken]:
+    """The rows that cannot be read, some of each kind. Reads all tables."""
+    found: list[Broken] = []
+    for table, column, count, text in _CODES:
+        beyond = f"{column} < 0 OR {column} >= {count}"
+        found += [_named(table, key, text.format(code)) for key, code in _rows(connection, table, column, beyond)]
+    for table, column in _OBJECTS:
+        no_object = f"{column} NOT LIKE '{{%}}'"
+        found += [_named(table, k, f"{column} cannot be read") for k, _ in _rows(connection, table, column, no_object)]
+    for table, column, decode in _TEXTS:
+        for key, value in _rows(connection, table, column, f"{column} IS NOT NULL", most=None):
+            try:
+                decode(value)
+            except Exception as error:  # whatever an unreadable text brings
+                found.append(_named(table, key, f"{column} cannot be read ({error})"))
+    if connection.dialect.name == "sqlite":
+        for table in _OWNERS:
+            for column in numbers_of(table):
+                odd = f"typeof({column}) NOT IN ('integer', 'null')"
+                found += [_named(table, k, f"{column} is no number") for k, _ in _rows(connection, table, column, odd)]
+    return found
+
+
+def _rows(
+    connection: sa.Connection, table: str, column: str, where: str, most: int | None = _MAX_ROWS
+) -> list[tuple[Any, Any]]:
+    limit = "" if most is None else f" LIMIT {most}"
+    sql = f"SELECT {_OWNERS[table][1]}, {column} FROM {table} WHERE {where} ORDER BY 1{limit}"
+    return [(row[0], row[1]) for row in connection.execute(sa.text(sql))]
+
+
+def _named(table: str, key: Any, text: str) -> Broken:
+    owner = _OWNERS[table][0]
+    return Broken(f"{owner} {key}: {text}", key if owner == "task" and isinstance(key, int) else None)
+
+
+def unreadable(name: str, why: object) -> InvalidScheduleError:
+    """What to raise of a schedule whose row cannot be read."""
+    return InvalidScheduleError(f"schedule {name!r} cannot be read: {why}; register it anew, or delete it")

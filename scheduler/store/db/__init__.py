@@ -1,0 +1,1 @@
+"""Connections, transactions, dialects, statements, the notifier, migrations, backup. Knows no table's meaning."""

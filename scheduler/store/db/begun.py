@@ -1,0 +1,133 @@
+"""Which handlers have begun in a worker, noted where it outlasts the worker's process: in a file mapped into memory.
+
+A task's row says ``running`` only some milliseconds after its handler began. Of a claim that a dead worker left as
+``claimed`` this file says whether its handler had begun: then it has used its attempt. A note costs no system call.
+
+The file is locked for as long as its worker lives, so a free lock proves that the process is gone. It tells nothing
+after a reboot, which may have lost what was not on the disk yet, nor on another host.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+import struct
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_ENTRY = struct.Struct("=qq")  # task id, claim
+_ENTRIES = 16384  # a power of two; far more than have begun and are not marked in the database yet
+_HEADER = 64
+_SIZE = _HEADER + _ENTRIES * _ENTRY.size
+_SUFFIX = ".begun"
+_OLD = 86400.0  # seconds after which no worker reads a dead worker's notes
+
+
+def directories(bell: Path | None) -> list[Path]:
+    """Where such a file may be, best first. ``bell``: the doorbell's directory of a SQLite file, None on PostgreSQL."""
+    found = [bell] if bell is not None and bell.is_dir() else []
+    for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
+        found += [Path(part) for part in os.environ.get(name, "").split(":") if part]
+    return [*found, Path("/dev/shm")]
+
+
+class Begun:
+    """The file of one worker. Raises OSError if there can be none in any of ``places``."""
+
+    def __init__(self, places: Iterable[Path], incarnation: str) -> None:
+        self._fd = _create(places, f"schedd-{incarnation}{_SUFFIX}")
+        self.path = Path(os.readlink(f"/proc/self/fd/{self._fd}"))
+        self._map = mmap.mmap(self._fd, _SIZE)
+        header = _boot()
+        self._map[: len(header)] = header
+        self._next = itertools.count().__next__  # one step of the interpreter: threads note at the same time
+        self._closer = weakref.finalize(self, _forget, self._fd, self.path)
+        _sweep(self.path.parent)
+
+    def note(self, task_id: int, claim: int) -> None:
+        """The handler of this claim begins."""
+        _ENTRY.pack_into(self._map, _HEADER + (self._next() & (_ENTRIES - 1)) * _ENTRY.size, task_id, claim)
+
+    def close(self) -> None:
+        """Remove the file: the worker has ended in good order."""
+        self._closer()
+
+
+def begun(path: str) -> set[tuple[int, int]]:
+    """(task id, claim) of the handlers that have begun by this file, the latest some thousands; none where it is not
+    there, or tells nothing any more."""
+    with suppress(OSError), _opened(path) as fd:
+        data = os.read(fd, _SIZE)
+        if len(data) == _SIZE and data[:_HEADER].rstrip(b"\0") == _boot():
+            return {pair for pair in _ENTRY.iter_unpack(data[_HEADER:]) if pair[0]}
+    return set()
+
+
+def is_gone(path: str) -> bool:
+    """Whether this file proves that its worker's process has ended."""
+    with suppress(OSError), _opened(path) as fd:
+        return _is_free(fd)
+    return False
+
+
+def _boot() -> bytes:
+    return b"schedd\n" + Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+
+
+def _create(places: Iterable[Path], name: str) -> int:
+    trouble = OSError("there is no place for it")
+    for place in places:
+        draft = place / f"{name}.new"
+        try:
+            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            trouble = error
+            continue
+        try:
+            os.posix_fallocate(fd, 0, _SIZE)  # or a full disk would end the process at a note
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(draft, place / name)  # named only once it is locked
+            return fd
+        except OSError as error:
+            trouble = error
+            os.close(fd)
+            with suppress(OSError):
+                os.unlink(draft)
+    raise trouble
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_free(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _forget(fd: int, path: Path) -> None:
+    with suppress(OSError):
+        os.unlink(path)
+    os.close(fd)
+
+
+def _sweep(directory: Path) -> None:
+    """Remove files that workers left long ago and no reaper read."""
+    with suppress(OSError):
+        for path in directory.glob(f"schedd-*{_SUFFIX}*"):
+            with suppress(OSError), _opened(path) as fd:
+                if time.time() - os.fstat(fd).st_mtime > _OLD and _is_free(fd):
+                    os.unlink(path)

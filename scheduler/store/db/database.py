@@ -1,0 +1,555 @@
+"""One database: connections, transactions, the time it runs on, and errors turned into sentences."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from scheduler.errors import SchedulerError, StoreReplacedError, StoreUnavailableError
+from scheduler.ports import SECOND, Clock
+from scheduler.store.db import deadline, identity, migrate
+from scheduler.store.db import pg_blockers as row_locks
+from scheduler.store.db.autocommit import AutocommitConnection, AutocommitPool
+from scheduler.store.db.deadline import Deadline
+from scheduler.store.db.dialect import Dialect, dialect_named, prepared
+from scheduler.store.db.engines import make_engine
+from scheduler.store.db.errors import StoreError, cause, translate
+from scheduler.store.db.handler_transaction import LIMIT, Places, Transaction
+from scheduler.store.db.identity import Identity
+from scheduler.store.db.pg_connections import PgConnections, every
+from scheduler.store.db.sqlite_files import fold_wal, make_bell_directory
+from scheduler.store.db.statements import ANSWERED, raise_as_sqlalchemy
+from scheduler.store.db.urls import parse_url, shown
+from scheduler.store.db.write_gate import WriteGate
+
+_TRIES = 5
+_CALIBRATED = 60.0  # seconds for which a calibration is good
+_JUMP = 0.5  # seconds by which wall and monotonic time may disagree since then
+_NEAR = 100_000  # microseconds: a calibration that took longer gives only bounds of the offset
+_READ_ONLY = "25006"  # PostgreSQL's code of a statement that writes, on a server that takes no writes
+LOCK_WAIT, MIN_LOCK_WAIT = 0.3, 0.5  # an engine's statement waits for a lock: this part of a lease, seconds at least
+STATEMENT, MIN_STATEMENT = 4, 60.0  # and takes no longer than so many leases, seconds at least
+_LIMITS = (
+    # What a user's own setting says keeps to that, where it is less.
+    "SELECT set_config(s.name, CAST(least(nullif(CAST(s.setting AS int), 0), CAST(l.value AS int)) AS text), false) "
+    "FROM json_each_text(CAST(:limits AS json)) l JOIN pg_settings s ON s.name = l.key"
+)
+_INHERITED: list[object] = []  # over a fork: kept, so that the child does not close what is the parent's
+T = TypeVar("T")
+
+
+class Database:
+    """Makes no connection before first use. ``auto_migrate`` None: yes on SQLite, no on PostgreSQL."""
+
+    def __init__(self, url: str, clock: Clock, *, auto_migrate: bool | None = None) -> None:
+        self.url = parse_url(url)
+        dialect = dialect_named(self.url.get_backend_name())
+        assert dialect is not None
+        self.dialect: Dialect = dialect
+        self.clock = clock
+        self.auto_migrate = auto_migrate if auto_migrate is not None else dialect.name == "sqlite"
+        self._offset = 0
+        self._calibrated: tuple[int, float] | None = None  # wall and monotonic time of the last calibration
+        self._trips: deque[float] = deque(maxlen=3)
+        self.answered_at = 0.0  # when the server last answered a cycle (monotonic)
+        self._wires: PgConnections | None = None
+        self._engine: sa.Engine | None = None
+        self._singles: AutocommitPool | None = None
+        self._gate = WriteGate(None)
+        self._opening = threading.Lock()
+        self._places = Places()
+        self._pid = os.getpid()
+        self.identity: Identity | None = None  # as it was last looked at; None: the server or the schema has none
+        self._file: tuple[int, int] | None = None  # device and inode of the SQLite file that is open
+        self._replaced: StoreReplacedError | None = None
+
+    def _leave_to_parent(self) -> None:
+        """This process was forked: connections and locks that it inherited are its parent's."""
+        if self._engine is not None:
+            self._engine.dispose(close=False)
+            _INHERITED.append(self._engine)
+        _INHERITED.extend((self._singles, self._gate))
+        self._engine, self._gate, self._opening = None, WriteGate(None), threading.Lock()
+        self._pid = os.getpid()
+
+    @property
+    def path(self) -> Path | None:
+        """The database file, for SQLite."""
+        return Path(self.url.database or "") if self.dialect.name == "sqlite" else None
+
+    def missing(self) -> bool:
+        """Whether there is no file yet, of SQLite, or one with nothing in it, which is no database either.
+
+        Raises StoreUnavailableError if that may not be looked at.
+        """
+        if self.path is None:
+            return False
+        try:
+            return self.path.stat().st_size == 0
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"cannot look at the database {self.path}: {error.strerror}; do it as the user that schedd runs as"
+            ) from None
+
+    def absolute_url(self) -> str:
+        """The URL, password and all, as it is for a process elsewhere on this machine."""
+        path = self.path
+        url = self.url if path is None else self.url.set(database=str(path.absolute()))
+        return url.render_as_string(hide_password=False)
+
+    @property
+    def bell_directory(self) -> Path | None:
+        """Directory of a SQLite file's notifier sockets and write-gate locks."""
+        path = self.path
+        return None if path is None else path.with_name(path.name + ".bell")
+
+    def now(self) -> int:
+        """The one clock of scheduling: wall time in microseconds, on PostgreSQL the server's."""
+        return self.clock.now() + self._offset
+
+    @property
+    def offset(self) -> int:
+        """What :meth:`now` adds to this machine's clock to agree with the server's, in microseconds."""
+        return self._offset
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds that a question and its answer take to and from the server: the least of the last measurements."""
+        return min(self._trips, default=0.0)
+
+    def calibrate(self, connection: sa.Connection, *, if_due: bool = False) -> None:
+        """Measure how far this machine's clock is from the server's. A clock that a test steps is left alone.
+
+        ``if_due``: only after a while, or when the wall clock was set.
+        """
+        if self.dialect.name != "postgresql" or self.clock.steps or (if_due and not self._calibration_due()):
+            return
+        before = self.clock.now()
+        server = int(
+            connection.execute(
+                sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)")
+            ).scalar_one()
+        )
+        after = self.clock.now()
+        low, high = server - after, server - before
+        self._trips.append((high - low) / SECOND)
+        if not (self._calibrated and high - low > _NEAR and low <= self._offset <= high):
+            # An answer that took its time says little: what was known before may be nearer to the truth.
+            self._offset = (low + high) // 2
+        self._calibrated = (after, self.clock.monotonic())
+
+    def _calibration_due(self) -> bool:
+        if self._calibrated is None:
+            return True
+        wall, mono = self._calibrated
+        passed = self.clock.monotonic() - mono
+        return passed > _CALIBRATED or abs((self.clock.now() - wall) / 1e6 - passed) > _JUMP
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a pooler stands between us and the server."""
+        return self._wires is not None and self._wires.pooled
+
+    def cut(self, thread: int) -> int:
+        """End what this thread waits for from a server that does not answer. Returns how many connections were cut."""
+        return 0 if self._wires is None else self._wires.cut(thread)
+
+    def _made(self, raw: Any) -> None:
+        """A connection was made: it may lead to another server than the last one, or to another file."""
+        if self.path is not None:
+            if self._file is None:
+                self._file = _file_at(self.path)
+            self.check_file()
+            return
+        server, known = identity.ask_server(raw), self.identity
+        if known is not None and server.is_behind(known):
+            raise StoreError(
+                f"store {self.url}: the server that answers is on timeline {server.timeline}, and was the primary "
+                f"before timeline {known.timeline}: stop it, or start this program again if that is meant",
+                heals=True,
+            )
+        if known is None or server.differs(known):
+            self._adopt(identity.look(raw, server, self.now()))
+
+    def _look(self, connection: sa.Connection) -> None:
+        raw: Any = connection.connection.dbapi_connection
+        try:
+            if self.dialect.name == "sqlite":
+                self._adopt(identity.read(raw))
+                return
+            with _no_transaction(connection):
+                self._adopt(identity.look(raw, identity.ask_server(raw), self.now()))
+        except connection.dialect.loaded_dbapi.Error as error:
+            raise_as_sqlalchemy(connection, "the identity of the store", error)
+
+    def _adopt(self, found: Identity | None) -> None:
+        if found is not None and found != self.identity:  # else the same object: it is compared often
+            self.identity = found
+
+    def look_again(self, connection: sa.Connection) -> None:
+        """See whether :attr:`identity` is still that of the store, on a connection that stays open.
+
+        Raises StoreReplacedError, StoreUnavailableError.
+        """
+        self.check_file()
+        try:
+            self._look(connection)
+        except sa.exc.SQLAlchemyError as error:
+            raise translate(error, self.url) from error
+
+    def check_file(self) -> None:
+        """Raise StoreReplacedError if the path of the open SQLite file leads to another one by now, or to none."""
+        if self._replaced is None and self._file is not None:
+            assert self.path is not None
+            found = _file_at(self.path)
+            if found == self._file:
+                return
+            what = "was deleted" if found is None else "was replaced by another one"
+            self._replaced = StoreReplacedError(
+                f"the database {self.path.absolute()} {what} while it was open: nothing more is written to either; "
+                "start this program again, on the file that is to be used"
+            )
+        if self._replaced is not None:
+            raise StoreReplacedError(str(self._replaced))
+
+    def distrust(self) -> None:
+        """The server takes no writes any more: each connection to it is replaced by a new one before it is used again.
+
+        A standby may have taken its place while the sessions were kept.
+        """
+        if self._wires is not None:
+            self._wires.distrust()
+
+    def trusts(self, connection: sa.Connection) -> bool:
+        """Whether this open connection may still be used: see :meth:`distrust`."""
+        return self._wires is None or self._wires.trusts(connection.connection.dbapi_connection)
+
+    def within(self, seconds: float | None, *, each: bool = False) -> AbstractContextManager[Deadline | None]:
+        """A context in which this thread gets StoreUnavailableError for what has not been answered in so many seconds
+        (and a fraction of one), whatever the server does. None: no limit. ``each``: each transaction has so long."""
+        if seconds is None:
+            return nullcontext()
+        thread = threading.get_ident()
+        return Deadline(seconds, lambda: [wires.cut(thread, idle=False) for wires in every()], each=each)
+
+    def waits_for(self, thread: int, seconds: float) -> str | None:
+        """What this thread is waiting for at this moment: whose lock, or a server that does not answer; None: nothing.
+
+        Looked up through a connection of its own, in at most ``seconds``.
+        """
+        if self.dialect.name == "sqlite" or not any(wires.busy(thread) for wires in every()):
+            return None
+        try:
+            return deadline.in_time(self.locked_by, seconds)
+        except TimeoutError:
+            return "it does not answer"
+        except (StoreUnavailableError, sa.exc.SQLAlchemyError, RuntimeError):  # no thread can be had
+            return None
+
+    def locked_by(self) -> str | None:
+        """Whose lock keeps sessions of ours waiting (PostgreSQL). Raises StoreUnavailableError."""
+        if self.dialect.name == "sqlite":
+            return None
+        engine, _ = make_engine(self.url)
+        try:
+            with engine.connect() as connection:
+                return row_locks.in_the_way(connection)
+        except sa.exc.SQLAlchemyError as error:
+            raise translate(error, self.url) from cause(error)
+        finally:
+            engine.dispose()
+
+    def open(self) -> sa.Engine:
+        """The SQLAlchemy engine; on first use checks (and, if allowed, migrates) the database.
+
+        Raises StoreUnavailableError.
+        """
+        if self._engine is not None and self._pid == os.getpid():
+            if self._file is not None:
+                self.check_file()
+            return self._engine
+        if self._pid != os.getpid():
+            self._leave_to_parent()
+        with self._alone_opening():
+            if self._engine is None:
+                self._file = self._replaced = None
+                engine, self._wires = make_engine(self.url, _weakly(self._made), _weakly(self.check_file))
+                try:
+                    migrate.ensure(engine, self.auto_migrate)
+                    with engine.connect().execution_options(schedd_reads=True) as connection:
+                        if self.identity is None or self._wires is None:  # a new database; a file
+                            self._look(connection)
+                        self.calibrate(connection)
+                except sa.exc.SQLAlchemyError as error:
+                    engine.dispose()
+                    raise translate(error, self.url) from cause(error)
+                except SchedulerError:
+                    engine.dispose()
+                    raise
+                self._gate = self._make_gate()
+                sa.event.listen(engine, "handle_error", _tell_transaction)
+                self._singles = AutocommitPool(engine, self._wires, partial(self.calibrate, if_due=True))
+                self._engine = engine
+            return self._engine
+
+    def _explained(self, error: sa.exc.SQLAlchemyError) -> Exception:
+        """What to raise for it; a server that takes no writes is not asked again."""
+        if getattr(getattr(error, "orig", None), "sqlstate", None) == _READ_ONLY:
+            self.distrust()
+        return translate(error, self.url)
+
+    @contextmanager
+    def _alone_opening(self) -> Iterator[None]:
+        if not self._opening.acquire(timeout=deadline.left(threading.TIMEOUT_MAX)):
+            raise StoreError(f"store {shown(self.url)}: no answer to another thread, which opens it", True)
+        try:
+            yield
+        finally:
+            self._opening.release()
+
+    def _make_gate(self) -> WriteGate:
+        directory = self.bell_directory
+        if directory is None:
+            return WriteGate(None)
+        try:
+            make_bell_directory(directory, self.path or directory)
+        except OSError:
+            return WriteGate(None)
+        return WriteGate(directory if os.access(directory, os.W_OK | os.X_OK) else None)
+
+    @contextmanager
+    def write(self, connection: sa.Connection | None = None) -> Iterator[sa.Connection]:
+        """A transaction that writes: commits at the end, rolls back on an error.
+
+        ``connection``: one that stays open between transactions (the engine's). Raises StoreUnavailableError.
+        """
+        deadline.begin()
+        engine = self.open()
+        try:
+            with self._gate.hold():
+                if connection is not None:
+                    with connection.begin():
+                        self.calibrate(connection, if_due=True)
+                        yield connection
+                else:
+                    with engine.begin() as fresh:
+                        self.calibrate(fresh, if_due=True)
+                        yield fresh
+        except sa.exc.SQLAlchemyError as error:
+            raise self._explained(error) from cause(error)
+
+    def alone(self) -> AbstractContextManager[sa.Connection]:
+        """A connection on which each statement given to :func:`run` is a transaction of its own.
+
+        One round trip where BEGIN and COMMIT make three. Raises StoreUnavailableError.
+        """
+        self.open()
+        assert self._singles is not None
+        return AutocommitConnection(self._singles, self._gate)
+
+    def insert_alone(self, make: Callable[[], tuple[str, Sequence[object]]]) -> int:
+        """SQLite: insert a row in a transaction of its own. Returns its id.
+
+        ``make``: the statement and its values, called once no other writer is active, for it reads the clock.
+        As :meth:`alone` does, in one go. Raises StoreUnavailableError.
+        """
+        engine = self.open()
+        assert self._singles is not None
+        gate = self._gate
+        entered = gate.enter()
+        try:
+            return self._singles.insert(*make())
+        except sa.exc.SQLAlchemyError as error:
+            raise translate(error, engine.url) from cause(error)
+        finally:
+            if entered:
+                gate.leave()
+
+    def change(self, work: Callable[[sa.Connection], T]) -> T:
+        """Do ``work`` in a transaction of its own; again if the server ended it since two waited for each other.
+
+        Raises StoreUnavailableError.
+        """
+        for attempt in range(_TRIES):
+            try:
+                with self.write() as connection:
+                    return work(connection)
+            except StoreError as trouble:
+                if not trouble.collided or attempt == _TRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A transaction that only reads, without a lock. Raises StoreUnavailableError."""
+        deadline.begin()
+        engine = self.open()
+        try:
+            with engine.connect() as fresh:
+                yield fresh.execution_options(schedd_reads=True)
+        except sa.exc.SQLAlchemyError as error:
+            raise translate(error, self.url) from cause(error)
+
+    @contextmanager
+    def read_damaged(self) -> Iterator[sa.Connection]:
+        """As :meth:`read`, of a database that lacks tables and therefore cannot be opened.
+
+        Raises StoreUnavailableError.
+        """
+        deadline.begin()
+        engine, _ = make_engine(self.url)
+        try:
+            with engine.connect().execution_options(schedd_reads=True) as connection:
+                self.calibrate(connection)
+                yield connection
+        except sa.exc.SQLAlchemyError as error:
+            raise translate(error, self.url) from cause(error)
+        finally:
+            engine.dispose()
+
+    @contextmanager
+    def glance(self, connection: sa.Connection) -> Iterator[sa.Connection]:
+        """For single statements that only read, each given to :func:`run`, on a connection that stays open between
+        transactions: without a lock, and without BEGIN and COMMIT, which would make three round trips of one.
+
+        Raises StoreUnavailableError.
+        """
+        try:
+            if self.dialect.name == "sqlite":
+                yield connection
+            else:
+                with _no_transaction(connection):
+                    yield connection
+        except sa.exc.SQLAlchemyError as error:
+            raise self._explained(error) from cause(error)
+
+    @contextmanager
+    def single(self, connection: sa.Connection) -> Iterator[sa.Connection]:
+        """As :meth:`glance` for a statement that writes, and is a transaction by itself.
+
+        Raises StoreUnavailableError.
+        """
+        if self._file is not None:
+            self.check_file()
+        gate = self._gate
+        entered = gate.enter()
+        try:
+            with self.glance(connection):
+                self.calibrate(connection, if_due=True)
+                yield connection
+        finally:
+            if entered:
+                gate.leave()
+
+    def connect(self, idle_limit: float | None = None) -> sa.Connection:
+        """A connection of the caller's own, for :meth:`write`. Raises StoreUnavailableError.
+
+        ``idle_limit`` (an engine's, for its cycles): seconds without anything happening after which the server
+        (PostgreSQL) ends a transaction: a process that stands still, or a machine that is gone, must not keep its
+        locks. A statement waits for a lock for less than that, and takes no longer than many times as much. Behind a
+        pooler all this is the pooler's to do.
+        """
+        try:
+            connection = self.open().connect()
+            if idle_limit is not None and self.dialect.name == "postgresql" and not self.pooled:
+                connection.execute(prepared(_LIMITS), {"limits": _limits(idle_limit)})
+                connection.commit()
+            if idle_limit is not None:
+                connection.info[ANSWERED] = self._answered
+            return connection
+        except sa.exc.SQLAlchemyError as error:
+            raise translate(error, self.url) from cause(error)
+
+    def _answered(self) -> None:
+        self.answered_at = self.clock.monotonic()
+
+    def transaction(self, idle: float) -> Transaction:
+        """A connection for a handler's own rows. Raises StoreUnavailableError; Collided if too many are open.
+
+        ``idle``: seconds between two statements after which PostgreSQL ends it.
+        """
+        limit = LIMIT if self.dialect.name == "sqlite" else None
+        try:
+            return Transaction(self.open(), self._gate, self._places, limit, idle)
+        except sa.exc.SQLAlchemyError as error:
+            raise translate(error, self.url) from cause(error)
+
+    def dispose(self) -> None:
+        """Close the pool; the next use opens it anew."""
+        if self._pid != os.getpid():
+            self._leave_to_parent()
+        with self._opening:
+            if self._engine is not None:
+                if self._singles is not None:
+                    self._singles.close()
+                self._engine.dispose()
+                self._engine = None
+                self._gate = WriteGate(None)  # its lock files are closed once no writer holds it
+
+    def settle(self) -> None:
+        """:meth:`dispose` at a clean stop. SQLite's file alone is the whole database then, unless others use it."""
+        self.dispose()
+        if self.path is not None:
+            fold_wal(self.path)
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """The method, for an engine that its database holds: a dropped one is to go at once, with its descriptors."""
+    weak = weakref.WeakMethod(method)
+
+    def call(*given: Any) -> None:
+        if (found := weak()) is not None:
+            found(*given)
+
+    return call
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Device and inode of what is there; None if nothing is."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _limits(idle: float) -> str:
+    """The settings of an engine's session, in milliseconds, as JSON."""
+    limits = {
+        "idle_in_transaction_session_timeout": idle,
+        "lock_timeout": max(MIN_LOCK_WAIT, LOCK_WAIT * idle),
+        "statement_timeout": max(MIN_STATEMENT, STATEMENT * idle),
+    }
+    return json.dumps({name: max(1, round(1000 * seconds)) for name, seconds in limits.items()})
+
+
+@contextmanager
+def _no_transaction(connection: sa.Connection) -> Iterator[None]:
+    """Inside, each statement is a transaction of its own (PostgreSQL)."""
+    raw: Any = connection.connection.dbapi_connection
+    raw.autocommit = True
+    try:
+        yield
+    finally:
+        connection.rollback()  # SQLAlchemy's idea of a transaction: the server has none
+        if raw.closed:
+            connection.invalidate()
+        else:
+            raw.autocommit = False
+
+
+def _tell_transaction(context: sa.engine.ExceptionContext) -> None:
+    if isinstance(context.connection, Transaction):
+        context.connection.failed(context.original_exception)

@@ -1,0 +1,415 @@
+"""Notifiers: they wake idle engines of other processes. Notifications may get lost; every engine polls, too.
+
+SQLite: each engine binds a Unix datagram socket ``<incarnation>.sock`` in ``<db>.bell/`` and holds the flock of
+``<incarnation>.lock``; a free lock proves that its owner is dead. PostgreSQL: LISTEN and NOTIFY.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from scheduler.ports import Spawner, spawn_thread
+from scheduler.store.db.database import Database
+from scheduler.store.db.engines import server_arguments
+from scheduler.store.db.errors import driver_text
+from scheduler.store.db.pg_connections import shut_down, through_pooler
+from scheduler.store.db.sqlite_files import make_bell_directory
+from scheduler.store.db.statements import run
+
+log = logging.getLogger("scheduler.engine")
+CHANNEL = "schedd"
+_DEBOUNCE = 0.003  # seconds between NOTIFYs of one process: each takes a global lock at commit
+_LINGER = 20  # of that time without a notification, until the thread that waits for one ends
+_PROBE = 2.0  # seconds until a notification must have come through a pooler
+_POOLED_AGAIN = 300.0  # seconds until it is tried again
+_LOOK = 2.0  # seconds between checks that the connection works, and its server still takes writes
+_ANSWER = 10.0  # seconds for the server's answer to that
+_PAUSE = 2.0  # seconds between tries to listen, at most: at a failover the fleet is to be awake again soon
+_TAKES_NO_WRITES = "SELECT pg_is_in_recovery() OR CAST(current_setting('transaction_read_only') AS boolean)"
+_TICKS = 20_000_000, 1_100_000_000  # nanoseconds, and a little more: of the kernel's clock; of old file systems
+
+
+def _settled(changed: int, now: int) -> bool:
+    """Whether a directory that has this time (nanoseconds) would have another one if it were changed now: file systems
+    count in ticks, and what comes in the same one is not to go unseen from then on. Whole seconds are those of one that
+    knows nothing finer."""
+    return now - changed > _TICKS[changed % 1_000_000_000 == 0]
+
+
+class _Pooled(Exception):
+    """A pooler stands between us and the server, and passes no notifications on."""
+
+
+class _ReadOnly(Exception):
+    """The server takes no writes: it is a standby, or was demoted."""
+
+
+class NullNotifier:
+    """The notifier where none can be had: engines poll."""
+
+    works = False
+    dear = False  # whether notifying costs more than reading who listens
+
+    def listen(self, incarnation: str, wake: Callable[[], None]) -> None: ...
+
+    def ring(self) -> None: ...
+
+    def carried(self) -> str | None:
+        """What a statement that is about to be committed may say on CHANNEL in place of :meth:`ring`, if it may.
+
+        It serves earlier callers, too: should the statement fail, polling finds their tasks.
+        """
+        return None
+
+    def known_dead(self) -> list[str]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class SocketNotifier:
+    """Unix datagram sockets beside a SQLite file."""
+
+    works = True
+    dear = False
+
+    def __init__(self, directory: Path, spawn: Spawner = spawn_thread) -> None:
+        self._directory = directory
+        self._spawn = spawn
+        self._dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._closer = weakref.finalize(self, os.close, self._dirfd)
+        self._closer.atexit = False  # an engine's thread may notify until the process ends
+        self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._listener: socket.socket | None = None
+        self._lock_fd = -1
+        self._own = ""
+        self._farewell = secrets.token_bytes(16)  # so that no other sender can make it deaf
+        self._seen: tuple[int, list[str]] = (0, [])
+
+    def _short(self, name: str) -> str:
+        # Socket paths end at 108 bytes; through the directory's descriptor any length works.
+        return f"/proc/self/fd/{self._dirfd}/{name}"
+
+    def listen(self, incarnation: str, wake: Callable[[], None]) -> None:
+        self._own = incarnation
+        # Named only once it is held: a reaper that met it free would take us for dead.
+        draft = f"{incarnation}.new"
+        self._lock_fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660, dir_fd=self._dirfd)
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(draft, f"{incarnation}.lock", src_dir_fd=self._dirfd, dst_dir_fd=self._dirfd)
+        self._listener = listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listener.settimeout(None)  # whatever a program has made the default
+        listener.bind(self._short(f"{incarnation}.sock"))
+        os.chmod(f"{incarnation}.sock", 0o660, dir_fd=self._dirfd)
+
+        farewell = self._farewell
+
+        def serve() -> None:
+            while True:
+                try:
+                    said = listener.recv(17)
+                except OSError:
+                    return
+                if said == farewell:
+                    return
+                wake()
+
+        self._spawn(serve, "schedd-doorbell")
+
+    def carried(self) -> str | None:
+        return None
+
+    def ring(self) -> None:
+        try:
+            sockets = self._sockets()
+        except OSError:
+            return  # closed meanwhile, or the directory is gone: they poll
+        for name in sockets:
+            if name == f"{self._own}.sock":
+                continue
+            try:
+                self._sender.sendto(b"!", self._short(name))
+            except (BlockingIOError, FileNotFoundError):
+                pass  # its buffer is full, so it wakes anyway; or it is just leaving
+            except OSError:
+                pass  # its process is gone; the reaper removes it
+
+    def _sockets(self) -> list[str]:
+        changed = os.fstat(self._dirfd).st_mtime_ns
+        if self._seen[0] != changed:
+            settled = _settled(changed, time.time_ns())
+            self._seen = (changed if settled else 0, [n for n in os.listdir(self._dirfd) if n.endswith(".sock")])
+        return self._seen[1]
+
+    def known_dead(self) -> list[str]:
+        """Incarnations on this host whose process is gone; what they left in the directory is removed."""
+        dead: list[str] = []
+        try:
+            names = os.listdir(self._dirfd)
+        except OSError:  # the directory is gone: leases show it
+            return dead
+        for name in names:
+            if not name.endswith(".lock") or name == f"{self._own}.lock":
+                continue
+            with contextlib.suppress(OSError):
+                fd = os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=self._dirfd)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    dead.append(name.removesuffix(".lock"))
+                    # Removed under its lock; a second reaper that opened the old file finds a worker already dead.
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(name.removesuffix(".lock") + ".sock", dir_fd=self._dirfd)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=self._dirfd)
+                finally:
+                    os.close(fd)
+        return dead
+
+    def close(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._sender.sendto(self._farewell, self._short(f"{self._own}.sock"))
+            self._listener.close()
+            self._listener = None
+        if self._lock_fd >= 0:
+            for suffix in (".sock", ".lock", ".new"):
+                with contextlib.suppress(OSError):
+                    os.unlink(self._own + suffix, dir_fd=self._dirfd)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+        self._sender.close()
+        if self._dirfd >= 0:
+            self._closer()
+            self._dirfd = -1  # its number is soon another file's
+
+
+class PgNotifier:
+    """LISTEN on a connection of its own, NOTIFY through the pool, debounced with a trailing edge.
+
+    A notification names its sender, which is not woken by it.
+    """
+
+    dear = True
+
+    def __init__(self, database: Database, spawn: Spawner = spawn_thread) -> None:
+        self._database = database
+        self._spawn = spawn
+        self._closed = threading.Event()
+        self._connection: Any = None
+        self._own = ""
+        self._last = float("-inf")
+        self._asked = False  # and not notified since
+        self._looks = False  # a thread checks, within _DEBOUNCE, whether a caller has asked
+        self._mutex = threading.Lock()
+        self.works = False
+
+    def listen(self, incarnation: str, wake: Callable[[], None]) -> None:
+        self._own = incarnation
+
+        def serve() -> None:
+            told, pause = "", 0.1
+            while not self._closed.is_set():
+                try:
+                    self._listen_once(incarnation, wake)
+                    told, pause = "", 0.1
+                except Exception as error:
+                    if self._closed.is_set():
+                        return
+                    text = driver_text(error, self._database.url).splitlines()[0]
+                    pooled = isinstance(error, _Pooled)
+                    if self.works or (pooled and told != text):
+                        told = ""
+                    self.works = False
+                    if not told:
+                        log.warning("no doorbell from PostgreSQL, polling instead: %s", text)
+                        told = text
+                    self._closed.wait(_POOLED_AGAIN if pooled else pause)
+                    pause = min(_PAUSE, pause * 2)
+
+        self._spawn(serve, "schedd-doorbell")
+
+    def _listen_once(self, incarnation: str, wake: Callable[[], None]) -> None:
+        import psycopg
+
+        with psycopg.connect(autocommit=True, **server_arguments(self._database.url, "schedd doorbell")) as raw:
+            self._connection = raw
+            raw.prepare_threshold = None
+            self._look(raw)
+            if through_pooler(raw):
+                self._probe(raw, f"{CHANNEL}_{incarnation}")
+            raw.execute(f"LISTEN {CHANNEL}")
+            self.works = True
+            wake()  # for notifications sent before it listened
+            poll = select.poll()  # the driver's own wait wakes many times a second
+            poll.register(raw.fileno(), select.POLLIN)
+            look_at = time.monotonic() + _LOOK
+            while not self._closed.is_set():
+                for rung in raw.notifies(timeout=0):
+                    if rung.payload != incarnation:
+                        wake()
+                left = look_at - time.monotonic()
+                if left > 0 and poll.poll(left * 1000):
+                    continue
+                try:
+                    self._look(raw)
+                except _ReadOnly:
+                    self._database.distrust()
+                    wake()
+                    raise
+                look_at = time.monotonic() + _LOOK
+
+    def _look(self, raw: Any) -> None:
+        """Raises for a connection that is gone without a word; _ReadOnly if the server takes no writes: those who ring
+        are on another one then."""
+        alarm = threading.Timer(_ANSWER, shut_down, [raw])  # an answer that does not come is none, too
+        alarm.daemon = True
+        alarm.start()
+        try:
+            ((read_only,),) = raw.execute(_TAKES_NO_WRITES)
+        finally:
+            alarm.cancel()
+        if read_only:
+            raise _ReadOnly("the server takes no writes; looking for one that does")
+
+    def _probe(self, raw: Any, channel: str) -> None:
+        """Whether notifications come through a pooler: they do where each client keeps its server process.
+
+        Rung by another connection, since a pooler passes on what comes while a statement of the client's own runs.
+        """
+        raw.execute(f'LISTEN "{channel}"')
+        self._notify(channel)
+        heard = any(True for _ in raw.notifies(timeout=_PROBE, stop_after=1))
+        raw.execute(f'UNLISTEN "{channel}"')
+        if not heard:
+            raise _Pooled(
+                "the way to the server leads through a connection pooler in transaction mode, which passes no "
+                "notifications on; give [store] url the server itself to be woken at once"
+            )
+
+    def ring(self) -> None:
+        with self._mutex:
+            self._asked = True
+            if self._looks or self._closed.is_set():
+                return
+            if time.monotonic() < self._last + _DEBOUNCE:
+                with contextlib.suppress(RuntimeError):  # no thread can be started: it notifies now
+                    self._looks = True
+                    self._spawn(self._ring_late, "schedd-ringer")
+                    return
+                self._looks = False
+            self._count()
+        self._notify()
+
+    def carried(self) -> str | None:
+        with self._mutex:
+            # Sooner than the timer: the statement commits anyway, and spares the timer's commit.
+            if self._closed.is_set() or time.monotonic() < self._last + _DEBOUNCE / 2:
+                return None
+            self._count()
+            return self._own
+
+    def _count(self) -> None:
+        """Notify now, for all that asked."""
+        self._last, self._asked = time.monotonic(), False
+
+    def _ring_late(self) -> None:
+        """Notify for callers that asked too soon after the last time, unless a statement has carried it.
+
+        It goes on looking for a moment: to make a thread for each of a thousand calls a second takes longer than the
+        rest of them.
+        """
+        still, last = 0, self._last
+        while still < _LINGER:
+            wait = self._last + _DEBOUNCE - time.monotonic() if self._asked else _DEBOUNCE
+            if self._closed.wait(max(0.0, wait)):
+                return
+            with self._mutex:
+                ring = self._asked and time.monotonic() >= self._last + _DEBOUNCE
+                if ring:
+                    self._count()
+                still = 0 if self._asked or self._last != last else still + 1
+                last = self._last
+                self._looks = still < _LINGER
+            if ring:
+                self._notify()
+
+    def _notify(self, channel: str = CHANNEL) -> None:
+        if self._closed.is_set():
+            return  # a late timer must not open the database anew
+        try:
+            with self._database.alone() as connection:
+                run(connection, "SELECT pg_notify(:channel, :own)", {"channel": channel, "own": self._own})
+        except Exception as error:  # lossy by design: the others poll
+            log.debug("could not ring: %s", driver_text(error, self._database.url))
+
+    def known_dead(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        with self._mutex:
+            owed = self._asked and not self._closed.is_set()
+            self._count()
+        if owed:
+            self._notify()
+        self._closed.set()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            shut_down(connection)  # wakes the listening thread, which closes it then
+
+
+_RINGING: weakref.WeakSet[sa.Connection] = weakref.WeakSet()  # those that notify when they commit
+Notifier = NullNotifier | SocketNotifier | PgNotifier
+
+
+def make_bell(database: Database, spawn: Spawner = spawn_thread, *, quiet: bool = False) -> Notifier:
+    """The notifier that fits the database; if there can be none, a NullNotifier, logged unless ``quiet``."""
+    database.open()
+    if database.dialect.name == "postgresql":
+        return PgNotifier(database, spawn)
+    directory = database.bell_directory
+    assert directory is not None
+    assert database.path is not None
+    try:
+        make_bell_directory(directory, database.path)
+        return SocketNotifier(directory, spawn)
+    except OSError as error:
+        log.log(logging.DEBUG if quiet else logging.WARNING, "no doorbell (%s): idle engines poll instead", error)
+        return NullNotifier()
+
+
+def ring_after_commit(connection: sa.Connection, ring: Callable[[], None]) -> None:
+    """Ring once the caller's own transaction has committed."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text(f"SELECT pg_notify('{CHANNEL}', '')"))  # delivered at the commit, or never
+        return
+    if connection in _RINGING:
+        return  # many tasks in one transaction notify once
+
+    def quietly() -> None:
+        with contextlib.suppress(Exception):  # the scheduler may be gone by then, and polling is behind it
+            ring()
+
+    def soon(_connection: sa.Connection) -> None:
+        _RINGING.discard(connection)
+        # SQLAlchemy calls just before the commit, so notify a moment later; polling covers a slower commit.
+        for seconds in (0.002, 0.02):
+            timer = threading.Timer(seconds, quietly)
+            timer.daemon = True
+            timer.start()
+
+    _RINGING.add(connection)  # after a rollback, too: its next commit notifies, which does no harm
+    sa.event.listen(connection, "commit", soon, once=True)

@@ -1,0 +1,59 @@
+"""The files of a SQLite database: for their owner alone, and one whole file after a clean stop."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from contextlib import closing, suppress
+from pathlib import Path
+
+_CLOSE_TIMEOUT = 0.2  # seconds that a stop waits for other processes that have the database open
+
+
+def make_private(path: Path) -> None:
+    """Make the file, empty, for its owner alone, unless it is there. SQLite gives the ``-wal`` and ``-shm`` beside it
+    the same mode, so that ``chmod`` of the database is all that it takes to share it.
+
+    An existing file is not opened: to close it would end the locks that SQLite holds in this process.
+    """
+    with suppress(OSError):  # SQLite tries next, and says what is wrong
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def make_bell_directory(path: Path, database: Path) -> None:
+    """Make the notifier's directory, unless it is there, for users that may write to the database.
+
+    Raises OSError.
+    """
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    if database.stat().st_mode & stat.S_IWGRP:
+        path.chmod(0o770)
+
+
+def open_to_others(path: Path, bell: Path) -> list[str]:
+    """What of the database any user of the machine may use, each as ``<path> (mode 644)``."""
+    found = []
+    for one in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm"), bell):
+        with suppress(OSError):
+            mode = stat.S_IMODE(one.stat().st_mode)
+            if mode & stat.S_IRWXO:
+                found.append(f"{one} (mode {mode:03o})")
+    return found
+
+
+def fold_wal(path: Path) -> None:
+    """Bring what is in the ``-wal`` into the database file, so that a copy of that file is whole.
+
+    SQLite does so when the last connection is closed; this one helps where a stray thread still has one. Others that
+    read or write go first: it does nothing then, and raises nothing.
+    """
+    place = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    with (
+        suppress(sqlite3.Error),
+        closing(sqlite3.connect(f"file:{place}?mode=rw", uri=True, timeout=_CLOSE_TIMEOUT)) as raw,
+    ):
+        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,0 +1,132 @@
+"""A turnstile in front of SQLite's one write lock.
+
+SQLite's own waiters sleep and retry, so an engine that drains holds the lock nearly always and an enqueuer starves.
+Here a writer takes ``next`` and then ``turn``, and gives ``next`` back once it has ``turn``: the last holder
+of ``turn`` queues up behind the writer that was waiting. Both are flocks (between processes) behind a thread lock
+(within one). The gate is only about fairness: when it cannot be had in time, SQLite's own lock still keeps writers
+apart.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from scheduler.store.db import deadline as deadlines
+
+TIMEOUT = 10.0  # seconds
+_STEP = 0.0003  # seconds between tries; short, because the holder's transactions are
+
+
+class _Lock:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mutex = threading.Lock()
+        self._fd = -1
+        self._pid = 0
+        self._closer: weakref.finalize[..., _Lock] | None = None
+
+    def take(self) -> bool:
+        """Take it if it is free. False also if something has to be done first, which acquire() does."""
+        if not self._mutex.acquire(blocking=False):
+            return False
+        try:
+            if self._pid == os.getpid():
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+        except OSError:
+            pass
+        except BaseException:  # Ctrl-C, right after it was taken
+            self._leave_all()
+            raise
+        self._mutex.release()
+        return False
+
+    def acquire(self, deadline: float) -> bool:
+        if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return False
+        try:
+            if self._pid != os.getpid():  # a lock inherited over fork is shared with the parent: open one's own
+                if self._closer is not None:
+                    self._closer()  # this process's copy only
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+                self._pid = os.getpid()
+                self._closer = weakref.finalize(self, os.close, self._fd)
+                self._closer.atexit = False  # an engine's thread may hold it until the process ends
+            while True:
+                try:
+                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        break
+                    time.sleep(_STEP)
+        except OSError:
+            pass
+        except BaseException:  # the next one is not to wait for ever
+            self._leave_all()
+            raise
+        self._mutex.release()
+        return False
+
+    def release(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        finally:
+            self._mutex.release()
+
+    def _leave_all(self) -> None:
+        with suppress(OSError):
+            if self._pid == os.getpid():
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._mutex.release()
+
+
+class WriteGate:
+    """The turnstile of one database file. ``directory`` None: no gate, SQLite's own lock alone."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._next = _Lock(directory / "next") if directory is not None else None
+        self._turn = _Lock(directory / "turn") if directory is not None else None
+
+    def enter(self, timeout: float = TIMEOUT) -> bool:
+        """Take the turn, or after ``timeout`` seconds go on without it. Returns whether to :meth:`leave` then."""
+        if self._next is None or self._turn is None:
+            return False
+        deadline = 0.0  # the clock is not read where no other writer is in the way
+        if not self._next.take():
+            deadline = time.monotonic() + deadlines.left(timeout)
+            if not self._next.acquire(deadline):
+                return False
+        entered = False
+        try:
+            entered = self._turn.take() or self._turn.acquire(deadline or time.monotonic() + deadlines.left(timeout))
+        finally:
+            try:
+                self._next.release()
+            except BaseException:
+                if entered:
+                    self._turn.release()
+                raise
+        return entered
+
+    def leave(self) -> None:
+        """Give the turn back."""
+        assert self._turn is not None
+        self._turn.release()
+
+    @contextmanager
+    def hold(self, timeout: float = TIMEOUT) -> Iterator[None]:
+        """Hold the turn, or after ``timeout`` seconds go on without it."""
+        entered = self.enter(timeout)
+        try:
+            yield
+        finally:
+            if entered:
+                self.leave()

@@ -1,0 +1,135 @@
+"""Named events: the first emit wins, and tasks that await it are woken in the same transaction.
+
+Emitting and beginning to wait both lock the event's name, so that neither can miss the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.durable import waits
+from scheduler.store.predicates import exists, lives, same
+
+BATCH = 500
+
+
+class Emit(NamedTuple):
+    """An event to be emitted: its JSON payload (None: None), and the task that does it."""
+
+    name: str
+    payload: str | None
+    task_id: int | None = None
+
+
+class Event(NamedTuple):
+    """An emitted event."""
+
+    payload: str | None
+    emitted_at: int
+
+
+class EventRecord(NamedTuple):
+    """An event for people; ``emitted_at`` None: it is only awaited. ``size``: characters of JSON."""
+
+    name: str
+    emitted_at: int | None
+    emitted_by: int | None
+    size: int
+    payload: str | None
+    waiting: int
+
+
+def emit(connection: sa.Connection, emits: Sequence[Emit], now: int, *, lock: bool = True) -> tuple[set[str], int]:
+    """Emit events, of several with one name the first. Returns the names that were new, and how many tasks woke.
+
+    ``lock`` False: the caller has locked the names.
+    """
+    dialect = dialect_of(connection)
+    if lock:
+        for name in sorted({e.name for e in emits}):
+            dialect.await_name(connection, lock_name(name))
+    firsts = {e.name: e for e in reversed(emits)}
+    columns: dict[str, type] = {"name": str, "payload": str, "emitted_by": int}
+    made = connection.execute(
+        prepared(
+            "INSERT INTO schedd_events (name, payload, emitted_by, emitted_at) SELECT name, payload, emitted_by, :now "
+            f"FROM {dialect.rows(columns)} j WHERE true ON CONFLICT (name) DO NOTHING RETURNING name"
+        ),
+        {"rows": bind_rows([firsts[name] for name in sorted(firsts)]), "now": now},
+    )
+    new = {row[0] for row in made}
+    return new, waits.events_happened(connection, dialect, sorted(new), now) if new else 0
+
+
+def lock_name(event: str) -> str:
+    """What emitters and waiters lock."""
+    return f"event {event}"
+
+
+def emitted(connection: sa.Connection, dialect: Dialect, names: Sequence[str]) -> dict[str, Event]:
+    """Those of these events that have been emitted."""
+    rows = connection.execute(
+        prepared(
+            f"SELECT e.name, e.payload, e.emitted_at FROM {dialect.rows({'name': str})} j "
+            "JOIN schedd_events e ON e.name = j.name"
+        ),
+        {"rows": bind_rows([(name,) for name in set(names)])},
+    )
+    return {row[0]: Event(row[1], row[2]) for row in rows}
+
+
+_WAITING = (
+    "(SELECT CAST(count(*) AS integer) FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id "
+    f"WHERE w.event = e.name AND t.state < {st.FIRST_TERMINAL})"
+)
+_RECORD = (
+    "SELECT e.name, e.emitted_at, e.emitted_by, coalesce(length(e.payload), 0) AS size, "
+    f"CASE WHEN length(e.payload) <= 200 THEN e.payload END AS payload, {_WAITING} AS waiting FROM schedd_events e"
+)
+
+
+def record(connection: sa.Connection, name: str) -> EventRecord | None:
+    """An emitted event."""
+    row = connection.execute(prepared(f"{_RECORD} WHERE e.name = :name"), {"name": name}).first()
+    return None if row is None else EventRecord(*row)
+
+
+def records(connection: sa.Connection, limit: int = 100) -> list[EventRecord]:
+    """Awaited events that are not emitted yet, then emitted ones, newest first."""
+    awaited = connection.execute(
+        prepared(
+            "SELECT w.event AS name, CAST(count(*) AS integer) AS waiting FROM schedd_waits w "
+            f"JOIN schedd_tasks t ON t.id = w.task_id AND t.state < {st.FIRST_TERMINAL} "
+            "WHERE w.event IS NOT NULL AND NOT EXISTS (SELECT 1 FROM schedd_events e WHERE e.name = w.event) "
+            "GROUP BY w.event ORDER BY w.event LIMIT :limit"
+        ),
+        {"limit": limit},
+    )
+    found = [EventRecord(r.name, None, None, 0, None, r.waiting) for r in awaited]
+    newest = connection.execute(
+        prepared(f"{_RECORD} ORDER BY e.emitted_at DESC, e.name LIMIT :limit"), {"limit": limit - len(found)}
+    )
+    return found + [EventRecord(*row) for row in newest]
+
+
+_WAITERS = f"FROM schedd_waits w WHERE {same('w.event', 'e.name')} AND {lives('w.task_id')}"
+_OLD = f"FROM schedd_events e WHERE e.emitted_at < :before AND NOT {exists('w.event', _WAITERS)}"
+
+
+def cleanup(connection: sa.Connection, before: int, batch: int = BATCH) -> int:
+    """Remove a batch of events that were emitted before then, but for those that a task awaits."""
+    removed = connection.execute(
+        prepared(f"DELETE FROM schedd_events WHERE name IN (SELECT e.name {_OLD} ORDER BY e.emitted_at LIMIT :batch)"),
+        {"before": before, "batch": batch},
+    )
+    return int(removed.rowcount)
+
+
+def count_old(connection: sa.Connection, before: int) -> int:
+    """How many :func:`cleanup` would remove."""
+    return int(connection.execute(prepared(f"SELECT count(*) {_OLD}"), {"before": before}).scalar_one())

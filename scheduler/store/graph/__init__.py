@@ -1,0 +1,1 @@
+"""What one task's end means for others: release, cancel cascade, descendants, cycles, spawned tasks."""

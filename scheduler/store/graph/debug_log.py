@@ -1,0 +1,54 @@
+"""Debug lines on a task's way until its handler begins: stored as scheduled or waiting, then released."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.spec import TaskId
+from scheduler.model.state import TaskState
+from scheduler.store.db.dialect import Dialect, prepared
+from scheduler.store.predicates import bind_parents, from_parents
+
+log = logging.getLogger("scheduler.store")
+
+
+def wanted() -> bool:
+    """Whether such lines are logged: they cost a statement."""
+    return log.isEnabledFor(logging.DEBUG)
+
+
+def scheduled(task_id: int, kind: str) -> None:
+    """Log a task that was stored, and waits for no other."""
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("task scheduled", extra={"task": int(task_id), "kind": kind})
+
+
+def stored(connection: sa.Connection, dialect: Dialect, ids: Iterable[TaskId]) -> None:
+    """Log tasks that this transaction has just stored. It may still be rolled back."""
+    for task_id, kind, code, unmet in _rows(connection, dialect, [int(i) for i in ids if i.created]):
+        if code == st.WAITING:
+            log.debug("task waiting", extra={"task": task_id, "kind": kind, "for": unmet})
+        elif code == st.SCHEDULED:
+            scheduled(task_id, kind)
+        else:
+            log.debug("task ended as it was stored", extra={"task": task_id, "state": TaskState.from_code(code).value})
+
+
+def released(connection: sa.Connection, dialect: Dialect, ended: Collection[int], ripe: Iterable[int]) -> None:
+    """Log what may run now that these tasks have ended; ``ripe``: of those what is not written yet."""
+    children = connection.execute(
+        prepared(f"SELECT DISTINCT child FROM schedd_edges WHERE {from_parents(dialect)}"), bind_parents(dialect, ended)
+    )
+    early = set(ripe)
+    for task_id, kind, code, _ in _rows(connection, dialect, sorted({row[0] for row in children})):
+        if code == st.SCHEDULED or task_id in early:
+            log.debug("task released", extra={"task": task_id, "kind": kind})
+
+
+def _rows(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> Iterable[tuple[int, str, int, int]]:
+    sql = prepared(f"SELECT id, kind, state, unmet FROM schedd_tasks WHERE {dialect.among('id')} ORDER BY id")
+    return [(row[0], row[1], row[2], row[3]) for row in connection.execute(sql, {"ids": dialect.bind_ids(ids)})]

@@ -1,0 +1,1 @@
+"""Everything that only reads for people: tasks, graph, history, workers, status, explain, dead letters."""

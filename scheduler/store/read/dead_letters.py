@@ -1,0 +1,209 @@
+"""Dead letters: tasks that failed for good, kept with their lineage. Finding, counting and purging them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.errors import InvalidTransitionError
+from scheduler.model import state as st
+from scheduler.model.state import TaskState
+from scheduler.store.broken_rows import options_of
+from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.read.tasks import TaskRecord, as_id, get_task, get_tasks
+
+BATCH = 500
+DEAD = f"t.state = {st.DEAD} AND t.state >= 7"  # the second for SQLite, which wants to see its index's own words
+_AUDIT_COLUMNS: dict[str, type] = {"task_id": int, "action": str, "detail": str}
+
+
+class Filter(NamedTuple):
+    """Which dead letters. ``before`` and ``after``: died before, or since, this instant (microseconds).
+
+    ``correlation`` also means the task that has this id and no correlation of its own.
+    """
+
+    kind: str | None = None
+    error_class: str | None = None
+    fingerprint: str | None = None
+    before: int | None = None
+    after: int | None = None
+    key: str | None = None
+    correlation: str | None = None
+    subject: str | None = None
+
+    def where(self, ended: str = DEAD) -> tuple[str, dict[str, Any]]:
+        """The condition on ``t``, and what it binds. ``ended``: the states, if others than dead."""
+        parts = {
+            "kind": "t.kind = :kind",
+            "error_class": "t.error_class = :error_class",
+            "fingerprint": "t.fingerprint = :fingerprint",
+            "before": "t.finished_at < :before",
+            "after": "t.finished_at >= :after",
+            "key": "t.key = :key",
+            "correlation": "(t.correlation = :correlation OR (t.correlation IS NULL AND t.id = :own))",
+            "subject": "t.subject = :subject",
+        }
+        bound: dict[str, Any] = {name: value for name, value in self._asdict().items() if value is not None}
+        where = " AND ".join([ended, *(parts[name] for name in bound)])
+        if self.correlation is not None:
+            bound["own"] = as_id(self.correlation)
+        return where, bound
+
+
+class Group(NamedTuple):
+    """Dead letters with one cause, ``number`` of them. ``runs``: what failed, such as ``EmailTask.run``; ``id`` and
+    ``error`` are those of the newest task; ``oldest`` and ``newest``: when they died (microseconds)."""
+
+    number: int
+    kind: str
+    error_class: str | None
+    fingerprint: str | None
+    runs: str
+    id: int
+    error: str | None
+    oldest: int
+    newest: int
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """How many dead letters there are, when the oldest died (microseconds; None: there is none), and how many by
+    kind."""
+
+    count: int
+    oldest: int | None
+    kinds: dict[str, int]
+
+
+class AuditRecord(NamedTuple):
+    """What somebody did to a dead letter at an instant (microseconds). ``action``: replay, copy, copied, purge."""
+
+    id: int
+    task_id: int
+    at: int
+    actor: str | None
+    action: str
+    detail: dict[str, Any]
+
+
+def find(connection: sa.Connection, wanted: Filter, limit: int) -> list[TaskRecord]:
+    """Dead letters, those that died last first."""
+    where, bound = wanted.where()
+    rows = connection.execute(
+        prepared(
+            f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.state DESC, t.finished_at DESC, t.id DESC "
+            "LIMIT :limit"
+        ),
+        bound | {"limit": limit},
+    )
+    return get_tasks(connection, [row[0] for row in rows])
+
+
+def get(connection: sa.Connection, task_id: int) -> TaskRecord:
+    """One dead letter. Raises UnknownTaskError, InvalidTransitionError that names its state if it is none."""
+    task = get_task(connection, task_id)
+    if task.state is not TaskState.DEAD:
+        raise not_dead(task_id, task.state)
+    return task
+
+
+def not_dead(task_id: int, state: TaskState) -> InvalidTransitionError:
+    """The error for a task that is no dead letter."""
+    return InvalidTransitionError(f"task {task_id} is {state}; it is no dead letter")
+
+
+def groups(connection: sa.Connection, wanted: Filter, limit: int) -> list[Group]:
+    """Dead letters by kind and fingerprint of the error, the largest group first."""
+    where, bound = wanted.where()
+    rows = connection.execute(
+        prepared(
+            "SELECT t.kind, t.error_class, t.fingerprint, count(*) AS n, max(t.id) AS id, "
+            f"min(t.finished_at) AS oldest, max(t.finished_at) AS newest FROM schedd_tasks t WHERE {where} "
+            "GROUP BY t.kind, t.error_class, t.fingerprint ORDER BY n DESC, newest DESC, t.kind LIMIT :limit"
+        ),
+        bound | {"limit": limit},
+    ).fetchall()
+    errors = {
+        row.id: row.error
+        for row in connection.execute(
+            prepared(f"SELECT id, error FROM schedd_tasks WHERE id IN {dialect_of(connection).ids()}"),
+            {"ids": bind_rows([row.id for row in rows])},
+        )
+    }
+    runs = {row.name: _runs(row.name, row.options) for row in connection.execute(prepared(_KINDS))} if rows else {}
+    return [
+        Group(
+            r.n, r.kind, r.error_class, r.fingerprint, runs.get(r.kind, r.kind), r.id, errors[r.id], r.oldest, r.newest
+        )
+        for r in rows
+    ]
+
+
+_KINDS = "SELECT name, options FROM schedd_kinds"
+
+
+def _runs(kind: str, options: str) -> str:
+    return str(options_of(options).get("runs") or kind)
+
+
+def metrics(connection: sa.Connection) -> Metrics:
+    """Count and oldest of all, and counts by kind."""
+    rows = connection.execute(
+        prepared(
+            f"SELECT t.kind, count(*) AS n, min(t.finished_at) AS oldest FROM schedd_tasks t WHERE {DEAD} "
+            "GROUP BY t.kind ORDER BY t.kind"
+        )
+    ).fetchall()
+    return Metrics(sum(r.n for r in rows), min((r.oldest for r in rows), default=None), {r.kind: r.n for r in rows})
+
+
+def oldest(connection: sa.Connection) -> int | None:
+    """When the oldest dead letter died (microseconds), None if there is none: one look into an index."""
+    found = connection.execute(prepared(f"SELECT min(t.finished_at) FROM schedd_tasks t WHERE {DEAD}")).scalar()
+    return None if found is None else int(found)
+
+
+def count(connection: sa.Connection, wanted: Filter) -> int:
+    """How many there are."""
+    where, bound = wanted.where()
+    found = connection.execute(prepared(f"SELECT count(*) FROM schedd_tasks t WHERE {where}"), bound)
+    return int(found.scalar_one())
+
+
+def write_audit(
+    connection: sa.Connection,
+    dialect: Dialect,
+    entries: Sequence[tuple[int, str, dict[str, Any]]],
+    actor: str | None,
+    now: int,
+) -> None:
+    """Note who did what: entries (task id, action, detail). Values of None are left out of a detail."""
+    rows = [
+        (task_id, action, msgspec.json.encode({k: v for k, v in detail.items() if v is not None}).decode())
+        for task_id, action, detail in entries
+    ]
+    connection.execute(
+        prepared(
+            "INSERT INTO schedd_audit (task_id, at, actor, action, detail) "
+            f"SELECT task_id, :now, CAST(:actor AS text), action, detail FROM {dialect.rows(_AUDIT_COLUMNS)} j"
+        ),
+        {"rows": bind_rows(rows), "now": now, "actor": actor},
+    )
+
+
+def audit(connection: sa.Connection, task_id: int | None = None, limit: int = 1000) -> list[AuditRecord]:
+    """The newest ``limit`` entries in the order they were made, of one task or of all."""
+    where = "" if task_id is None else "WHERE task_id = :id"
+    rows = connection.execute(
+        prepared(
+            f"SELECT id, task_id, at, actor, action, detail FROM schedd_audit {where} ORDER BY id DESC LIMIT :limit"
+        ),
+        {"limit": limit} | ({} if task_id is None else {"id": task_id}),
+    ).fetchall()
+    return [
+        AuditRecord(r.id, r.task_id, r.at, r.actor, r.action, {} if r.detail is None else msgspec.json.decode(r.detail))
+        for r in reversed(rows)
+    ]

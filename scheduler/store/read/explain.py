@@ -1,0 +1,245 @@
+"""One sentence on why a task is not running, from the same predicates that claim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from scheduler.errors import UnknownTaskError
+from scheduler.model import state as st
+from scheduler.model.capacity import POOLS
+from scheduler.model.policy import TOO_LONG, TOO_SLOW
+from scheduler.model.registry import LANE_SEPARATOR
+from scheduler.model.state import TaskState
+from scheduler.model.texts import counted, listed, rfc3339, span_text
+from scheduler.ports import FOREVER
+from scheduler.store.db import pg_blockers as row_locks
+from scheduler.store.db.dialect import dialect_of, prepared
+from scheduler.store.durable import deadlocks as standoffs
+from scheduler.store.durable import waits
+from scheduler.store.read import slot_usage as slots
+from scheduler.store.read.graph import dependencies
+from scheduler.store.read.workers import GONE, LOST, Fleet, WorkerRecord, slot_types, workers
+from scheduler.store.tasks import keys, stalls
+from scheduler.store.tasks import limits as caps
+from scheduler.store.tasks.claim import QUARANTINE_LANE
+
+_ROW = (
+    "SELECT t.id, t.claim, t.kind, t.schema_version, t.state, t.queue, t.pool, t.lane, t.unmet, t.run_at, t.attempt, "
+    "t.attempt_base, t.max_attempts, t.claimed_at, t.started_at, t.finished_at, t.result_until, t.timeout, "
+    "t.cancel_requested, t.rerun, t.worker, t.error, t.error_class, t.ended_by, t.key, w.host, w.pid "
+    "FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker WHERE t.id = :id"
+)
+
+
+def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
+    """Why the task is not running, or how it ended; None if it runs and nothing is amiss.
+
+    Raises UnknownTaskError.
+    """
+    row = connection.execute(prepared(_ROW), {"id": task_id}).first()
+    if row is None:
+        raise UnknownTaskError(task_id)
+    if row.state not in range(len(TaskState)):
+        return f"its state {row.state} is unknown: `schedctl doctor` tells what to do"
+    state = TaskState.from_code(row.state)
+    if state.terminal:
+        return f"{_ended(row, state, now)}{_key(connection, row, state, now)}"
+    if state is TaskState.WAITING:
+        return _waiting(connection, row)
+    found = workers(connection, now)
+    if state in (TaskState.CLAIMED, TaskState.RUNNING):
+        said = _held(connection, row, state, now, {w.id: w for w in found})
+        again = "it was replaced, and runs once more as what it is now when this attempt has ended"
+        return said if row.rerun != 1 else again if said is None else f"{said}; {again}"
+    fleet = Fleet(found, slot_types(connection))
+    if row.run_at > now:
+        awaited = _awaited(connection, row.id) if state is TaskState.SUSPENDED else ""
+        return _later(row, state, now, fleet, awaited)
+    return _due(connection, row, now, fleet)
+
+
+def _ended(row: sa.Row[Any], state: TaskState, now: int) -> str:
+    at = rfc3339(row.finished_at, exact=False) if row.finished_at is not None else "an unknown time"
+    if state is TaskState.SUCCESS:
+        if row.result_until is None or row.result_until > now:
+            return f"succeeded at {at}"
+        return f"succeeded at {at}; its result expired at {rfc3339(row.result_until, exact=False)}"
+    if state is TaskState.CANCELLED:
+        return f"cancelled at {at}{_by_policy(row)}"
+    error = row.error or "no error recorded"
+    if row.ended_by is not None:
+        return f"ended {state} at {at}, {error}"
+    return f"ended {state} at {at} after {counted(row.attempt, 'attempt')}: {error}"
+
+
+def _key(connection: sa.Connection, row: sa.Row[Any], state: TaskState, now: int) -> str:
+    """Why it cannot be retried under its key, if that is so, and what to do then."""
+    if row.key is None or state is TaskState.SUCCESS:
+        return ""
+    ended = keys.Ended(row.id, row.kind, row.key, row.finished_at)
+    other = keys.others(connection, dialect_of(connection), [ended], now).get(row.id)
+    if other is None:
+        return ""
+    said = "has completed under" if other.completed else "holds"
+    remedy = "schedule it anew under another key"
+    if state is TaskState.DEAD:
+        remedy = f"`schedctl dlq replay {row.id} --copy` runs it under another one"
+    return f"; task {other.id} {said} its key {row.key!r}, so a retry is refused: {remedy}"
+
+
+def _by_policy(row: sa.Row[Any]) -> str:
+    return f": it {row.error}" if row.error_class in (TOO_LONG, TOO_SLOW) else ""
+
+
+def _waiting(connection: sa.Connection, row: sa.Row[Any]) -> str:
+    edges = dependencies(connection, row.id)
+    # What lives comes first: it is what moves by itself. The rest can only move when somebody retries it.
+    unmet = sorted((e for e in edges if not e.satisfied), key=lambda e: (e.state.terminal, e.parent))
+    if not unmet:
+        return f"waiting for {counted(row.unmet, 'task')} by its count, yet none is open: run `schedctl doctor`"
+    names = listed([f"{e.parent} ({e.state})" for e in unmet])
+    text = f"waits for {len(unmet)} of {counted(len(edges), 'task')}: {names}"
+    done = next((e.parent for e in unmet if e.state is TaskState.SUCCESS), None)
+    if done is not None:  # it waits for a failure that does not come: nobody retries a success
+        text += f"; task {done} has succeeded, which stays: cancel this one"
+    elif all(e.state.terminal for e in unmet):
+        text += "; stays until they are retried and succeed" if len(unmet) > 1 else "; stays until it is retried"
+    return text
+
+
+def _held(
+    connection: sa.Connection, row: sa.Row[Any], state: TaskState, now: int, alive: dict[int, WorkerRecord]
+) -> str | None:
+    worker = f"worker {row.host}:{row.pid}" if row.host is not None else f"worker {row.worker}"
+    holder = alive.get(row.worker)
+    if holder is not None and holder.state == GONE:
+        return f"held by {worker}, whose process is gone; the next live worker takes it back"
+    if holder is None or holder.state == LOST:
+        since = f" at {rfc3339(holder.lease_until, exact=False)}" if holder is not None else ""
+        return f"held by {worker}, which lost its lease{since}; the next live worker takes it back"
+    hung = _hung(row, holder, now)
+    if row.cancel_requested is not None:
+        asked = rfc3339(row.cancel_requested, exact=False)
+        return f"cancel requested at {asked}{_by_policy(row)}; it ends when its body on {worker} notices" + (
+            f"; {hung}" if hung is not None else ""
+        )
+    if hung is not None:
+        return hung
+    if state is TaskState.CLAIMED:
+        at = rfc3339(row.claimed_at, exact=False)
+        return f"claimed by {worker} at {at}; starts there at the next free slot"
+    if row.timeout is not None and row.started_at is not None and row.started_at + row.timeout < now:
+        ran = span_text(now - row.started_at)
+        return (
+            f"overdue: running on {worker} for {ran}, over its timeout of {span_text(row.timeout)}; "
+            "it ends when its handler has ended, with what that has in threads"
+        )
+    quiet = next((one for one in stalls.stalled(connection, now) if one.id == row.id), None)
+    if quiet is not None:
+        return (
+            f"stalled: running on {worker} without a heartbeat for {span_text(quiet.quiet)}, "
+            f"over its kind's {span_text(quiet.stall_after)}"
+        )
+    return None
+
+
+def _hung(row: sa.Row[Any], holder: WorkerRecord, now: int) -> str | None:
+    """That its handler hangs, or stands still because another one does; with what can be done. None if not."""
+    for hang in holder.hung:
+        since = rfc3339(hang.since, exact=False)
+        if (hang.task, hang.claim) == (row.id, row.claim):
+            if hang.blocks:
+                loop = f"the event loop of {POOLS[hang.level]} tasks on worker {holder.label}"
+                return f"it blocks {loop} since {since}: {hang.remedy(holder.id)}"
+            limit = (
+                "its worker's default timeout" if row.timeout is None else f"its timeout of {span_text(row.timeout)}"
+            )
+            ran = span_text(now - (row.started_at or row.claimed_at))
+            where = f"running on worker {holder.label} for {ran}"
+            return f"overdue: {where}, over {limit}; its handler hangs: {hang.remedy(holder.id)}"
+        if (row.id, row.claim) in hang.behind:
+            by = f"task {hang.task}" if hang.task else "something that a handler left behind"
+            return f"it cannot go on: the event loop is blocked by {by} since {since}: {hang.remedy(holder.id)}"
+    return None
+
+
+def _awaited(connection: sa.Connection, task_id: int) -> str:
+    """What a suspended task waits for: ``event 'approved'``, ``task 12``, ``3 of 10 tasks``; empty: only its time."""
+    said, found = [], waits.records(connection, task_id)
+    for wait in found:
+        if wait.event is not None:
+            said.append(f"event {wait.event!r}")
+        elif wait.task is not None:
+            said.append(f"task {wait.task}")
+        else:
+            said.append(f"{wait.open} of {counted(wait.items, 'task')}")
+    text = listed(said)
+    ring = standoffs.through(connection, task_id) if any(wait.event is None for wait in found) else []
+    return f"{text}; {standoffs.describe(ring)}" if ring else text
+
+
+def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: str) -> str:
+    if row.run_at >= FOREVER:
+        return f"suspended, awaits {awaited or 'what nobody has told'}"
+    at = f"{rfc3339(row.run_at, exact=False)} (in {span_text(row.run_at - now)})"
+    unserved = _unserved(row, fleet)
+    beside = slots.previous_attempt(fleet, row)
+    tail = f"; at present {unserved}" if unserved is not None else f"; {beside}" if beside is not None else ""
+    if state is TaskState.RETRY:
+        most = "" if row.max_attempts is None else f" of {row.max_attempts}"
+        error = row.error or "no error recorded"
+        return f"attempt {row.attempt - row.attempt_base}{most} failed, the next is due at {at}{tail}: {error}"
+    if state is TaskState.SUSPENDED:
+        return f"suspended until {at}{tail}" + (f", awaits {awaited}" if awaited else "")
+    return f"due at {at}{tail}"
+
+
+def _unserved(row: sa.Row[Any], fleet: Fleet) -> str | None:
+    level = None if row.lane.startswith(QUARANTINE_LANE) else row.pool  # a suspect may run in slots of another sort
+    return fleet.unserved(row.queue, row.kind, row.schema_version, level)
+
+
+def _due(connection: sa.Connection, row: sa.Row[Any], now: int, fleet: Fleet) -> str:
+    since = f"due since {rfc3339(ready_since(connection, row.id, row.run_at), exact=False)}"
+    unserved = _unserved(row, fleet)
+    if unserved is not None:
+        return f"{since}, but {unserved}"
+    holder = row_locks.holder(connection, row.id)
+    if holder is not None:
+        return f"{since}, but its row is locked by {holder}: claims pass over it until that ends"
+    if row.lane.startswith(QUARANTINE_LANE):
+        return f"{since}; it ran when its worker died, twice, so it runs alone once the others have ended"
+    limited = _limited(connection, row, now)
+    if limited is not None:
+        return f"{since}; {limited}"
+    taken = slots.full_reason(connection, fleet, row)
+    return f"{since}; {taken or 'a worker claims it at its next turn'}"
+
+
+def _limited(connection: sa.Connection, row: sa.Row[Any], now: int) -> str | None:
+    """Which limit of its kind it waits for, if any."""
+    room = caps.read(connection, dialect_of(connection), row.lane, now)
+    if room is None:
+        return None
+    lane = caps.base_lane(row.lane)
+    if room.of(lane) == 0:
+        _, separator, key = lane.partition(LANE_SEPARATOR)
+        of = f" for concurrency key {key!r}" if separator else ""
+        return f"its kind is at its cap of {room.limit.cap}{of}"
+    if room.starts == 0:
+        return f"rate limit {room.limit.rate}, next start at {rfc3339(room.again, exact=False)}"
+    return None
+
+
+def ready_since(connection: sa.Connection, task_id: int, run_at: int) -> int:
+    """Since when nothing but a worker is missing: due, and its last parent had ended."""
+    ended = connection.execute(
+        prepared(
+            "SELECT max(p.finished_at) FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
+            f"WHERE e.child = :id AND p.state >= {st.FIRST_TERMINAL}"
+        ),
+        {"id": task_id},
+    ).scalar()
+    return max(run_at, ended or 0)

@@ -1,0 +1,148 @@
+"""Reading edges: around one task, and the whole graph that it belongs to."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.errors import UnknownTaskError
+from scheduler.model.state import EdgeVerdict, Otherwise, TaskState, When, edge_verdict
+from scheduler.store.db.dialect import bind_rows, dialect_of, prepared
+from scheduler.store.predicates import bind_parents, from_parents
+
+_WHENS = tuple(When)
+_OTHERWISES = tuple(Otherwise)
+
+
+class EdgeRecord(NamedTuple):
+    """``child`` waits for ``parent``; ``kind`` and ``state`` are those of the end that was not asked about.
+
+    ``kind`` is None for a task that retention removed; its state is then the recorded outcome. ``satisfied``:
+    whether the edge is, by the parent's present state. ``id`` is that of the same end, ``status`` its state.
+    """
+
+    parent: int
+    child: int
+    when: When
+    otherwise: Otherwise
+    kind: str | None
+    state: TaskState
+    satisfied: bool
+    id: int = 0
+
+    @property
+    def status(self) -> TaskState:
+        """Another name of ``state``."""
+        return self.state
+
+
+class GraphNode(NamedTuple):
+    """One task of a graph; ``kind`` is None if retention removed it."""
+
+    id: int
+    kind: str | None
+    state: TaskState
+
+
+class GraphEdge(NamedTuple):
+    """``child`` waits for ``parent``."""
+
+    parent: int
+    child: int
+    when: When
+    otherwise: Otherwise
+
+
+class Graph(NamedTuple):
+    """Tasks connected with one another, nearest to the one asked for first; ``truncated``: there are more."""
+
+    nodes: list[GraphNode]
+    edges: list[GraphEdge]
+    truncated: bool
+
+
+_EDGES = (
+    "SELECT e.parent, e.child, e.on_end, e.otherwise, coalesce(p.state, op.state) AS parent_state, "
+    "coalesce(c.state, oc.state) AS child_state, p.kind AS parent_kind, c.kind AS child_kind "
+    "FROM schedd_edges e "
+    "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes op ON op.task_id = e.parent "
+    "LEFT JOIN schedd_tasks c ON c.id = e.child LEFT JOIN schedd_outcomes oc ON oc.task_id = e.child "
+)
+
+
+def dependencies(connection: sa.Connection, task_id: int) -> list[EdgeRecord]:
+    """What this task waits for, or waited for."""
+    rows = connection.execute(prepared(_EDGES + "WHERE e.child = :id ORDER BY e.parent"), {"id": task_id})
+    return [_edge(r, r.parent, r.parent_kind, r.parent_state) for r in rows if _is_readable(r, r.parent_state)]
+
+
+def dependents(connection: sa.Connection, task_id: int) -> list[EdgeRecord]:
+    """What waits for this task, or waited for it."""
+    rows = connection.execute(prepared(_EDGES + "WHERE e.parent = :id ORDER BY e.child"), {"id": task_id})
+    return [_edge(r, r.child, r.child_kind, r.child_state) for r in rows if _is_readable(r, r.child_state)]
+
+
+def _is_readable(row: sa.Row[Any], state: int | None) -> bool:
+    """Whether there is such a task, and each code has a meaning; ``doctor`` names those that have none."""
+    states = range(len(TaskState))
+    known = row.on_end in range(len(_WHENS)) and row.otherwise in range(len(_OTHERWISES))
+    return known and state in states and (row.parent_state is None or row.parent_state in states)
+
+
+def _edge(row: sa.Row[Any], end: int, kind: str | None, state: int) -> EdgeRecord:
+    when, otherwise = _WHENS[row.on_end], _OTHERWISES[row.otherwise]
+    parent = None if row.parent_state is None else TaskState.from_code(row.parent_state)
+    satisfied = (
+        parent is not None and parent.terminal and edge_verdict(parent, when, otherwise) is EdgeVerdict.SATISFIED
+    )
+    return EdgeRecord(row.parent, row.child, when, otherwise, kind, TaskState.from_code(state), satisfied, end)
+
+
+def graph(connection: sa.Connection, task_id: int, limit: int = 200) -> Graph:
+    """The tasks that edges connect with this one, directly or not, at most ``limit`` of them.
+
+    Raises UnknownTaskError.
+    """
+    dialect = dialect_of(connection)
+    ids = dialect.ids()
+    level, truncated = [int(task_id)], False  # a TaskId does not fit JSON
+    order: dict[int, None] = dict.fromkeys(level)
+    edges: dict[tuple[int, int], GraphEdge] = {}
+    around = prepared(
+        f"SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {from_parents(dialect)} "
+        f"UNION SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {dialect.among('child')} "
+        "ORDER BY parent, child"
+    )
+    while level:
+        following: list[int] = []
+        for row in connection.execute(around, bind_parents(dialect, level)).fetchall():
+            if row.on_end not in range(len(_WHENS)) or row.otherwise not in range(len(_OTHERWISES)):
+                continue
+            edge = GraphEdge(row.parent, row.child, _WHENS[row.on_end], _OTHERWISES[row.otherwise])
+            edges[edge.parent, edge.child] = edge
+            for other in (edge.parent, edge.child):
+                if other in order:
+                    continue
+                if len(order) >= limit:
+                    truncated = True
+                    continue
+                order[other] = None
+                following.append(other)
+        level = following
+    found = {
+        row.id: GraphNode(row.id, row.kind, TaskState.from_code(row.state))
+        for row in connection.execute(
+            prepared(
+                f"SELECT id, kind, state FROM schedd_tasks WHERE id IN {ids} "
+                f"UNION ALL SELECT task_id, NULL, state FROM schedd_outcomes WHERE task_id IN {ids}"
+            ),
+            {"ids": bind_rows(list(order))},
+        )
+        if row.state in range(len(TaskState))
+    }
+    if task_id not in found:
+        raise UnknownTaskError(task_id)
+    nodes = [found[i] for i in order if i in found]
+    kept = [e for e in edges.values() if e.parent in found and e.child in found]
+    return Graph(nodes, kept, truncated)

@@ -1,0 +1,37 @@
+"""The kinds that workers have published, with what ``schedctl submit`` needs of them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.store.broken_rows import options_of
+from scheduler.store.db.dialect import prepared
+
+
+class KindRecord(NamedTuple):
+    """One kind. ``schema``: JSON schema of its payload; ``options``: its class options, in microseconds."""
+
+    name: str
+    schema: dict[str, Any]
+    options: dict[str, Any]
+    schema_version: int
+    updated_at: int
+
+
+def get_kind(connection: sa.Connection, name: str) -> KindRecord | None:
+    """The kind with this name, None if no worker ever published it."""
+    row = connection.execute(
+        prepared("SELECT name, schema, options, schema_version, updated_at FROM schedd_kinds WHERE name = :name"),
+        {"name": name},
+    ).first()
+    if row is None:
+        return None
+    schema, options = options_of(row.schema), options_of(row.options)
+    return KindRecord(row.name, schema, options, row.schema_version, row.updated_at)
+
+
+def kind_names(connection: sa.Connection) -> list[str]:
+    """The names of all kinds that workers have published."""
+    return [row[0] for row in connection.execute(prepared("SELECT name FROM schedd_kinds ORDER BY name"))]

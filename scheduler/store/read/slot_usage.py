@@ -1,0 +1,133 @@
+"""Which slots a task that is due waits for: by what its workers publish of theirs, and what they hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from scheduler.model.capacity import POOLS, OrphanedAttempts, Room
+from scheduler.model.registry import PROCESS, THREAD, SlotKey
+from scheduler.model.texts import listed
+from scheduler.store.db.dialect import prepared
+from scheduler.store.read.workers import Fleet, WorkerRecord, bodies
+
+_NOBODY = 0  # no worker's id
+
+
+@dataclass
+class _Full:
+    """Why those that serve a task have no room: slots, (held, most) of max_concurrent_tasks; and what fills either
+    without a claim. ``childless``: some cannot start a child process."""
+
+    rooms: list[Room] = field(default_factory=list)
+    at_most: list[tuple[int, int]] = field(default_factory=list)
+    strays: list[OrphanedAttempts] = field(default_factory=list)
+    childless: bool = False
+
+
+def full_reason(connection: sa.Connection, fleet: Fleet, row: sa.Row[Any]) -> str | None:
+    """What keeps every worker that serves this task from claiming it, where it is slots; None if one has room."""
+    able = fleet.serving(row.queue, row.kind, row.schema_version)
+    here = _with_its_body(able, row)
+    others = [w for w in able if w not in here]
+    text = _taken(connection, fleet, row, others) if others else None
+    if not here:
+        return text
+    if not others:
+        return _beside(here, others)
+    return f"{_beside(here, others)}; {text or 'another worker claims it at its next turn'}"
+
+
+def previous_attempt(fleet: Fleet, row: sa.Row[Any]) -> str | None:
+    """Where a body of this task that lost its claim still runs, so that it is handed back there; None if nowhere."""
+    able = fleet.serving(row.queue, row.kind, row.schema_version)
+    here = _with_its_body(able, row)
+    return _beside(here, [w for w in able if w not in here]) if here else None
+
+
+def _with_its_body(able: list[WorkerRecord], row: sa.Row[Any]) -> list[WorkerRecord]:
+    return [w for w in able if any(row.id in s.tasks for s in w.capacity.strays)]
+
+
+def _beside(here: list[WorkerRecord], others: list[WorkerRecord]) -> str:
+    where = f"worker {listed([w.label for w in here])}"
+    text = f"its previous body, which lost its claim, still runs on {where}, which does not run it beside that"
+    return text if others else f"{text}; no other live worker would take it"
+
+
+def _taken(connection: sa.Connection, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord]) -> str | None:
+    sort = fleet.slot_types.get(row.kind)
+    held = _held(connection, fleet)
+    full = _Full()
+    for worker in able:
+        capacity, holds = worker.capacity, worker.holds + worker.strays
+        if capacity.most and holds >= capacity.most:
+            full.at_most.append((holds, capacity.most))
+            full.strays.extend(capacity.strays)
+            continue
+        if sort == PROCESS and capacity.childless:
+            full.childless = True
+            continue
+        room = None if sort is None else capacity.room(row.pool, sort, held.get(worker.id, {}))
+        if sort is None or room is None or room.free:
+            return None
+        full.rooms.append(room)
+        full.strays.extend(capacity.strays_of(row.pool, sort))
+    return _said(able, row.pool, THREAD if sort is None else sort, full)
+
+
+def _held(connection: sa.Connection, fleet: Fleet) -> dict[int, Counter[SlotKey]]:
+    """What each worker holds, by level and sort; without kinds of which no worker has said their sort."""
+    held: dict[int, Counter[SlotKey]] = {}
+    rows = connection.execute(
+        prepared(
+            "SELECT worker, pool, kind, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
+            "GROUP BY worker, pool, kind"
+        )
+    )
+    for row in rows:
+        sort = fleet.slot_types.get(row.kind)
+        if sort is not None:
+            held.setdefault(row.worker or _NOBODY, Counter())[row.pool, sort] += row.n
+    return held
+
+
+def _said(able: list[WorkerRecord], level: int, sort: int, full: _Full) -> str:
+    waits = []
+    if full.childless:
+        waits.append("a child process: none can be started at present, its worker's log says why")
+    if full.rooms:
+        room = full.rooms[0]
+        for other in full.rooms[1:]:
+            room = room.plus(other)
+        if any(not one.full for one in full.rooms):
+            return _perhaps(room)
+        more = f", {room.more} more claimed" if room.more else ""
+        waits.append(f"{_what(able, level, sort)} ({room.busy} busy of {room.slots}{more})")
+    if full.at_most:
+        held, most = map(sum, zip(*full.at_most, strict=True))
+        waits.append(f"room under max_concurrent_tasks ({held} held of {most})")
+    text = f"waits for {' or '.join(waits)}"
+    if full.strays:
+        runs = "runs until it ends" if sum(s.count for s in full.strays) == 1 else "run until they end"
+        text += f", where {bodies(full.strays)} {runs}"
+    return text
+
+
+def _perhaps(room: Room) -> str:
+    """In which pool's slot a task runs that another level's pool may have helped with is known by its worker only."""
+    some = "a task of a higher level ends that may have its slot"
+    if room.guests > 1:
+        some = f"one of {room.guests} tasks of higher levels ends that may have its slots"
+    return f"a worker claims it at its next turn, or when {some}"
+
+
+def _what(able: list[WorkerRecord], level: int, sort: int) -> str:
+    if sort == PROCESS:
+        return "a free child process"
+    pools = [POOLS[one] for one in range(level, len(POOLS)) if any(w.capacity.pool(one)[sort] for w in able)]
+    name = "thread" if sort == THREAD else "async"
+    return f"a free {name} slot of pool{'s' if len(pools) > 1 else ''} {', '.join(pools)}"

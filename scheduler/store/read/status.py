@@ -1,0 +1,391 @@
+"""How things stand: counts, the oldest ready task, the workers, and what is stuck."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.capacity import POOLS
+from scheduler.model.state import Otherwise, TaskState
+from scheduler.model.texts import counted, listed, rfc3339, span_text
+from scheduler.model.times import SECOND
+from scheduler.ports import FOREVER
+from scheduler.store.broken_rows import UNREADABLE, broken_rows
+from scheduler.store.db.dialect import prepared
+from scheduler.store.db.writable import no_writes
+from scheduler.store.read import dead_letters
+from scheduler.store.read.counts import by_state
+from scheduler.store.read.explain import ready_since
+from scheduler.store.read.unserved import describe, unserved_schedules
+from scheduler.store.read.workers import (
+    LOST,
+    Fleet,
+    WorkerRecord,
+    far_text,
+    hung_text,
+    kind_of,
+    read_fleet,
+    slot_types,
+    stray_text,
+    workers,
+)
+from scheduler.store.schedules import is_ahead
+from scheduler.store.tasks import stalls
+from scheduler.store.tasks.claim import QUARANTINE_LANE, LaneHead, lane_heads
+
+_MAX_COUNT = 10_000  # counts of what is stuck end here
+_EXAMPLES = 5
+_LANES, _FIRST = 20, 500  # lanes of one kind, and tasks of each, among which those are looked for that are too new
+_SCHEDULE_LATE = 60 * SECOND  # a schedule this late is stuck
+_MAX_HEADS = 20  # lanes looked at for the oldest ready task
+_WAIT = list(Otherwise).index(Otherwise.WAIT)
+
+
+class PoolCount(NamedTuple):
+    """Tasks of one level: due now, later, claimed or running; and the slots that live workers have for it."""
+
+    due: int
+    later: int
+    held: int
+    slots: int
+    async_slots: int
+
+
+class ReadyTask(NamedTuple):
+    """A task that only wants a worker. ``since``: microseconds."""
+
+    id: int
+    kind: str
+    queue: str
+    since: int
+
+
+class Stuck(NamedTuple):
+    """Something that will not move by itself: a short name, a sentence, how many and some of them."""
+
+    problem: str
+    text: str
+    number: int
+    tasks: tuple[int, ...] = ()
+
+
+class Status(NamedTuple):
+    """What ``schedctl status`` tells."""
+
+    states: dict[str, int]
+    pools: dict[str, PoolCount]
+    oldest: ReadyTask | None
+    oldest_dead: int | None  # when the oldest dead letter died
+    workers: list[WorkerRecord]
+    stuck: list[Stuck]
+
+
+def status(connection: sa.Connection, now: int) -> Status:
+    """How things stand at ``now`` (microseconds). Reads narrow indexes only."""
+    found = workers(connection, now)
+    fleet = Fleet(found, slot_types(connection))
+    due = _due(connection, now)
+    states = by_state(connection)
+    stuck, broken = [], any(name not in set(TaskState) for name in states)
+    parts: list[Callable[[], list[Stuck]]] = [
+        lambda: _writes(connection),
+        lambda: _unserved(connection, due, fleet, now),
+        lambda: _overdue(connection, now),
+        lambda: _stalled(connection, found, now),
+        lambda: never(connection),
+        lambda: _lost(found),
+        lambda: _far(found),
+        lambda: _bodies(found),
+        lambda: hung(found),
+        lambda: _late_schedules(connection, now),
+        lambda: _ahead(connection, now),
+        lambda: _runs(connection, fleet),
+    ]
+    for part in parts:
+        try:
+            stuck += part()
+        except UNREADABLE:
+            broken = True
+    if broken:
+        rows = broken_rows(connection)
+        text = f"{listed([one.text for one in rows])}: `schedctl doctor` tells what to do"
+        stuck.append(
+            Stuck("broken", text, len(rows), tuple(one.task for one in rows if one.task is not None)[:_EXAMPLES])
+        )
+    return Status(
+        states,
+        _pools(connection, fleet, now),
+        _oldest(connection, due),
+        dead_letters.oldest(connection),
+        found,
+        stuck,
+    )
+
+
+def _pools(connection: sa.Connection, fleet: Fleet, now: int) -> dict[str, PoolCount]:
+    due, later, held = ({0: 0, 1: 0, 2: 0} for _ in range(3))
+    for row in connection.execute(
+        prepared(
+            "SELECT pool, CASE WHEN run_at <= :now THEN 1 ELSE 0 END AS due, count(*) AS n FROM schedd_tasks "
+            "WHERE state >= 1 AND state <= 3 GROUP BY 1, 2"
+        ),
+        {"now": now},
+    ):
+        (due if row.due else later)[row.pool] = row.n
+    for row in connection.execute(
+        prepared("SELECT pool, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY pool")
+    ):
+        held[row.pool] = row.n
+    slots = {name: [w.capacity.pools[name] for w in fleet.claiming] for name in POOLS}
+    return {
+        name: PoolCount(
+            due[level],
+            later[level],
+            held[level],
+            sum(s for s, _ in slots[name]),
+            sum(a for _, a in slots[name]),
+        )
+        for level, name in enumerate(POOLS)
+    }
+
+
+def _oldest(connection: sa.Connection, due: list[LaneHead]) -> ReadyTask | None:
+    found = []
+    for head in due[:_MAX_HEADS]:
+        row = connection.execute(
+            prepared(
+                "SELECT id, kind, queue, run_at FROM schedd_tasks WHERE state >= 1 AND state <= 3 "
+                "AND queue = :queue AND lane = :lane AND pool = :pool ORDER BY run_at, id LIMIT 1"
+            ),
+            head._asdict(),
+        ).first()
+        if row is not None:
+            found.append(ReadyTask(row.id, row.kind, row.queue, ready_since(connection, row.id, row.run_at)))
+    return min(found, key=lambda r: (r.since, r.id), default=None)
+
+
+def _due(connection: sa.Connection, now: int) -> list[LaneHead]:
+    return sorted((h for h in lane_heads(connection) if h.run_at <= now), key=lambda h: h.run_at)
+
+
+def unserved(connection: sa.Connection, now: int) -> list[Stuck]:
+    """Ready tasks that no live worker would claim, by reason and kind."""
+    return _unserved(connection, _due(connection, now), read_fleet(connection, now), now)
+
+
+def _unserved(connection: sa.Connection, due: list[LaneHead], fleet: Fleet, now: int) -> list[Stuck]:
+    groups: dict[tuple[str, str, int, bool], list[LaneHead]] = {}
+    for head in due:
+        suspect = head.lane.startswith(QUARANTINE_LANE)
+        groups.setdefault((head.queue, kind_of(head.lane), head.pool, suspect), []).append(head)
+    rows: dict[str, tuple[int, list[int]]] = {}
+    for (queue, kind, level, suspect), heads in sorted(groups.items()):
+        reason = fleet.unserved(queue, kind, level=None if suspect else level)
+        if reason is None:
+            version, ids = _too_new(connection, heads, now, fleet.newest(queue, kind))
+            reason = fleet.unserved(queue, kind, version)
+        else:
+            ids = [i for head in heads for i in _due_ids(connection, head, now)]
+        if reason is not None:
+            count, examples = rows.get(reason, (0, []))
+            rows[reason] = (count + len(ids), (examples + ids)[:_EXAMPLES])
+    return [
+        Stuck("unserved", f"{_about(count)} ready, but {reason}", count, tuple(ids))
+        for reason, (count, ids) in rows.items()
+    ]
+
+
+def _due_ids(connection: sa.Connection, head: LaneHead, now: int) -> list[int]:
+    rows = connection.execute(
+        prepared(
+            "SELECT id FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue AND lane = :lane "
+            f"AND pool = :pool AND run_at <= :now ORDER BY run_at, id LIMIT {_MAX_COUNT}"
+        ),
+        {**head._asdict(), "now": now},
+    )
+    return [row[0] for row in rows]
+
+
+def _too_new(connection: sa.Connection, heads: list[LaneHead], now: int, newest: int) -> tuple[int, list[int]]:
+    """Among the first of these lanes: the highest schema_version over ``newest`` (0: there is none), and its tasks."""
+    found: list[tuple[int, int]] = []
+    for head in heads[:_LANES]:
+        rows = connection.execute(
+            prepared(
+                "SELECT schema_version, id FROM (SELECT id, schema_version FROM schedd_tasks WHERE state >= 1 "
+                "AND state <= 3 AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now "
+                f"ORDER BY run_at, id LIMIT {_FIRST}) t WHERE schema_version > :newest"
+            ),
+            {**head._asdict(), "now": now, "newest": newest},
+        )
+        found += [(row[0], row[1]) for row in rows]
+    return max(found, default=(0, 0))[0], sorted(task_id for _, task_id in found)
+
+
+def _about(count: int) -> str:
+    return (
+        f"{_MAX_COUNT} tasks or more are"
+        if count >= _MAX_COUNT
+        else f"{counted(count, 'task')} {'is' if count == 1 else 'are'}"
+    )
+
+
+def _overdue(connection: sa.Connection, now: int) -> list[Stuck]:
+    rows = connection.execute(
+        prepared(
+            "SELECT id, started_at, timeout FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND worker IS NOT NULL "
+            "AND timeout IS NOT NULL AND started_at + timeout < :now ORDER BY started_at"
+        ),
+        {"now": now},
+    ).fetchall()
+    if not rows:
+        return []
+    longest = max(now - row.started_at - row.timeout for row in rows)
+    text = f"{_about(len(rows))} running past the timeout, by up to {span_text(longest)}"
+    return [Stuck("overdue", text, len(rows), tuple(row.id for row in rows[:_EXAMPLES]))]
+
+
+def _stalled(connection: sa.Connection, found: list[WorkerRecord], now: int) -> list[Stuck]:
+    """Running, by workers that are well, without a sign of life for longer than their kind allows."""
+    well = {w.id for w in found if not w.lost}
+    quiet = [one for one in stalls.stalled(connection, now) if one.worker in well]
+    if not quiet:
+        return []
+    ids = tuple(one.id for one in quiet[:_EXAMPLES])
+    text = f"{_about(len(quiet))} running without a heartbeat, for up to {span_text(quiet[0].quiet)}"
+    return [Stuck("stalled", text, len(quiet), ids)]
+
+
+def never(connection: sa.Connection) -> list[Stuck]:
+    """Waiting tasks with an edge that only a retry of its ended parent can satisfy (otherwise=wait), or nothing can."""
+    state = "coalesce(p.state, o.state)"
+    bit = f"CASE {state} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 END"
+    rows = connection.execute(
+        prepared(
+            "SELECT DISTINCT e.child, e.parent, p.state FROM "
+            f"(SELECT id FROM schedd_tasks WHERE state = 0 ORDER BY id LIMIT {_MAX_COUNT}) w "
+            "JOIN schedd_edges e ON e.child = w.id LEFT JOIN schedd_tasks p ON p.id = e.parent "
+            f"LEFT JOIN schedd_outcomes o ON o.task_id = e.parent WHERE e.otherwise = {_WAIT} "
+            f"AND {state} >= 6 AND (e.ok & {bit}) = 0 ORDER BY e.child, e.parent"
+        )
+    ).fetchall()
+    hopeless = {row.child for row in rows if row.state == st.SUCCESS}  # nobody retries a success
+    found = []
+    for problem, wanted, said in (
+        ("success", True, "{} can never run, waiting for the failure of what has succeeded ({}): to be cancelled"),
+        ("parent", False, "{} stuck until a parent is retried: {}"),
+    ):
+        edges = [r for r in rows if (r.child in hopeless) is wanted and (r.state == st.SUCCESS) is wanted]
+        children = list(dict.fromkeys(row.child for row in edges))
+        if children:
+            parents = listed([str(i) for i in dict.fromkeys(row.parent for row in edges)])
+            text = said.format(counted(len(children), "waiting task"), parents)
+            found.append(Stuck(problem, text, len(children), tuple(children[:_EXAMPLES])))
+    return found
+
+
+def _writes(connection: sa.Connection) -> list[Stuck]:
+    reason = no_writes(connection)
+    return [] if reason is None else [Stuck("writes", reason, 0)]
+
+
+def _far(found: list[WorkerRecord]) -> list[Stuck]:
+    return [Stuck("short lease", text, 0) for text in map(far_text, found) if text is not None]
+
+
+def _lost(found: list[WorkerRecord]) -> list[Stuck]:
+    return [
+        Stuck(
+            "lease",
+            f"worker {w.label} {_end_of(w)} and still holds {counted(w.holds, 'task')}; "
+            "the next live worker takes them back",
+            w.holds,
+        )
+        for w in found
+        if w.lost
+    ]
+
+
+def _end_of(worker: WorkerRecord) -> str:
+    if worker.state == LOST:
+        return f"lost its lease at {rfc3339(worker.lease_until, exact=False)}"
+    return "is gone, its process has ended,"
+
+
+def _bodies(found: list[WorkerRecord]) -> list[Stuck]:
+    """Bodies that lost their claims and run on: a thread cannot be ended, and until it ends it keeps its slot."""
+    return [Stuck("bodies", text, w.strays, w.stray_tasks) for w in found if (text := stray_text(w)) is not None]
+
+
+def hung(found: list[WorkerRecord]) -> list[Stuck]:
+    """Handlers that hang, and what can be done."""
+    return [
+        Stuck("hung", hung_text(w, hang), 1 + len(hang.behind), tuple(i for i in (hang.task, *dict(hang.behind)) if i))
+        for w in found
+        for hang in w.hung
+    ]
+
+
+def _ahead(connection: sa.Connection, now: int) -> list[Stuck]:
+    """What a clock left behind that was ahead of now: schedules, and of the newest tasks those that go on then only."""
+    late = {"late": now + _SCHEDULE_LATE}
+    rows = connection.execute(
+        prepared(
+            "SELECT s.name, s.recurrence, s.anchor, s.next_at, t.state, t.finished_at FROM schedd_schedules s "
+            "LEFT JOIN schedd_tasks t ON t.id = s.last_task WHERE s.paused = 0 AND s.next_at > :late ORDER BY s.name"
+        ),
+        late,
+    ).fetchall()
+    names = [row.name for row in rows if row.next_at < FOREVER and is_ahead(row, now + _SCHEDULE_LATE)]
+    found = []
+    if names:
+        said = "a clock was ahead: `schedctl cron pause` and `resume` each"
+        text = f"{counted(len(names), 'schedule')} far from the next slot: {listed(names)}; {said}"
+        found.append(Stuck("ahead", text, len(names)))
+    return found + tasks_ahead(connection, now, newest=_MAX_COUNT)
+
+
+def tasks_ahead(connection: sa.Connection, now: int, newest: int | None = None) -> list[Stuck]:
+    """Tasks that a clock ahead of now has made or retried, and that are due by that clock only.
+
+    ``newest``: how many tasks are read, those with the highest ids; None: all.
+    """
+    source = "schedd_tasks"
+    if newest is not None:
+        source = (
+            f"(SELECT id, state, run_at, created_at, claimed_at FROM schedd_tasks ORDER BY id DESC LIMIT {newest}) n"
+        )
+    rows = connection.execute(
+        prepared(
+            f"SELECT id FROM {source} WHERE state >= 1 AND state <= 3 AND run_at > :late "
+            f"AND run_at < {FOREVER} AND (created_at > :late OR claimed_at > :late) ORDER BY id"
+        ),
+        {"late": now + _SCHEDULE_LATE},
+    ).fetchall()
+    if not rows:
+        return []
+    ids = tuple(row.id for row in rows)
+    text = f"{counted(len(ids), 'task')} due far ahead, as a clock was: `schedctl cancel` and `retry` run each now"
+    return [Stuck("ahead", text, len(ids), ids[:_EXAMPLES])]
+
+
+def _late_schedules(connection: sa.Connection, now: int) -> list[Stuck]:
+    rows = connection.execute(
+        prepared(
+            "SELECT name, next_at FROM schedd_schedules WHERE paused = 0 AND next_at < :late ORDER BY next_at, name"
+        ),
+        {"late": now - _SCHEDULE_LATE},
+    ).fetchall()
+    if not rows:
+        return []
+    names = listed([row.name for row in rows])
+    text = f"{counted(len(rows), 'schedule')} overdue, by up to {span_text(now - rows[0].next_at)}: {names}"
+    return [Stuck("schedule", text, len(rows))]
+
+
+def _runs(connection: sa.Connection, fleet: Fleet) -> list[Stuck]:
+    found = unserved_schedules(connection, fleet) if fleet.claiming else []  # else it is told anyway
+    return [Stuck("unserved_schedule", text, number) for text, number in describe(found)]

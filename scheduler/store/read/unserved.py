@@ -1,0 +1,61 @@
+"""Recurring schedules that make tasks which no live worker would run: they are told of, not stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.model.texts import counted, listed, rfc3339
+from scheduler.store.db.dialect import prepared
+from scheduler.store.read.workers import Fleet
+
+
+class _Options(msgspec.Struct):
+    """Of the task that each slot makes."""
+
+    queue: str
+    pool: int
+    schema_version: int = 1
+
+
+class Unserved(NamedTuple):
+    """A schedule, why nobody would run its tasks, and when a program registered it last (microseconds)."""
+
+    name: str
+    reason: str
+    seen_at: int
+
+
+def unserved_schedules(connection: sa.Connection, fleet: Fleet) -> list[Unserved]:
+    """Those that are not paused, by name."""
+    found = []
+    for row in connection.execute(
+        prepared("SELECT name, kind, options, seen_at FROM schedd_schedules WHERE paused = 0 ORDER BY name")
+    ):
+        try:
+            options = msgspec.json.decode(row.options, type=_Options)
+        except msgspec.MsgspecError:
+            continue  # told as a schedule that cannot be read
+        reason = fleet.unserved(options.queue, row.kind, options.schema_version, options.pool)
+        if reason is not None:
+            found.append(Unserved(row.name, reason, row.seen_at))
+    return found
+
+
+def describe(found: Iterable[Unserved]) -> list[tuple[str, int]]:
+    """A sentence for each reason, and how many schedules it is about."""
+    groups: dict[str, list[str]] = {}
+    for one in found:  # when tells what its program left behind from what is missing since it was started
+        name = f"{one.name} (registered last at {rfc3339(one.seen_at, exact=False)})"
+        groups.setdefault(one.reason, []).append(name)
+    return [
+        (
+            f"{counted(len(names), 'schedule')} {'makes' if len(names) == 1 else 'make'} tasks that nobody runs, "
+            f"since {reason}: {listed(names)}; `schedctl cron pause` stops {'it' if len(names) == 1 else 'each'}",
+            len(names),
+        )
+        for reason, names in groups.items()
+    ]

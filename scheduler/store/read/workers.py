@@ -1,0 +1,322 @@
+"""Which workers there are, and what they serve: by the predicates that claiming uses."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.capacity import POOLS, SLOT_TYPES, Capacity, HungHandler, OrphanedAttempts
+from scheduler.model.texts import counted, listed, rfc3339
+from scheduler.store.broken_rows import options_of
+from scheduler.store.db.begun import is_gone
+from scheduler.store.db.dialect import prepared
+from scheduler.store.tasks.claim import QUARANTINE_LANE
+from scheduler.store.workers import DRAINING, LIVE, STOPPED, WORKER_STATES
+
+NOT_LIVE = "no worker is live"
+LOST = "lost"  # its lease ran out, and nobody has taken its claims back yet
+GONE = "gone"  # its process has ended, as its host knows, and nobody has taken its claims back yet
+_RECENT = 50
+_MAX_RUNNING = 1000  # running tasks named, of all workers
+_ROW = (
+    "SELECT id, incarnation, host, pid, version, state, queues, pools, started_at, heartbeat_at, lease_until, "
+    "drain_requested, skew FROM schedd_workers"
+)
+
+
+class Running(NamedTuple):
+    """A body that is under way. ``since``: microseconds."""
+
+    id: int
+    kind: str
+    since: int | None
+
+
+class WorkerRecord(NamedTuple):
+    """One worker. ``state``: live, draining, stopped, dead; lost: its lease ran out, unnoticed so far; gone: its
+    process has ended without a word.
+
+    ``capacity``: its slots; ``holds``: tasks it has claimed or is running, of which ``running``
+    names those under way; ``skew``: its machine's clock behind the server's. Times are microseconds.
+    """
+
+    id: int
+    incarnation: str
+    host: str
+    pid: int
+    version: str
+    state: str
+    queues: tuple[str, ...]
+    capacity: Capacity
+    kinds: tuple[str, ...]
+    holds: int
+    started_at: int
+    heartbeat_at: int
+    lease_until: int
+    skew: int
+    running: tuple[Running, ...]
+    versions: Mapping[str, int]  # the schema_version that it knows of each of its kinds
+
+    @property
+    def label(self) -> str:
+        """``host:pid``."""
+        return f"{self.host}:{self.pid}"
+
+    @property
+    def claims(self) -> bool:
+        """Whether it takes new work."""
+        return self.state == WORKER_STATES[LIVE] and self.capacity.lease_needed is None
+
+    @property
+    def lost(self) -> bool:
+        """Whether it neither goes round nor has been found dead yet: the next live worker takes back what it holds."""
+        return self.state in (LOST, GONE)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it goes round: live or draining."""
+        return self.state in WORKER_STATES[:STOPPED]
+
+    def serves_queue(self, queue: str) -> bool:
+        """Whether it takes tasks of this queue."""
+        return "*" in self.queues or queue in self.queues
+
+    @property
+    def strays(self) -> int:
+        """How many bodies run here that lost their claims; 0 of a worker that does not go round any more."""
+        return sum(one.count for one in self.capacity.strays) if self.alive else 0
+
+    @property
+    def stray_tasks(self) -> tuple[int, ...]:
+        """The tasks of these, or some of them."""
+        return tuple(sorted(i for one in self.capacity.strays for i in one.tasks)) if self.alive else ()
+
+    @property
+    def hung(self) -> tuple[HungHandler, ...]:
+        """The handlers that hang here; none of a worker that does not go round any more."""
+        return self.capacity.hung if self.alive else ()
+
+    def knows(self, kind: str, version: int) -> bool:
+        """Whether it can read tasks of this kind that were scheduled with this schema_version."""
+        return self.versions.get(kind, -1) >= version
+
+
+def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list[WorkerRecord]:
+    """Workers that have neither stopped nor been found dead; ``every``: the most recent of those too."""
+    some = f"ORDER BY id DESC LIMIT {_RECENT}" if every else f"WHERE state < {STOPPED}"
+    rows = connection.execute(prepared(f"{_ROW} {some}")).fetchall()
+    held = {
+        row.worker: row.n
+        for row in connection.execute(
+            prepared("SELECT worker, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY worker")
+        )
+    }
+    running: dict[int, list[Running]] = {}
+    for row in connection.execute(
+        prepared(
+            "SELECT worker, id, kind, started_at FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
+            f"AND state + 0 = {st.RUNNING} ORDER BY id LIMIT {_MAX_RUNNING}"
+        )
+    ):
+        running.setdefault(row.worker, []).append(Running(row.id, row.kind, row.started_at))
+    kinds: dict[int, dict[str, int]] = {}
+    for row in connection.execute(
+        prepared(
+            "SELECT k.worker, k.kind, k.schema_version FROM schedd_worker_kinds k "
+            f"JOIN schedd_workers w ON w.id = k.worker WHERE w.state < {STOPPED} ORDER BY k.kind"
+        )
+    ):
+        kinds.setdefault(row.worker, {})[row.kind] = row.schema_version
+    found = [
+        WorkerRecord(
+            r.id,
+            r.incarnation,
+            r.host,
+            r.pid,
+            r.version,
+            _state(r, _capacity(r.pools), now),
+            _queues(r.queues),
+            _capacity(r.pools),
+            tuple(kinds.get(r.id, ())),
+            held.get(r.id, 0),
+            r.started_at,
+            r.heartbeat_at,
+            r.lease_until,
+            r.skew,
+            tuple(running.get(r.id, ())),
+            kinds.get(r.id, {}),
+        )
+        for r in rows
+    ]
+    return sorted(found, key=lambda w: w.id)
+
+
+def _queues(text: str) -> tuple[str, ...]:
+    """What a worker has published; none for a text that no version of schedd wrote, as :func:`_capacity`."""
+    try:
+        return tuple(msgspec.json.decode(text, type=list[str]))
+    except msgspec.MsgspecError:
+        return ()
+
+
+def _capacity(text: str) -> Capacity:
+    try:
+        return msgspec.json.decode(text, type=Capacity)
+    except msgspec.MsgspecError:
+        return Capacity()
+
+
+def _state(row: sa.Row[Any], capacity: Capacity, now: int) -> str:
+    if row.state < STOPPED and row.lease_until < now:
+        return LOST
+    if row.state < STOPPED and row.host == socket.gethostname() and is_gone(capacity.begun):
+        return GONE
+    if row.state == LIVE and row.drain_requested is not None:
+        return WORKER_STATES[DRAINING]  # it will notice in a moment
+    return WORKER_STATES[row.state] if row.state in range(len(WORKER_STATES)) else LOST
+
+
+def no_worker_reason(found: Iterable[WorkerRecord]) -> str | None:
+    """Why no worker takes new work at all; None if one does."""
+    alive = [w for w in found if w.alive]
+    if any(w.claims for w in alive):
+        return None
+    if not alive:
+        return NOT_LIVE
+    far = [text for text in map(far_text, alive) if text is not None]
+    draining = [w.label for w in alive if w.state != WORKER_STATES[LIVE]]
+    if not far:
+        return f"every live worker is draining ({listed(draining)})"
+    rest = f"; draining: {listed(draining)}" if draining else ""
+    return f"{'; '.join(far)}{rest}"
+
+
+def far_text(worker: WorkerRecord) -> str | None:
+    """What to say of a worker that claims nothing, as the database is too far away for its lease."""
+    if worker.capacity.lease_needed is None or worker.state != WORKER_STATES[LIVE]:
+        return None
+    return (
+        f"worker {worker.label} claims nothing, as the database is too far away for its lease: set [worker] lease to "
+        f"{worker.capacity.lease_needed:g} s at least"
+    )
+
+
+def bodies(strays: Iterable[OrphanedAttempts]) -> str:
+    """``2 bodies that lost their claims (task 5, 7)``."""
+    found = list(strays)
+    count = sum(one.count for one in found)
+    tasks = listed([str(i) for i in sorted(i for one in found for i in one.tasks)])
+    lost = "1 body that lost its claim" if count == 1 else f"{count} bodies that lost their claims"
+    return f"{lost} (task {tasks})"
+
+
+def stray_text(worker: WorkerRecord) -> str | None:
+    """What to say of a worker that runs bodies which lost their claims."""
+    if not worker.strays:
+        return None
+    rest = "it fills its slot until it ends" if worker.strays == 1 else "they fill their slots until they end"
+    return f"worker {worker.label} runs {bodies(worker.capacity.strays)}; {rest}"
+
+
+def hung_text(worker: WorkerRecord, hang: HungHandler) -> str:
+    """What to say of a handler that hangs: which, since when, and what an operator can do."""
+    since = rfc3339(hang.since, exact=False)
+    if not hang.blocks:
+        what = f"task {hang.task} ({hang.kind}) hangs on worker {worker.label}, past its timeout since {since}"
+    else:
+        who = f"task {hang.task} ({hang.kind})" if hang.task else "something that a handler left behind"
+        loop = f"the event loop of {POOLS[hang.level]} tasks on worker {worker.label}"
+        behind = f", {counted(len(hang.behind), 'coroutine')} cannot go on" if hang.behind else ""
+        what = f"{who} blocks {loop} since {since}{behind}"
+    return f"{what}: {hang.remedy(worker.id)}"
+
+
+class Drained(NamedTuple):
+    """How far a worker is that was told to drain. ``over``: it knows, and holds and runs nothing any more; ``lost``:
+    its lease ran out, so it will not come to know."""
+
+    over: bool
+    holds: int
+    strays: tuple[OrphanedAttempts, ...]
+    lost: bool
+
+
+def drained(connection: sa.Connection, worker: int, now: int) -> Drained:
+    """Look how far a worker is with draining."""
+    row = connection.execute(
+        prepared("SELECT state, pools, lease_until FROM schedd_workers WHERE id = :id"), {"id": worker}
+    ).one_or_none()
+    holds = connection.execute(
+        prepared("SELECT count(*) FROM schedd_tasks WHERE worker = :id AND state >= 4 AND state <= 5"), {"id": worker}
+    ).scalar_one()
+    if row is None:
+        return Drained(holds == 0, int(holds), (), True)
+    strays = _capacity(row.pools).strays if row.state < STOPPED else ()
+    over = row.state != LIVE and holds == 0 and not strays
+    return Drained(over, int(holds), strays, row.state < STOPPED and row.lease_until < now)
+
+
+def slot_types(connection: sa.Connection) -> dict[str, int]:
+    """What sort of slots runs each kind, as far as workers have said so."""
+    rows = connection.execute(prepared("SELECT name, options FROM schedd_kinds"))
+    found = {row.name: options_of(row.options).get("sort") for row in rows}
+    return {name: SLOT_TYPES.index(sort) for name, sort in found.items() if sort in SLOT_TYPES}
+
+
+class Fleet:
+    """The workers that take new work, and what none of them serves."""
+
+    def __init__(self, found: list[WorkerRecord], slot_types: Mapping[str, int]) -> None:
+        self.claiming = [w for w in found if w.claims]
+        self.nobody = no_worker_reason(found)
+        self.slot_types = slot_types
+        self._kinds = {w.id: frozenset(w.kinds) for w in self.claiming}
+
+    def serving(self, queue: str, kind: str, version: int = 0) -> list[WorkerRecord]:
+        """The workers that would claim a task of this queue, kind and schema_version."""
+        some = [w for w in self.claiming if kind in self._kinds[w.id] and w.serves_queue(queue)]
+        return [w for w in some if w.knows(kind, version)]
+
+    def newest(self, queue: str, kind: str) -> int:
+        """The highest schema_version that the workers know which serve this queue and kind; 0 if none does."""
+        return max((w.versions[kind] for w in self.serving(queue, kind)), default=0)
+
+    def unserved(self, queue: str, kind: str, version: int = 0, level: int | None = None) -> str | None:
+        """Why nobody would run a task of this queue, kind, schema_version and level; None if somebody would.
+
+        ``level`` None: whatever slots it needs.
+        """
+        newest = self.newest(queue, kind)
+        if newest:
+            if newest >= version:
+                return self._slotless(self.serving(queue, kind, version), queue, kind, level)
+            return f"no live worker knows schema_version {version} of kind {kind!r}, the newest knows {newest}"
+        if self.nobody is not None:
+            return self.nobody
+        if not any(kind in kinds for kinds in self._kinds.values()):
+            return f"no live worker serves kind {kind!r}"
+        if not any(w.serves_queue(queue) for w in self.claiming):
+            return f"no live worker serves queue {queue!r}"
+        return f"no live worker serves both kind {kind!r} and queue {queue!r}"
+
+    def _slotless(self, serving: list[WorkerRecord], queue: str, kind: str, level: int | None) -> str | None:
+        sort = self.slot_types.get(kind)
+        if level is None or sort is None or not all(w.capacity.lacks(level, sort) for w in serving):
+            return None
+        what = ("a thread slot", "an async slot", "a child process")[sort]
+        return f"no live worker that serves kind {kind!r} in queue {queue!r} has {what} for {POOLS[level]} tasks"
+
+
+def read_fleet(connection: sa.Connection, now: int) -> Fleet:
+    """The workers that take new work."""
+    return Fleet(workers(connection, now), slot_types(connection))
+
+
+def kind_of(lane: str) -> str:
+    """The kind of a lane: what comes before its concurrency key, without the mark of a suspect."""
+    return lane.lstrip(QUARANTINE_LANE).partition("\x1f")[0]

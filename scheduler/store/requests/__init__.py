@@ -1,0 +1,1 @@
+"""What running attempts ask to have written."""

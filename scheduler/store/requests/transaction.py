@@ -1,0 +1,87 @@
+"""Commits a handler's own rows together with its success or a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from scheduler.model.outcome import Lives, Outcome
+from scheduler.model.state import TaskState
+from scheduler.ports import FAILPOINTS
+from scheduler.store import workers
+from scheduler.store.db.dialect import dialect_of, fence, prepared
+from scheduler.store.db.handler_transaction import Transaction
+from scheduler.store.durable import checkpoints
+from scheduler.store.durable.checkpoints import Entry
+from scheduler.store.tasks import control
+from scheduler.store.tasks.complete import finish
+
+HELD, LOST, CANCELLED = "held", "lost", "cancelled"
+
+
+class CommitResult(NamedTuple):
+    """``status``: HELD, or why nothing was committed; ``ready``: dependents that may run now."""
+
+    status: str
+    ready: int
+
+
+def succeed(
+    transaction: Transaction,
+    worker: int,
+    outcome: Outcome,
+    now: Callable[[], int],
+    wait: Callable[[], None],
+    lives: Lives,
+) -> CommitResult:
+    """Commit the handler's rows with its success, if ``worker`` still holds the claim and the task is not cancelled.
+
+    ``wait`` is called while another transaction holds what has to be changed; it may raise.
+    """
+    dialect = dialect_of(transaction)
+    with transaction.ending():
+        while True:
+            tried = transaction.begin_nested() if dialect.skip_locked else None
+            done = finish(transaction, dialect, worker, [outcome], now(), lives=lives)
+            if not done.deferred:
+                break
+            if tried is not None:
+                tried.rollback()  # nothing stays locked meanwhile: the holder of the rest may wait for it
+            wait()
+        if tried is not None:
+            tried.commit()
+        if done.lost:
+            return CommitResult(LOST, 0)
+        # One that was replaced meanwhile has not ended: it runs once more, and what it did counts all the same.
+        if done.ended.get(outcome.task_id, TaskState.SUCCESS) is not TaskState.SUCCESS:
+            return CommitResult(CANCELLED, 0)
+        _commit(transaction)
+    return CommitResult(HELD, done.ready)
+
+
+def _commit(transaction: Transaction) -> None:
+    FAILPOINTS.hit("before transaction commit")
+    transaction.commit_now()
+    FAILPOINTS.hit("after transaction commit")
+
+
+def record_step(transaction: Transaction, worker: int, entry: Entry, now: int, lease: int) -> str:
+    """Commit the handler's rows with the checkpoint of a step. Returns HELD, or why nothing was committed."""
+    dialect = dialect_of(transaction)
+    with transaction.ending():
+        row = transaction.execute(
+            prepared(
+                "SELECT t.cancel_requested FROM schedd_tasks t, (SELECT CAST(:claim AS bigint) AS claim) j "
+                f"WHERE t.id = :id AND {fence('BETWEEN 4 AND 5')} {dialect.share}"  # as a caller's depend_on holds it
+            ),
+            {"id": entry.task_id, "claim": entry.claim, "worker": worker},
+        ).first()
+        if row is None:
+            return LOST
+        if row[0] is not None:
+            return CANCELLED
+        checkpoints.write(transaction, dialect, [entry], now)
+        control.stamp(transaction, dialect, worker, [(entry.task_id, entry.claim, None, None)], now)
+        workers.renew(transaction, worker, now, lease)
+        _commit(transaction)
+    return HELD

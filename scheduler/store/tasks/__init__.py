@@ -1,0 +1,1 @@
+"""The row's life: enqueue, keys, replace, claim, complete, limits, control, deadlines, stalls."""

@@ -1,0 +1,117 @@
+"""The history of attempts, and values too long for a task's row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import sqlalchemy as sa
+
+from scheduler.model.outcome import AttemptEnd, Outcome, OutcomeColumns
+from scheduler.store.db.dialect import Dialect, bind_rows, prepared
+from scheduler.store.db.statements import Columns, run_across, run_over
+from scheduler.store.tasks.row import INLINE
+
+_PLAIN_COLUMNS: Columns = (  # of an attempt without an error: each column bound costs
+    ("task_id", int),
+    ("claim", int),
+    ("number", int),
+    ("claimed_at", int),
+    ("started_at", int),
+    ("finished_at", int),
+    ("outcome", int),
+)
+_FAILED_COLUMNS: Columns = (
+    *_PLAIN_COLUMNS,
+    ("error", str),
+    ("error_class", str),
+    ("fingerprint", str),
+    ("status_code", int),
+)
+
+
+def _insert_attempts(columns: Columns) -> str:
+    names = ", ".join(name for name, _ in columns)
+    return (
+        f"WITH {{rows}} INSERT INTO schedd_attempts (worker, {names}) SELECT :worker, {names} FROM j WHERE task_id > 0"
+    )
+
+
+_RECORD_PLAIN = _insert_attempts(_PLAIN_COLUMNS)
+_RECORD_FAILED = _insert_attempts(_FAILED_COLUMNS)
+_SUCCEEDED = AttemptEnd.SUCCEEDED.code
+
+
+def record(
+    connection: sa.Connection,
+    worker: int,
+    outcomes: Sequence[Outcome],
+    ends: OutcomeColumns,
+    recorded: Collection[object],
+) -> None:
+    """Insert the ends of these attempts.
+
+    ``ends``: the outcomes as columns. ``recorded``: (task id, claim) of attempts that are recorded already.
+    """
+    if len(recorded) == len(outcomes):
+        return
+    if ends.plain and not recorded:
+        told = (ends.claimed_at, ends.started_at, ends.finished_at, [_SUCCEEDED] * len(outcomes))
+        whole = (ends.task_ids, ends.claims, ends.numbers, *told)
+        run_across(connection, _RECORD_PLAIN, _PLAIN_COLUMNS, whole, {"worker": worker}, [0] * len(_PLAIN_COLUMNS))
+        return
+    plain: list[tuple[object, ...]] = []
+    failed: list[tuple[object, ...]] = []
+    for task_id, claim, number, end, _, claimed, started, finished, _, failure, *_ in outcomes:
+        if started is None or (task_id, claim) in recorded:
+            continue
+        if failure is None:
+            code = _SUCCEEDED if end is AttemptEnd.SUCCEEDED else end.code
+            plain.append((task_id, claim, number, claimed, started, finished, code))
+        else:
+            failed.append((task_id, claim, number, claimed, started, finished, end.code, *failure))
+    run_over(connection, _RECORD_PLAIN, _PLAIN_COLUMNS, plain, {"worker": worker})
+    run_over(connection, _RECORD_FAILED, _FAILED_COLUMNS, failed, {"worker": worker})
+
+
+def recorded(
+    connection: sa.Connection, dialect: Dialect, claims: Collection[tuple[int, int]]
+) -> dict[tuple[int, int], AttemptEnd]:
+    """The recorded ends of these claims, by (task id, claim)."""
+    rows = connection.execute(
+        prepared(
+            f"SELECT a.task_id, a.claim, a.outcome FROM {dialect.rows({'id': int, 'claim': int})} j "
+            "JOIN schedd_attempts a ON a.task_id = j.id AND a.claim = j.claim"
+        ),
+        {"rows": bind_rows(list(claims))},
+    )
+    return {(row[0], row[1]): AttemptEnd.from_code(row[2]) for row in rows}
+
+
+def keep_long(connection: sa.Connection, dialect: Dialect, outcomes: Sequence[Outcome]) -> None:
+    """Store the attempts' logs, and results that are too long for a row."""
+    values: list[tuple[int, str, str]] = []
+    for o in outcomes:
+        if o.result is not None and len(o.result) > INLINE:
+            values.append((o.task_id, "result", o.result))
+        if o.log:
+            values.append((o.task_id, f"log:{o.claim}", o.log))
+    if values:
+        write_values(connection, dialect, values)
+
+
+def stack_name(claim: int) -> str:
+    """The name of the side value with the stack of this claim's hung handler."""
+    return f"stack:{claim}"
+
+
+def write_values(connection: sa.Connection, dialect: Dialect, values: Sequence[tuple[int, str, str]]) -> None:
+    """Insert or replace side values: rows (task id, name, value)."""
+    source = dialect.rows({"task_id": int, "name": str, "value": str})
+    connection.execute(
+        prepared(
+            "INSERT INTO schedd_task_values (task_id, name, value) "
+            f"SELECT task_id, name, value FROM {source} j WHERE true "
+            "ON CONFLICT (task_id, name) DO UPDATE SET value = excluded.value"
+        ),
+        {"rows": bind_rows(values)},
+    )

@@ -1,0 +1,340 @@
+"""Finding and claiming work.
+
+The ready index is (queue, pool, lane, run_at, id) over claimable rows; a lane is a kind or kind + concurrency key.
+A dispatch cycle hops from lane to lane (a loose index scan) and reads only the heads. So it never walks rows of an
+unserved queue, an unknown kind or a far future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.registry import LANE_SEPARATOR
+from scheduler.store.db.dialect import Dialect, PostgreSQL, SQLite, bind_rows, fence, prepared
+from scheduler.store.db.statements import Columns, run, run_over
+
+if TYPE_CHECKING:
+    from scheduler.store.tasks.ready_children import ReadyChildren
+
+QUARANTINE_LANE = "!"  # prefix of the lane of a task in quarantine
+
+
+class LaneHead(NamedTuple):
+    """The earliest claimable task of a lane and level: its due time and id (0 if not asked for)."""
+
+    queue: str
+    lane: str
+    pool: int
+    run_at: int
+    id: int = 0
+
+
+class LaneClaim(NamedTuple):
+    """Claim up to ``limit`` due tasks of this lane."""
+
+    queue: str
+    lane: str
+    pool: int
+    limit: int
+
+
+class Claimed(NamedTuple):
+    """All that running an attempt needs; (id, claim) with the worker is the fence."""
+
+    id: int
+    claim: int
+    attempt: int
+    attempt_base: int
+    max_attempts: int | None
+    retry: str | None
+    timeout: int | None
+    dead_letter: int
+    payload: str | None
+    schema_version: int
+    key: str | None
+    correlation: str | None
+    created_at: int
+    extras: int
+    queue: str
+    lane: str
+    pool: int
+    kind: str
+    claimed_at: int
+    # rarely set, so a second statement reads them for the few tasks that have them: each column returned costs time
+    payload_ref: str | None = None
+    message_type: str | None = None
+    causation: str | None = None
+    subject: str | None = None
+    sequence: int | None = None
+    headers: str | None = None
+    schedule: str | None = None
+    slot: int | None = None
+    missed: int | None = None
+    missed_since: int | None = None
+    original_id: int | None = None
+    max_duration: int | None = None
+    expires_at: int | None = None
+    epoch: int = 1  # of the store, in which the task was stored
+
+
+LANE_OF = attrgetter("queue", "lane", "pool")  # of a head, a pick, or what was claimed
+RARE = tuple(name for name in Claimed._fields if name in Claimed._field_defaults and name != "epoch")
+_USUAL = tuple(name for name in Claimed._fields if name not in Claimed._field_defaults)
+_NAMES = ", ".join(f"t.{name}" for name in _USUAL)
+_LANE_OF_ROW = itemgetter(*(_USUAL.index(name) for name in ("queue", "lane", "pool")))
+_KNOWN = ("queue", "lane", "pool", "kind", "claimed_at")  # on SQLite each pick is a statement of its own and knows them
+_GROWN = {"claim": "claim + 1", "attempt": f"attempt + CASE WHEN {{t}}state = {st.SUSPENDED} THEN 0 ELSE 1 END"}
+_READ_COLUMNS = tuple(name for name in _USUAL if name not in _KNOWN)
+READ_NAMES = ", ".join(f"{{t}}{_GROWN.get(name, name)}" for name in _READ_COLUMNS)  # as they are once it is claimed
+_READ = len(_READ_COLUMNS)
+_NOTHING_RARE = (*(None,) * len(RARE), 1)
+_new = tuple.__new__  # faster than the named tuple's own constructor
+CLAIMABLE = "state >= 1 AND state <= 3"
+# A suspended task goes on with the attempt it was in.
+_SET = (
+    f"state = {st.CLAIMED}, worker = :worker, claim = {{claim}}, claimed_at = :now, started_at = NULL, "
+    f"attempt = {{t}}attempt + CASE WHEN {{t}}state = {st.SUSPENDED} THEN 0 ELSE 1 END"
+)
+_SET_SQLITE = _SET.format(t="", claim=SQLite.next_claim.format(t=""))
+_SET_PG = _SET.format(t="t.", claim=PostgreSQL.next_claim.format(t="t."))
+
+# From one head to the next: the next lane of the level, else the next level of the queue, else the next queue. Three
+# plain ranges, since SQLite does not use all columns of a row-value comparison for its index.
+_NEXT = """coalesce(
+    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = {queue} AND n.pool = {pool}
+     AND n.lane > {lane} ORDER BY n.lane, n.run_at, n.id LIMIT 1),
+    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = {queue} AND n.pool > {pool}
+     ORDER BY n.pool, n.lane, n.run_at, n.id LIMIT 1),
+    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue > {queue}
+     ORDER BY n.queue, n.pool, n.lane, n.run_at, n.id LIMIT 1))"""
+_HEADS = f"""
+WITH RECURSIVE head(id, n) AS (
+  SELECT {{first}}, 1
+  UNION ALL
+  SELECT {_NEXT.format(queue="h.queue", pool="h.pool", lane="h.lane")}, head.n + 1
+  FROM head JOIN schedd_tasks h ON h.id = head.id WHERE head.n < :most
+)
+SELECT t.queue, t.lane, t.pool, t.run_at, t.id FROM head JOIN schedd_tasks t ON t.id = head.id ORDER BY head.n
+"""
+# In the index's order, so that no planner takes the table for it.
+FIRST = f"SELECT id FROM schedd_tasks WHERE {CLAIMABLE} ORDER BY queue, pool, lane, run_at, id LIMIT 1"
+_HEADS_FROM_START = _HEADS.format(first=f"({FIRST})")
+_HEADS_AFTER = _HEADS.format(
+    first=_NEXT.format(queue="CAST(:queue AS text)", pool="CAST(:pool AS smallint)", lane="CAST(:lane AS text)")
+)
+
+_SQLITE_FIRST = f"""
+FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
+WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now
+ORDER BY run_at, id LIMIT :limit"""
+# Read, then written: RETURNING takes SQLite longer. No other writer comes between: the write lock is held.
+_SQLITE_READ = f"SELECT {READ_NAMES.format(t='')} {_SQLITE_FIRST}"
+_SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET_SQLITE} WHERE id IN (SELECT id {_SQLITE_FIRST})"
+
+# A worker that was declared dead while its process was frozen must not claim: its claims would be reclaimed at once.
+_LIVE = "SELECT 1 FROM schedd_workers WHERE id = :worker AND state < 2"
+_RIPE = f"id IN {{ids}} AND state = {st.WAITING}"
+_SQLITE_CLAIM_RIPE = f"UPDATE schedd_tasks SET unmet = 0, {_SET_SQLITE} WHERE {_RIPE}"
+# An array is expected to hold ten ids. ``picked`` itself is expected to be a tenth of the backlog, as its LIMIT is not
+# known beforehand, and in a join with it PostgreSQL would read the whole table for each claim.
+_PG_CLAIM_IN = f"""
+WITH {{{{rows}}}}, picked AS MATERIALIZED (
+  SELECT c.id FROM j p CROSS JOIN LATERAL (
+    SELECT t.id FROM schedd_tasks t
+    WHERE t.state >= 1 AND t.state <= 3 AND t.queue = p.queue AND t.lane = p.lane AND t.pool = p.pool
+      AND t.run_at <= :now {{start}}
+    ORDER BY t.run_at, t.id LIMIT p.n FOR UPDATE OF t SKIP LOCKED) c
+  WHERE EXISTS ({_LIVE})
+)
+UPDATE schedd_tasks t SET {_SET_PG} WHERE t.id = ANY(ARRAY(SELECT id FROM picked))
+RETURNING {_NAMES}, t.run_at
+"""
+_PG_CLAIM = _PG_CLAIM_IN.format(start="")
+_PG_CLAIM_FROM = _PG_CLAIM_IN.format(start="AND (t.run_at, t.id) >= (p.from_at, p.from_id)")
+_CLAIM_ONE = f"""
+UPDATE schedd_tasks SET {_SET.format(t="", claim="{claim}")} WHERE id = (
+  SELECT t.id FROM schedd_tasks t
+  WHERE t.state >= 1 AND t.state <= 3 AND t.queue = :queue AND t.lane = :lane AND t.pool = :pool AND t.run_at <= :now
+    AND EXISTS ({_LIVE})
+  ORDER BY t.run_at, t.id LIMIT 1 {{skip_locked}})
+RETURNING {", ".join(_USUAL)}
+"""
+_BY_TIME = itemgetter(-1, 0)
+_PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int), ("n", int))
+_PICK_FROM_COLUMNS: Columns = (*_PICK_COLUMNS, ("from_at", int), ("from_id", int))
+_START = (-(2**62), 0)
+
+
+def kind_of(lane: str) -> str:
+    """The kind whose tasks queue up in this lane."""
+    return lane.lstrip(QUARANTINE_LANE).partition(LANE_SEPARATOR)[0]
+
+
+def lane_heads(connection: sa.Connection, after: LaneHead | None = None, most: int = 10**9) -> list[LaneHead]:
+    """The heads of up to ``most`` lanes with a claimable task, due or not, after this one."""
+    if after is None:
+        rows = run(connection, _HEADS_FROM_START, {"most": most})
+    else:
+        bound = {"queue": after.queue, "pool": after.pool, "lane": after.lane, "most": most}
+        rows = run(connection, _HEADS_AFTER, bound)
+    return [LaneHead._make(row) for row in rows]
+
+
+_LANE_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int))
+_HEADS_OF = f"""
+WITH {{rows}} SELECT j.queue, j.lane, j.pool, (SELECT t.run_at FROM schedd_tasks t WHERE {CLAIMABLE}
+  AND t.queue = j.queue AND t.pool = j.pool AND t.lane = j.lane ORDER BY t.run_at, t.id LIMIT 1) FROM j
+"""
+
+
+def heads_of(connection: sa.Connection, lanes: Sequence[tuple[str, str, int]]) -> list[LaneHead]:
+    """The heads of those of these lanes (queue, lane, pool) that have one."""
+    rows = run_over(connection, _HEADS_OF, _LANE_COLUMNS, lanes, {})
+    return [LaneHead(*row) for row in rows if row[3] is not None]
+
+
+def claim(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker: int,
+    picks: Sequence[LaneClaim],
+    now: int,
+    start: dict[tuple[str, str, int], tuple[int, int]] | None = None,
+    ripe: ReadyChildren | None = None,
+    above: int = 0,
+) -> list[Claimed]:
+    """Claim due tasks for ``worker``, up to each pick's limit, earliest first within a lane.
+
+    ``start`` (PostgreSQL): (run_at, id) to begin at by lane; it is set to the last one claimed of each. ``ripe``
+    (SQLite): of whose lanes nothing else is due. ``above`` (PostgreSQL): what the claims' numbers are above at least.
+    """
+    if not picks:
+        return []
+    claimed: list[Claimed] = []
+    if dialect.name == "sqlite":
+        if not run(connection, _LIVE, {"worker": worker}):
+            return []
+        for pick in picks:
+            bound = {"worker": worker, "now": now, **pick._asdict()}
+            rest = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), now, *_NOTHING_RARE)
+            taken = ripe.take(LANE_OF(pick), pick.limit) if ripe is not None else ()
+            if taken:
+                claimed += [_new(Claimed, row[:_READ] + rest) for row in taken]
+                ids = bind_rows([row[0] for row in taken])
+                run(
+                    connection, _SQLITE_CLAIM_RIPE.format(ids=dialect.ids()), {"worker": worker, "now": now, "ids": ids}
+                )
+            else:
+                claimed += [_new(Claimed, row + rest) for row in run(connection, _SQLITE_READ, bound)]
+                run(connection, _SQLITE_CLAIM, bound)
+    else:
+        bound = {"worker": worker, "now": now, "above": above}
+        if start:
+            places = [(*pick, *start.get(LANE_OF(pick), _START)) for pick in picks]
+            rows = run_over(connection, _PG_CLAIM_FROM, _PICK_FROM_COLUMNS, places, bound)
+        else:
+            rows = run_over(connection, _PG_CLAIM, _PICK_COLUMNS, picks, bound)
+        rows.sort(key=_BY_TIME)  # they come as they were found
+        if start:
+            start.update((_LANE_OF_ROW(row), (row[-1], row[0])) for row in rows)
+        claimed = [_new(Claimed, row[:-1] + _NOTHING_RARE) for row in rows]
+    return _completed(connection, dialect, claimed)
+
+
+def claim_one(
+    connection: sa.Connection, dialect: Dialect, worker: int, pick: LaneClaim, now: int, above: int = 0
+) -> list[Claimed]:
+    """:func:`claim` for at most one task: one statement, which needs no transaction."""
+    bound = {"worker": worker, "now": now, "queue": pick.queue, "lane": pick.lane, "pool": pick.pool, "above": above}
+    sql = _CLAIM_ONE.format(skip_locked=dialect.skip_locked, claim=dialect.next_claim.format(t=""))
+    rows = run(connection, sql, bound)
+    return _completed(connection, dialect, [_new(Claimed, row + _NOTHING_RARE) for row in rows])
+
+
+def _completed(connection: sa.Connection, dialect: Dialect, claimed: list[Claimed]) -> list[Claimed]:
+    """Add long payloads and rare columns to the tasks that have them."""
+    wanting = [c for c in claimed if c.extras or c.payload is None]
+    if not wanting:
+        return claimed
+    long = [c.id for c in wanting if c.payload is None]
+    rare = [c.id for c in wanting if c.extras]
+    values = f"SELECT task_id, value FROM schedd_task_values WHERE name = 'payload' AND task_id IN {dialect.ids()}"
+    payloads = dict(run(connection, values, {"ids": bind_rows(long)}))
+    columns = f"SELECT id, {', '.join(RARE)} FROM schedd_tasks WHERE id IN {dialect.ids()}"
+    extras = {
+        row[0]: dict(zip(RARE, row[1:], strict=True)) for row in run(connection, columns, {"ids": bind_rows(rare)})
+    }
+    return [
+        c._replace(payload=payloads.get(c.id) if c.payload is None else c.payload, **extras.get(c.id, {}))
+        for c in claimed
+    ]
+
+
+_MARK_COLUMNS: Columns = (("id", int), ("claim", int), ("started", int))
+_MARK_SQLITE = (
+    f"WITH {{rows}} UPDATE schedd_tasks AS t SET state = {st.RUNNING}, started_at = j.started "
+    f"FROM j WHERE t.id = j.id AND {fence(f'= {st.CLAIMED}')} RETURNING id, claim"
+)
+_MARK_PG = (
+    "WITH {rows}, held AS MATERIALIZED (SELECT t.id, j.started FROM j JOIN schedd_tasks t ON t.id = j.id "
+    f"WHERE {{among t}} {fence(f'= {st.CLAIMED}')} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
+    f"UPDATE schedd_tasks t SET state = {st.RUNNING}, started_at = held.started FROM held WHERE t.id = held.id "
+    "RETURNING t.id, t.claim"
+)
+
+
+def mark_running(
+    connection: sa.Connection, dialect: Dialect, worker: int, started: Sequence[tuple[int, int, int]]
+) -> set[tuple[int, int]]:
+    """Write ``running`` for handlers under way: rows (id, claim, started_at). Returns (id, claim) written.
+
+    Skips rows that another transaction has locked.
+    """
+    sql = _MARK_SQLITE if dialect.name == "sqlite" else _MARK_PG
+    return {(row[0], row[1]) for row in run_over(connection, sql, _MARK_COLUMNS, started, {"worker": worker})}
+
+
+def held_by(connection: sa.Connection, worker: int) -> Sequence[sa.Row[Any]]:
+    """Rows (id, claim, attempt, claimed_at) of the tasks that ``worker`` holds."""
+    return connection.execute(
+        prepared(
+            "SELECT id, claim, attempt, claimed_at FROM schedd_tasks "
+            "WHERE worker = :worker AND state >= 4 AND state <= 5"
+        ),
+        {"worker": worker},
+    ).fetchall()
+
+
+def end_quarantine(connection: sa.Connection, worker: int, task_id: int, claim_number: int) -> None:
+    """End the quarantine of a task that has run alone for long enough."""
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET lane = ltrim(lane, '!') WHERE id = :id AND worker = :worker AND claim = :claim "
+            "AND state + 0 BETWEEN 4 AND 5"
+        ),
+        {"id": task_id, "worker": worker, "claim": claim_number},
+    )
+
+
+def quarantined_crashes(connection: sa.Connection, task_id: int) -> int:
+    """How often this task has crashed the process in which it ran alone."""
+    return int(
+        connection.execute(prepared("SELECT deaths FROM schedd_tasks WHERE id = :id"), {"id": task_id}).scalar() or 0
+    )
+
+
+def record_quarantined_crash(connection: sa.Connection, task_id: int, claim_number: int) -> None:
+    """Count a crash of the claim whose outcome was just recorded; the task stays in quarantine."""
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET deaths = deaths + 1, suspect = suspect + 1, "
+            "lane = CASE WHEN state >= 1 AND state <= 3 THEN '!' || ltrim(lane, '!') ELSE lane END "
+            "WHERE id = :id AND claim = :claim"
+        ),
+        {"id": task_id, "claim": claim_number},
+    )

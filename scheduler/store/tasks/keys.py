@@ -1,0 +1,190 @@
+"""Which task holds a key: ``held_key``.
+
+A task holds its key while it lives, and after a success for the key's retention. Later the transaction that needs the
+key takes it from the success.
+
+Every way to run a task again calls :func:`take`: its key must be free, and no other task may have completed under it
+since. :func:`others` is the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.errors import DuplicateKeyError
+from scheduler.model import state as st
+from scheduler.model.state import TaskState
+from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+
+_OVER = f"t.state = {st.SUCCESS} AND t.key_until <= :now"
+
+
+class Holder(NamedTuple):
+    """The task that holds a key."""
+
+    id: int
+    state: TaskState
+
+
+def holder_of(connection: sa.Connection, kind: str, key: str, now: int, lock: str = "") -> Holder | None:
+    """The task that holds this key, None if it is free. ``lock``: SQL for the SELECT (``Dialect.share``)."""
+    row = connection.execute(
+        prepared(
+            "SELECT t.id, t.state FROM schedd_tasks t WHERE t.kind = :kind AND t.held_key = :key "
+            f"AND NOT coalesce({_OVER}, false) {lock}"
+        ),
+        {"kind": kind, "key": key, "now": now},
+    ).first()
+    return None if row is None else Holder(row.id, TaskState.from_code(row.state))
+
+
+def holders(
+    connection: sa.Connection, dialect: Dialect, keys: set[tuple[str, str]], now: int
+) -> dict[tuple[str, str], TaskState]:
+    """The states of the tasks that hold these (kind, key); free keys are left out."""
+    rows = connection.execute(
+        prepared(
+            f"SELECT t.kind, t.held_key, t.state FROM {dialect.rows({'kind': str, 'key': str})} j "
+            "JOIN schedd_tasks t ON t.kind = j.kind AND t.held_key = j.key "
+            f"WHERE NOT coalesce({_OVER}, false)"
+        ),
+        {"rows": bind_rows(list(keys)), "now": now},
+    )
+    return {(row.kind, row.held_key): TaskState.from_code(row.state) for row in rows}
+
+
+def free_expired(connection: sa.Connection, kind: str, key: str, now: int) -> None:
+    """Take the key from a success whose retention is over."""
+    _free_expired(connection, dialect_of(connection), [(kind, key)], now)
+
+
+def _free_expired(connection: sa.Connection, dialect: Dialect, names: Iterable[tuple[str, str]], now: int) -> None:
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET held_key = NULL WHERE id IN "
+            f"(SELECT t.id FROM {dialect.rows({'kind': str, 'key': str})} j "
+            f"JOIN schedd_tasks t ON t.kind = j.kind AND t.held_key = j.key WHERE {_OVER})"
+        ),
+        {"rows": bind_rows(list(names)), "now": now},
+    )
+
+
+def free(connection: sa.Connection, task_id: int) -> None:
+    """Take the key from a task that has ended."""
+    connection.execute(
+        prepared(f"UPDATE schedd_tasks SET held_key = NULL WHERE id = :id AND state >= {st.FIRST_TERMINAL}"),
+        {"id": task_id},
+    )
+
+
+class Ended(NamedTuple):
+    """A task that ended without success, and the key under which it may run again. ``at``: when it ended."""
+
+    id: int
+    kind: str
+    key: str
+    at: int | None
+
+
+class Other(NamedTuple):
+    """The task that keeps another one from running again: it holds ``key``, or ``completed``."""
+
+    id: int
+    kind: str
+    key: str
+    completed: bool
+
+    @property
+    def error(self) -> DuplicateKeyError:
+        """The error for a caller that named the blocked task."""
+        return DuplicateKeyError(self.kind, self.key, self.id, completed=self.completed)
+
+
+_ENDED: dict[str, type] = {"id": int, "kind": str, "key": str, "at": int}
+_HOLDS = (
+    "SELECT min(t.id + 0) FROM schedd_tasks t WHERE t.kind = {0}.kind AND t.held_key = {0}.key AND t.id <> {0}.id "
+    f"AND NOT coalesce({_OVER}, false)"
+)
+
+
+def completed_since(one: str, success: str, at: str = "finished_at") -> str:
+    """SQL: whether ``success`` completed after ``one``, of the same key, had ended without success.
+
+    Ids show which task was stored later, even if a clock was set back.
+    """
+    return f"({success}.id > {one}.id OR {success}.finished_at > {one}.{at})"
+
+
+# The sums keep planners from the index of all successes, and from walking up the primary key.
+_COMPLETED = (
+    "SELECT min(t.id + 0) FROM schedd_tasks t WHERE t.kind = {0}.kind AND t.key = {0}.key "
+    f"AND t.state + 0 = {st.SUCCESS} AND t.id <> {{0}}.id AND {completed_since('{0}', 't', 'at')}"
+)
+
+
+def others(connection: sa.Connection, dialect: Dialect, tasks: Iterable[Ended], now: int) -> dict[int, Other]:
+    """The tasks that must not run again under their keys, with the task that blocks each.
+
+    A key is not free while another task holds it, nor once another one has completed under it since. Of several tasks
+    with one key the first may have it.
+    """
+    first: dict[tuple[str, str], Ended] = {}
+    for task in sorted(tasks):
+        first.setdefault((task.kind, task.key), task)
+    rows = connection.execute(
+        prepared(
+            f"SELECT j.id, ({_HOLDS.format('j')}) AS holder, ({_COMPLETED.format('j')}) AS done "
+            f"FROM {dialect.rows(_ENDED)} j"
+        ),
+        {"rows": bind_rows(list(first.values())), "now": now},
+    )
+    found = {row.id: (row.holder, row.done) for row in rows}
+    refused: dict[int, Other] = {}
+    for task in tasks:
+        own = first[task.kind, task.key]
+        holder, done = found[own.id]
+        if done is not None or holder is not None:
+            refused[task.id] = Other(done or holder, task.kind, task.key, completed=done is not None)
+        elif own is not task:
+            refused[task.id] = Other(own.id, task.kind, task.key, completed=False)
+    return refused
+
+
+def take(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> dict[int, Other]:
+    """Take the keys of ended tasks that are about to run again.
+
+    All or none: if a key is not free, takes none and returns the tasks that are blocked.
+    """
+    for last in (False, False, True):
+        tasks = [Ended(*row) for row in connection.execute(_keyed(dialect), {"ids": bind_rows(ids)})]
+        if not tasks:
+            return {}
+        _free_expired(connection, dialect, {(task.kind, task.key) for task in tasks}, now)
+        refused = others(connection, dialect, tasks, now)
+        if refused:
+            return refused
+        try:
+            with connection.begin_nested():
+                connection.execute(_take(dialect), {"ids": bind_rows([task.id for task in tasks])})
+            return {}
+        except sa.exc.IntegrityError:
+            if last:
+                raise
+            # Another transaction took one meanwhile: read again.
+    raise AssertionError("unreachable")
+
+
+def _keyed(dialect: Dialect) -> sa.TextClause:
+    return prepared(
+        f"SELECT id, kind, key, finished_at FROM schedd_tasks WHERE id IN {dialect.ids()} AND key IS NOT NULL "
+        f"AND state > {st.SUCCESS} ORDER BY id"
+    )
+
+
+def _take(dialect: Dialect) -> sa.TextClause:
+    return prepared(
+        f"UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id IN {dialect.ids()} AND state > {st.SUCCESS}"
+    )

@@ -1,0 +1,184 @@
+"""Caps and rates of kinds, over all workers.
+
+Both are looked at in the claim's own transaction, under the lock of the kind's row: on PostgreSQL one worker at a time
+claims of a capped kind, and the others pass it over instead of waiting; SQLite's one writer needs no lock. A cap
+counts the rows that are held, so a crash leaks nothing; a rate counts starts (see ``model/rate.py``) in a small table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model.rate import Rate
+from scheduler.store.broken_rows import options_of
+from scheduler.store.db.dialect import Dialect, bind_rows, prepared
+from scheduler.store.db.statements import run
+from scheduler.store.tasks.claim import QUARANTINE_LANE, kind_of
+
+
+class Limit(NamedTuple):
+    """A kind's limits. ``cap``: tasks held at a time in one lane; ``rate``: attempt starts."""
+
+    cap: int | None
+    rate: Rate | None
+
+
+class Headroom(NamedTuple):
+    """How many tasks of one kind may be claimed now.
+
+    ``held``: by lane, of the lanes that were read. ``starts``: how many attempts the rate permits. ``again``: when it
+    permits one, ``now`` if at once.
+    """
+
+    limit: Limit
+    held: dict[str, int]
+    starts: int | None
+    again: int
+
+    def of(self, lane: str) -> int | None:
+        """How many more the cap permits in this lane; None: no cap. Raises KeyError for a lane not read."""
+        cap = self.limit.cap
+        return None if cap is None else max(0, cap - self.held[lane])
+
+
+def limit_of(options: Mapping[str, Any]) -> Limit | None:
+    """The limits among a kind's published options, None if it has none."""
+    cap, rate = options.get("max_concurrency"), options.get("rate_limit")
+    return None if cap is None and rate is None else Limit(cap, None if rate is None else Rate(*rate))
+
+
+def known(connection: sa.Connection) -> dict[str, Limit]:
+    """The kinds with a cap or a rate, as the newest of the workers' programs published them."""
+    rows = run(connection, "SELECT name, options FROM schedd_kinds", {})
+    found = ((name, limit_of(options_of(options))) for name, options in rows)
+    return {name: limit for name, limit in found if limit is not None}
+
+
+def base_lane(lane: str) -> str:
+    """The lane whose cap counts this lane's tasks: a task in quarantine counts where it came from."""
+    return lane.lstrip(QUARANTINE_LANE)
+
+
+def lock(connection: sa.Connection, dialect: Dialect, lanes: Iterable[str], now: int) -> dict[str, Headroom]:
+    """Lock the kinds of these lanes and return their headroom.
+
+    A kind is left out while another worker claims its tasks. Counts held tasks in these lanes only: see :func:`held`.
+    """
+    lanes = set(map(base_lane, lanes))
+    names = bind_rows([(name,) for name in sorted({kind_of(lane) for lane in lanes})])
+    source = dialect.rows({"name": str})
+    rows = connection.execute(
+        prepared(
+            f"SELECT t.name, t.options FROM {source} j JOIN schedd_kinds t ON t.name = j.name "
+            f"ORDER BY t.name {dialect.skip_locked}"
+        ),
+        {"rows": names},
+    ).fetchall()
+    # Statements of their own, after the lock: on PostgreSQL only they see what the last holder has claimed.
+    limits = {row.name: limit_of(options_of(row.options)) or Limit(None, None) for row in rows}
+    for name, limit in limits.items():
+        if limit.rate is not None:
+            _set_back(connection, name, limit.rate, now)
+    return _rooms(connection, dialect, limits, lanes, now)
+
+
+def read(connection: sa.Connection, dialect: Dialect, lane: str, now: int) -> Headroom | None:
+    """The headroom of one lane's kind, without a lock, for display. None: it has no limits."""
+    lane, kind = base_lane(lane), kind_of(lane)
+    row = connection.execute(prepared("SELECT options FROM schedd_kinds WHERE name = :name"), {"name": kind}).first()
+    limit = None if row is None else limit_of(options_of(row.options))
+    return None if limit is None else _rooms(connection, dialect, {kind: limit}, [lane], now)[kind]
+
+
+def _rooms(
+    connection: sa.Connection, dialect: Dialect, limits: Mapping[str, Limit], lanes: Iterable[str], now: int
+) -> dict[str, Headroom]:
+    capped = [lane for lane in lanes if (limit := limits.get(kind_of(lane))) is not None and limit.cap is not None]
+    counted: dict[str, dict[str, int]] = {}
+    for lane, number in held(connection, dialect, capped).items():
+        counted.setdefault(kind_of(lane), {})[lane] = number
+    made = {}
+    for name, limit in limits.items():
+        starts, again = (None, now) if limit.rate is None else remaining(connection, name, limit.rate, now)
+        made[name] = Headroom(limit, counted.get(name, {}), starts, again)
+    return made
+
+
+# From one worker that holds something to the next, so that only rows of these lanes are read: the index is
+# (worker, lane), and neither all workers there ever were nor all that they hold are walked.
+_HELD = """
+WITH RECURSIVE w(id) AS (
+  SELECT min(worker) FROM schedd_tasks WHERE state >= 4 AND state <= 5
+  UNION ALL
+  SELECT (SELECT min(n.worker) FROM schedd_tasks n WHERE n.state >= 4 AND n.state <= 5 AND n.worker > w.id)
+  FROM w WHERE w.id IS NOT NULL
+)
+SELECT j.lane, (SELECT count(*) FROM schedd_tasks t
+  WHERE t.worker = w.id AND t.lane = j.lane AND t.state >= 4 AND t.state <= 5) AS n
+FROM w CROSS JOIN {source} j WHERE w.id IS NOT NULL
+"""
+
+
+def held(connection: sa.Connection, dialect: Dialect, lanes: Iterable[str]) -> dict[str, int]:
+    """How many tasks are held in each of these lanes, with those in quarantine from there."""
+    asked = sorted(lanes)
+    if not asked:
+        return {}
+    sql = _HELD.format(source=dialect.rows({"lane": str}))
+    rows = run(
+        connection, sql, {"rows": bind_rows([(f"{sign}{lane}",) for lane in asked for sign in ("", QUARANTINE_LANE)])}
+    )
+    counted = dict.fromkeys(asked, 0)
+    for lane, number in rows:
+        counted[base_lane(lane)] += number
+    return counted
+
+
+def remaining(connection: sa.Connection, kind: str, rate: Rate, now: int) -> tuple[int, int]:
+    """How many attempts the rate permits now, and when it permits one: ``now`` if at once."""
+    rows = connection.execute(
+        prepared("SELECT until, starts FROM schedd_starts WHERE kind = :kind AND until > :before"),
+        {"kind": kind, "before": now - rate.period},
+    )
+    counted = [(row.until, row.starts) for row in rows]
+    return rate.left(counted, now), rate.again(counted, now)
+
+
+def _set_back(connection: sa.Connection, kind: str, rate: Rate, now: int) -> None:
+    """Move starts that lie ahead of the clock to now: it went back, and they would count too long."""
+    latest = rate.until(now, rate.max_start_window)
+    bound = {"kind": kind, "latest": latest}
+    later = "FROM schedd_starts WHERE kind = :kind AND until > :latest"
+    ahead = connection.execute(prepared(f"SELECT sum(starts) {later}"), bound).scalar()
+    if ahead is not None:
+        connection.execute(prepared(f"DELETE {later}"), bound)
+        count(connection, kind, rate, latest, int(ahead), now)
+
+
+def count(connection: sa.Connection, kind: str, rate: Rate, until: int, starts: int, now: int) -> None:
+    """Count attempts that may start until then, and forget what is too old to matter."""
+    bound = {"kind": kind, "until": until, "starts": starts, "before": now - rate.period}
+    for sql in (
+        "DELETE FROM schedd_starts WHERE kind = :kind AND until <= :before",
+        "INSERT INTO schedd_starts (kind, until, starts) VALUES (:kind, :until, :starts) "
+        "ON CONFLICT (kind, until) DO UPDATE SET starts = schedd_starts.starts + excluded.starts",
+    ):
+        connection.execute(prepared(sql), bound)
+
+
+def refund(connection: sa.Connection, dialect: Dialect, kind: str, until: int, starts: int) -> None:
+    """Refund starts of claims whose handlers never began, as their worker reports.
+
+    Skips the refund while another worker locks the kind: the rate is then stricter than needed.
+    """
+    connection.execute(
+        prepared(
+            "UPDATE schedd_starts SET starts = CASE WHEN starts > :starts THEN starts - :starts ELSE 0 END "
+            "WHERE (kind, until) IN (SELECT t.kind, t.until FROM schedd_starts t "
+            f"WHERE t.kind = :kind AND t.until = :until {dialect.skip_locked})"
+        ),
+        {"kind": kind, "until": until, "starts": starts},
+    )

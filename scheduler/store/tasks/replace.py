@@ -1,0 +1,201 @@
+"""``conflict="replace"``: a new set of payload, options, envelope and edges for the same id.
+
+It applies at once while no worker holds the task. Else it is deferred (``rerun`` 1, a side value): the transaction that
+records the attempt's end applies it. ``rerun`` 2: cancelled after it was replaced; the task ends, and a retry uses the
+new set.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.spec import TaskSpec
+from scheduler.model.state import TaskState
+from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.durable import checkpoints
+from scheduler.store.graph.release import release
+from scheduler.store.tasks import envelopes
+from scheduler.store.tasks.row import COLUMNS, Placed, edge_row, insert_edges, insert_values, read_parents, row_of
+
+log = logging.getLogger("scheduler.store")
+
+_ASIDE = "replacement"
+# The id, the schedule's slot, the lineage and the counts of claims and attempts stay.
+_KEPT = ("id", "kind", "key", "held_key", "schedule", "slot", "missed", "missed_since")
+_TAKEN = tuple(name for name in COLUMNS if name not in _KEPT)
+_REPLACE = (
+    f"UPDATE schedd_tasks SET {', '.join(f'{name} = :{name}' for name in _TAKEN if name != 'extras')}, "
+    "extras = CASE WHEN original_id IS NULL AND schedule IS NULL THEN :extras ELSE 1 END, "
+    "held_key = CASE WHEN :live = 1 THEN held_key END, cancel_requested = :cancelled, cancel_cascade = 0, "
+    "attempt_base = attempt, worker = NULL, rerun = 0, suspect = 0, deaths = 0, claimed_at = NULL, "
+    "started_at = NULL, progress = NULL, progress_message = NULL, last_heartbeat_at = NULL, result = NULL, "
+    "result_until = NULL, kept_until = NULL, key_until = NULL, fingerprint = NULL, status_code = NULL WHERE id = :id"
+)
+
+
+class _PendingReplacement(msgspec.Struct):
+    """``at``: when it was replaced (microseconds); ``before``: the parents of the set that runs."""
+
+    at: int
+    spec: TaskSpec
+    before: list[int]
+
+
+def replace_now(
+    connection: sa.Connection,
+    dialect: Dialect,
+    task_id: int,
+    spec: TaskSpec,
+    placed: Placed,
+    now: int,
+    *,
+    made: int | None = None,
+    cancelled: int | None = None,
+) -> None:
+    """Give a task that no worker holds another set. ``spec.edges`` name stored tasks, and ``placed`` is what they say:
+    if that ends the task at once, the caller releases what waits for it.
+
+    ``made``: when the set was, if not now; ``cancelled``: the task has ended so at this instant, and stays ended.
+    """
+    envelopes.keep(connection, task_id)
+    values = row_of(spec, now, placed, made)
+    if cancelled is not None:
+        values |= {"state": st.CANCELLED, "finished_at": cancelled}
+        values |= dict.fromkeys(("error", "error_class", "ended_by", "check_at"))
+    live = int(values["state"] < st.FIRST_TERMINAL)
+    bound = {name: values[name] for name in _TAKEN}
+    connection.execute(prepared(_REPLACE), bound | {"id": task_id, "live": live, "cancelled": cancelled})
+    for sql in (
+        f"DELETE FROM schedd_task_values WHERE task_id = :id AND name IN ('payload', 'result', '{_ASIDE}')",
+        "DELETE FROM schedd_edges WHERE child = :id",
+    ):
+        connection.execute(prepared(sql), {"id": task_id})
+    checkpoints.forget(connection, dialect, [task_id])  # steps of the old set
+    if values["payload"] is None:
+        insert_values(connection, [(task_id, "payload", spec.payload)])
+    if spec.edges:
+        insert_edges(connection, [edge_row(edge, task_id) for edge in spec.edges])
+
+
+def defer_replacement(connection: sa.Connection, dialect: Dialect, task_id: int, spec: TaskSpec, now: int) -> None:
+    """Defer this set: the held task runs once more with it, after its present attempt.
+
+    The edges are stored beside those of the set that runs, so that no cycle closes over them and no parent is removed.
+    """
+    present = connection.execute(
+        prepared(f"SELECT value FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'"), {"id": task_id}
+    ).scalar()
+    parents = connection.execute(prepared("SELECT parent FROM schedd_edges WHERE child = :id"), {"id": task_id})
+    before = (
+        [row[0] for row in parents]
+        if present is None
+        else msgspec.json.decode(present, type=_PendingReplacement).before
+    )
+    connection.execute(
+        prepared(f"DELETE FROM schedd_edges WHERE child = :id AND parent NOT IN {dialect.ids()}"),
+        {"id": task_id, "ids": bind_rows(before)},
+    )
+    if spec.edges:
+        insert_edges(connection, [edge_row(edge, task_id) for edge in spec.edges])
+    spec = msgspec.structs.replace(spec, run_at=max(spec.run_at, now + spec.delay), delay=0)
+    text = msgspec.json.encode(_PendingReplacement(now, spec, before)).decode()
+    connection.execute(
+        prepared(f"DELETE FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'"), {"id": task_id}
+    )
+    insert_values(connection, [(task_id, _ASIDE, text)])
+    connection.execute(prepared("UPDATE schedd_tasks SET rerun = 1 WHERE id = :id"), {"id": task_id})
+
+
+def apply_deferred(connection: sa.Connection, dialect: Dialect, ids: Iterable[int], now: int) -> None:
+    """Apply the deferred replacements of these tasks, whose attempts are recorded.
+
+    Call it after the release of dependents of tasks that ended in the same transaction.
+    """
+    rows = connection.execute(
+        prepared(
+            "SELECT t.id, t.state, t.finished_at, v.value FROM schedd_tasks t "
+            f"LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = '{_ASIDE}' "
+            f"WHERE t.id IN {dialect.ids()} AND t.rerun > 0 ORDER BY t.id"
+        ),
+        {"ids": bind_rows(sorted(ids))},
+    ).fetchall()
+    for row in rows:
+        try:
+            aside = msgspec.json.decode(row.value or "", type=_PendingReplacement)
+        except msgspec.MsgspecError as error:
+            _set_aside(connection, dialect, row.id, f"what replaced it cannot be read: {error}", now)
+            continue
+        spec = aside.spec
+        parents = read_parents(connection, dialect, [edge.parent for edge in spec.edges], known=True)
+        ended = row.finished_at if row.state == st.CANCELLED else None
+        placed = parents.place(spec.edges)
+        replace_now(connection, dialect, row.id, spec, placed, now, made=aside.at, cancelled=ended)
+        if placed.end is not None and ended is None:
+            release(connection, dialect, [(row.id, placed.end.state)], now)
+
+
+def _set_aside(connection: sa.Connection, dialect: Dialect, task_id: int, error: str, now: int) -> None:
+    log.error(error, extra={"task": task_id})
+    connection.execute(
+        prepared(
+            f"UPDATE schedd_tasks SET state = CASE WHEN dead_letter = 1 THEN {st.DEAD} ELSE {st.FAILED} END, "
+            "rerun = 0, held_key = NULL, finished_at = :now, error = :error, error_class = 'PayloadError' "
+            "WHERE id = :id AND rerun > 0"
+        ),
+        {"id": task_id, "now": now, "error": error[:2000]},
+    )
+    release(connection, dialect, [(task_id, TaskState.DEAD)], now)
+
+
+def repair_replacements(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> None:
+    """Apply replacements left over on tasks that no worker holds; drop values without a task's mark."""
+    held = connection.execute(
+        prepared(f"SELECT id FROM schedd_tasks WHERE id IN {dialect.ids()} AND state >= 4 AND state <= 5"),
+        {"ids": bind_rows(ids)},
+    )
+    apply_deferred(connection, dialect, set(ids) - {row[0] for row in held}, now)
+    connection.execute(
+        prepared(
+            f"DELETE FROM schedd_task_values WHERE task_id IN {dialect.ids()} AND name = '{_ASIDE}' "
+            "AND task_id IN (SELECT id FROM schedd_tasks WHERE rerun = 0)"
+        ),
+        {"ids": bind_rows(ids)},
+    )
+
+
+def blocked_replacements(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> set[int]:
+    """The replaced tasks for which :func:`apply_deferred` would have to wait for a lock on a parent.
+
+    Locks the parents of the others until the transaction ends. Never waits.
+    """
+    if not ids or not dialect.skip_locked:
+        return set()
+    edges = connection.execute(
+        prepared(
+            "SELECT e.parent, e.child FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
+            f"WHERE e.child IN {dialect.ids()}"
+        ),
+        {"ids": bind_rows(ids)},
+    ).fetchall()
+    held = connection.execute(
+        prepared(
+            f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.share} SKIP LOCKED"
+        ),
+        {"ids": bind_rows(sorted({edge.parent for edge in edges}))},
+    )
+    got = {row[0] for row in held}
+    return {edge.child for edge in edges if edge.parent not in got}
+
+
+def cancel_rerun(connection: sa.Connection, ids: Sequence[int]) -> None:
+    """Cancel the deferred replacements of held tasks, too."""
+    dialect = dialect_of(connection)
+    connection.execute(
+        prepared(f"UPDATE schedd_tasks SET rerun = 2 WHERE id IN {dialect.ids()} AND rerun = 1"),
+        {"ids": bind_rows(ids)},
+    )

@@ -1,0 +1,278 @@
+"""The row of a new task, and the state that its edges give it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.errors import UnknownDependencyError
+from scheduler.model import state as st
+from scheduler.model.policy import first_look
+from scheduler.model.spec import EdgeSpec, TaskSpec
+from scheduler.model.state import EdgeVerdict, Otherwise, TaskState, When, edge_verdict, satisfied_mask
+from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.graph.messages import broken_text, removed_text
+from scheduler.store.tasks.claim import RARE
+
+INLINE = 1024  # longer values go to schedd_task_values, so that claim and finish do not rewrite them
+COLUMNS: dict[str, type] = {
+    "id": int,
+    "state": int,
+    "queue": str,
+    "lane": str,
+    "pool": int,
+    "run_at": int,
+    "kind": str,
+    "unmet": int,
+    "max_attempts": int,
+    "retry": str,
+    "timeout": int,
+    "dead_letter": int,
+    "created_at": int,
+    "finished_at": int,
+    "payload": str,
+    "extras": int,
+    "payload_ref": str,
+    "schema_version": int,
+    "message_type": str,
+    "correlation": str,
+    "causation": str,
+    "subject": str,
+    "sequence": int,
+    "headers": str,
+    "key": str,
+    "held_key": str,
+    "key_retention": int,
+    "schedule": str,
+    "slot": int,
+    "missed": int,
+    "missed_since": int,
+    "result_ttl": int,
+    "error": str,
+    "error_class": str,
+    "ended_by": int,
+    "max_duration": int,
+    "max_delay": int,
+    "expires_at": int,
+    "check_at": int,
+}
+NEW = tuple(name for name in COLUMNS if name != "id")
+EDGE_COLUMNS: dict[str, type] = {"parent": int, "child": int, "on_end": int, "otherwise": int, "ok": int}
+_CODES = {
+    when: {other: (on_end, otherwise, satisfied_mask(when, other)) for otherwise, other in enumerate(Otherwise)}
+    for on_end, when in enumerate(When)
+}
+_RARE = tuple(name for name in RARE if name in TaskSpec.__struct_fields__)
+_rare_of = attrgetter(*_RARE)
+_NOTHING_RARE = (None,) * len(_RARE)
+# Of a task that stands alone, and that nothing was said about but what it is to do, and when and where.
+_USUAL = (
+    "state",
+    "queue",
+    "lane",
+    "pool",
+    "run_at",
+    "kind",
+    "unmet",
+    "max_attempts",
+    "dead_letter",
+    "created_at",
+    "payload",
+    "extras",
+    "schema_version",
+)
+USUAL_GIVEN = tuple(name in _USUAL for name in NEW)
+_UNUSUAL = tuple(field.name for field in msgspec.structs.fields(TaskSpec) if field.default is None)
+_unusual_of = attrgetter(*_UNUSUAL)
+_NOTHING_UNUSUAL = (None,) * len(_UNUSUAL)
+
+
+class End(NamedTuple):
+    """The end of a task in the transaction that stores it: an edge was broken already."""
+
+    state: TaskState
+    error: str
+    parent: int
+
+
+class Placed(NamedTuple):
+    """The effect of a task's edges: how many are open, and its end if they end it at once."""
+
+    unmet: int = 0
+    end: End | None = None
+
+    @property
+    def state(self) -> int:
+        if self.end is not None:
+            return self.end.state.code
+        return st.WAITING if self.unmet else st.SCHEDULED
+
+
+class Parents:
+    """The parents' ends, None while they live; ``removed``: parents whose row is gone."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, TaskState | None] = {}
+        self.removed: set[int] = set()
+
+    def place(self, edges: Iterable[EdgeSpec]) -> Placed:
+        """Judge a new task's edges. The first that fails it is named, else the first that skips it."""
+        unmet = 0
+        broken: dict[EdgeVerdict, End] = {}
+        ends = self.ends
+        for edge in edges:
+            state = ends.get(edge.parent)
+            if state is None:
+                unmet += 1
+                continue
+            verdict = edge_verdict(state, edge.when, edge.otherwise)
+            if verdict is EdgeVerdict.WAIT and edge.parent not in self.removed:
+                unmet += 1
+            elif verdict is EdgeVerdict.WAIT:
+                broken.setdefault(EdgeVerdict.FAIL, End(TaskState.FAILED, removed_text(edge.parent), edge.parent))
+            elif verdict in (EdgeVerdict.FAIL, EdgeVerdict.SKIP):
+                ended = TaskState.FAILED if verdict is EdgeVerdict.FAIL else TaskState.SKIPPED
+                broken.setdefault(verdict, End(ended, broken_text([(edge.parent, state)], ended), edge.parent))
+        return Placed(unmet, broken.get(EdgeVerdict.FAIL) or broken.get(EdgeVerdict.SKIP))
+
+
+def read_parents(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], *, known: bool = False) -> Parents:
+    """How each of these tasks ended, if it has; holds the rows as they are until the transaction ends.
+
+    An engine that wants to finish one of them passes it over until then, so a parent cannot end unseen between this
+    read and the commit of the edge. Raises UnknownDependencyError for an id that never was; ``known``: they were there
+    once, so an id without a record was removed, and counts as failed.
+    """
+    found = Parents()
+    for row in connection.execute(
+        prepared(
+            f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.share}"
+        ),
+        {"ids": bind_rows(ids)},
+    ):
+        state = TaskState.from_code(row.state)
+        found.ends[row.id] = state if state.terminal else None
+    gone = [i for i in ids if i not in found.ends]
+    if gone:
+        for row in connection.execute(
+            prepared(f"SELECT task_id, state FROM schedd_outcomes WHERE task_id IN {dialect.ids()}"),
+            {"ids": bind_rows(gone)},
+        ):
+            found.ends[row.task_id] = TaskState.from_code(row.state)
+        unknown = [i for i in gone if i not in found.ends]
+        if unknown and not known:
+            raise UnknownDependencyError(unknown)
+        found.ends |= dict.fromkeys(unknown, TaskState.FAILED)
+        found.removed.update(gone)
+    return found
+
+
+def values_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None) -> tuple[Any, ...]:
+    """The values of :data:`NEW`. ``made``: when it was asked for, if not now."""
+    unmet, end = placed
+    made = now if made is None else made
+    run_at = now + spec.delay
+    if spec.run_at > run_at:
+        run_at = spec.run_at
+    expires_at = look_at = None
+    if spec.max_duration is not None or spec.max_delay is not None:
+        expires_at = None if spec.max_duration is None else made + spec.max_duration
+        look_at = None if end else first_look(now, run_at, expires_at, spec.max_delay)
+    return (
+        placed.state if unmet or end else st.SCHEDULED,
+        spec.queue,
+        spec.lane,
+        spec.pool,
+        run_at,
+        spec.kind,
+        unmet,
+        spec.max_attempts,
+        spec.retry,
+        spec.timeout,
+        int(spec.dead_letter),
+        made,  # created_at
+        now if end else None,  # finished_at
+        spec.payload if len(spec.payload) <= INLINE else None,
+        int(_rare_of(spec) != _NOTHING_RARE),  # extras
+        spec.payload_ref,
+        spec.schema_version,
+        spec.message_type,
+        spec.correlation,
+        spec.causation,
+        spec.subject,
+        spec.sequence,
+        spec.headers,
+        spec.key,
+        spec.key if end is None else None,  # held_key
+        spec.key_retention,
+        spec.schedule,
+        spec.slot,
+        spec.missed,
+        spec.missed_since,
+        spec.result_ttl,
+        end.error if end else None,
+        "DependencyFailed" if end else None,
+        end.parent if end else None,
+        spec.max_duration,
+        spec.max_delay,
+        expires_at,
+        look_at,  # check_at
+    )
+
+
+def usual_values_of(spec: TaskSpec, now: int) -> list[Any] | None:
+    """Of :func:`values_of` a task without edges those that are not None, in a fourth of the time; None if they are
+    others than ``USUAL_GIVEN`` says."""
+    if _unusual_of(spec) != _NOTHING_UNUSUAL or spec.max_attempts is None or len(spec.payload) > INLINE:
+        return None
+    return [
+        st.SCHEDULED,
+        spec.queue,
+        spec.lane,
+        spec.pool,
+        max(now + spec.delay, spec.run_at),
+        spec.kind,
+        0,  # unmet
+        spec.max_attempts,
+        int(spec.dead_letter),
+        now,  # created_at
+        spec.payload,
+        0,  # extras
+        spec.schema_version,
+    ]
+
+
+def row_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None) -> dict[str, Any]:
+    """:func:`values_of` by their names."""
+    return dict(zip(NEW, values_of(spec, now, placed, made), strict=True))
+
+
+def edge_row(edge: EdgeSpec, child: int) -> tuple[int, int, int, int, int]:
+    """An edge as :func:`insert_edges` takes it."""
+    return edge.parent, child, *_CODES[edge.when][edge.otherwise]
+
+
+def insert_edges(connection: sa.Connection, edges: Sequence[tuple[int, int, int, int, int]]) -> None:
+    """Store edges: rows (parent, child, when, otherwise, ok). One that is there already stays as it is."""
+    names = ", ".join(EDGE_COLUMNS)
+    source = dialect_of(connection).rows(EDGE_COLUMNS)
+    connection.execute(
+        prepared(
+            f"INSERT INTO schedd_edges ({names}) SELECT {names} FROM {source} j WHERE true "
+            "ON CONFLICT (parent, child) DO NOTHING"
+        ),
+        {"rows": bind_rows(edges)},
+    )
+
+
+def insert_values(connection: sa.Connection, rows: Sequence[tuple[int, str, str]]) -> None:
+    """Store side values of new tasks: rows (task id, name, value)."""
+    source = dialect_of(connection).rows({"task_id": int, "name": str, "value": str})
+    connection.execute(
+        prepared(f"INSERT INTO schedd_task_values (task_id, name, value) SELECT task_id, name, value FROM {source} j"),
+        {"rows": bind_rows(rows)},
+    )

@@ -1,0 +1,154 @@
+"""Handlers without a heartbeat: finds them and reclaims their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.outcome import AttemptEnd
+from scheduler.model.state import END_BIT, TaskState
+from scheduler.store.broken_rows import options_of
+from scheduler.store.db.dialect import Dialect, bind_rows, fence, prepared
+from scheduler.store.graph.descendants import BROKEN_BITS
+from scheduler.store.graph.release import release
+from scheduler.store.tasks.outcome_locks import lock_descendants
+from scheduler.store.tasks.replace import apply_deferred, blocked_replacements
+
+MIN_STALLED_ATTEMPTS = 3  # a task ends because of stalls only after this many attempts, whatever its budget
+
+
+class Stalled(NamedTuple):
+    """A running task that has been quiet for longer than its kind allows. Spans are microseconds."""
+
+    id: int
+    kind: str
+    worker: int
+    quiet: int
+    stall_after: int
+
+
+def stalled(connection: sa.Connection, now: int) -> list[Stalled]:
+    """The running tasks without a heartbeat for their kind's ``stall_after``, the quietest first."""
+    rows = connection.execute(prepared("SELECT name, options FROM schedd_kinds")).fetchall()
+    spans = {row.name: options_of(row.options).get("stall_after") for row in rows}
+    spans = {name: span for name, span in spans.items() if span is not None}
+    if not spans:
+        return []
+    running = connection.execute(
+        prepared(
+            "SELECT id, kind, worker, started_at, last_heartbeat_at FROM schedd_tasks "
+            f"WHERE state >= 4 AND state <= 5 AND state = {st.RUNNING} AND started_at IS NOT NULL"
+        )
+    ).fetchall()
+    found = []
+    for row in running:
+        quiet, span = now - max(row.started_at, row.last_heartbeat_at or 0), spans.get(row.kind)
+        if span is not None and quiet >= span:
+            found.append(Stalled(row.id, row.kind, row.worker, quiet, span))
+    return sorted(found, key=lambda one: (-one.quiet, one.id))
+
+
+class Reclaimed(NamedTuple):
+    """``again``: (id, claim) that run again; ``ended``: id -> end of those that do not."""
+
+    again: list[tuple[int, int]]
+    ended: dict[int, TaskState]
+
+
+def reclaim(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker: int,
+    claims: Sequence[tuple[int, int, int, str]],
+    now: int,
+    *,
+    end: AttemptEnd = AttemptEnd.LOST,
+    error_class: str = "Stalled",
+) -> Reclaimed:
+    """Reclaim these tasks from their handlers: rows (id, claim, started_at, text).
+
+    ``end``, ``error_class``: how the attempts are recorded.
+
+    The attempt counts and is recorded as lost; the task is due again at once. It ends dead when its budget is used up,
+    though not before its third attempt: a handler that is always slower than declared must not run for ever.
+    Skips claims whose rows or dependants another transaction holds; a later call takes them.
+    """
+    source = dialect.rows({"id": int, "claim": int, "started": int, "text": str})
+    rows = connection.execute(
+        prepared(
+            "SELECT t.id, t.claim, t.attempt, t.attempt_base, t.max_attempts, t.dead_letter, t.claimed_at, "
+            "t.cancel_requested, t.rerun, j.started, j.text "
+            f"FROM {source} j JOIN schedd_tasks t ON t.id = j.id WHERE {fence('BETWEEN 4 AND 5')} "
+            f"ORDER BY t.id {dialect.skip_locked}"
+        ),
+        {"rows": bind_rows(claims), "worker": worker},
+    ).fetchall()
+    states = {row.id: _next(row) for row in rows}
+    ends = {i: END_BIT[TaskState.from_code(state)] for i, state in states.items() if state >= st.FIRST_TERMINAL}
+    replaced = [row.id for row in rows if row.rerun]
+    ends |= {i: ends.get(i, 0) | BROKEN_BITS for i in replaced}
+    if ends and dialect.skip_locked:
+        blocked = lock_descendants(connection, dialect, ends).blocked | blocked_replacements(
+            connection, dialect, replaced
+        )
+        rows = [row for row in rows if row.id not in blocked]
+    if not rows:
+        return Reclaimed([], {})
+    _write(connection, dialect, worker, rows, states, now, end, error_class)
+    ended = {row.id: TaskState.from_code(states[row.id]) for row in rows if states[row.id] >= st.FIRST_TERMINAL}
+    release(connection, dialect, ended.items(), now)
+    if replaced:
+        apply_deferred(connection, dialect, [row.id for row in rows], now)
+    return Reclaimed([(row.id, row.claim) for row in rows], ended)
+
+
+def _next(row: sa.Row[tuple[int, ...]]) -> int:
+    if row.rerun == 1:
+        return st.SCHEDULED  # as what replaced it meanwhile
+    if row.cancel_requested is not None:
+        return st.CANCELLED
+    used = row.attempt - row.attempt_base
+    if row.max_attempts is not None and used >= max(row.max_attempts, MIN_STALLED_ATTEMPTS):
+        return st.DEAD if row.dead_letter else st.FAILED
+    return st.SCHEDULED
+
+
+def _write(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker: int,
+    rows: Sequence[sa.Row[tuple[int, ...]]],
+    states: dict[int, int],
+    now: int,
+    end: AttemptEnd,
+    error_class: str,
+) -> None:
+    source = dialect.rows({"id": int, "state": int, "error": str})
+    failed = (st.DEAD, st.FAILED)
+    tasks = [(row.id, states[row.id], row.text if states[row.id] in failed else None) for row in rows]
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET state = j.state, worker = NULL, suspect = 0, "
+            "lane = ltrim(schedd_tasks.lane, '!'), "
+            "finished_at = CASE WHEN j.state >= 6 THEN :now ELSE schedd_tasks.finished_at END, "
+            "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, "
+            "error = coalesce(j.error, schedd_tasks.error), "
+            "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'Stalled' END "
+            f"FROM {source} j WHERE schedd_tasks.id = j.id"
+        ),
+        {"rows": bind_rows(tasks), "now": now},
+    )
+    columns = {"task_id": int, "claim": int, "number": int, "claimed_at": int, "started_at": int, "error": str}
+    names = ", ".join(columns)
+    attempts = [(row.id, row.claim, row.attempt, row.claimed_at, row.started, row.text) for row in rows]
+    connection.execute(
+        prepared(
+            f"INSERT INTO schedd_attempts (worker, finished_at, outcome, error_class, {names}) "
+            f"SELECT :worker, :now, {end.code}, '{error_class}', {names} FROM {dialect.rows(columns)} j "
+            "WHERE true ON CONFLICT (task_id, claim) DO NOTHING"
+        ),
+        {"rows": bind_rows(attempts), "now": now, "worker": worker},
+    )
