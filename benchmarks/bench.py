@@ -1,8 +1,8 @@
 """Everything side by side in one run: schedd, the raw limit and its peers, on SQLite, PostgreSQL and Redis.
 
-``make bench`` prints one table in Markdown (see docs/performance.md). Each measurement is a process of its own on a
-database of its own; in each round every contender does every work once, in an order that turns, so that what the
-machine does besides hits all of them. The first round, at a small size, warms up. SQLite with synchronous=FULL,
+``make bench`` prints one table in Markdown (see docs/explanation/performance.md). Each measurement is a process of its
+own on a database of its own; in each round every contender does every work once, in an order that turns, so that what
+the machine does besides hits all of them. The first round, at a small size, warms up. SQLite with synchronous=FULL,
 PostgreSQL with fsync and synchronous_commit on, Redis with an append-only file flushed at each command (servers.py;
 DATABASE_URL names a PostgreSQL of your own). Peers come with ``pip install -e '.[bench]'``; what is missing is named.
 
@@ -356,7 +356,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="where the results are written after each round")
     parser.add_argument("--table", type=Path, help="print the table of such a file")
-    parser.add_argument("--put", action="store_true", help="also put the table into docs/performance.md")
+    parser.add_argument("--put", action="store_true", help="also put the table into docs/explanation/performance.md")
     args = parser.parse_args()
     if args.table:
         print(earlier(args.table))

@@ -31,28 +31,28 @@ import servers
 from stages import Stages
 
 CALLER = (
-    ("scheduler.batch:Batch.task", "build"),
-    ("scheduler.builder:TaskBuilder._finished", "build"),
-    ("scheduler.batch:Batch.__exit__", "build"),
+    ("scheduler.client.batch:Batch.task", "build"),
+    ("scheduler.client.builder:TaskBuilder._finished", "build"),
+    ("scheduler.client.batch:Batch.__exit__", "build"),
     ("scheduler.model.registry:Kind.encode", "encode"),
-    ("scheduler.store.enqueue:enqueue", "rows"),
-    ("scheduler.store.enqueue:values_of", "rows"),  # while they are sent
-    ("scheduler.store.statement:insert", "insert"),
+    ("scheduler.store.tasks.enqueue:enqueue", "rows"),
+    ("scheduler.store.tasks.enqueue:values_of", "rows"),  # while they are sent
+    ("scheduler.store.db.statements:insert", "insert"),
 )
 ENGINE = (
-    ("scheduler.engine.turn:Turner.turn", "turn"),
-    ("scheduler.engine.lanes:Lanes.look", "claim"),
-    ("scheduler.engine.planner:Planner.plan", "claim"),
-    ("scheduler.store.claim:claim", "claim"),
-    ("scheduler.store.finish:finish", "finish"),
-    ("scheduler.engine.ledger:Ledger.settle", "hand-off"),
-    ("scheduler.engine.handout:HandOut.give", "hand-off"),
-    ("scheduler.engine.desk:Desk.report", "hand-off"),
-    ("scheduler.engine.attempt:execute", "outcome"),
+    ("scheduler.engine.dispatch.cycle:DispatchCycle.run", "turn"),
+    ("scheduler.engine.dispatch.lanes:LaneScanner.scan", "claim"),
+    ("scheduler.engine.dispatch.planner:ClaimPlanner.plan", "claim"),
+    ("scheduler.store.tasks.claim:claim", "claim"),
+    ("scheduler.store.tasks.complete:finish", "finish"),
+    ("scheduler.engine.dispatch.completion:Completer.finalize", "hand-off"),
+    ("scheduler.engine.dispatch.handoff:SlotFeeder.submit", "hand-off"),
+    ("scheduler.engine.state:EngineState.report", "hand-off"),
+    ("scheduler.engine.execution.executor:execute", "outcome"),
     ("scheduler.model.registry:Kind.decode", "decode"),
-    ("scheduler.engine.loop:Engine._upkeep", "upkeep"),
+    ("scheduler.engine.engine:Engine._upkeep", "upkeep"),
 )
-COMMIT = "scheduler.store.database:Database.write"
+COMMIT = "scheduler.store.db.database:Database.write"
 ORDER = (
     *("build", "encode", "rows", "insert", "commit (caller)"),
     *("claim", "decode", "hand-off", "run", "outcome", "finish", "commit", "turn", "upkeep", "rest"),
@@ -125,7 +125,7 @@ def engine(url: str, tasks: int) -> dict[str, float]:
             time.sleep(0.001)
         before, already = server_cpu(url), schedd.ran
         stages.clear()
-        while schedd.ran < tasks or jobs.engine.desk.held:
+        while schedd.ran < tasks or jobs.engine.engine_state.held:
             time.sleep(0.005)
         found, whole = stages.read()
         if before:
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--databases", default="sqlite,postgresql")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--put", action="store_true", help="also put the table into docs/performance.md")
+    parser.add_argument("--put", action="store_true", help="also put the table into docs/explanation/performance.md")
     args = parser.parse_args()
     databases = args.databases.split(",")
     every: dict[str, dict[str, list[float]]] = {database: {} for database in databases}

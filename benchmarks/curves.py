@@ -1,4 +1,6 @@
-"""How cost grows: microseconds a task over backlog, edges, payload and pool width, drawn into docs/growth.svg.
+"""How cost grows: microseconds a task over backlog, edges, payload and pool width.
+
+Draws docs/explanation/growth.svg.
 
   backlog    10³ to 10⁶ due no-ops are stored; the first thousands are drained
   edges      tasks with 0 to 30 parents each in the layer above, stored in one batch and drained
@@ -9,7 +11,7 @@ Each point is the median of --runs processes, on databases of their own, rounds 
 most. The slope of each curve is that of a straight line through its points, both axes logarithmic (for edges from one
 on): 0 is a cost that does not grow, 1 one that grows as its cause does, -1 perfect sharing.
 
-    python benchmarks/curves.py [--runs 3] [--databases sqlite,postgresql] [--quick] [--out docs/growth.svg]
+    python benchmarks/curves.py [--runs 3] [--databases sqlite,postgresql] [--quick] [--out docs/explanation/growth.svg]
         [--json FILE] [--draw FILE] [--put]
 """
 
@@ -237,7 +239,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "growth.svg", help=".svg or .png")
     parser.add_argument("--json", type=Path, help="where the figures are written")
     parser.add_argument("--draw", type=Path, help="draw the figures of such a file")
-    parser.add_argument("--put", action="store_true", help="also put the table into docs/performance.md")
+    parser.add_argument("--put", action="store_true", help="also put the table into docs/explanation/performance.md")
     args = parser.parse_args()
     if args.draw:
         told = json.loads(args.draw.read_text())

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import psycopg
 
 from scheduler import Context, Scheduler, interpreter, task
-from scheduler.store.doorbell import make_bell
+from scheduler.store.db.notifier import make_bell
 from support.own_server import OwnServer
 
 READ = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance.md"
+PERFORMANCE = Path(__file__).parents[1] / "docs" / "explanation" / "performance.md"
 
 
 def put(name: str, text: str, page: Path = PERFORMANCE) -> None:

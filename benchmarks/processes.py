@@ -76,7 +76,7 @@ def one(tasks: int, processes: int) -> dict[str, float]:
                 for n in range(tasks):
                     batch.task(Noop(n))
             begun = time.perf_counter()
-            while jobs.engine.desk.held or jobs.list_tasks(status="pending", limit=1):
+            while jobs.engine.engine_state.held or jobs.list_tasks(status="pending", limit=1):
                 time.sleep(0.005)
             took = time.perf_counter() - begun
         jobs.close()

@@ -107,7 +107,7 @@ def _ratio(work: str, database: str, who: str, by_who: dict[str, Line]) -> str:
 
 
 def table(results: Results) -> str:
-    """Markdown, to be pasted into docs/performance.md."""
+    """Markdown, to be pasted into docs/explanation/performance.md."""
     lines = [
         "| work | database | who | median (least–most) | rounds | schedd by it | bars |",
         "| --- | --- | --- | --- | --- | --- | --- |",

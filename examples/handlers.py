@@ -64,7 +64,6 @@ def main() -> None:
         print(jobs.result(publish, timeout=10))
         print([attempt.outcome.value for attempt in jobs.get_attempts(publish)])
         print(jobs.get_task_status(charge), app.failures)
-    jobs.close()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ def main() -> None:
         greeting = jobs.task(Greet("world")).schedule()
         shouted = jobs.task(shout, mark="!!").depend_on(greeting).schedule()
         print(jobs.result(shouted, timeout=10))
-    jobs.close()
 
 
 if __name__ == "__main__":

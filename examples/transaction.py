@@ -33,7 +33,6 @@ def main() -> None:
             sign_up(engine, jobs, "alice")
         except sa.exc.IntegrityError:
             print("the name is taken, so nothing was stored:", len(jobs.list_tasks(kind="Welcome")), "task")
-    jobs.close()
 
 
 if __name__ == "__main__":

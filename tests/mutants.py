@@ -47,7 +47,7 @@ MUTANTS = (
         "the fence: worker and claim in the finish",
         (
             Change(
-                "scheduler/store/dialect.py",
+                "scheduler/store/db/dialect.py",
                 "CASE WHEN {table}.claim = j.claim THEN {table}.worker = :worker AND {table}.state + 0 {states} "
                 "ELSE false END",
                 "(:worker IS NOT NULL AND {table}.state + 0 {states})",
@@ -57,12 +57,12 @@ MUTANTS = (
     ),
     Mutant(
         "the fence: the claim alone",
-        (Change("scheduler/store/dialect.py", "CASE WHEN {table}.claim = j.claim THEN", "CASE WHEN true THEN"),),
+        (Change("scheduler/store/db/dialect.py", "CASE WHEN {table}.claim = j.claim THEN", "CASE WHEN true THEN"),),
         ("tests/cases/test_claim_lease.py", "tests/store/test_fence.py"),
     ),
     Mutant(
         "the lease test in reap",
-        (Change("scheduler/store/workers.py", "(t.lease_until < :before OR", "(:before > 0 OR"),),
+        (Change("scheduler/store/reaper.py", "(t.lease_until < :before OR", "(:before > 0 OR"),),
         ("tests/cases/test_claim_lease.py",),
     ),
     Mutant(
@@ -70,49 +70,55 @@ MUTANTS = (
         (
             Change(
                 "scheduler/store/workers.py",
-                'heartbeat_at = :now{told} "\n            f"WHERE id = :worker AND state < {STOPPED}"',
-                'heartbeat_at = :now{told} "\n            f"WHERE id = :worker"',
+                'heartbeat_at = :now{told} "\n            f"WHERE id = :worker AND state < {STOPPED} AND',
+                'heartbeat_at = :now{told} "\n            f"WHERE id = :worker AND',
             ),
         ),
         ("tests/cases/test_claim_lease.py", "tests/store/test_fence.py"),
     ),
     Mutant(
         "what runs is told when the lease runs out",
-        (Change("scheduler/engine/guard.py", "min(self._every, left) if left > 0 else self._every", "self._every"),),
+        (
+            Change(
+                "scheduler/engine/maintenance/lease_watchdog.py",
+                "min(self._every, left) if left > 0 else self._every",
+                "self._every",
+            ),
+        ),
         ("tests/cases/test_review_leases.py",),
     ),
     Mutant(
         "time to renew after an outage",
-        (Change("scheduler/engine/loop.py", "self.lease.be_patient()", "pass"),),
+        (Change("scheduler/engine/engine.py", "self.lease.postpone_reaping()", "pass"),),
         ("tests/cases/test_review_leases.py",),
     ),
     Mutant(
         "a renewal gives back only what it has kept",
         (
             Change(
-                "scheduler/engine/guard.py",
-                "[attempt for attempt in list(self.desk.held.values()) if not attempt.lost]",
-                "list(self.desk.held.values())",
+                "scheduler/engine/maintenance/lease_watchdog.py",
+                "[attempt for attempt in list(self.engine_state.held.values()) if not attempt.lost]",
+                "list(self.engine_state.held.values())",
             ),
         ),
         ("tests/cases/test_review_leases.py",),
     ),
     Mutant(
         "a claim that nobody knows of is not forgotten",
-        (Change("scheduler/engine/doubts.py", "return bool(deferred)", "return False"),),
+        (Change("scheduler/engine/dispatch/lost_commits.py", "return bool(deferred)", "return False"),),
         ("tests/cases/test_review_engine.py",),
         "postgresql",
     ),
     Mutant(
         "ends outlive an urgent turn that fails",
-        (Change("scheduler/engine/ledger.py", "pairs + self.deferred", "pairs"),),
+        (Change("scheduler/engine/dispatch/completion.py", "pairs + self.deferred", "pairs"),),
         ("tests/cases/test_review_engine.py",),
     ),
     Mutant(
         "no end is slept over",
         (
             Change(
-                "scheduler/engine/desk.py",
+                "scheduler/engine/state.py",
                 "if self.outcomes or self.requests or self._rung:",
                 "if self.requests or self._rung:",
             ),
@@ -123,8 +129,8 @@ MUTANTS = (
         "what a dead child had not begun goes back",
         (
             Change(
-                "scheduler/engine/hearing.py",
-                "self._feeding.put_back([job for job in child.jobs.values() if not job.started])",
+                "scheduler/engine/processes/monitor.py",
+                "self._feeder.put_back([job for job in child.jobs.values() if not job.started])",
                 "pass",
             ),
         ),
@@ -132,15 +138,15 @@ MUTANTS = (
     ),
     Mutant(
         "a thread leaves ctx.cpu when the function has ended",
-        (Change("scheduler/engine/functions.py", "        wait([answer])\n", ""),),
+        (Change("scheduler/engine/execution/offload.py", "        wait([future])\n", ""),),
         ("tests/cases/test_functions.py",),
     ),
     Mutant(
         "a coroutine leaves ctx.cpu when the function has ended",
         (
             Change(
-                "scheduler/engine/functions.py",
-                "        await outlast(running, late)\n        running.exception()",
+                "scheduler/engine/execution/offload.py",
+                "        await wait_uncancelled(running, deferred_cancel)\n        running.exception()",
                 "        pass",
             ),
         ),
@@ -150,9 +156,9 @@ MUTANTS = (
         "what has ended in a child is told at a hard stop",
         (
             Change(
-                "scheduler/engine/hearing.py",
-                "            tell()\n\n    def bury(",
-                "            pass\n\n    def bury(",
+                "scheduler/engine/processes/monitor.py",
+                "            tell()\n\n    def on_exit(",
+                "            pass\n\n    def on_exit(",
             ),
         ),
         ("tests/cases/test_child_pool.py",),
@@ -161,7 +167,7 @@ MUTANTS = (
         "the release condition: all edges met",
         (
             Change(
-                "scheduler/store/release.py",
+                "scheduler/store/graph/release.py",
                 "CASE WHEN schedd_tasks.unmet - d.n <= 0 THEN",
                 "CASE WHEN schedd_tasks.unmet >= 0 THEN",
             ),
@@ -170,24 +176,24 @@ MUTANTS = (
     ),
     Mutant(
         "the same for what a turn claims as it releases it",
-        (Change("scheduler/store/ripe.py", "rows = [row for row in rows if _LEFT(row) <= 0]", "pass"),),
+        (Change("scheduler/store/tasks/ready_children.py", "rows = [row for row in rows if _LEFT(row) <= 0]", "pass"),),
         ("tests/cases/test_dependencies.py",),
     ),
     Mutant(
         "what is due before comes first",
-        (Change("scheduler/store/ripe.py", "if lane in known:", "if False:"),),
+        (Change("scheduler/store/tasks/ready_children.py", "if lane in known:", "if False:"),),
         ("tests/cases/test_ripe.py",),
     ),
     Mutant(
         "the release condition: which ends meet an edge",
-        (Change("scheduler/store/release.py", "(ok & :bit) <> 0", "(ok & :bit) >= 0"),),
+        (Change("scheduler/store/graph/release.py", "(ok & :bit) <> 0", "(ok & :bit) >= 0"),),
         ("tests/cases/test_truth_table.py",),
     ),
     Mutant(
         "finish and release in one transaction",
         (
             Change(
-                "scheduler/store/finish.py",
+                "scheduler/store/tasks/complete.py",
                 "    ready += release(",
                 '    connection.exec_driver_sql("COMMIT")\n'
                 '    connection.exec_driver_sql("BEGIN")\n'
@@ -202,8 +208,8 @@ MUTANTS = (
             *_index_off("ux_schedd_tasks_slot", '"schedule", "slot"'),
             Change(
                 "scheduler/store/schedules.py",
-                "done = _present(connection, dialect, row.name, [f.slot for f in fires])",
-                "done: set[int] = set()",
+                "_present(connection, dialect, [(one.row.name, fire.slot) for one in due for fire in one.fires])",
+                "set()",
             ),
         ),
         ("tests/cases/test_catch_up.py", "tests/cases/test_recurrence.py"),
@@ -213,12 +219,12 @@ MUTANTS = (
         (
             *_index_off("ux_schedd_tasks_held_key", '"kind", "held_key"'),
             Change(
-                "scheduler/store/enqueue.py",
+                "scheduler/store/tasks/enqueue.py",
                 "ON CONFLICT (kind, held_key) WHERE held_key IS NOT NULL DO NOTHING RETURNING id",
                 "RETURNING id",
             ),
             Change(  # which SQLite's one writer at a time would do by itself
-                "scheduler/store/keys.py",
+                "scheduler/store/tasks/keys.py",
                 "SELECT t.id, t.state FROM schedd_tasks t WHERE t.kind = :kind",
                 "SELECT t.id, t.state FROM schedd_tasks t WHERE t.id < 0 AND t.kind = :kind",
             ),
@@ -229,7 +235,9 @@ MUTANTS = (
         "a replaced task runs once more when its attempt has ended",
         (
             Change(
-                "scheduler/store/outcomes.py", "CASE WHEN {T}.rerun = 1 THEN {st.SCHEDULED}", "CASE WHEN false THEN 0"
+                "scheduler/store/tasks/outcome_rows.py",
+                "CASE WHEN {T}.rerun = 1 THEN {st.SCHEDULED}",
+                "CASE WHEN false THEN 0",
             ),
         ),
         ("tests/cases/test_replace.py",),
@@ -238,7 +246,7 @@ MUTANTS = (
         "nothing of the replaced set is left",
         (
             Change(
-                "scheduler/store/replacing.py",
+                "scheduler/store/tasks/replace.py",
                 '"DELETE FROM schedd_edges WHERE child = :id",',
                 '"DELETE FROM schedd_edges WHERE child = :id AND 1 = 0",',
             ),
@@ -247,14 +255,14 @@ MUTANTS = (
     ),
     Mutant(
         "what is asked again is answered, not done again",
-        (Change("scheduler/engine/answering.py", "r._replace(again=True) for r", "r for r"),),
+        (Change("scheduler/engine/dispatch/requests.py", "r._replace(again=True) for r", "r for r"),),
         ("tests/cases/test_unanswered.py",),
     ),
     Mutant(
         "an end is known by the record of its attempt",
         (
             Change(
-                "scheduler/engine/ledger.py",
+                "scheduler/engine/dispatch/completion.py",
                 "        lost = [(o.task_id, o.claim) for o in finished.lost]",
                 "        lost: list[tuple[int, int]] = []",
             ),
@@ -263,26 +271,34 @@ MUTANTS = (
     ),
     Mutant(
         "a claim that is committed late is looked for",
-        (Change("scheduler/engine/membership.py", "            self.turner.doubts.look_back()\n", ""),),
+        (
+            Change(
+                "scheduler/engine/maintenance/registration.py", "            self.dispatch.lost_commits.recheck()\n", ""
+            ),
+        ),
         ("tests/cases/test_unanswered.py",),
     ),
     Mutant(
         "what stalled is kept from running here before it is taken back",
         (
-            Change("scheduler/engine/stalls.py", "    desk.losing |= keys\n", ""),
-            Change("scheduler/engine/stalls.py", "    desk.losing -= keys - gone\n", "    desk.losing |= gone\n"),
+            Change("scheduler/engine/maintenance/stalls.py", "    engine_state.losing |= keys\n", ""),
+            Change(
+                "scheduler/engine/maintenance/stalls.py",
+                "    engine_state.losing -= keys - gone\n",
+                "    engine_state.losing |= gone\n",
+            ),
         ),
         ("tests/cases/test_stalls.py",),
     ),
     Mutant(
         "the cap lock",
-        (Change("scheduler/store/caps.py", 'f"ORDER BY t.name {dialect.skip_locked}"', '"ORDER BY t.name"'),),
+        (Change("scheduler/store/tasks/limits.py", 'f"ORDER BY t.name {dialect.skip_locked}"', '"ORDER BY t.name"'),),
         ("tests/cases/test_caps.py",),
         "postgresql",
     ),
     Mutant(
         "the cap counts what is held",
-        (Change("scheduler/store/caps.py", "max(0, cap - self.held[lane])", "cap"),),
+        (Change("scheduler/store/tasks/limits.py", "max(0, cap - self.held[lane])", "cap"),),
         ("tests/cases/test_caps.py",),
     ),
     Mutant(
@@ -294,7 +310,7 @@ MUTANTS = (
         "a replaced task keeps its key",
         (
             Change(
-                "scheduler/store/outcomes.py",
+                "scheduler/store/tasks/outcome_rows.py",
                 "  held_key = CASE WHEN {T}.rerun <> 1\n      AND ({T}.cancel_requested",
                 "  held_key = CASE WHEN {T}.rerun <> 3\n      AND ({T}.cancel_requested",
             ),
@@ -305,7 +321,7 @@ MUTANTS = (
         "a cancel from above means what replaced it, too",
         (
             Change(
-                "scheduler/store/children.py",
+                "scheduler/store/graph/spawned.py",
                 "rerun = CASE WHEN rerun = 1 THEN 2 ELSE rerun END",
                 "rerun = rerun",
             ),
@@ -316,7 +332,7 @@ MUTANTS = (
         "the key of what ends with its worker",
         (
             Change(
-                "scheduler/store/workers.py",
+                "scheduler/store/reaper.py",
                 "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, ",
                 "",
             ),
@@ -325,7 +341,11 @@ MUTANTS = (
     ),
     Mutant(
         "a dead worker stays while it holds something",
-        (Change("scheduler/store/retention.py", "WHERE t.worker = schedd_workers.id AND", "WHERE t.worker < 0 AND"),),
+        (
+            Change(
+                "scheduler/store/admin/retention.py", "WHERE t.worker = schedd_workers.id AND", "WHERE t.worker < 0 AND"
+            ),
+        ),
         ("tests/cases/test_retention.py",),
     ),
     Mutant(
@@ -335,7 +355,7 @@ MUTANTS = (
     ),
     Mutant(
         "a key's holder that a batch depends on is held",
-        (Change("scheduler/store/enqueue.py", "if not lock and len(self.specs) > 1:", "if False:"),),
+        (Change("scheduler/store/tasks/enqueue.py", "if not lock and len(self.specs) > 1:", "if False:"),),
         ("tests/store/test_nobody_waits.py",),
         "postgresql",
     ),

@@ -153,8 +153,8 @@ BUILDER: list[tuple[type[SchedulerError], str, Callable[[Any], Any]]] = [
     (PayloadError, "sequence must be a 64-bit whole number, not True", lambda b: b.sequence(True)),
     (ConfigError, "max_duration must be more than 0", lambda b: b.max_duration(0)),
     (ConfigError, "max_delay must be seconds or a timedelta", lambda b: b.max_delay("5 s")),
-    (ConfigError, "when must be success, failure or finished (not 'done')", lambda b: b.depend_on(1, when="done")),
-    (ConfigError, "otherwise fail, skip, run or wait (not 'stop')", lambda b: b.depend_on(1, otherwise="stop")),
+    (ConfigError, "when must be success, failure or finished, not 'done'", lambda b: b.depend_on(1, when="done")),
+    (ConfigError, "otherwise must be fail, skip, run or wait, not 'stop'", lambda b: b.depend_on(1, otherwise="stop")),
     (ConfigError, "depend_on takes task ids and builders, not 'a'", lambda b: b.depend_on(["a"])),
     (ConfigError, "depend_on takes task ids and builders, not 1.5", lambda b: b.depend_on([1.5])),
     (ConfigError, "depend_on takes task ids and builders, not True", lambda b: b.depend_on([True])),
@@ -331,3 +331,12 @@ def test_texts_at_their_limits_are_stored_as_they_are(fleet: Fleet) -> None:
     assert (stored.key, stored.subject, stored.headers) == ("ä" * 255, "☃ ' \" \\ %s :name", headers)
     assert (stored.sequence, stored.max_attempts, stored.correlation) == (-(2**63), 2**31 - 1, "c" * 255)
     assert jobs.list_tasks(subject="☃ ' \" \\ %s :name", key="ä" * 255) == [stored]
+
+
+def test_each_wrong_condition_is_named_alone(jobs: Scheduler) -> None:
+    with pytest.raises(ConfigError) as raised:
+        jobs.task(resize, "x").depend_on(1, when="succeeded")
+    assert str(raised.value) == "when must be success, failure or finished, not 'succeeded'"
+    with pytest.raises(ConfigError) as raised:
+        jobs.task(resize, "x").depend_on(1, otherwise="retry")
+    assert str(raised.value) == "otherwise must be fail, skip, run or wait, not 'retry'"

@@ -20,8 +20,9 @@ import pytest
 from faults import isolated as kinds
 
 from scheduler import Scheduler, TaskFailedError
-from scheduler.engine import cgroups, forkserver
-from scheduler.engine.children import told_end
+from scheduler.engine.child import cgroups
+from scheduler.engine.child import fork_server as forkserver
+from scheduler.engine.processes.child_handle import describe_exit
 from scheduler.model.limits import Limits
 from support.databases import Database
 
@@ -98,13 +99,13 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
     monkeypatch.setattr(cgroups, "write", made.write)
     monkeypatch.setattr(cgroups, "os", made)
-    monkeypatch.setattr(cgroups, "home", None)
+    monkeypatch.setattr(cgroups, "current", None)
     monkeypatch.setattr(Path, "mkdir", group_mkdir)
     return made
 
 
-def settle(kernel: Kernel) -> cgroups.Home | None:
-    return cgroups.settle(kernel.proc, lambda group: group in kernel.delegated)
+def settle(kernel: Kernel) -> cgroups.CgroupRoot | None:
+    return cgroups.set_up(kernel.proc, lambda group: group in kernel.delegated)
 
 
 def test_the_daemon_makes_room_and_moves_into_a_leaf(kernel: Kernel) -> None:
@@ -113,7 +114,7 @@ def test_the_daemon_makes_room_and_moves_into_a_leaf(kernel: Kernel) -> None:
     kernel.delegated.add(own)
     home = settle(kernel)
     assert home is not None
-    assert home is cgroups.home
+    assert home is cgroups.current
     assert kernel.members(own) == []
     assert kernel.members(own / "schedd-main") == [ME]
     assert kernel.asked[-2:] == [f"schedd.service/cgroup.subtree_control +{one}" for one in ("memory", "pids")]
@@ -203,25 +204,25 @@ def test_what_takes_long_to_end_is_removed_when_it_has(kernel: Kernel, monkeypat
     dead = kernel.group("schedd.service/schedd-400-1", "401", "402")
     kernel.place_me(own)
     kernel.delegated.add(own)
-    monkeypatch.setattr(cgroups, "GOES", 0.0)
+    monkeypatch.setattr(cgroups, "REMOVAL_TIMEOUT_S", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(cgroups, "kill_all", lambda place: None)
         home = settle(kernel)
     assert dead.exists()
     assert home is not None
-    home.sweep()
+    home.remove_pending()
     assert not dead.exists()
 
 
 def test_a_group_that_cannot_be_made_is_told_once(kernel: Kernel, caplog: pytest.LogCaptureFixture) -> None:
-    home = cgroups.Home(kernel.mount / "gone")
+    home = cgroups.CgroupRoot(kernel.mount / "gone")
     assert home.make() is None
     assert home.make() is None
     assert caplog.text.count("no control group could be made") == 1
 
 
 def test_what_is_not_empty_yet_is_removed_later(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = cgroups.Home(kernel.mount)
+    home = cgroups.CgroupRoot(kernel.mount)
     first, second = home.make(), home.make()
     assert first is not None
     assert second is not None
@@ -321,12 +322,12 @@ def test_why_the_kernel_killed(tmp_path: Path, events: str, told: str | None) ->
 def test_how_many_are_left(tmp_path: Path) -> None:
     (tmp_path / "cgroup.procs").write_text("17\n18\n")
     (tmp_path / "cgroup.events").write_text("populated 1\nfrozen 0\n")
-    assert cgroups.left_in(str(tmp_path)) == 2
+    assert cgroups.process_count(str(tmp_path)) == 2
     (tmp_path / "cgroup.procs").write_text("")  # threads of an ended process
-    assert cgroups.left_in(str(tmp_path)) == 1
+    assert cgroups.process_count(str(tmp_path)) == 1
     (tmp_path / "cgroup.events").write_text("populated 0\nfrozen 0\n")
-    assert cgroups.left_in(str(tmp_path)) == 0
-    assert cgroups.left_in(None) == cgroups.left_in(str(tmp_path / "gone")) == 0
+    assert cgroups.process_count(str(tmp_path)) == 0
+    assert cgroups.process_count(None) == cgroups.process_count(str(tmp_path / "gone")) == 0
 
 
 class Reports:
@@ -347,38 +348,38 @@ def test_an_end_is_told_when_all_have_gone_however_long_that_takes(
     nothing = SimpleNamespace(waitid=lambda *_: None, P_ALL=0, WEXITED=0, WNOHANG=0, WNOWAIT=0)
     monkeypatch.setattr(forkserver, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(forkserver, "os", nothing)
-    monkeypatch.setattr(forkserver.ForkServer, "strays", lambda self: left)
+    monkeypatch.setattr(forkserver.ForkServer, "kill_orphans", lambda self: left)
     reports = Reports()
     server = object.__new__(forkserver.ForkServer)
-    server.control, server.known, server.places = reports, set(), {}  # type: ignore[assignment]
+    server.control, server.known, server.groups = reports, set(), {}  # type: ignore[assignment]
     for gives_up in (False, True):
-        server.ended, server.fewest, server.since = {4711: -9}, math.inf, 0.0
+        server.ended, server.fewest_left, server.fewest_since = {4711: -9}, math.inf, 0.0
         left = 100
         for _ in range(100):
             server.reap()
             assert reports.said == []
-            now += forkserver.STRAYS_GIVE_UP / 2
+            now += forkserver.ORPHANS_GIVE_UP_S / 2
             left -= 1
         assert left == 0
         if gives_up:
             left = 7
-            server.fewest = 7.0
-            server.since = now
-            now += forkserver.STRAYS_GIVE_UP + 1
+            server.fewest_left = 7.0
+            server.fewest_since = now
+            now += forkserver.ORPHANS_GIVE_UP_S + 1
         server.reap()
         assert reports.said == [["ended", 4711, -9]]
         reports.said.clear()
 
 
 def test_the_error_names_the_limit() -> None:
-    told = told_end(-signal.SIGKILL, Limits(memory=2**28), out_of_memory=False, over_memory=True)
+    told = describe_exit(-signal.SIGKILL, Limits(memory=2**28), out_of_memory=False, over_memory=True)
     assert told.endswith("SIGKILL: with all that it had started it was over its limit of 256 MiB of memory")
-    assert told_end(-signal.SIGKILL, Limits(memory=2**28), out_of_memory=True).startswith(
+    assert describe_exit(-signal.SIGKILL, Limits(memory=2**28), out_of_memory=True).startswith(
         "its process was killed by SIGKILL: the system ran out of memory"
     )
 
 
-class Home(cgroups.Home):
+class Home(cgroups.CgroupRoot):
     """Groups of plain files for real children."""
 
     def make(self) -> str | None:
@@ -396,7 +397,7 @@ class Home(cgroups.Home):
 def test_a_real_child_is_in_its_group(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = tmp_path / "groups"
     groups.mkdir()
-    monkeypatch.setattr(cgroups, "home", Home(groups))
+    monkeypatch.setattr(cgroups, "current", Home(groups))
     with Scheduler(database.url, processes=1) as jobs:
         for kind in (kinds.Grouped, kinds.Pid):
             jobs.register(kind)

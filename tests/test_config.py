@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.config import KINDS, Config, changed, describe, load, scheduler_options
+from scheduler.config.model import KINDS, Config, changed, describe, load, scheduler_options
 from scheduler.errors import ConfigError
 
 EXAMPLE = """
@@ -30,6 +30,8 @@ grace = "10s"
 recycle_tasks = 1000
 recycle_memory = "512M"
 max_concurrent_tasks = 12
+default_timeout = "2h"
+restart_when_hung = true
 [pools.high]
 slots = 4
 [pools.low]
@@ -58,6 +60,8 @@ ca = "own.pem"
 name = "alice.example"
 key_file = "key.pem"
 directory = "actions"
+audience = ["bob.example"]
+require_audience = false
 inbox = "https://{recipient}/in"
 keys = "https://{issuer}/keys"
 files = "https://{issuer}/{file_id}"
@@ -78,6 +82,8 @@ success = "36h"
 failed = "1w"
 outcomes = 86400
 events = "2w"
+results = "2h"
+keys = "3h"
 [command]
 enabled = true
 roots = ["/srv/work"]
@@ -91,7 +97,7 @@ roots = ["/srv/in"]
 @pytest.fixture(autouse=True)
 def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scheduler.config.PLACES", ("config.toml", str(tmp_path / "etc" / "config.toml")))
+    monkeypatch.setattr("scheduler.config.model.PLACES", ("config.toml", str(tmp_path / "etc" / "config.toml")))
     return tmp_path
 
 
@@ -110,6 +116,25 @@ def refused(path: str | None = None, **environ: str) -> str:
 
 
 # Reading
+
+
+def test_a_second_database_is_not_made_from_elsewhere(empty_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path counts from where the program was started."""
+    path = str(empty_directory / write('[store]\nurl = "sqlite:///my%20shop.db"\n'))
+    elsewhere = empty_directory / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert load(path, {}).store.url == "sqlite:///my%20shop.db", "there is none at all yet"
+    (empty_directory / "my shop.db").touch()
+    said = refused(path)
+    assert f"there is no {elsewhere}/my shop.db, but {empty_directory}/my shop.db, beside the configuration" in said
+    assert "give the absolute path" in said
+    (elsewhere / "my shop.db").touch()
+    load(path, {})
+    (elsewhere / "my shop.db").unlink()
+    load(path, {"SCHEDD_STORE__URL": f"sqlite:///{elsewhere}/new.db"})
+    monkeypatch.chdir(empty_directory)
+    load(path, {})
 
 
 def test_no_file_at_all_gives_the_defaults() -> None:
@@ -398,7 +423,7 @@ def test_a_config_can_be_made_without_a_file() -> None:
 
 def test_importing_it_is_cheap() -> None:
     slow = {"sqlalchemy", "structlog", "logging", "asyncio"}
-    code = f"import sys, scheduler.config; print(*{slow} & set(sys.modules))"
+    code = f"import sys, scheduler.config.model; print(*{slow} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
@@ -408,7 +433,14 @@ def test_what_a_scheduler_is_made_with(empty_directory: Path) -> None:
     options = scheduler_options(load(None, {}))
     assert options["pools"] == {"high": (2, 20), "medium": (8, 100), "low": (4, 50)}
     assert options["queues"] == ("mail",)
-    assert options["retention"] == {"success": 86400, "failed": 86400, "outcomes": 90 * 86400, "events": 30 * 86400}
+    assert options["retention"] == {
+        "success": 86400,
+        "failed": 86400,
+        "outcomes": 90 * 86400,
+        "events": 30 * 86400,
+        "results": 86400,
+        "keys": 86400,
+    }
     assert options["settings"]["command"] == {"enabled": False, "roots": []}
     assert options["settings"]["files"] == {
         "blobs": str(empty_directory / "blobs"),  # absolute, so that a change of directory does not move it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scheduler.config import KINDS, load
+from scheduler.config.model import KINDS, load
 
 EXAMPLE = Path(__file__).parents[1] / "config.example.toml"
 SETTING = re.compile(r"#?(\w+) = ")

@@ -16,8 +16,9 @@ import pytest
 from support.processes import PATIENCE, Child, Nursery, Systemd
 
 PROGRAM = """
-import json, os, sys, threading
-from scheduler import daemon, modules, supervisor
+import contextlib, json, os, sys, threading
+from scheduler.config import task_modules as modules
+from scheduler.daemon import main as daemon, supervisor
 from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.model.registry import Registry
 
@@ -37,12 +38,21 @@ class Engine:
         pass
     def running_ids(self):
         return self.ids
+    replaced = None
+    def wait_ended(self):
+        threading.Event().wait()
     def drain(self):
         say("drain")
     def wait_idle(self, timeout):
         if self.ids:
             threading.Event().wait(timeout)
         return not self.ids
+    def on_restart(self, tell):
+        self.restart = tell
+    def only_hung(self):
+        return False
+    def hung_pool(self):
+        return plan.get("hung")
 
 class Fake:
     own = Engine()
@@ -61,6 +71,8 @@ class Fake:
         return self.own
     def register(self, source):
         say("register", getattr(source, "__name__", source))
+    def starting(self):
+        return contextlib.nullcontext()
     def schedule(self, what):
         say("setup", what)
         if what == "hangs":
@@ -88,6 +100,8 @@ class Fake:
                 self.running = False
             elif word == "ids":
                 self.own.ids = json.loads(rest)
+            elif word == "restart":
+                self.own.restart()
             elif word == "stopped":
                 self.told.set()
             elif word == "fork":
@@ -256,6 +270,23 @@ def test_an_engine_that_ends_by_itself_ends_the_daemon(start: Start, systemd: Sy
     assert child.end() == 1
 
 
+@pytest.mark.case(77, pure=True)
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_restart_ends_it_with_a_status_of_its_own(start: Start, systemd: Systemd, asked: bool) -> None:
+    """By an operator, or where all slots of a pool are taken by handlers that hang and the configuration says so."""
+    when_hung = {} if asked else {"SCHEDD_WORKER__RESTART_WHEN_HUNG": "true"}
+    child = start(plan={"hung": "medium", "status_every": 0.02}, **when_hung)
+    systemd.expect("READY=1")
+    if asked:
+        child.tell("restart")
+    else:
+        child.expect("each slot of the medium pool is taken by a handler that hangs")
+    child.says("drain")
+    child.says("stop now")
+    child.expect("to be started again")
+    assert child.end() == 75
+
+
 def test_it_works_with_closed_streams(start: Start, systemd: Systemd, tmp_path: Path) -> None:
     write(tmp_path, "")
     child = start()
@@ -377,7 +408,7 @@ def test_version_is_quick(start: Start) -> None:
     child = start("--version")
     child.says(r"^schedd \d+\.\d+")
     assert child.end() == 0
-    code = "import sys, scheduler.daemon; print({'sqlalchemy', 'structlog', 'asyncio'} & set(sys.modules))"
+    code = "import sys, scheduler.daemon.main; print({'sqlalchemy', 'structlog', 'asyncio'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -478,3 +509,13 @@ def test_a_stuck_daemon_can_be_asked_what_it_does(start: Start, systemd: Systemd
     systemd.expect("READY=1")
     child.kill(signal.SIGUSR1)
     child.expect("^Current thread|^Thread 0x")
+
+
+def test_too_little_room_for_a_thread_is_one_line(nursery: Nursery) -> None:
+    program = "import sys\nfrom scheduler.daemon import main as daemon\n"
+    program += 'def factory(config):\n    raise RuntimeError("can\'t start new thread")\n'
+    child = nursery.start("-c", program + "sys.exit(daemon.main([], factory=factory))")
+    assert child.end() == 1
+    lines = child.rest(child.err)
+    assert len(lines) == 1
+    assert "no thread can be started; raise ulimit -v" in lines[0]

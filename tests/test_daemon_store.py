@@ -194,7 +194,7 @@ def test_a_database_newer_than_the_program(database: Database, jobs: Scheduler, 
         assert "newer than this program's" in complaint(schedd(nursery, database.url))
     finally:
         with jobs.database.write() as connection:
-            from scheduler.store.migrate import HEAD
+            from scheduler.store.db.migrate import HEAD
 
             connection.exec_driver_sql(f"UPDATE schedd_version SET version_num = '{HEAD}'")
 

@@ -42,9 +42,9 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 @pytest.mark.parametrize(
     ("first", "told"),
     [
-        ("", [0.001, interpreter.YOUNG, True, False]),
+        ("", [0.001, interpreter.GC_THRESHOLD, True, False]),
         ("gc.set_threshold(800); sys.setswitchinterval(0.25)", [0.25, 800, True, False]),
-        ("gc.disable()", [0.001, interpreter.YOUNG, False, False]),
+        ("gc.disable()", [0.001, interpreter.GC_THRESHOLD, False, False]),
     ],
     ids=["usual", "the program's own", "no collector"],
 )
@@ -60,7 +60,7 @@ def test_the_daemon_sets_it_up_unless_the_tasks_do(
     jobs.close()
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (700, interpreter.YOUNG), (50_000, 50_000)])
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (700, interpreter.GC_THRESHOLD), (50_000, 50_000)])
 def test_a_collector_that_looks_less_often_stays_so(before: int, after: int) -> None:
     code = (
         "import gc, sys; from scheduler import interpreter; import scheduler.app\n"

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import structlog
 
-from scheduler import log
-from scheduler.config import Log
-from scheduler.engine.logs import current_attempt
-from scheduler.engine.tasklog import task_logger
+from scheduler.config.model import Log
+from scheduler.daemon import log
+from scheduler.engine.attempt.capture import current_attempt
+from scheduler.engine.attempt.tasklog import task_logger
 
 
 @pytest.fixture(autouse=True)
@@ -271,8 +271,8 @@ def test_a_narrow_stream_gets_escapes() -> None:
 
 PROGRAM = """
 import logging, sys
-from scheduler import log
-from scheduler.config import Log
+from scheduler.daemon import log
+from scheduler.config.model import Log
 log.configure(Log())
 sys.stdin.readline()
 for n in range(3):
@@ -306,6 +306,6 @@ def test_a_full_disk_loses_lines_only() -> None:
 
 
 def test_importing_it_does_not_import_structlog() -> None:
-    code = "import sys, scheduler.log; print('structlog' in sys.modules)"
+    code = "import sys, scheduler.daemon.log; print('structlog' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout == "False\n"

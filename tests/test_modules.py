@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scheduler.config import Command, Config, Tasks
+from scheduler.config.model import Command, Config, Tasks
+from scheduler.config.task_modules import TaskModules, load_modules, make_state
 from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.model.registry import Registry
-from scheduler.modules import Loader, load_modules, make_state
 from scheduler.tasks import BUILTIN
 
 
@@ -32,6 +33,9 @@ class Jobs:
         if self.away:
             raise StoreUnavailableError("nothing answers there")
         self.said.append(what)
+
+    def starting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @property
     def kinds(self) -> list[str]:
@@ -144,7 +148,7 @@ def test_loading_again_takes_only_what_is_new() -> None:
     setup = "\ndef setup(jobs): jobs.schedule(__name__)\n"
     first, second = module(TYPES + setup), module("" + setup)
     jobs = Jobs()
-    loader = Loader(jobs)
+    loader = TaskModules(jobs)
     loader.register(config(first))
     loader.set_up()
     assert loader.register(config(first, second)) == []
@@ -157,7 +161,7 @@ def test_setup_can_be_tried_again_when_the_store_is_back() -> None:
     setup = "\ndef setup(jobs): jobs.schedule(__name__)\n"
     names = [module(setup), module(setup)]
     jobs = Jobs()
-    loader = Loader(jobs)
+    loader = TaskModules(jobs)
     loader.register(config(*names))
     jobs.away = True
     with pytest.raises(StoreUnavailableError):
@@ -169,7 +173,7 @@ def test_setup_can_be_tried_again_when_the_store_is_back() -> None:
 
 
 def test_a_module_with_nothing_in_it_is_told() -> None:
-    loader = Loader(Jobs())
+    loader = TaskModules(Jobs())
     name = module("x = 1")
     assert loader.register(config(name)) == []
     assert loader.idle == [name]
@@ -281,7 +285,7 @@ def test_a_setup_that_fails(place: Path) -> None:
 
 def test_a_module_can_be_mended_and_tried_again() -> None:
     name = module("1 / 0\n")
-    loader = Loader(Jobs())
+    loader = TaskModules(Jobs())
     with pytest.raises(ConfigError):
         loader.register(config(name))
     module(TYPES + "# longer than before, as bytecode is recognised by time and size\n", name)
@@ -292,7 +296,7 @@ def test_a_module_that_the_listed_one_imports_can_be_mended_too() -> None:
     """What it had been stayed in memory, and the mistake was told until a restart."""
     inner = module("a = 1\n")
     outer = module(f"from {inner} import b\n" + TYPES)
-    loader = Loader(Jobs())
+    loader = TaskModules(Jobs())
     with pytest.raises(ConfigError, match="cannot import name 'b'"):
         loader.register(config(outer))
     module("a = 1\nb = 'longer than before, as bytecode is recognised by time and size'\n", inner)
@@ -302,7 +306,7 @@ def test_a_module_that_the_listed_one_imports_can_be_mended_too() -> None:
 def test_one_mistake_and_nothing_is_registered() -> None:
     first, second = module(TYPES), module("from scheduler.model.task import Task\nclass Bare(Task): ...\n")
     jobs = Jobs()
-    loader = Loader(jobs)
+    loader = TaskModules(jobs)
     for broken in (second, "nowhere_"):
         with pytest.raises(ConfigError):
             loader.register(config(first, broken))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.notify import Notifier, watchdog_interval
+from scheduler.daemon.sd_notify import SystemdNotifier, watchdog_interval
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -23,7 +23,7 @@ def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[s
 
 def test_messages_arrive(listener: tuple[socket.socket, str]) -> None:
     receiver, address = listener
-    notifier = Notifier(address)
+    notifier = SystemdNotifier(address)
     assert notifier.ready("42 tasks wait")
     assert receiver.recv(4096) == b"READY=1\nSTATUS=42 tasks wait"
     assert notifier.send("WATCHDOG=1")
@@ -38,13 +38,13 @@ def test_messages_arrive(listener: tuple[socket.socket, str]) -> None:
 
 def test_a_status_is_one_line(listener: tuple[socket.socket, str]) -> None:
     receiver, address = listener
-    assert Notifier(address).stopping("two\nlines \udcff")
+    assert SystemdNotifier(address).stopping("two\nlines \udcff")
     assert receiver.recv(4096) == b"STOPPING=1\nSTATUS=two lines ?"
 
 
 @pytest.mark.parametrize("address", [None, "", "vsock:2:1234", "relative", "/nowhere/notify", "/" + "x" * 200])
 def test_without_systemd_nothing_happens(address: str | None) -> None:
-    assert not Notifier(address).ready()
+    assert not SystemdNotifier(address).ready()
 
 
 def test_the_variables_are_not_handed_on_to_commands() -> None:
@@ -54,7 +54,7 @@ def test_the_variables_are_not_handed_on_to_commands() -> None:
         "WATCHDOG_PID": str(os.getpid()),
         "HOME": "/",
     }
-    notifier = Notifier.take(environ)
+    notifier = SystemdNotifier.take(environ)
     assert (notifier.address, notifier.watchdog) == ("/run/systemd/notify", 60)
     assert environ == {"HOME": "/"}
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+import runpy
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +59,18 @@ def test_tasks_and_migrations_are_installed_inside_the_package() -> None:
     found = run_python(code, "-I", cwd="/")
     expected = [ROOT / place / "__init__.py" for place in ("scheduler", "tasks", "migrations", "migrations/versions")]
     assert json.loads(found) == [*map(str, expected), None, None]
+
+
+def test_each_lower_bound_is_a_version_that_the_suite_runs_with() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    run_time = [
+        *PROJECT["project"]["dependencies"],
+        *(r for e in ("postgres", "images", "http", "actions") for r in extras[e]),
+    ]
+    bounds = dict(re.fullmatch(r"([\w-]+)(?:\[\w+\])?(?:>=([\d.]+))?", r).groups() for r in run_time)
+    assert bounds.pop("schedd") is None
+    lowest = (ROOT / "constraints" / "lowest.txt").read_text(encoding="utf-8").splitlines()
+    assert dict(line.split("==") for line in lowest) == bounds
 
 
 def test_metadata() -> None:
@@ -151,3 +169,87 @@ def test_no_machine_and_no_registry_is_named() -> None:
         if registries.search(text) or options.search(text):
             wrong.append(f"{file}: names or sets a registry")
     assert not wrong, "\n".join(wrong)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What an sdist, and the wheel that is built from it, contain: paths below their top directory."""
+
+    sdist: dict[str, bytes]
+    wheel: dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Built from a copy, by the build backend alone: nothing is fetched, and nothing is left in the checkout."""
+    place = tmp_path_factory.mktemp("built")
+    for file in tracked_files():
+        target = place / "checkout" / file.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    backend = "from setuptools import build_meta; build_meta.{}('..')"
+    run_python(backend.format("build_sdist"), cwd=str(place / "checkout"))
+    (archive,) = place.glob("schedd-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(place, filter="data")
+    unpacked = place / archive.name.removesuffix(".tar.gz")
+    sdist = {str(f.relative_to(unpacked)): f.read_bytes() for f in unpacked.rglob("*") if f.is_file()}
+    run_python(backend.format("build_wheel"), cwd=str(unpacked))
+    (archive,) = place.glob("schedd-*.whl")
+    with zipfile.ZipFile(archive) as wheel:
+        return Built(sdist, {name: wheel.read(name) for name in wheel.namelist() if not name.endswith("/")})
+
+
+def test_the_sdist_holds_all_that_is_kept(built: Built) -> None:
+    """Documents, units, examples, tests and what makes them run; not the settings of git and of the merges."""
+    kept = {str(file.relative_to(ROOT)) for file in tracked_files()}
+    kept = {name for name in kept if not name.startswith(".")}
+    made = {name for name in built.sdist if not name.startswith("schedd.egg-info/")}
+    assert made == kept | {"PKG-INFO", "setup.cfg"}
+
+
+def test_the_wheel_installs_pages_completions_and_units(built: Built) -> None:
+    top = f"schedd-{PROJECT['project']['version']}.data/data/share/"
+    found = {name.removeprefix(top): content for name, content in built.wheel.items() if name.startswith(top)}
+    expected = {"doc/schedd/config.example.toml": ROOT / "config.example.toml"}
+    for top_of, below in (("share", ""), ("systemd", "doc/schedd/systemd/")):
+        files = [file for file in (ROOT / top_of).rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc")]
+        expected |= {below + str(file.relative_to(ROOT / top_of)): file for file in files}
+    assert found == {name: file.read_bytes() for name, file in expected.items()}
+    assert {"man/man1/schedctl.1", "man/man1/schedd.1", "doc/schedd/systemd/schedd.service"} <= found.keys()
+
+
+def test_the_wheel_holds_the_package_and_no_other(built: Built) -> None:
+    modules = {name for name in built.wheel if name.endswith(".py")}
+    expected = {
+        str(file.relative_to(ROOT)) if top == "scheduler" else f"scheduler/{file.relative_to(ROOT)}"
+        for top in ("scheduler", "tasks", "migrations")
+        for file in (ROOT / top).rglob("*.py")
+    }
+    assert modules == expected
+    assert "scheduler/py.typed" in built.wheel
+
+
+def generated() -> dict[str, str]:
+    made: dict[str, Any] = runpy.run_path(str(ROOT / "share" / "make.py"))
+    return dict(made["files"]())
+
+
+def test_pages_and_completions_say_what_the_programs_say() -> None:
+    for name, content in generated().items():
+        assert (ROOT / "share" / name).read_text(encoding="utf-8") == content, f"share/{name} is old: make man"
+
+
+def test_the_completion_for_bash_completes() -> None:
+    """The shell asks the program; here the one that is installed beside this Python."""
+    script = ROOT / "share" / "bash-completion" / "completions" / "schedctl"
+    asked = "COMP_WORDS=(schedctl gra); COMP_CWORD=1; _schedctl_completion schedctl; echo ${COMPREPLY[@]}"
+    done = subprocess.run(
+        ["bash", "-c", f". {script} && {asked}"],
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("graph\n", "")

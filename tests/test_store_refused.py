@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,16 +12,17 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from click.testing import CliRunner
+from sqlalchemy import make_url
 
 from scheduler import Scheduler, StoreUnavailableError, task
 from scheduler.ports import SystemClock
-from scheduler.store import migrate
-from scheduler.store.database import Database as Store
-from scheduler.store.failures import StoreTrouble
+from scheduler.store.db import migrate
+from scheduler.store.db.database import Database as Store
+from scheduler.store.db.errors import StoreError
 from support.databases import Database
 from support.own_server import OwnServer
 from support.processes import Child, Nursery, Systemd
+from support.runner import Runner
 
 MOST = 12  # connections
 JOBS = """
@@ -119,7 +121,7 @@ def schedctl(place: Path, url: str, *arguments: str) -> str:
 
     (place / "none.toml").touch()
     environment = {"SCHEDD_STORE__URL": url, "SCHEDD_CONFIG": str(place / "none.toml"), "SCHEDD_DEBUG": ""}
-    result = CliRunner(env=environment).invoke(root, arguments or ("list",))
+    result = Runner(env=environment).invoke(root, arguments or ("list",))
     assert (result.exit_code, result.stdout) == (5, "")
     (line,) = result.stderr.splitlines()
     return line
@@ -143,7 +145,7 @@ def test_what_waiting_does_not_heal_ends_with_status_5(
     assert said in line
     assert ":wrong" not in line
     assert len(line) < 500
-    with pytest.raises(StoreTrouble) as raised:
+    with pytest.raises(StoreError) as raised:
         Store(url, SystemClock()).open()
     assert not raised.value.heals, "schedd would wait for it"
 
@@ -152,6 +154,24 @@ def test_a_daemon_with_a_wrong_password_ends(guarded: Guarded, nursery: Nursery)
     line = refusal(schedd(nursery, guarded.url(password=":wrong")))
     assert "the server refused the user or password" in line
     assert ":wrong" not in line
+
+
+@pytest.mark.case(83, pure=True)
+@pytest.mark.parametrize("query", ["user=guest&password={}", "user=guest&password={}&sslpassword={}", None])
+def test_a_wrong_password_is_not_shown(guarded: Guarded, nursery: Nursery, query: str | None) -> None:
+    secret = "canary-7f3a"
+    url = make_url(guarded.url(password=f":{secret}"))
+    if query is not None:
+        socket = {"host": url.query["host"]} if "host" in url.query else {}
+        url = url.set(username=None, password=None, query=socket)
+        url = url.update_query_string(query.format(secret, secret))
+    shown = url.render_as_string(hide_password=False)
+    assert secret in shown
+    child = schedd(nursery, shown)
+    child.end()
+    said = "\n".join([*child.rest(child.err), schedctl(nursery.place, shown, "doctor")])
+    assert "the server refused the user or password" in said
+    assert secret not in said
 
 
 def test_an_unknown_host_is_waited_for(nursery: Nursery, systemd: Systemd) -> None:
@@ -230,6 +250,40 @@ def test_a_server_that_takes_no_writes_is_waited_for(guarded: Guarded, nursery: 
     guarded.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'guest'")
     systemd.expect("READY=1")
     assert not [line for line in child.seen if "Traceback" in line]
+
+
+@pytest.mark.case(82, pure=True)
+def test_a_server_that_takes_no_writes_any_more_is_told_once(
+    guarded: Guarded, nursery: Nursery, systemd: Systemd
+) -> None:
+    """It answers what only reads, which is no sign that it is back; and the commands say what is amiss."""
+    child = schedd(nursery, guarded.url())
+    systemd.expect("READY=1")
+    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'guest'"
+    guarded.sql("ALTER ROLE guest SET default_transaction_read_only = on")
+    try:
+        guarded.sql(end)
+        child.expect("the database is away, trying again.*the server takes no writes")
+        tries: set[int] = set()
+        until = time.monotonic() + 60
+        while len(tries) < 6 and time.monotonic() < until:  # each of them by a connection of its own
+            tries |= {pid for (pid,) in guarded.sql("SELECT pid FROM pg_stat_activity WHERE usename = 'guest'")}
+        assert len(tries) >= 6
+        said = "the server takes no writes: set default_transaction_read_only"
+        for command, status in (("doctor", 1), ("status", 0), ("db check", 1)):
+            environment = {"SCHEDD_STORE__URL": guarded.url(), "SCHEDD_CONFIG": str(nursery.place / "none.toml")}
+            (nursery.place / "none.toml").touch()
+            from scheduler.cli.root import root
+
+            result = Runner(env=environment).invoke(root, command.split())
+            assert (result.exit_code, said in result.output) == (status, True), result.output
+    finally:
+        guarded.sql("ALTER ROLE guest RESET default_transaction_read_only")
+        guarded.sql(end)
+    child.expect("the database is back")
+    told = [line for line in child.seen if "the database is" in line]
+    assert len([line for line in told if "takes no writes" in line]) == 1, told
+    assert len([line for line in told if "is back" in line]) == 1, told
 
 
 # Databases of others, of older and of newer programs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import sqlalchemy
 from scheduler.store import schema
 from support import postgres_server
 from support.casebook import PROPERTY, Case, Casebook, cells_of, read_cases
-from support.databases import Database, PostgresDatabases
+from support.databases import Database, PostgresDatabases, needs_postgresql
 
 
 def report(cells: list[tuple[int, str]], outcome: str, when: str = "call", test: str = "t") -> Any:
@@ -71,14 +72,14 @@ def test_cells_of_a_test() -> None:
     assert cells_of(item(pytest.mark.case(4, pure=True).mark), known) == [(4, "sqlite"), (4, "postgresql")]
     assert cells_of(item(pytest.mark.case(4).mark, other=object()), known) == [(4, "")]
     with pytest.raises(pytest.UsageError):
-        cells_of(item(pytest.mark.case(67).mark), known)
+        cells_of(item(pytest.mark.case(91).mark), known)
     with pytest.raises(pytest.UsageError):
         cells_of(item(pytest.mark.case(4, pur=True).mark), known)
 
 
 def test_the_book_has_all_cases() -> None:
     cases = read_cases()
-    assert list(cases) == list(range(1, 67))
+    assert list(cases) == list(range(1, 91))
     assert all(case.due for case in cases.values())
 
 
@@ -150,3 +151,32 @@ def test_every_mutant_can_be_made(mutant: mutants.Mutant) -> None:
     """Else ``make mutants``, which takes minutes, would be the first to say that the code has moved on."""
     for change in mutant.changes:
         assert (mutants.ROOT / change.file).read_text(encoding="utf-8").count(change.old) == 1, change.file
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fixtures", "needed"),
+    [
+        ({"dialect": "postgresql"}, ["dialect", "database"], True),
+        ({"url": "postgresql"}, ["url"], True),
+        ({}, ["postgres_databases"], True),
+        ({"dialect": "sqlite"}, ["dialect", "database"], False),
+        (None, [], False),
+    ],
+)
+def test_sqlite_only_leaves_out_what_takes_postgresql(
+    parameters: dict[str, str] | None, fixtures: list[str], needed: bool
+) -> None:
+    item: Any = SimpleNamespace(fixturenames=fixtures)
+    if parameters is not None:
+        item.callspec = SimpleNamespace(params=parameters)
+    assert needs_postgresql(item) is needed
+
+
+def test_the_files_of_make_quick_are_there() -> None:
+    root = Path(__file__).parents[1]
+    listed = re.search(r"^QUICK := ((?:.*\\\n)*.*)$", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert listed is not None
+    names = listed[1].replace("\\", " ").split()
+    files = [Path(__file__).parent / name for name in names]
+    assert len(files) > 20
+    assert [str(file) for file in files if not file.with_name(f"test_{file.name}.py").exists()] == []

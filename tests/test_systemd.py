@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.config import Config
+from scheduler.config.model import Config
 
 UNITS = Path(__file__).parents[1] / "systemd"
 SYSTEM, USER = "schedd.service", "schedd-user.service"
@@ -65,7 +65,7 @@ def test_the_service_is_supervised(name: str) -> None:
     service = unit["Service"]
     assert service["Type"] == ["notify"]
     assert service["NotifyAccess"] == ["main"]
-    assert service["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert service["ExecReload"] == ["/bin/sh -c 'kill -HUP \"$$MAINPID\"'"]
     assert service["Restart"] == ["on-failure"]
     assert service["StateDirectory"] == ["schedd"]
     assert service["KillMode"] == ["mixed"], "SIGTERM is for the daemon, which lets its tasks finish"

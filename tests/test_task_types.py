@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from scheduler import ConfigError, Context, PayloadError, Priority, RetryPolicy, Scheduler, Task, task
+from scheduler import AsyncContext, ConfigError, Context, PayloadError, Priority, RetryPolicy, Scheduler, Task, task
 from scheduler.cli.making import lane_of
 from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.registry import Registry, bind
-from scheduler.store.read_kinds import KindRecord
+from scheduler.store.read.kinds import KindRecord
 
 
 def refused(error: type[Exception], says: str, build: Callable[[], Any]) -> None:
@@ -154,12 +154,12 @@ def test_a_concurrency_key_is_told_where_others_can_make_the_same(annotation: An
     paint.__annotations__["of"] = annotation
     rule = "a {of} one"
     kind = Registry().add(task(concurrency_key=rule)(paint))
-    assert kind.public_key() == (rule if why is None else True)
+    assert kind.published_key_template() == (rule if why is None else True)
     told = None if why is None else f"field 'of' is of a type whose text only the program knows: {why}"
-    assert kind.private_key() == told
+    assert kind.why_key_is_private() == told
     for other, said in ((task(concurrency_key=str)(paint), "it is what a function returns"), (task(paint), None)):
         kind = Registry().add(other)
-        assert (kind.public_key(), kind.private_key()) == (said is not None, said)
+        assert (kind.published_key_template(), kind.why_key_is_private()) == (said is not None, said)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_one_payload_has_one_lane_whoever_schedules_it(annotation: Any, rule: st
 
     paint.__annotations__["of"] = annotation
     kind = Registry().add(task(concurrency_key=rule)(paint))
-    options = {"concurrency_key": kind.public_key()}
+    options = {"concurrency_key": kind.published_key_template()}
     record = KindRecord("paint", json.loads(json.dumps(kind.schema())), options, 1, 0)
     for value in given:
         made = bind(kind, (value,), {})
@@ -203,7 +203,7 @@ def test_a_default_that_only_the_program_knows() -> None:
         def run(self, ctx: Context) -> None: ...
 
     kind = Registry().add(Paint)
-    record = KindRecord("Paint", kind.schema(), {"concurrency_key": kind.public_key()}, 1, 0)
+    record = KindRecord("Paint", kind.schema(), {"concurrency_key": kind.published_key_template()}, 1, 0)
     says = "the concurrency key of Paint needs at, whose default only its program knows"
     refused(PayloadError, says, lambda: lane_of("Paint", {}, record))
     refused(PayloadError, "does not fit, at at: Invalid UUID", lambda: lane_of("Paint", {"at": "x"}, record))
@@ -244,8 +244,18 @@ class Exotic(Task):
     def run(self, ctx: Context) -> None: ...
 
 
-class Alone(Task):
-    def run(self) -> None: ...
+def alone() -> type[Task]:
+    class Alone(Task):
+        def run(self) -> None: ...
+
+    return Alone
+
+
+def data_in_run() -> type[Task]:
+    class Given(Task):
+        def run(self, a: int) -> None: ...
+
+    return Given
 
 
 class Curious(Task):
@@ -297,7 +307,8 @@ def unresolved(ctx: Any, x: "Missing") -> None: ...  # type: ignore[name-defined
 SOURCES: list[tuple[str, Any]] = [
     ("task type Bodiless: it has no run(self, ctx) method", lambda: Bodiless),
     ("task type Exotic: type", lambda: Exotic),
-    ("task type Alone: run must take (self, ctx), not (self)", lambda: Alone),
+    ("task type Alone: run must take (self, ctx), not (self) (test_task_types.py, line ", alone),
+    ("task type Given: run must take (self, ctx), not (self, a: int) (test_task_types.py, line ", data_in_run),
     ("task type Curious: run must take (self, ctx), not (self, ctx", lambda: Curious),
     ("task type Unheard: on_failed must take (self, ctx, error), not (self, ctx", lambda: Unheard),
     ("task type Keyed: concurrency_key '{to.host}-{form}': no field 'form' (fields: to)", lambda: Keyed),
@@ -432,3 +443,54 @@ def test_mutable_defaults_are_not_shared(default: Any) -> None:
 @pytest.mark.parametrize("attempts", [0, -1, 1.5, True, "3", 2**31])
 def test_attempts_that_cannot_be_counted(attempts: Any) -> None:
     refused(ConfigError, "max_attempts must be a whole number", lambda: RetryPolicy(max_attempts=attempts))
+
+
+def data(a: int) -> None: ...
+
+
+async def several(path: str, width: int = 800) -> None: ...
+
+
+def aliased(c: AsyncContext, n: int) -> None: ...
+
+
+def anything(c: Any, n: int) -> None: ...
+
+
+def unannotated(c, n: int) -> None: ...  # type: ignore[no-untyped-def]
+
+
+def unread(c: "Missing", n: int) -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037
+
+
+def by_name(context: int, n: int) -> None: ...
+
+
+def optional(c: Context | None, n: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (data, "task function data: its first parameter must be ctx, not 'a: int' (test_task_types.py, line "),
+        (data, "; write def data(ctx, a: int)"),
+        (several, "; write async def several(ctx, path: str, width: int = 800)"),
+        (no_ctx, "its first parameter must be ctx, and it has none (test_task_types.py, line "),
+        (only_keywords, "; write def only_keywords(ctx)"),
+    ],
+)
+def test_a_function_without_ctx_is_refused_where_it_is_decorated(function: Any, says: str) -> None:
+    refused(ConfigError, says, lambda: task(function))
+    refused(ConfigError, says, lambda: task(queue="mail")(function))
+
+
+@pytest.mark.parametrize("function", [aliased, anything, unannotated, unread, by_name, optional])
+def test_what_may_be_ctx_is_taken_for_it(function: Any) -> None:
+    assert task(function).positional == ("n",)
+
+
+def test_an_unannotated_first_parameter_is_named_when_a_call_does_not_fit() -> None:
+    registry = Registry()
+    kind = registry.add(task(unannotated))
+    says = "too many positional arguments (its first parameter, 'c', is the Context)"
+    refused(PayloadError, says, lambda: bind(kind, (1, 2), {}))

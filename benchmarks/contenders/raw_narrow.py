@@ -5,8 +5,8 @@ costs any engine that has them."""
 from __future__ import annotations
 
 from contenders import raw
-from scheduler.store.connecting import make_engine
-from scheduler.store.urls import parse_url
+from scheduler.store.db.engines import make_engine
+from scheduler.store.db.urls import parse_url
 
 _TABLES = """
 CREATE TABLE schedd_tasks (id {id}, state {small}, queue TEXT, lane TEXT, pool {small}, run_at BIGINT, kind TEXT,

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from contenders.schedd import scheduler
 from contenders.schedd_stored import store
-from scheduler.store.doorbell import make_bell
+from scheduler.store.db.notifier import make_bell
 
 MODULE = """
 from scheduler import task

@@ -28,7 +28,7 @@ import photo_tasks
 from screen import Row, Screen, aligned
 
 from scheduler import AttemptInfo, Priority, Scheduler, TaskInfo, TaskState
-from scheduler.store.read_tasks import EdgeRecord
+from scheduler.store.read.tasks import EdgeRecord
 from scheduler.tasks import CommandTask, FileIdGeneratorTask, ImageResizerTask
 
 TENANT = 7

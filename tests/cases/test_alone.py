@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Scheduler, task
-from scheduler.engine import duties, loop
-from scheduler.engine.loop import GIVE_WAY
-from scheduler.engine.membership import TOLD_EVERY
-from scheduler.store import workers
-from scheduler.store.doorbell import SilentBell
+from scheduler.engine import engine as loop
+from scheduler.engine.engine import YIELD_S
+from scheduler.engine.maintenance import periodic as periodic
+from scheduler.engine.maintenance.registration import COMMANDS_EVERY_S
+from scheduler.store import reaper
+from scheduler.store.db.notifier import NullNotifier
 from scheduler.testing import FakeClock, engine_of
 from support.databases import Database
 from support.fleet import Fleet, ends, run_claimed, step
@@ -23,7 +24,7 @@ from support.fleet import Fleet, ends, run_claimed, step
 def plain(ctx: Context, n: int = 0) -> None: ...
 
 
-class DearBell(SilentBell):
+class DearBell(NullNotifier):
     """Costs a transaction, as PostgreSQL's does."""
 
     dear = True
@@ -37,7 +38,7 @@ class DearBell(SilentBell):
 
 def with_bell(jobs: Scheduler) -> DearBell:
     bell = DearBell()
-    engine_of(jobs).membership.bell = bell  # type: ignore[assignment]
+    engine_of(jobs).registration.bell = bell  # type: ignore[assignment]
     return bell
 
 
@@ -58,7 +59,7 @@ def test_a_lone_worker_rings_for_nobody(fleet: Fleet) -> None:
     jobs = fleet.worker(plain)
     bell = with_bell(jobs)
     step(jobs)
-    assert engine_of(jobs).lease.alone()
+    assert engine_of(jobs).lease.is_only_worker()
     assert rings_for_a_child(jobs, bell) == 0
 
 
@@ -68,11 +69,11 @@ def test_who_comes_rings_and_is_rung_for(fleet: Fleet, clock: FakeClock) -> None
     step(first)
     step(second)
     assert its.rings == 1
-    assert not engine_of(second).lease.alone()
-    clock.advance(TOLD_EVERY)
+    assert not engine_of(second).lease.is_only_worker()
+    clock.advance(COMMANDS_EVERY_S)
     step(first)  # as that ring makes it
     engine_of(first).step()
-    assert not engine_of(first).lease.alone()
+    assert not engine_of(first).lease.is_only_worker()
     assert rings_for_a_child(first, bell) > 0
 
 
@@ -84,7 +85,7 @@ def test_who_comes_rings_though_its_first_look_fails(fleet: Fleet, monkeypatch: 
         raise RuntimeError("unforeseen")
 
     with monkeypatch.context() as patched:
-        patched.setattr(workers, "look_for_dead", fails)
+        patched.setattr(reaper, "find_expired", fails)
         with pytest.raises(RuntimeError, match="unforeseen"):
             engine_of(jobs).step()
     assert bell.rings == 1
@@ -94,11 +95,11 @@ def test_it_is_alone_again_when_the_other_has_gone(fleet: Fleet, clock: FakeCloc
     first, second = fleet.worker(plain), fleet.worker(plain)
     step(second)
     step(first)
-    assert not engine_of(first).lease.alone()
+    assert not engine_of(first).lease.is_only_worker()
     second.stop()
-    clock.advance(duties.REAP_EVERY)
+    clock.advance(periodic.REAP_EVERY)
     engine_of(first).step()
-    assert engine_of(first).lease.alone()
+    assert engine_of(first).lease.is_only_worker()
 
 
 def test_the_loop_gives_way_to_what_it_has_handed_out(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,4 +126,4 @@ def test_the_loop_gives_way_to_what_it_has_handed_out(database: Database, monkey
                 last = batch.task(link, n).depend_on(last)
         ended = jobs.wait(batch.ids, timeout=30)
     assert {info.state for info in ended.values()} == {"success"}
-    assert slept == [GIVE_WAY]
+    assert slept == [YIELD_S]

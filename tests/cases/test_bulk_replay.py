@@ -60,7 +60,7 @@ def test_a_bulk_replay_leaves_what_dies_again_meanwhile(bench: Bench, monkeypatc
         bench.clock.advance(1)
         drain(bench.worker())
 
-    monkeypatch.setattr(bench.jobs, "_ring", run_them)
+    monkeypatch.setattr(bench.jobs, "_notify", run_them)
     assert bench.jobs.dead_letters.replay_all(limit=1000) == made
     assert next(batches) == 2
     assert {bench.jobs.get_task(i).replay_count for i in made} == {1}
@@ -73,7 +73,7 @@ def test_a_held_key_does_not_stop_a_bulk_replay(bench: Bench, caplog: pytest.Log
     with caplog.at_level(logging.WARNING):
         assert bench.jobs.dead_letters.replay_all() == [a, b, c]
     assert bench.states(a, b, c, second) == ["scheduled"] * 3 + ["dead"]
-    assert f"task {b} holds its key" in caplog.text
+    assert f"task {b} has its key" in caplog.text
 
 
 @pytest.mark.case(20)

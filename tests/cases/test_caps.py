@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from scheduler import Context, Scheduler, task
 from scheduler.model.texts import rfc3339
 from scheduler.ports import FOREVER
-from scheduler.store import statement
-from scheduler.store.why import why
+from scheduler.store.db import statements as statement
+from scheduler.store.read.explain import why
 from scheduler.testing import FakeClock, drain, engine_of
 from support.bench import Side
 from support.databases import Database
@@ -108,7 +108,7 @@ def test_only_one_worker_at_a_time_claims_of_a_capped_kind(
     step(second)
     for n in range(6):
         first.task(narrow, n).schedule()
-    from scheduler.engine import turn
+    from scheduler.engine.dispatch import cycle as turn
 
     sides: list[Side] = []
     claim = turn.claims.claim
@@ -125,7 +125,7 @@ def test_only_one_worker_at_a_time_claims_of_a_capped_kind(
     step(first)
     sides[0].result()
     assert held(first) == 2
-    assert [len(engine_of(one).desk.held) for one in (first, second)] == [2, 0]
+    assert [len(engine_of(one).engine_state.held) for one in (first, second)] == [2, 0]
     if not database.is_sqlite:
         assert 0 < engine_of(second)._pause() < 1, "it looks again soon"
 

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import pickle
+import selectors
 import threading
 import time
 from collections.abc import Iterator
@@ -14,15 +15,17 @@ from typing import Any
 
 import pytest
 
-from scheduler.engine import brood, patience
-from scheduler.engine.attempt import Attempt, execute
-from scheduler.engine.children import CHUNK, Child, Job
-from scheduler.engine.frames import Frames, frame
-from scheduler.engine.functions import Answer
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.child.protocol import FrameDecoder, frame
+from scheduler.engine.execution.executor import execute
+from scheduler.engine.execution.offload import CpuFuture
 from scheduler.engine.options import ProcessOptions
-from scheduler.engine.processslots import ProcessSlots
-from scheduler.engine.processspec import Spec
-from scheduler.engine.procpool import ProcessPool
+from scheduler.engine.processes import children as children
+from scheduler.engine.processes import timeouts as patience
+from scheduler.engine.processes.child_handle import CHUNK_BYTES, ChildHandle, Job
+from scheduler.engine.processes.host import ChildHost
+from scheduler.engine.processes.pool import ProcessPool
+from scheduler.engine.processes.processslots import ProcessSlots
 from scheduler.errors import ProcessDied
 from scheduler.model.registry import PROCESS
 from scheduler.ports import spawn_thread
@@ -38,23 +41,22 @@ class Pool:
     def __init__(self, bench: Bench, options: ProcessOptions) -> None:
         ring_and_step(bench.jobs)
         self.bench = bench
-        self.desk = engine_of(bench.jobs).desk
+        self.engine_state = engine_of(bench.jobs).engine_state
         self.told: list[tuple[int, str]] = []
         self.means: dict[str, float] = {}
         self.options = options
-        self.pool = self.made(Spec(self.desk, options, spawn_thread))
+        self.pool = self.made(ChildHost(self.engine_state, options, spawn_thread))
         self.slots = ProcessSlots(self.pool, MEDIUM, options.children)
         self.bell = os.eventfd(0, os.EFD_CLOEXEC)
-        self.pool.brood.groups = None
-        self.pool.brood.open(self.bell, lambda: None)
-        self.child = Child(1, None)
+        self.pool.children.groups = None
+        self.pool.children.open(self.bell, lambda: None)
+        self.child = ChildHandle(1, None)
         self.child.ready = True
-        self.pool.brood.children[1] = self.child
-        for one, listen in ((self.child.talk, self.pool.hearing.listen), (self.child.output, self.pool.hearing.read)):
-            self.pool.brood.selector.register(one, 1, lambda listen=listen: listen(self.child))
+        self.pool.children.children[1] = self.child
+        self.pool.children.listen_to(self.child)
 
-    def made(self, spec: Spec) -> ProcessPool:
-        return ProcessPool(self.options, spec, self.desk, self._report, spawn_thread, self.means)
+    def made(self, spec: ChildHost) -> ProcessPool:
+        return ProcessPool(self.options, spec, self.engine_state, self._report, spawn_thread, self.means)
 
     def _report(self, attempt: Attempt, outcome: Any) -> None:
         self.told.append((attempt.claimed.id, outcome.end.value))
@@ -62,11 +64,11 @@ class Pool:
     def claim(self, *names: str) -> list[Attempt]:
         ids = [self.bench.step(name).schedule() for name in names]
         ring_and_step(self.bench.jobs)
-        held = {key[0]: attempt for key, attempt in self.desk.held.items()}
+        held = {key[0]: attempt for key, attempt in self.engine_state.held.items()}
         for slots in engine_of(self.bench.jobs).inline_slots():
             slots.waiting.clear()
         for attempt in held.values():
-            attempt.sort = (MEDIUM, PROCESS)
+            attempt.slot_type = (MEDIUM, PROCESS)
         return [held[i] for i in ids]
 
     def give(self, *attempts: Attempt) -> list[int]:
@@ -75,8 +77,8 @@ class Pool:
         for attempt in attempts:
             self.means[attempt.kind.name] = 0.0001  # so that several go to one child
             attempt.slot = self.slots
-            assert self.pool.feeding.give(self.child)
-            self.child.theirs.recv(CHUNK)
+            assert self.pool.feeder.give(self.child)
+            self.child.theirs.recv(CHUNK_BYTES)
         return list(self.child.jobs)
 
     def says(self, *message: Any) -> None:
@@ -84,7 +86,7 @@ class Pool:
 
     def told_child(self) -> list[Any]:
         """What was said to the child last."""
-        return Frames().feed(self.child._talk_theirs.recv(CHUNK))[-1]
+        return FrameDecoder().feed(self.child._talk_theirs.recv(CHUNK_BYTES))[-1]
 
 
 @pytest.fixture
@@ -101,12 +103,12 @@ def test_only_what_had_begun_dies_with_its_process(made: Pool) -> None:
     """What the process had taken and not begun goes back to its slots, in order."""
     first, second, third = made.claim("first", "second", "third")
     one, *_ = made.give(first, second, third)
-    made.says("start", one, made.desk.now())
-    made.pool.hearing.bury(made.child, -11)
+    made.says("start", one, made.engine_state.now())
+    made.pool.monitor.on_exit(made.child, -11)
     assert made.told == [(first.claimed.id, "dead")]
     assert list(made.slots.waiting) == [second, third]
-    assert not made.pool.feeding._where
-    made.pool.brood.close()
+    assert not made.pool.feeder._where
+    made.pool.children.close()
 
 
 @pytest.mark.case(7)
@@ -114,19 +116,19 @@ def test_only_what_had_begun_dies_with_its_process(made: Pool) -> None:
 def test_a_child_that_is_to_be_replaced_is_given_the_time_for_what_it_has_begun(made: Pool) -> None:
     attempts = made.claim("first", "second")
     first, second = made.give(*attempts)
-    outcomes = [list(execute(attempt, made.desk)) for attempt in attempts]
-    made.says("start", first, made.desk.now())
+    outcomes = [list(execute(attempt, made.engine_state)) for attempt in attempts]
+    made.says("start", first, made.engine_state.now())
     made.says("done", first, None, outcomes[0])
-    made.says("start", second, made.desk.now())
-    made.pool.hearing.take_all(made.child, made.child.heard())
-    assert made.child.on_its_way_out
+    made.says("start", second, made.engine_state.now())
+    made.pool.monitor.take_all(made.child, made.child.heard())
+    assert made.child.ending
     assert made.child.kill_at is None, "the grace period is for who is told to end"
     assert made.child.work.fileno() >= 0
     made.says("done", second, None, outcomes[1])
-    made.pool.hearing.take_all(made.child, made.child.heard())
+    made.pool.monitor.take_all(made.child, made.child.heard())
     assert [end for _, end in made.told] == ["succeeded"] * 2
     assert made.child.work.fileno() == -1
-    made.pool.brood.close()
+    made.pool.children.close()
 
 
 @pytest.mark.case(60)
@@ -139,33 +141,33 @@ def test_children_that_there_are_work_on_while_no_more_can_be_started(
     def refuse() -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(brood, "Nursery", refuse)
+    monkeypatch.setattr(children, "ForkServerClient", refuse)
     first, second, third = made.claim("first", "second", "third")
     made.slots.waiting.extend([first, second, third])
     for _ in range(3):
-        made.pool.feeding.grow()
-        made.pool.feeding.feed()
+        made.pool.feeder.grow()
+        made.pool.feeder.feed()
     assert [job.attempt for job in made.child.jobs.values()] == [first]
     assert len(caplog.records) == 1
     assert "Too many open files" in caplog.text
-    assert (made.slots.size, made.pool.out_of_order) == (1, False), "what there is no child for is not claimed"
+    assert (made.slots.size, made.pool.backing_off) == (1, False), "what there is no child for is not claimed"
     made.child.killed = True
-    assert (made.slots.size, made.pool.out_of_order) == (0, True)
-    made.pool.brood.again_at = 0.0
-    assert (made.slots.size, made.pool.out_of_order) == (2, False)
-    made.pool.brood.close()
+    assert (made.slots.size, made.pool.backing_off) == (0, True)
+    made.pool.children.again_at = 0.0
+    assert (made.slots.size, made.pool.backing_off) == (2, False)
+    made.pool.children.close()
 
 
 @pytest.mark.case(7)
 def test_one_that_has_begun_while_its_engine_stood_still_is_not_ended(made: Pool) -> None:
     first, second = made.claim("first", "second")
     one, _ = made.give(first, second)
-    made.says("start", one, made.desk.now())
-    made.child.idle_since -= patience.DEAF + 1
-    made.pool.patience.look()
+    made.says("start", one, made.engine_state.now())
+    made.child.idle_since -= patience.NOT_BEGUN_TIMEOUT_S + 1
+    made.pool.timeouts.look()
     assert made.child.current is not None
     assert not made.child.killed
-    made.pool.brood.close()
+    made.pool.children.close()
 
 
 @pytest.mark.case(8)
@@ -173,12 +175,12 @@ def test_what_has_ended_is_told_at_a_hard_stop_though_its_processes_have_not(mad
     """Else it would be handed back, and done again."""
     (attempt,) = made.claim("task")
     (number,) = made.give(attempt)
-    made.says("start", number, made.desk.now())
-    outcome = execute(attempt, made.desk)
+    made.says("start", number, made.engine_state.now())
+    outcome = execute(attempt, made.engine_state)
     made.says("done", number, "processes", list(outcome))
-    made.pool.hearing.take_all(made.child, made.child.heard())
+    made.pool.monitor.take_all(made.child, made.child.heard())
     assert made.told == []
-    assert not made.pool.feeding._where
+    assert not made.pool.feeder._where
     made.pool._end()
     assert made.told == [(attempt.claimed.id, "succeeded")]
 
@@ -187,14 +189,14 @@ def test_what_has_ended_is_told_at_a_hard_stop_though_its_processes_have_not(mad
 def test_a_function_that_no_child_has_taken_ends_with_the_pool(made: Pool) -> None:
     """What waits for it would keep its thread for ever."""
     (attempt,) = made.claim("task")
-    answers: list[Answer[Any]] = []
+    answers: list[CpuFuture[Any]] = []
     for _ in range(2):
         job = Job(0, MEDIUM, ("cpu", "os:getpid", b""), attempt)
-        job.answer = Answer()
+        job.answer = CpuFuture()
         answers.append(job.answer)
-        made.pool.tell("errand", job)
+        made.pool.post("submit", job)
         if len(answers) == 1:
-            made.pool._obey()  # this one has been heard of, the other has not
+            made.pool._handle_commands()  # this one has been heard of, the other has not
     made.pool._end()
     for answer in answers:
         assert isinstance(answer.exception(0), ProcessDied)
@@ -204,9 +206,9 @@ def asked(made: Pool) -> Job:
     """A function that somebody waits for."""
     (attempt,) = made.claim("task")
     job = Job(0, MEDIUM, ("cpu", "os:getpid", b""), attempt)
-    job.answer = Answer()
-    made.pool.tell("errand", job)
-    made.pool._obey()
+    job.answer = CpuFuture()
+    made.pool.post("submit", job)
+    made.pool._handle_commands()
     return job
 
 
@@ -217,17 +219,17 @@ def test_a_function_that_nobody_wants_any_more_does_not_begin(made: Pool, where:
     job = asked(made)
     assert job.answer is not None
     if where != "it waits":
-        assert made.pool.feeding.give(made.child)
+        assert made.pool.feeder.give(made.child)
         if where != "it was given":
-            made.child.theirs.recv(CHUNK)
-    made.pool.tell("withdrawn", job)
-    made.pool._obey()
+            made.child.theirs.recv(CHUNK_BYTES)
+    made.pool.post("cancel", job)
+    made.pool._handle_commands()
     if where == "it was taken, and its process has died":
         assert not job.answer.done()
-        made.pool.hearing.bury(made.child, -9)
+        made.pool.monitor.on_exit(made.child, -9)
     assert isinstance(job.answer.exception(0), ProcessDied)
     assert made.pool._waiting.next(None) is None
-    made.pool.brood.close()
+    made.pool.children.close()
 
 
 @pytest.mark.case(17)
@@ -235,22 +237,22 @@ def test_a_function_that_nobody_wants_any_more_does_not_begin(made: Pool, where:
 def test_a_function_that_nobody_wants_any_more_has_ended_when_it_is_told(made: Pool, how: str) -> None:
     job = asked(made)
     assert job.answer is not None
-    assert made.pool.feeding.give(made.child)
-    made.child.theirs.recv(CHUNK)
+    assert made.pool.feeder.give(made.child)
+    made.child.theirs.recv(CHUNK_BYTES)
     made.says("start", job.number, 0)
-    made.pool.hearing.take_all(made.child, made.child.heard())
-    made.pool.tell("withdrawn", job)
-    made.pool._obey()
+    made.pool.monitor.take_all(made.child, made.child.heard())
+    made.pool.post("cancel", job)
+    made.pool._handle_commands()
     assert made.child.kill_at is not None
     if how == "it says so":
         made.says("computed", job.number, "stopped", True, pickle.dumps(7))
-        made.pool.hearing.take_all(made.child, made.child.heard())
+        made.pool.monitor.take_all(made.child, made.child.heard())
     assert not job.answer.done(), "what it has started may be there still"
     if how == "the pool is closed":
         made.pool._end()
     else:
-        made.pool.hearing.bury(made.child, -9)
-        made.pool.brood.close()
+        made.pool.monitor.on_exit(made.child, -9)
+        made.pool.children.close()
     assert job.answer.done()
     assert (job.answer.exception() is None) is (how == "it says so")
 
@@ -265,16 +267,16 @@ def test_a_function_for_which_no_thread_can_be_started_is_refused_and_forgotten(
 
     made.pool._spawn = refuse  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        made.pool.compute(attempt, os.getpid, ())
+        made.pool.submit_function(attempt, os.getpid, ())
     assert not made.pool._orders
-    made.pool.brood.close()
+    made.pool.children.close()
 
 
 def test_a_function_that_comes_when_the_pool_has_just_been_closed_is_refused(made: Pool) -> None:
     (attempt,) = made.claim("task")
     made.pool.wake = made.pool.close  # type: ignore[method-assign]
-    assert isinstance(made.pool.compute(attempt, os.getpid, ()).exception(0), ProcessDied)
-    made.pool.brood.close()
+    assert isinstance(made.pool.submit_function(attempt, os.getpid, ()).exception(0), ProcessDied)
+    made.pool.children.close()
 
 
 @pytest.mark.case(4)
@@ -285,11 +287,11 @@ def test_what_others_may_have_by_now_is_not_given_to_a_child(made: Pool, why: st
     if why == "it was taken":
         attempt.lost = True
     else:
-        made.desk.lapses_at = made.desk.monotonic()
-    assert not made.pool.feeding.give(made.child)
+        made.engine_state.lease_expires_at = made.engine_state.monotonic()
+    assert not made.pool.feeder.give(made.child)
     assert made.told == [(attempt.claimed.id, "handed back")]
     assert not made.child.jobs
-    made.pool.brood.close()
+    made.pool.children.close()
 
 
 @pytest.mark.case(4)
@@ -297,25 +299,25 @@ def test_what_was_killed_for_the_lease_had_run_out_uses_no_attempt(made: Pool) -
     """Nor is it blamed; a child that was forked after that is blamed for what it does."""
     (attempt,) = made.claim("task")
     (number,) = made.give(attempt)
-    made.says("start", number, made.desk.now())
-    made.pool.hearing.take_all(made.child, made.child.heard())
-    brood, later = made.pool.brood, Child(2, None)
-    brood.children[2] = later
+    made.says("start", number, made.engine_state.now())
+    made.pool.monitor.take_all(made.child, made.child.heard())
+    children, later = made.pool.children, ChildHandle(2, None)
+    children.children[2] = later
     events = [("started", 1, 4711), ("lapsed",), ("started", 2, 4712), ("ended", 4711, -9)]
-    brood.nursery = SimpleNamespace(events=lambda: events)  # type: ignore[assignment]
-    brood._hear_nursery()
+    children.fork_server = SimpleNamespace(events=lambda: events)  # type: ignore[assignment]
+    children._read_fork_server()
     assert made.told == [(attempt.claimed.id, "handed back")]
     assert not later.lapsed
     later.given_away()
     later.close()
-    brood.close()
+    children.close()
 
 
 class ForkServer:
     """The hold on one that answers nothing. ``told``: what it was told."""
 
     pid = 4711
-    owes = heard = False
+    reply_expected = heard = False
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -333,11 +335,11 @@ def clock(made: Pool, monkeypatch: pytest.MonkeyPatch) -> Any:
     def pass_(seconds: int) -> None:
         for _ in range(seconds):
             clock.now += 1
-            made.pool.patience.look()
+            made.pool.timeouts.look()
 
     clock.pass_ = pass_
     made.child.idle_since = clock.now + 3600  # it has its time
-    made.pool.patience.look()
+    made.pool.timeouts.look()
     return clock
 
 
@@ -345,28 +347,28 @@ def test_a_fork_server_that_does_not_answer_is_told_of_and_ended(
     made: Pool, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What waited for a child waited for ever, and what was to be killed was not."""
-    brood, server = made.pool.brood, ForkServer()
-    brood.nursery = server  # type: ignore[assignment]
+    children, server = made.pool.children, ForkServer()
+    children.fork_server = server  # type: ignore[assignment]
     made.child.pid, made.child.killed = 4712, True
     clock.pass_(9)
-    assert (server.told, made.pool.out_of_order) == (["ask"], False)
+    assert (server.told, made.pool.backing_off) == (["ask"], False)
     clock.pass_(1)
-    assert (server.told, made.pool.out_of_order) == (["ask", "go_on"], True)
+    assert (server.told, made.pool.backing_off) == (["ask", "resume"], True)
     (record,) = caplog.records
     assert "the process that forks child processes, 4711, has not answered for 10 s" in record.message
     clock.pass_(49)
-    assert server.told == ["ask", "go_on"]
+    assert server.told == ["ask", "resume"]
     clock.pass_(1)
-    assert server.told == ["ask", "go_on", "kill_it"]
+    assert server.told == ["ask", "resume", "kill_server"]
     assert len(caplog.records) == 1
-    brood.nursery = None
-    brood.close()
+    children.fork_server = None
+    children.close()
 
 
 @pytest.mark.parametrize("why", ["it says something", "this process stood still", "there is nothing to say"])
 def test_a_fork_server_is_given_the_time_it_needs(made: Pool, clock: Any, why: str) -> None:
-    brood, server = made.pool.brood, ForkServer()
-    brood.nursery = server  # type: ignore[assignment]
+    children, server = made.pool.children, ForkServer()
+    children.fork_server = server  # type: ignore[assignment]
     made.child.pid, made.child.killed = 4712, True
     clock.pass_(5)
     if why == "it says something":
@@ -374,37 +376,37 @@ def test_a_fork_server_is_given_the_time_it_needs(made: Pool, clock: Any, why: s
         clock.pass_(1)
     elif why == "this process stood still":
         clock.now += 600
-        made.pool.patience.look()
+        made.pool.timeouts.look()
     else:
         made.child.killed = False
         clock.pass_(60)
     clock.pass_(3)
     assert server.told == (["ask", "ask"] if why == "it says something" else ["ask"])
-    assert not made.pool.out_of_order
+    assert not made.pool.backing_off
 
 
 def test_a_fork_server_that_answers_late_is_used_again(made: Pool, clock: Any) -> None:
-    brood, server = made.pool.brood, ForkServer()
-    brood.nursery = server  # type: ignore[assignment]
+    children, server = made.pool.children, ForkServer()
+    children.fork_server = server  # type: ignore[assignment]
     made.child.pid, made.child.killed = 4712, True
     clock.pass_(10)
-    assert made.pool.out_of_order
+    assert made.pool.backing_off
     server.heard = True
     clock.pass_(1)
-    assert not made.pool.out_of_order
-    brood.nursery = None
-    brood.close()
+    assert not made.pool.backing_off
+    children.fork_server = None
+    children.close()
 
 
 def test_a_child_that_was_to_be_killed_before_it_had_a_number_is(made: Pool) -> None:
     """The fork server tells of it later. What has it killed may be a body that has to end."""
     killed: list[int] = []
-    brood = made.pool.brood
-    brood.kill(made.child)
-    brood.nursery = SimpleNamespace(kill=killed.append, events=lambda: [("started", 1, 4711)])  # type: ignore[assignment]
-    brood._hear_nursery()
+    children = made.pool.children
+    children.kill(made.child)
+    children.fork_server = SimpleNamespace(kill=killed.append, events=lambda: [("started", 1, 4711)])  # type: ignore[assignment]
+    children._read_fork_server()
     assert killed == [4711]
-    brood.close()
+    children.close()
 
 
 @pytest.mark.case(63)
@@ -420,21 +422,21 @@ def test_a_question_is_answered_though_no_thread_can_be_started_for_it(made: Poo
 
     spec._spawn = refuse  # type: ignore[assignment]
     made.says("ask", number, 1, *asks)
-    made.pool.hearing.take_all(made.child, made.child.heard())
-    made.pool._obey()
+    made.pool.monitor.take_all(made.child, made.child.heard())
+    made.pool._handle_commands()
     what, asked, fine, failure = made.told_child()
     assert (what, asked, fine, failure["args"]) == ("answer", 1, False, ["can't start new thread"])
 
     spec._spawn = spawn
     told = threading.Event()
-    made.pool.hearing._tell = lambda *order: (made.pool._orders.append(order), told.set())  # type: ignore[assignment]
+    made.pool.monitor._tell = lambda *order: (made.pool._orders.append(order), told.set())  # type: ignore[assignment]
     made.says("ask", number, 2, *asks)
-    made.pool.hearing.take_all(made.child, made.child.heard())
+    made.pool.monitor.take_all(made.child, made.child.heard())
     assert told.wait(10)
-    made.pool._obey()
+    made.pool._handle_commands()
     assert made.told_child() == ["answer", 2, True, []]
     spec.close()
-    made.pool.brood.close()
+    made.pool.children.close()
 
 
 def test_nothing_stays_open_of_a_pool_that_was_closed(made: Pool) -> None:
@@ -448,4 +450,39 @@ def test_nothing_stays_open_of_a_pool_that_was_closed(made: Pool) -> None:
     del pool
     gc.collect()
     assert not os.path.lexists(bell) or "eventfd" not in os.readlink(bell)
-    made.pool.brood.close()
+    made.pool.children.close()
+
+
+def test_one_that_is_buried_is_not_listened_to_in_the_same_round(made: Pool) -> None:
+    """After a standstill the fork server tells that it has ended, and its sockets tell it, too, at the same time."""
+    pool = made.pool
+    pool.children.selector.modify(made.bell, selectors.EVENT_READ, lambda: pool.monitor.on_exit(made.child, -9))
+    os.eventfd_write(made.bell, 1)
+    made.child._talk_theirs.close()
+    pool.children.wait(1.0)
+    assert not pool.children.children
+    assert made.child.talk.fileno() == -1
+    pool.children.close()
+
+
+def raise_exit() -> None:
+    raise SystemExit("on the way in")
+
+
+class ExitsWhenLoaded:
+    def __reduce__(self) -> Any:
+        return (raise_exit, ())
+
+
+@pytest.mark.case(76)
+@pytest.mark.parametrize("value", [b"no pickle", pickle.dumps("no error"), pickle.dumps(ExitsWhenLoaded())])
+def test_a_function_whose_process_tells_nonsense_has_failed(made: Pool, value: bytes) -> None:
+    (attempt,) = made.claim("first")
+    job = Job(1, MEDIUM, (), attempt)
+    job.answer, job.started = CpuFuture(), True
+    made.child.jobs[1] = job
+    made.says("computed", 1, None, False, value)
+    made.pool.monitor.take_all(made.child, made.child.heard())
+    assert job.answer.exception(0) is not None
+    assert not made.child.talk_over
+    made.pool.children.close()

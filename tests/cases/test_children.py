@@ -556,9 +556,9 @@ def test_map_raises_what_became_of_the_first_that_failed(stage: Stage, kind: Any
 
 @pytest.mark.case(56)
 def test_map_in_chunks_survives_a_crash_between_them(stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    from scheduler.engine import durable
+    from scheduler.engine.durable import calls as durable
 
-    monkeypatch.setattr(durable, "CHUNK", 10)
+    monkeypatch.setattr(durable, "CHILDREN_PER_REQUEST", 10)
     made: list[int] = []
 
     async def body(ctx: Any) -> Any:

@@ -40,7 +40,7 @@ def test_another_worker_takes_over_once_the_lease_has_run_out(fleet: Fleet, cloc
     first, second = named(fleet, "first"), named(fleet, "second")
     task_id = first.task(note).schedule()
     step(first)
-    label = engine_of(first).membership.incarnation
+    label = engine_of(first).registration.incarnation
     lost_worker = engine_of(first).worker
     fleet.kill(first)
     step(second)

@@ -12,8 +12,9 @@ import pytest
 from scheduler import ConfigError, Context, DeadLetter, RetryPolicy, Task, UnknownTaskError
 from scheduler.errors import StoreUnavailableError
 from scheduler.ports import SystemClock
-from scheduler.store import dead_letters, retention, workers
-from scheduler.store.dead_letters import Filter
+from scheduler.store import reaper
+from scheduler.store.admin import purge, retention
+from scheduler.store.read.dead_letters import Filter
 from scheduler.testing import drain
 from support.bench import Bench, Soft, Step
 from support.fleet import Fleet, ends, let_pass, rows, step
@@ -99,7 +100,7 @@ def test_the_hook_is_told_of_tasks_that_kill_their_workers(
         watcher = fleet.worker(on_dead_letter=told.append)
         if answers == "lost":
             with monkeypatch.context() as patch:
-                lost = lose_the_answer(watcher, patch, workers, "reap")
+                lost = lose_the_answer(watcher, patch, reaper, "reap")
                 while not lost:
                     with suppress(StoreUnavailableError):
                         let_pass(clock, 40, watcher)
@@ -182,7 +183,7 @@ def test_purge_in_batches(bench: Bench) -> None:
     removed = []
     while True:
         with database.write() as connection:
-            removed.append(dead_letters.purge(connection, database.now(), wanted, batch=10))
+            removed.append(purge.purge(connection, database.now(), wanted, batch=10))
         if removed[-1] < 10:
             break
     assert removed == [10, 10, 5]
@@ -216,5 +217,5 @@ def test_the_audit_goes_with_the_outcome(bench: Bench) -> None:
     for passed, left in ((3599, 2), (2, 0)):
         bench.clock.advance(passed)
         with bench.jobs.database.write() as connection:
-            retention.sweep(connection, bench.jobs.database.dialect, bench.jobs.database.now(), kept)
+            retention.purge_batch(connection, bench.jobs.database.dialect, bench.jobs.database.now(), kept)
         assert len(bench.jobs.dead_letters.audit(dead)) == left

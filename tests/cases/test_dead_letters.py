@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler import DuplicateKeyError, PayloadError, RetryPolicy, UnregisteredKindError
-from scheduler.store import replay
-from support.bench import Bench, Side, Soft, Step
+from support.bench import Bench, Soft, Step
 from support.fleet import Fleet, ends, rows
 
 
@@ -111,7 +110,7 @@ def test_a_copy_is_a_new_task_and_the_dead_letter_stays(bench: Bench) -> None:
     assert new.correlation == str(dead)
     for name in ("kind", "payload", "queue", "priority", "headers", "subject", "timeout", "retry", "max_attempts"):
         assert getattr(new, name) == getattr(old, name), name
-    assert new.key == "k1"
+    assert new.key == f"k1~copy-{made}"
     bench.drain()
     assert bench.states(dead, made, child) == ["dead", "success", "failed"]
     assert results == {parent: "parent"}
@@ -180,10 +179,10 @@ def test_a_key_that_another_task_holds(bench: Bench, copy: bool) -> None:
     holder = bench.step("other").key("k1").schedule()
     before = bench.jobs.get_task(dead)
     with pytest.raises(DuplicateKeyError) as caught:
-        bench.jobs.dead_letters.replay(dead, by="alice", copy=copy)
+        bench.jobs.dead_letters.replay(dead, by="alice", key="k1", copy=copy)
     assert caught.value.existing_id == holder
     with pytest.raises(DuplicateKeyError):
-        bench.jobs.dead_letters.replay(dead, payload={"name": "x"}, copy=copy)
+        bench.jobs.dead_letters.replay(dead, payload={"name": "x"}, key="k1" if copy else None, copy=copy)
     assert bench.jobs.get_task(dead) == before
     assert bench.jobs.dead_letters.audit() == []
     made = bench.jobs.dead_letters.replay(dead, key="k2", copy=copy)
@@ -197,43 +196,3 @@ def test_the_key_is_held_again(bench: Bench) -> None:
     bench.jobs.dead_letters.replay(dead)
     held = bench.step("mail").key("k1").schedule()
     assert (held, held.created) == (dead, False)
-
-
-@pytest.mark.case(19, 30)
-def test_a_success_past_its_retention_gives_the_key_up(bench: Bench) -> None:
-    (dead,) = bench.die("mail", key="k1")
-    other = bench.step("other").key("k1", retention=60).schedule()
-    bench.drain()
-    with pytest.raises(DuplicateKeyError):
-        bench.jobs.dead_letters.replay(dead)
-    bench.clock.advance(60)
-    bench.jobs.dead_letters.replay(dead)
-    assert bench.states(dead, other) == ["scheduled", "success"]
-
-
-@pytest.mark.case(20, 30)
-@pytest.mark.parametrize("copy", [False, True])
-def test_the_key_is_taken_while_it_is_replayed(bench: Bench, monkeypatch: pytest.MonkeyPatch, copy: bool) -> None:
-    """Between the look whether the key is free and the write."""
-    (dead,) = bench.die("mail", key="k1")
-    before = bench.jobs.get_task(dead)
-    look = replay._refuse_if_held
-    caller = bench.worker()
-    sides: list[Side] = []
-
-    def look_and_lose(*arguments: Any) -> None:
-        look(*arguments)
-        if not sides:
-            sides.append(Side(lambda: caller.task(Step("other")).key("k1").schedule()))
-            if not bench.database.is_sqlite:
-                sides[0].join(20)
-
-    monkeypatch.setattr(replay, "_refuse_if_held", look_and_lose)
-    if bench.database.is_sqlite or copy:  # SQLite's write lock keeps the other one out; a copy asks as any new task
-        made = bench.jobs.dead_letters.replay(dead, copy=copy)
-        assert not sides or sides[0].result() == made
-    else:
-        with pytest.raises(DuplicateKeyError) as caught:
-            bench.jobs.dead_letters.replay(dead)
-        assert caught.value.existing_id == sides[0].result()
-        assert bench.jobs.get_task(dead) == before

@@ -10,7 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Scheduler
-from scheduler.store import cascade, control, statement
+from scheduler.store.db import statements as statement
+from scheduler.store.graph import cancel_cascade as cascade
+from scheduler.store.tasks import control
 from support.bench import Bench, Step, ring_and_step, run_claimed
 
 

@@ -1,4 +1,4 @@
-"""The programs of docs/durable-patterns.md, as a user would try them: with failures in the middle."""
+"""The programs of docs/guides/durable-patterns.md, as a user would try them: with failures in the middle."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_transfer(bench: Bench, world: World) -> None:
 
 @pytest.mark.case(52, pure=True)
 def test_the_page_shows_the_programs_as_they_are() -> None:
-    page = (ROOT / "docs" / "durable-patterns.md").read_text()
+    page = (ROOT / "docs" / "guides" / "durable-patterns.md").read_text()
     blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
     programs = [path.read_text() for path in (ROOT / "examples" / "durable").glob("*.py")]
     assert len(blocks) == 5

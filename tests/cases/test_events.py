@@ -348,12 +348,42 @@ def test_events_go_after_their_time_but_never_while_somebody_waits(stage: Stage)
     for name in ("approved", "other"):
         stage.jobs.emit_event(name)
     stage.clock.advance(40 * day)
-    step(stage.jobs)  # retention is due, too
-    stage.jobs._engine = None  # what was woken is not claimed yet
-    assert {row.name for row in rows(stage.jobs, "SELECT name FROM schedd_events")} >= {"approved"}
     stage.jobs.cleanup_events(24)
     assert {row.name for row in rows(stage.jobs, "SELECT name FROM schedd_events")} == {"approved"}
-    assert stage.state(waits) in ("suspended", "claimed")
+    assert stage.state(waits) == "suspended"  # what was woken is not claimed yet
+    step(stage.jobs)
+    assert stage.state(waits) == "claimed"  # which has recorded the event for it
+    stage.jobs.cleanup_events(24)
+    assert rows(stage.jobs, "SELECT name FROM schedd_events") == []
+    stage.drain()
+    assert (stage.state(waits), stage.play.done) == ("success", ["asks", "asks"])
+
+
+@pytest.mark.case(54, 89)
+@pytest.mark.parametrize("length", [10, 2_000], ids=["short", "long"])
+def test_what_was_awaited_is_received_once_and_stays(stage: Stage, kind: Any, length: int) -> None:
+    """Whether the claim records it, as short ones, or the handler asks; and on the next attempt, too."""
+    seen: list[Any] = []
+
+    async def body(ctx: Any) -> Any:
+        await ctx.step("before", lambda: "x" * length)
+        seen.append(await ctx.await_event("approved"))
+        seen.append(await ctx.await_event("signed"))
+        if len(seen) < 4:
+            raise ConnectionError("again")
+
+    task_id = stage.start(body, kind)
+    stage.drain()
+    stage.jobs.emit_event("approved", "a" * length)
+    stage.jobs.emit_event("signed", "s" * length)
+    stage.drain()
+    stage.drain(60)
+    assert stage.state(task_id) == "success"
+    assert seen == ["a" * length, "s" * length] * 2
+    assert stage.ends(task_id) == ["suspended", "retried", "succeeded"]
+    names = rows(stage.jobs, "SELECT name FROM schedd_checkpoints ORDER BY at, seq")
+    assert [row.name for row in names] == ["before", "$event:approved", "$event:signed"]
+    assert waiting(stage.jobs) == []
 
 
 @pytest.mark.case(54)

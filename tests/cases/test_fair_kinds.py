@@ -25,7 +25,7 @@ def test_a_kind_without_a_known_duration_gets_in(fleet: Fleet) -> None:
     engine = engine_of(jobs)
     for _ in range(4):
         step(jobs)
-    assert len(engine.desk.held) > 100  # a line longer than the pool's eight slots
+    assert len(engine.engine_state.held) > 100  # a line longer than the pool's eight slots
     late = jobs.task(other).schedule()
     step(jobs)
     assert jobs.get_task_status(late) == "claimed"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from scheduler import Context, Scheduler, task
-from scheduler.engine.levels import EVERY, Turns
+from scheduler.engine.fair_rotation import LOWER_EVERY, FairRotation
 from scheduler.testing import FakeClock, engine_of
 from support.fleet import Fleet, step
 
@@ -79,13 +79,13 @@ def test_no_level_keeps_all_children_beside_a_kind_at_its_cap(fleet: Fleet, cloc
 @given(some.lists(some.tuples(some.sets(some.integers(0, 2), min_size=1), some.booleans()), max_size=60))
 def test_who_waits_has_its_turn(rounds: list[tuple[set[int], bool]]) -> None:
     """Whoever else comes and goes: of those that wait all the time none waits longer than this."""
-    turns = Turns()
+    turns = FairRotation()
     since = dict.fromkeys((0, 1, 2), 0)
     for waiting, asked_twice in rounds:
         if asked_twice:
             turns.order(waiting)
         first = turns.order(waiting)[0]
-        turns.gave(waiting, {first})
+        turns.record(waiting, {first})
         for level in since:
             since[level] = since[level] + 1 if level in waiting and level != first else 0
-    assert max(since.values()) < 2 * EVERY
+    assert max(since.values()) < 2 * LOWER_EVERY

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from scheduler.engine.functions import Answer, wait_for, wait_for_async
+from scheduler.engine.execution.offload import CpuFuture, wait_for, wait_for_async
 from scheduler.errors import Cancelled, LeaseLost, TaskTimeout
 
 
 @pytest.mark.case(17, pure=True)
 @pytest.mark.parametrize("error", [Cancelled, LeaseLost, TaskTimeout, SystemExit])
 def test_a_thread_leaves_when_the_function_has_ended(error: type[BaseException]) -> None:
-    answer: Answer[int] = Answer()
+    answer: CpuFuture[int] = CpuFuture()
     told = threading.Event()
-    answer.withdraw = told.set
+    answer.cancel_remote = told.set
     left: list[BaseException] = []
 
     def look() -> None:
@@ -42,9 +42,9 @@ def test_a_thread_leaves_when_the_function_has_ended(error: type[BaseException])
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_coroutine_leaves_when_the_function_has_ended(times: int, fails: bool) -> None:
-    answer: Answer[int] = Answer()
+    answer: CpuFuture[int] = CpuFuture()
     told: list[str] = []
-    answer.withdraw = lambda: told.append("withdrawn")
+    answer.cancel_remote = lambda: told.append("withdrawn")
 
     async def main() -> Any:
         body = asyncio.create_task(wait_for_async(answer))
@@ -68,7 +68,7 @@ def test_a_coroutine_leaves_when_the_function_has_ended(times: int, fails: bool)
 
 @pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError])
 def test_what_a_function_raises_is_raised(error: type[BaseException]) -> None:
-    answer: Answer[int] = Answer()
+    answer: CpuFuture[int] = CpuFuture()
     answer.set_exception(error("such"))
     with pytest.raises(error, match="such"):
         wait_for(answer, lambda: None)

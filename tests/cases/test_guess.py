@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Scheduler, TaskState, task
-from scheduler.engine import turn
+from scheduler.engine.dispatch import cycle as turn
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.registry import THREAD
-from scheduler.store import claim as claims
+from scheduler.store.tasks import claim as claims
 from scheduler.testing import FakeClock, engine_of
 from support.fleet import Fleet, ends, rows, run_claimed, step, write
 
@@ -53,7 +53,7 @@ def ran_one(fleet: Fleet, *types: Any, **options: Any) -> Scheduler:
     jobs = fleet.worker(*types, **options)
     jobs.task(types[0]).schedule()
     work(jobs)
-    assert not engine_of(jobs).desk.held
+    assert not engine_of(jobs).engine_state.held
     return jobs
 
 
@@ -76,7 +76,7 @@ def test_what_it_is_rung_for_is_claimed_without_a_look(fleet: Fleet, guessed: li
     at = jobs.database.now()
     step(jobs)
     assert guessed == [1]
-    held = {a.claimed.id: a for a in engine_of(jobs).desk.held.values()}
+    held = {a.claimed.id: a for a in engine_of(jobs).engine_state.held.values()}
     assert set(held) == set(ids), "the turn that follows finds the rest"
     assert {(a.claimed.claim, a.claimed.attempt, a.claimed.kind, a.claimed.claimed_at) for a in held.values()} == {
         (1, 1, "plain", at)
@@ -92,18 +92,18 @@ def test_what_it_is_rung_for_is_claimed_without_a_look(fleet: Fleet, guessed: li
 
 def test_it_waits_in_line_with_all_who_write(fleet: Fleet, guessed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = ran_one(fleet, plain)
-    turner, gate = engine_of(jobs).turner, jobs.database._gate
+    dispatch, gate = engine_of(jobs).dispatch, jobs.database._gate
     passed: list[str] = []
     monkeypatch.setattr(gate, "enter", lambda *_: passed.append("in") or True)
     monkeypatch.setattr(gate, "leave", lambda: passed.append("out"))
     for _ in range(2):
         jobs.task(plain).schedule()
         passed.clear()
-        assert turner.guess(engine_of(jobs)._conn())
+        assert dispatch.claim_eagerly(engine_of(jobs)._conn())
         assert passed == ["in", "out"]
-        assert not turner.doubts.unsure, "the turn that follows need not ask what it holds"
+        assert not dispatch.lost_commits.pending, "the turn that follows need not ask what it holds"
         run_claimed(jobs)
-        turner.turn(engine_of(jobs)._conn(), claiming=True)
+        dispatch.run(engine_of(jobs)._conn(), claiming=True)
     assert guessed[-2:] == [1, 1]
 
 
@@ -114,14 +114,14 @@ def test_all_that_a_task_brings_comes_with_it(fleet: Fleet, guessed: list[int]) 
     first = jobs.task(plain, long).correlation("order-7").schedule()
     step(jobs)
     assert guessed[-1] == 1
-    (attempt,) = engine_of(jobs).desk.held.values()
+    (attempt,) = engine_of(jobs).engine_state.held.values()
     assert attempt.claimed.correlation == "order-7"
     run_claimed(jobs)
     step(jobs)
     assert jobs.get_task(first).result == len(long)
     second = jobs.task(plain).headers({"a": "b"}).schedule()
     step(jobs)
-    (attempt,) = engine_of(jobs).desk.held.values()
+    (attempt,) = engine_of(jobs).engine_state.held.values()
     assert attempt.claimed.id == second
     assert attempt.claimed.headers is not None
     run_claimed(jobs)
@@ -160,17 +160,17 @@ def suspect(jobs: Scheduler) -> None:
     """The last one claimed was."""
     jobs.task(plain).schedule()
     write(jobs, "UPDATE schedd_tasks SET lane = '!plain', suspect = 2 WHERE state = 1")
-    engine_of(jobs).turner._last_lane = None
+    engine_of(jobs).dispatch._last_lane = None
     work(jobs)
 
 
 def lost(jobs: Scheduler) -> None:
     """A body still runs whose task was taken from it."""
-    engine_of(jobs).desk.losing.add((10**6, 1))
+    engine_of(jobs).engine_state.losing.add((10**6, 1))
 
 
-def leave_to_newer(jobs: Scheduler) -> None:
-    engine_of(jobs).turner.planner._left["plain"] = float("inf")
+def defer_to_newer_workers(jobs: Scheduler) -> None:
+    engine_of(jobs).dispatch.planner._deferred_kinds["plain"] = float("inf")
 
 
 def let_renewal_be_due(jobs: Scheduler) -> None:
@@ -180,12 +180,12 @@ def let_renewal_be_due(jobs: Scheduler) -> None:
 
 def look_from_places(jobs: Scheduler) -> None:
     """As behind an old snapshot."""
-    engine_of(jobs).turner.lanes.prefix.start[("default", "plain", MEDIUM)] = (0, 0)
+    engine_of(jobs).dispatch.lanes.offsets.start[("default", "plain", MEDIUM)] = (0, 0)
 
 
 def be_told_how_many(jobs: Scheduler) -> None:
-    desk = engine_of(jobs).desk
-    desk.options = desk.options._replace(max_concurrent=2)
+    engine_state = engine_of(jobs).engine_state
+    engine_state.options = engine_state.options._replace(max_concurrent=2)
 
 
 def take_the_slots_away(jobs: Scheduler) -> None:
@@ -199,7 +199,7 @@ def take_the_slots_away(jobs: Scheduler) -> None:
         drain,
         suspect,
         lost,
-        leave_to_newer,
+        defer_to_newer_workers,
         let_renewal_be_due,
         look_from_places,
         be_told_how_many,
@@ -231,11 +231,11 @@ def test_it_takes_no_slot_from_another_level(fleet: Fleet, guessed: list[int]) -
     jobs = fleet.worker(plain, pools={"high": (1, 0), "medium": (1, 0), "low": (1, 0)})
     jobs.task(plain).priority("low").schedule()
     work(jobs)
-    engine_of(jobs).desk.means["plain"] = 1.0  # seconds, so that nothing is claimed ahead
+    engine_of(jobs).engine_state.means["plain"] = 1.0  # seconds, so that nothing is claimed ahead
     ids = {jobs.task(plain).priority(level).schedule() for level in ("low", "low", "medium", "high")}
     step(jobs)
     assert guessed[-1] == 1
-    held = {attempt.claimed.id: attempt.pool for attempt in engine_of(jobs).desk.held.values()}
+    held = {attempt.claimed.id: attempt.pool for attempt in engine_of(jobs).engine_state.held.values()}
     assert len(held) == 3
     assert set(held) < ids
     assert sorted(held.values()) == [0, 1, 2]
@@ -273,7 +273,7 @@ def test_a_claim_whose_answer_does_not_come_is_given_back(
         with pytest.raises(StoreUnavailableError):
             engine_of(jobs).step()
     assert state(jobs, last) is TaskState.CLAIMED
-    assert not engine_of(jobs).desk.held
+    assert not engine_of(jobs).engine_state.held
     work(jobs)
     assert caplog.messages.count(GIVEN_BACK) == 1
     assert (ends(jobs, last), rows(jobs, "SELECT max(claim) AS n FROM schedd_tasks")[0].n) == (["succeeded"], 2)
@@ -285,7 +285,7 @@ def test_a_claim_that_cannot_be_handed_out_is_given_back(
     jobs = ran_one(fleet, plain)
     last = jobs.task(plain).schedule()
     with monkeypatch.context() as broken:
-        broken.setattr(engine_of(jobs).turner.handout, "give", lambda *_: 1 / 0)
+        broken.setattr(engine_of(jobs).dispatch.feeder, "submit", lambda *_: 1 / 0)
         engine_of(jobs).ring()
         with pytest.raises(ZeroDivisionError):
             engine_of(jobs).step()
@@ -318,7 +318,7 @@ def test_it_claims_nothing_under_a_lease_that_ran_out(
     jobs = ran_one(fleet, plain)
     jobs.task(plain).schedule()
     engine, live = engine_of(jobs), []
-    give = engine.turner.handout.give
+    give = engine.dispatch.feeder.submit
 
     def looking(claimed: list[claims.Claimed], *rest: Any) -> None:
         if claimed:
@@ -326,7 +326,7 @@ def test_it_claims_nothing_under_a_lease_that_ran_out(
             live.append(row.lease_until > jobs.database.now())
         give(claimed, *rest)
 
-    monkeypatch.setattr(engine.turner.handout, "give", looking)
+    monkeypatch.setattr(engine.dispatch.feeder, "submit", looking)
     clock.jump(40)
     step(jobs)
     assert live == [True]

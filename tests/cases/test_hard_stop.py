@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Scheduler, TaskState, task
-from scheduler.engine.turn import Turner
+from scheduler.engine.dispatch.cycle import DispatchCycle
 from support.databases import Database
 from support.fleet import until
 
@@ -45,7 +45,7 @@ class Bodies:
 
     def begin(self, *names: str) -> list[int]:
         ids = [int(self.jobs.task(self.kinds[name]).schedule()) for name in names]
-        held = self.jobs.engine.desk.held
+        held = self.jobs.engine.engine_state.held
         until(lambda: {task_id for (task_id, _), a in list(held.items()) if a.started_at is not None} >= {*ids})
         return ids
 
@@ -67,15 +67,15 @@ def bodies(database: Database) -> Iterator[Bodies]:
 def test_a_body_that_ends_before_the_last_write_has_ended(bodies: Bodies, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the engine has made up its mind about what still runs."""
     ended, still = bodies.begin("ends", "stays")
-    turn = Turner.turn
+    turn = DispatchCycle.run
 
-    def late(turner: Turner, *args: Any, **given: Any) -> Any:
+    def late(dispatch: DispatchCycle, *args: Any, **given: Any) -> Any:
         if given.get("extra"):
             bodies.go.set()
-            until(lambda: turner.desk.outcomes)
-        return turn(turner, *args, **given)
+            until(lambda: dispatch.engine_state.outcomes)
+        return turn(dispatch, *args, **given)
 
-    monkeypatch.setattr(Turner, "turn", late)
+    monkeypatch.setattr(DispatchCycle, "run", late)
     assert bodies.jobs.stop_now() == [still]
     assert bodies.told(ended) == (TaskState.SUCCESS, ["succeeded"])
     assert bodies.told(still) == (TaskState.SCHEDULED, ["handed back"])
@@ -84,8 +84,8 @@ def test_a_body_that_ends_before_the_last_write_has_ended(bodies: Bodies, monkey
 @pytest.mark.case(8)
 def test_what_is_decided_already_is_not_named(bodies: Bodies, caplog: pytest.LogCaptureFixture) -> None:
     committed, cancelled, still = bodies.begin("commits", "stays", "stays")
-    desk = bodies.jobs.engine.desk
-    until(lambda: any(a.settled is not None for a in list(desk.held.values())))
+    engine_state = bodies.jobs.engine.engine_state
+    until(lambda: any(a.committed_outcome is not None for a in list(engine_state.held.values())))
     bodies.jobs.cancel_task(cancelled)
     assert bodies.jobs.stop_now() == [still]
     assert bodies.told(committed) == (TaskState.SUCCESS, ["succeeded"])

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Scheduler, TaskState, task
-from scheduler.engine.handout import MANY, HandOut
-from scheduler.engine.pools import ThreadSlots
+from scheduler.engine.dispatch.handoff import HOLD_MIN_TASKS, SlotFeeder
+from scheduler.engine.slots import ThreadSlots
 from scheduler.model.registry import THREAD
 from scheduler.ports import spawn_thread
-from scheduler.store import statement
+from scheduler.store.db import statements as statement
 from scheduler.testing import engine_of
 from support.fleet import Fleet, step, until
 
@@ -40,35 +40,37 @@ class Gate(threading.Event):
 
 
 class Flood:
-    """A worker that is stepped, with threads: it takes ``MANY`` tasks a turn, and has as many ends to record then."""
+    """A worker that is stepped, with threads: it takes ``HOLD_MIN_TASKS`` tasks a cycle, and then records as many."""
 
     def __init__(self, jobs: Scheduler) -> None:
         self.jobs = jobs
         self.engine = engine_of(jobs)
-        self.desk = self.engine.desk
-        self.slots = ThreadSlots("medium", 2 * MANY, self.desk, self.desk.report, spawn_thread)
+        self.engine_state = self.engine.engine_state
+        self.slots = ThreadSlots(
+            "medium", 2 * HOLD_MIN_TASKS, self.engine_state, self.engine_state.report, spawn_thread
+        )
         self.engine.slots[1, THREAD] = self.slots
-        self.gate = self.slots._go = Gate()
+        self.gate = self.slots._may_begin = Gate()
         self.gate.set()
-        self.desk.means["quick"] = 1e-5  # so one thread is woken for them
-        self.ids = [jobs.task(quick).schedule() for _ in range(2 * MANY)]
+        self.engine_state.means["quick"] = 1e-5  # so one thread is woken for them
+        self.ids = [jobs.task(quick).schedule() for _ in range(2 * HOLD_MIN_TASKS)]
         step(jobs)  # they begin at once: nothing else is to be done
-        self.ran(2 * MANY)
-        self.ids += [jobs.task(quick).schedule() for _ in range(2 * MANY)]
+        self.ran(2 * HOLD_MIN_TASKS)
+        self.ids += [jobs.task(quick).schedule() for _ in range(2 * HOLD_MIN_TASKS)]
         until(lambda: self.slots._idle == self.slots._threads and self.slots._tokens.empty())
-        self.engine.turner.planner.batch = MANY
+        self.engine.dispatch.planner.batch = HOLD_MIN_TASKS
 
     def ran(self, count: int) -> None:
-        until(lambda: len(self.desk.outcomes) == count)
+        until(lambda: len(self.engine_state.outcomes) == count)
 
     def finish(self) -> None:
-        until(lambda: step(self.jobs) is None and not self.desk.held)
+        until(lambda: step(self.jobs) is None and not self.engine_state.held)
         assert {self.jobs.get_task_status(i) for i in self.ids} == {TaskState.SUCCESS}
 
 
 @pytest.fixture
 def flood(fleet: Fleet) -> Iterator[Flood]:
-    made = Flood(fleet.worker(quick, pools={"high": (0, 0), "medium": (2 * MANY, 0), "low": (0, 0)}))
+    made = Flood(fleet.worker(quick, pools={"high": (0, 0), "medium": (2 * HOLD_MIN_TASKS, 0), "low": (0, 0)}))
     yield made
     for slots in made.engine.slots.values():
         slots.close()
@@ -78,10 +80,10 @@ def flood(fleet: Fleet) -> Iterator[Flood]:
 def test_they_wait_for_the_next_statement(flood: Flood) -> None:
     step(flood.jobs)
     until(lambda: flood.gate.asked > 0)
-    assert len(flood.slots.waiting) == MANY
-    assert len(flood.desk.outcomes) == MANY
+    assert len(flood.slots.waiting) == HOLD_MIN_TASKS
+    assert len(flood.engine_state.outcomes) == HOLD_MIN_TASKS
     step(flood.jobs)  # records these, and claims the rest
-    until(lambda: len(flood.desk.outcomes) >= MANY)
+    until(lambda: len(flood.engine_state.outcomes) >= HOLD_MIN_TASKS)
     flood.finish()
 
 
@@ -90,7 +92,7 @@ def test_they_begin_by_themselves_should_there_be_no_next_statement(flood: Flood
     """The loop may fail, be told to stop, or wait for another writer."""
     flood.gate.patient = False
     step(flood.jobs)
-    flood.ran(2 * MANY)
+    flood.ran(2 * HOLD_MIN_TASKS)
     flood.finish()
 
 
@@ -107,7 +109,7 @@ def test_only_where_the_loops_own_thread_does_the_databases_work(flood: Flood, f
 def test_nothing_is_held_back_when_the_loop_has_nothing_to_record(flood: Flood) -> None:
     held: list[bool] = []
     flood.slots.hold = lambda: held.append(True)  # type: ignore[method-assign]
-    flood.engine.turner.planner.batch = 2 * MANY
+    flood.engine.dispatch.planner.batch = 2 * HOLD_MIN_TASKS
     step(flood.jobs)
     assert not held
     flood.finish()
@@ -119,19 +121,19 @@ def test_they_begin_right_before_the_statement_that_takes_longest(
 ) -> None:
     step(flood.jobs)
     seen: list[str] = []
-    raw, release = statement._raw, HandOut.release
+    raw, release = statement._raw, SlotFeeder.release
 
     def told(connection: Any, text: str, bound: Any) -> Any:
         seen.append(" ".join(text.split()[:2]))
         return raw(connection, text, bound)
 
-    def released(handout: HandOut) -> None:
+    def released(handout: SlotFeeder) -> None:
         if handout._held:
             seen.append("released")
         release(handout)
 
     monkeypatch.setattr(statement, "_raw", told)
-    monkeypatch.setattr(HandOut, "release", released)
+    monkeypatch.setattr(SlotFeeder, "release", released)
     step(flood.jobs)
     at = seen.index("released")
     assert seen[at - 1] == "SAVEPOINT schedd_plain"
@@ -145,7 +147,7 @@ def test_a_turn_that_records_nothing_lets_none_begin(flood: Flood) -> None:
     """One for high tasks only: it has no long statement, and the loop would wait for them."""
     step(flood.jobs)
     until(lambda: flood.gate.asked > 0)
-    flood.engine.turner.turn(flood.engine._conn(), claiming=True, urgent=True)
+    flood.engine.dispatch.run(flood.engine._conn(), claiming=True, urgent=True)
     assert not flood.gate.is_set()
     flood.finish()
 
@@ -156,13 +158,13 @@ def test_while_a_high_task_is_under_way_the_loop_waits_for_none(flood: Flood, mo
     step(flood.jobs)
     until(lambda: flood.gate.asked > 0)
     waited: list[float] = []
-    monkeypatch.setattr(flood.desk, "gather", lambda _, seconds: waited.append(seconds))
-    high = next(iter(flood.desk.held.values()))
-    usual, high.sort = high.sort, (0, THREAD)
-    flood.engine.turner.gather()
+    monkeypatch.setattr(flood.engine_state, "wait_for_outcomes", lambda _, seconds: waited.append(seconds))
+    high = next(iter(flood.engine_state.held.values()))
+    usual, high.slot_type = high.slot_type, (0, THREAD)
+    flood.engine.dispatch.wait_for_short_tasks()
     assert not waited
-    high.sort = usual
-    flood.engine.turner.gather()
+    high.slot_type = usual
+    flood.engine.dispatch.wait_for_short_tasks()
     assert waited
     flood.finish()
 
@@ -171,6 +173,6 @@ def test_while_a_high_task_is_under_way_the_loop_waits_for_none(flood: Flood, mo
 def test_what_the_loop_waits_for_begins(flood: Flood) -> None:
     step(flood.jobs)
     until(lambda: flood.gate.asked > 0)
-    flood.engine.turner.gather()
+    flood.engine.dispatch.wait_for_short_tasks()
     assert flood.gate.is_set()
     flood.finish()

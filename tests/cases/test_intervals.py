@@ -74,7 +74,7 @@ def test_a_changed_fixed_delay_waits_for_the_run_under_way(bench: Bench) -> None
     ring_and_step(bench.jobs)  # claimed, still going
     tick(bench).every(1, mode="fixed_delay").overlap("skip").schedule()
     bench.clock.advance(1)
-    engine_of(bench.jobs).duties.schedules.tick(engine_of(bench.jobs)._conn())
+    engine_of(bench.jobs).periodic.schedules.tick(engine_of(bench.jobs)._conn())
     assert bench.jobs.schedules.get("tick").next_at is None  # not due again and again until then
     assert bench.drain() == ["tick"]
     assert bench.advance(1) == ["tick"]

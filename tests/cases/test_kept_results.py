@@ -8,7 +8,7 @@ import pytest
 
 from scheduler import AsyncContext, Context, ResultExpiredError, Scheduler, Task, UnknownTaskError, task
 from scheduler.model.state import TaskState
-from scheduler.store import retention
+from scheduler.store.admin import retention
 from scheduler.testing import FakeClock, drain
 from support.fleet import Fleet, rows, write
 
@@ -60,7 +60,7 @@ def sweep(jobs: Scheduler, kept: dict[str, float] = KEPT) -> retention.Removed:
     done = retention.Removed(more=True)
     while done.more:
         with jobs.database.write() as connection:
-            one = retention.sweep(connection, jobs.database.dialect, jobs.database.now(), kept, 3)
+            one = retention.purge_batch(connection, jobs.database.dialect, jobs.database.now(), kept, 3)
         done = done.plus(one)
     return done
 
@@ -186,7 +186,7 @@ def test_what_is_kept_for_dead_letters_is_not_walked_again_and_again(jobs: Sched
     found = rows(jobs, "SELECT kept_until FROM schedd_tasks WHERE state = 6")
     assert all(row.kept_until > clock.now() for row in found)
     with jobs.database.read() as connection:
-        assert retention.would_remove(connection, clock.now(), KEPT) == retention.Removed()
+        assert retention.dry_run(connection, clock.now(), KEPT) == retention.Removed()
 
 
 def gone(jobs: Scheduler, clock: FakeClock, how: str) -> int:

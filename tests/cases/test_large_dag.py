@@ -11,7 +11,7 @@ import pytest
 
 from scheduler import Context, Scheduler, task
 from scheduler.ports import SystemClock
-from scheduler.store.checks import OK, check
+from scheduler.store.admin.doctor import OK, check
 from support.databases import Database
 from support.fleet import rows, write
 

@@ -18,10 +18,11 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import AsyncContext, Context, InvalidTransitionError, RetryPolicy, Scheduler, Task, TaskState, task
-from scheduler.engine import ledger, loop
+from scheduler.engine import engine as loop
+from scheduler.engine.dispatch import completion as ledger
 from scheduler.errors import StoreUnavailableError
 from scheduler.ports import FAILPOINTS
-from scheduler.store import checks
+from scheduler.store.admin import doctor as checks
 from support.databases import Database
 from support.fleet import rows, until, write
 
@@ -143,8 +144,8 @@ def lose_answers(jobs: Scheduler, rng: random.Random, monkeypatch: pytest.Monkey
 
         return committing
 
-    monkeypatch.setattr(loop, "BACK_OFF", (0.001, 0.01))
-    monkeypatch.setattr(ledger, "MANY", rng.choice((1, 3, 50)))
+    monkeypatch.setattr(loop, "OUTAGE_BACKOFF_S", (0.001, 0.01))
+    monkeypatch.setattr(ledger, "BACKGROUND_MIN_OUTCOMES", rng.choice((1, 3, 50)))
     monkeypatch.setattr(jobs.database, "write", losing(jobs.database.write))
     monkeypatch.setattr(jobs.database, "single", losing(jobs.database.single))
     monkeypatch.setattr(FAILPOINTS, "hit", lambda name: perhaps(name) if name == "after transaction commit" else None)

@@ -19,9 +19,10 @@ from scheduler import (
     Scheduler,
     Task,
     TaskId,
+    task,
 )
-from scheduler.store.read_status import status
-from scheduler.store.why import why
+from scheduler.store.read.explain import why
+from scheduler.store.read.status import status
 from scheduler.testing import FakeClock, drain
 from support.fleet import Fleet, ends, rows, run_claimed, step, write
 
@@ -478,3 +479,70 @@ def test_dead_letters_are_found_by_their_envelope(fleet: Fleet, clock: FakeClock
     clock.advance(1)
     assert jobs.dead_letters.purge(0, correlation="c2") == 2
     assert found() == [ids[0], ids[4]]
+
+
+@pytest.mark.case(61)
+def test_children_inherit_the_headers_of_the_trace_and_no_others(fleet: Fleet) -> None:
+    trace = {"Traceparent": "00-a", "tracestate": "b", "baggage": "c", "authorization": "secret"}
+
+    @task(kind="leaf")
+    def leaf(ctx: Context) -> None: ...
+
+    @task(kind="root")
+    def root(ctx: Context, own: dict[str, str], spawns: bool) -> int:
+        builder = ctx.state.task(leaf)
+        if own:
+            builder.headers(own)
+        return int(ctx.spawn(builder) if spawns else builder.schedule())
+
+    jobs = fleet.worker(leaf, root)
+    jobs.state = jobs
+    for own, expected in (
+        ({}, {"Traceparent": "00-a", "tracestate": "b", "baggage": "c"}),
+        ({"x": "1"}, {"x": "1", "Traceparent": "00-a", "tracestate": "b", "baggage": "c"}),
+        ({"traceparent": "00-z"}, {"traceparent": "00-z", "baggage": "c"}),
+    ):
+        for spawns in (True, False):
+            made = jobs.task(root, own, spawns).headers(trace).schedule()
+            drain(jobs)
+            assert jobs.get_task(jobs.result(made, 0)).headers == expected
+
+
+@pytest.mark.case(61)
+def test_a_list_says_whether_there_are_more_and_finds_a_message_type(fleet: Fleet) -> None:
+    jobs = fleet.worker(Order)
+    ids = [jobs.task(Order("x")).message_type("com.example.order" if i % 2 else "other").schedule() for i in range(6)]
+    own = jobs.task(Order("x")).depend_on(ids[0]).schedule()
+    page = jobs.list_tasks("Pending", limit=4)
+    assert ([t.id for t in page], page.more, page.cursor) == (ids[:1:-1], True, ids[2])
+    rest = jobs.list_tasks("Pending", limit=4, cursor=page.cursor)
+    assert ([t.id for t in rest], rest.more, rest.cursor) == ([ids[1], ids[0]], False, None)
+    assert isinstance(rest, list)
+    assert [t.id for t in jobs.list_tasks(message_type="com.example.order")] == ids[5::-2]
+    assert [t.id for t in jobs.list_tasks(message_type="Order")] == [own]
+    (edge,) = jobs.get_task_dependencies(own)
+    assert (edge.id, edge.status) == (ids[0], "scheduled")
+    (edge,) = jobs.get_dependents(ids[0])
+    assert (edge.id, edge.status) == (own, "waiting")
+
+
+@pytest.mark.case(61)
+def test_a_tasks_way_is_logged_at_debug(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    @task(kind="step")
+    def step_(ctx: Context) -> None: ...
+
+    jobs = fleet.worker(step_)
+    with caplog.at_level(logging.DEBUG, "scheduler"):
+        parent = jobs.task(step_).schedule()
+        child = jobs.task(step_).depend_on(parent).schedule()
+        keyed = jobs.task(step_).key("k").depend_on(child, when="failure").schedule()
+        drain(jobs)
+    said = [(r.getMessage(), r.__dict__["task"]) for r in caplog.records if r.getMessage().startswith("task ")]
+    assert said == [
+        ("task scheduled", parent),
+        ("task waiting", child),
+        ("task waiting", keyed),
+        ("task started", parent),
+        ("task released", child),
+        ("task started", child),
+    ]

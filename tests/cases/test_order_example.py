@@ -1,4 +1,4 @@
-"""The order of docs/durable.md, as a user would try it: every step once, whatever happens in between."""
+"""The order of docs/guides/durable.md, as a user would try it: every step once, whatever happens in between."""
 
 from __future__ import annotations
 

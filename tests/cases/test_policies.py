@@ -10,10 +10,10 @@ from hypothesis import strategies as some
 
 from scheduler import Context, RetryPolicy, Scheduler, TaskState, task
 from scheduler.model import state as st
-from scheduler.model.policy import Life, judge
+from scheduler.model.policy import TaskLifetime, check_deadlines
 from scheduler.ports import FOREVER
-from scheduler.store import policies
-from scheduler.store.why import why
+from scheduler.store.read.explain import why
+from scheduler.store.tasks import deadlines as policies
 from scheduler.testing import FakeClock, drain, engine_of
 from support.fleet import Fleet, ends, rows, run_claimed, step, write
 
@@ -320,13 +320,13 @@ def test_between_two_batches_the_lease_is_renewed_and_a_turn_taken(
     drain(jobs)
     clock.advance(61)
     note(policies, "apply", seconds=engine.options.lease / 3)  # that long a batch takes
-    note(engine.membership, "renew")
-    note(engine.turner, "turn")
+    note(engine.registration, "renew")
+    note(engine.dispatch, "run")
     pauses = [engine.step() for _ in range(4)]
     assert happened.count("apply") == 3
     assert pauses[:2] == [0.0, 0.0]
     first = happened.index("apply")
-    assert happened[first : first + 7] == ["apply", "turn", "renew", "apply", "turn", "renew", "apply"]
+    assert happened[first : first + 7] == ["apply", "run", "renew", "apply", "run", "renew", "apply"]
     run_claimed(jobs)
     assert ran == ["other"]
     states = rows(jobs, "SELECT state, count(*) AS n FROM schedd_tasks WHERE max_duration IS NOT NULL GROUP BY state")
@@ -348,7 +348,7 @@ def test_a_batch_reads_its_own_tasks_only(jobs: Scheduler) -> None:
 
 TIMES = some.integers(1, 100)
 LIVES = some.builds(
-    Life,
+    TaskLifetime,
     state=some.integers(0, 10),
     run_at=TIMES | some.just(FOREVER),
     ready_at=some.none() | TIMES,
@@ -362,14 +362,14 @@ LIVES = some.builds(
 
 
 @given(LIVES, TIMES)
-def test_a_judgement_is_made_again_in_time(life: Life, now: int) -> None:
+def test_a_judgement_is_made_again_in_time(life: TaskLifetime, now: int) -> None:
     """If nothing happens to a task, it is cancelled at the first moment that its policies say, not later."""
-    verdict = judge(life, now)
-    if verdict.reason is not None or verdict.look_at is None:
-        assert verdict.look_at is None
+    verdict = check_deadlines(life, now)
+    if verdict.reason is not None or verdict.check_at is None:
+        assert verdict.check_at is None
         return
-    assert verdict.look_at > now
-    for moment in range(now, min(verdict.look_at, 300)):
-        assert judge(life, moment).reason is None, moment
+    assert verdict.check_at > now
+    for moment in range(now, min(verdict.check_at, 300)):
+        assert check_deadlines(life, moment).reason is None, moment
     unclear = life.state == st.WAITING or life.run_at >= FOREVER or (life.last_sign or 0) > now
-    assert unclear or judge(life, verdict.look_at).reason is not None
+    assert unclear or check_deadlines(life, verdict.check_at).reason is not None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler import Context, task
-from scheduler.store import looks
+from scheduler.store import due_work as looks
 from scheduler.testing import FakeClock, engine_of
 from support.fleet import Fleet, let_bell_work, step
 
@@ -34,10 +34,10 @@ def test_a_ring_that_was_lost(fleet: Fleet, clock: FakeClock, monkeypatch: pytes
         raise RuntimeError("unforeseen")
 
     if look == "fails":
-        monkeypatch.setattr(looks, "look", fails)
+        monkeypatch.setattr(looks, "poll", fails)
     late = caller.task(plain).schedule()
     begun = clock.monotonic()
-    while not engine.desk.held:
+    while not engine.engine_state.held:
         assert clock.monotonic() < begun + 1.1
         clock.advance(max(0.001, engine.step()))
-    assert [attempt.claimed.id for attempt in engine.desk.held.values()] == [late]
+    assert [attempt.claimed.id for attempt in engine.engine_state.held.values()] == [late]

@@ -15,7 +15,7 @@ from scheduler import CycleError, Scheduler
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import Otherwise, When
 from scheduler.ports import FAILPOINTS
-from scheduler.store import control
+from scheduler.store.tasks import control
 from scheduler.testing import drain
 from support.bench import Bench, Side, Step, ring_and_step, run_claimed
 

@@ -12,9 +12,9 @@ from scheduler import Context, Retry, RetryPolicy, Scheduler, task
 from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.texts import rfc3339
 from scheduler.ports import SECOND
-from scheduler.store import caps
-from scheduler.store.dialect import dialect_named, prepared
-from scheduler.store.why import why
+from scheduler.store.db.dialect import dialect_named, prepared
+from scheduler.store.read.explain import why
+from scheduler.store.tasks import limits as caps
 from scheduler.testing import FakeClock, drain, engine_of
 from support.databases import Database
 from support.fleet import Fleet, ends, rows, run_claimed, step, write
@@ -137,10 +137,10 @@ def test_a_start_that_comes_too_late_goes_back(fleet: Fleet, clock: FakeClock, s
     assert ends(jobs, task_id) == []
     (row,) = rows(jobs, "SELECT attempt, claim, state FROM schedd_tasks")
     assert (row.attempt, row.claim) == (1, 2), "claimed again at once"
-    limits = engine_of(jobs).turner.limits
+    limits = engine_of(jobs).dispatch.limits
     rate = limits.known["again"].rate
     assert rate is not None
-    assert limits.patience("again", rate) == 2 * rate.patience, "the next one gets more time"
+    assert limits.patience("again", rate) == 2 * rate.start_window, "the next one gets more time"
     run_claimed(jobs)
     assert len(starts.at) == 1
 
@@ -190,7 +190,7 @@ def test_a_rate_and_a_cap_hold_together(fleet: Fleet, clock: FakeClock, starts: 
     for n in range(9):
         jobs.task(both, n).schedule()
     step(jobs)
-    assert len(engine_of(jobs).desk.held) == 2
+    assert len(engine_of(jobs).engine_state.held) == 2
     assert drain(jobs) == 3
     clock.advance(70)
     assert drain(jobs) == 3
@@ -226,18 +226,18 @@ def test_no_period_ever_holds_more(database: Database, rate: Rate, moves: list[A
         c.execute(prepared("DELETE FROM schedd_starts"))
         for wait, wanted, lag, back, patience in moves:
             at += wait
-            free, again = caps.left(c, "k", rate, at)
+            free, again = caps.remaining(c, "k", rate, at)
             assert (again == at) == (free > 0)
-            assert caps.left(c, "k", rate, again)[0] > 0
+            assert caps.remaining(c, "k", rate, again)[0] > 0
             taken = min(wanted, free)
             if not taken:
                 continue
-            until = rate.until(at, max(patience, rate.patience))
+            until = rate.until(at, max(patience, rate.start_window))
             caps.count(c, "k", rate, until, taken, at)
             begin = at + lag
             if begin > until or back:
                 unstarted = taken if begin > until else 1
-                caps.uncount(c, dialect, "k", until, unstarted)
+                caps.refund(c, dialect, "k", until, unstarted)
                 taken -= unstarted
             started += [begin] * taken
     jobs.close()

@@ -11,7 +11,14 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from scheduler import ConfigError, InvalidScheduleError, RetryPolicy, UnknownScheduleError, Weekday
+from scheduler import (
+    ConfigError,
+    DuplicateScheduleError,
+    InvalidScheduleError,
+    RetryPolicy,
+    UnknownScheduleError,
+    Weekday,
+)
 from scheduler.store import schedules
 from scheduler.testing import FakeClock, drain, engine_of
 from support.bench import Bench, Side, Soft, Step, ring_and_step
@@ -266,7 +273,7 @@ def test_what_takes_the_place_of_another_schedule_is_told(bench: Bench, caplog: 
     assert caplog.messages == []
     tick(bench).daily_at(2, 30).schedule()
     assert caplog.messages == ["schedule 'tick' was every 10 s, fixed rate, and is 30 2 * * * UTC now"]
-    bench.jobs.task(Soft("tick")).key("tick").daily_at(2, 30).schedule()
+    bench.jobs.task(Soft("tick")).key("tick").daily_at(2, 30).schedule(replace=True)
     assert caplog.records[-1].levelno == logging.WARNING
     assert caplog.messages[-1] == "schedule 'tick' was one of kind Step, and is one of Soft now"
     bench.execute("UPDATE schedd_schedules SET recurrence = 'x'")
@@ -423,3 +430,59 @@ def test_run_on_startup_of_a_paused_schedule_runs_nothing(bench: Bench) -> None:
     bench.clock.advance(60)
     tick(bench).every(10).run_on_startup().schedule()
     assert bench.drain() == []
+
+
+@pytest.mark.case(72)
+def test_the_name_of_another_kinds_schedule_is_refused(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    tick(bench).hourly_at(0).schedule()
+    before = bench.jobs.schedules.get("tick")
+    other = bench.worker()
+    with pytest.raises(
+        DuplicateScheduleError, match=r"'tick' makes tasks of kind Step: .* Soft another key\(\)"
+    ) as raised:
+        other.task(Soft("tick")).key("tick").daily_at(6, 0).schedule()
+    assert (raised.value.name, bench.jobs.schedules.get("tick")) == ("tick", before)
+    tick(bench).daily_at(6, 0).schedule()  # its own kind's may be updated
+    with caplog.at_level(logging.WARNING):
+        other.task(Soft("tick")).key("tick").daily_at(6, 0).schedule(replace=True)
+    assert "was one of kind Step, and is one of Soft now" in caplog.text
+    bench.jobs.schedules.delete("tick")
+    tick(bench).hourly_at(0).schedule()
+    assert bench.jobs.schedules.get("tick").kind == "Step"
+
+
+@pytest.mark.case(72)
+def test_a_second_recurrence_of_a_task_without_a_key_is_refused(bench: Bench) -> None:
+    def register(jobs: Any, minute: int, name: str = "tick") -> str:
+        made: str = jobs.task(Step(name)).hourly_at(minute).schedule()
+        return made
+
+    name = register(bench.jobs, 0)
+    assert register(bench.jobs, 0) == name  # the same again is no other
+    with pytest.raises(DuplicateScheduleError, match=r"as 0 \* \* \* \* UTC: give each .* a key\(\)"):
+        register(bench.jobs, 30)
+    assert register(bench.jobs, 30, "another payload") != name
+    assert tick(bench, "half").hourly_at(30).schedule() == "half"
+    next_program = bench.worker()
+    assert register(next_program, 30) == name  # at the next start it is updated
+    assert "30 * * * *" in bench.jobs.schedules.get(name).recurrence.describe()
+    next_program.schedules.delete(name)
+    assert register(next_program, 15) == name
+    assert len(bench.jobs.schedules.list()) == 3
+
+
+@pytest.mark.case(72)
+def test_a_setup_that_failed_may_register_something_else(bench: Bench) -> None:
+    def setup(minute: int) -> None:
+        with bench.jobs.starting():
+            bench.jobs.task(Step("tick")).hourly_at(minute).schedule()
+            if minute == 0:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        setup(0)
+    setup(30)
+    with pytest.raises(DuplicateScheduleError):
+        setup(45)
+    (schedule,) = bench.jobs.schedules.list()
+    assert "30 * * * *" in schedule.recurrence.describe()

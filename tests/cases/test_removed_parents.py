@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduler.store import checks, retention
-from scheduler.store.repair import repair
+from scheduler.store.admin import doctor as checks
+from scheduler.store.admin import retention
+from scheduler.store.admin.doctor_repair import repair
 from support.bench import Bench, Step
 
 DAY = 86400.0
@@ -25,7 +26,7 @@ def gone(bench: Bench, end: str) -> int:
 
 def sweep(bench: Bench) -> None:
     with bench.jobs.database.write() as connection:
-        retention.sweep(connection, bench.jobs.database.dialect, bench.clock.now(), KEPT)
+        retention.purge_batch(connection, bench.jobs.database.dialect, bench.clock.now(), KEPT)
 
 
 def problems(bench: Bench) -> list[str]:
@@ -111,14 +112,14 @@ def test_an_outcome_lives_as_long_as_what_is_judged_by_it(bench: Bench, otherwis
     for _ in range(3):
         bench.clock.advance(2 * DAY)
         with bench.jobs.database.write() as connection:
-            retention.sweep(connection, bench.jobs.database.dialect, bench.clock.now(), kept)
+            retention.purge_batch(connection, bench.jobs.database.dialect, bench.clock.now(), kept)
     bench.jobs.retry_task(child)
     assert bench.drain() == ["child"]
     assert bench.state(child) == "success"
     bench.clock.advance(2 * DAY)
     for _ in range(3):
         with bench.jobs.database.write() as connection:
-            retention.sweep(connection, bench.jobs.database.dialect, bench.clock.now(), kept)
+            retention.purge_batch(connection, bench.jobs.database.dialect, bench.clock.now(), kept)
         bench.clock.advance(2 * DAY)
     assert bench.jobs.list_tasks() == []
     with bench.jobs.database.read() as connection:
@@ -147,7 +148,7 @@ def test_adding_a_dependency_wakes_idle_workers(bench: Bench, monkeypatch: pytes
     dead = bench.ended("dead")
     child = bench.step("child").after(60).schedule()
     rung: list[Any] = []
-    monkeypatch.setattr(bench.jobs, "_ring", lambda: rung.append(1))
+    monkeypatch.setattr(bench.jobs, "_notify", lambda: rung.append(1))
     bench.jobs.add_dependency(child, dead)
     assert rung
     assert bench.state(child) == "failed"

@@ -27,7 +27,7 @@ from scheduler import (
     task,
 )
 from scheduler.ports import FAILPOINTS, SystemClock
-from scheduler.store.checks import OK, check
+from scheduler.store.admin.doctor import OK, check
 from scheduler.testing import FakeClock, drain, engine_of
 from support.bench import Side
 from support.fleet import Fleet, ends, let_pass, rows, run_claimed, step, write
@@ -335,7 +335,7 @@ def test_a_running_task_runs_once_more_and_releases_nothing_before(fleet: Fleet,
     assert jobs.state == []
     run_claimed(jobs)
     assert jobs.state == ["one"]
-    engine_of(jobs).turner.turn(engine_of(jobs)._connection, claiming=False)
+    engine_of(jobs).dispatch.run(engine_of(jobs)._connection, claiming=False)
     now = jobs.get_task(first)
     assert (now.state, now.payload, now.result, now.rerun) == ("scheduled", '{"text":"two"}', None, False)
     assert (now.priority, now.subject) == (Priority.LOW, "s")
@@ -562,7 +562,7 @@ def test_its_key_is_held_until_the_new_set_has_run(fleet: Fleet, old: str, cance
     if cancelled:
         jobs.cancel_task(first)  # means the old set
     put(jobs, "two")
-    engine_of(jobs).turner.turn(engine_of(jobs)._connection, claiming=False)
+    engine_of(jobs).dispatch.run(engine_of(jobs)._connection, claiming=False)
     assert jobs.get_task_status(first) is TaskState.SCHEDULED
     assert jobs.task(note, "beside it").key("k").schedule() == first
     drain(jobs)

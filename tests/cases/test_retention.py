@@ -9,7 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import (
+    ConfigError,
     Context,
+    PermanentError,
     ResultExpiredError,
     Scheduler,
     TaskCancelledError,
@@ -18,10 +20,11 @@ from scheduler import (
     UnknownTaskError,
     task,
 )
-from scheduler.store import retention, workers
-from scheduler.store.why import why
+from scheduler.store import reaper
+from scheduler.store.admin import retention
+from scheduler.store.read.explain import why
 from scheduler.testing import FakeClock, drain, engine_of
-from support.fleet import Fleet, rows, step, write
+from support.fleet import Fleet, rows, run_claimed, step, write
 
 pytestmark = pytest.mark.case(51)
 HOUR, DAY = 3600.0, 86400.0
@@ -66,7 +69,7 @@ def sweep(jobs: Scheduler, kept: dict[str, float] = KEPT, batch: int = 500) -> r
     done = retention.Removed(more=True)
     while done.more:
         with jobs.database.write() as connection:
-            one = retention.sweep(connection, jobs.database.dialect, jobs.database.now(), kept, batch)
+            one = retention.purge_batch(connection, jobs.database.dialect, jobs.database.now(), kept, batch)
         done = done.plus(one)
     return done
 
@@ -252,7 +255,7 @@ def test_cleaning_up_by_hand_takes_its_own_time(fleet: Fleet, clock: FakeClock) 
 
 
 def test_batches_leave_room_for_work(fleet: Fleet, clock: FakeClock) -> None:
-    """A thousand and more to be removed: one batch between turns, the next a moment later."""
+    """A thousand and more to be removed: one batch between two turns."""
     jobs = make(fleet)
     with jobs.batch() as batch:
         for _ in range(1200):
@@ -263,7 +266,8 @@ def test_batches_leave_room_for_work(fleet: Fleet, clock: FakeClock) -> None:
     for _ in range(4):
         ran.append(jobs.task(echo).schedule())
         clock.advance(0.25)
-        assert drain(jobs) == 1
+        step(jobs)
+        assert run_claimed(jobs) == 1
         left.append(rows(jobs, "SELECT count(*) AS n FROM schedd_tasks")[0].n - len(ran))
     assert left == [700, 200, 0, 0]
 
@@ -283,7 +287,7 @@ def test_what_would_go_is_what_goes(fleet: Fleet, clock: FakeClock) -> None:
     for days in (0, 2, 9, 15, 90):
         clock.advance(days * DAY)
         with jobs.database.read() as connection:
-            told = retention.would_remove(connection, clock.now(), KEPT)
+            told = retention.dry_run(connection, clock.now(), KEPT)
         done = sweep(jobs)
         assert done == told
         seen.append((done.tasks, done.results, done.outcomes, done.events))
@@ -300,8 +304,87 @@ def test_a_dead_worker_stays_in_the_list_while_it_holds_something(fleet: Fleet, 
     clock.advance(30 * DAY)
     assert sweep(other).workers == 0
     with other.database.write() as connection:
-        (found,) = workers.reap(connection, other.database.dialect, clock.now())
+        (found,) = reaper.reap(connection, other.database.dialect, clock.now())
     assert found.tasks == 1
     assert sweep(other).workers == 1
     drain(other)
     assert other.result(task_id, timeout=0) == "a"
+
+
+@task(kind="gives", result_ttl=7200)
+def gives(ctx: Context) -> str:
+    return "x" * ctx.state
+
+
+@task(kind="silent", key_retention=7200)
+def silent(ctx: Context) -> None:
+    if ctx.headers.get("fails"):
+        raise PermanentError("no")
+
+
+@pytest.mark.case(51, 71)
+@pytest.mark.parametrize("size", [1, 3000])
+def test_a_retention_of_an_hour_removes_what_has_nothing_to_keep(fleet: Fleet, clock: FakeClock, size: int) -> None:
+    jobs = fleet.worker(gives, silent, state=size, retention={"success": 3600})
+    nothing, something = jobs.task(silent).schedule(), jobs.task(gives).schedule()
+    keyed = jobs.task(silent).key("k").schedule()
+    drain(jobs)
+    for hour in range(1, 3):
+        clock.advance(3601)
+        drain(jobs)
+        assert [t.id for t in jobs.list_tasks()] == ([keyed, something] if hour == 1 else [])
+        with pytest.raises(UnknownTaskError):
+            jobs.get_task(nothing)
+
+
+@pytest.mark.case(51, 71)
+def test_results_and_keys_are_kept_as_long_as_the_configuration_says(fleet: Fleet, clock: FakeClock) -> None:
+    @task(kind="plain")
+    def plain(ctx: Context) -> int:
+        return 5
+
+    @task(kind="atomic")
+    def atomic(ctx: Context) -> int:
+        with ctx.transaction() as transaction:
+            transaction.result = 6
+        return 6
+
+    jobs = fleet.worker(plain, atomic, retention={"results": 60, "keys": 120})
+    made = [jobs.task(kind).schedule() for kind in (plain, atomic)]
+    keyed = jobs.task(plain).key("k").schedule()
+    drain(jobs)
+    clock.advance(59)
+    assert [jobs.result(i, 0) for i in (*made, keyed)] == [5, 6, 5]
+    clock.advance(1)
+    for task_id in made:
+        with pytest.raises(ResultExpiredError):
+            jobs.result(task_id, 0)
+    assert jobs.task(plain).key("k").schedule() == keyed
+    clock.advance(60)
+    assert jobs.task(plain).key("k").schedule() != keyed
+
+
+@pytest.mark.case(51)
+def test_on_demand_cleanup_by_age_for_every_ended_state(fleet: Fleet, clock: FakeClock) -> None:
+    jobs = fleet.worker(silent, state=1)
+    done = jobs.task(silent).schedule()
+    dead = jobs.task(silent).headers({"fails": 1}).schedule()
+    below = jobs.task(silent).depend_on(dead).schedule()
+    waits = jobs.task(silent).depend_on(dead, otherwise="wait").schedule()
+    skipped = jobs.task(silent).depend_on(done, when="failure").schedule()
+    cancelled = jobs.task(silent).schedule()
+    jobs.cancel_task(cancelled)
+    drain(jobs)
+    clock.advance(3600)
+    drain(jobs)
+    assert jobs.cleanup_tasks(["cancelled", "skipped"], timedelta(hours=1)) == 0
+    clock.advance(1)
+    assert jobs.cleanup_tasks(["cancelled", "skipped"], timedelta(hours=1)) == 2
+    with pytest.raises(UnknownTaskError):
+        jobs.get_task(skipped)
+    assert jobs.cleanup_completed_tasks(1) == 1
+    assert jobs.cleanup_tasks("Failed", 3600) == 1  # the dead one is waited for
+    assert [t.id for t in jobs.list_tasks()] == [waits, dead]
+    assert below not in (waits, dead)
+    with pytest.raises(ConfigError, match="running ones have not"):
+        jobs.cleanup_tasks("running", 3600)

@@ -10,7 +10,7 @@ import pytest
 
 from scheduler import Context, PermanentError, RetryPolicy, Task
 from scheduler.errors import TaskFailedError
-from scheduler.store import asked_children
+from scheduler.store.requests import children as asked_children
 from support.fleet import rows, write
 from support.flows import AsyncStrict, Flow, Stage, Strict
 

@@ -13,13 +13,13 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, Task, task
-from scheduler.engine.attempt import execute
-from scheduler.engine.loop import Engine
+from scheduler.engine.engine import Engine
+from scheduler.engine.execution.executor import execute
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.spec import TaskId
 from scheduler.ports import FAILPOINTS
-from scheduler.store import claim as claims
 from scheduler.store import workers
+from scheduler.store.tasks import claim as claims
 from scheduler.testing import FakeClock, drain, engine_of
 from support.bench import Bench, Step, ring_and_step, run_claimed
 from support.databases import Database
@@ -55,13 +55,13 @@ def test_a_claim_whose_commit_was_not_answered_is_given_back(bench: Bench, commi
     second = bench.step("second").schedule()
     commit_unknown(bench.jobs)
     with pytest.raises(StoreUnavailableError):
-        engine_of(bench.jobs).turner.turn(engine_of(bench.jobs)._conn(), claiming=True)
+        engine_of(bench.jobs).dispatch.run(engine_of(bench.jobs)._conn(), claiming=True)
     assert bench.states(first, second) == ["success", "claimed"]
     bench.drain()
     assert bench.states(first, second) == ["success", "success"]
     assert bench.script.ran == ["first", "second"]
     assert bench.jobs.get_task(second).attempt == 1
-    assert not engine_of(bench.jobs).desk.held
+    assert not engine_of(bench.jobs).engine_state.held
 
 
 @pytest.mark.case(2)
@@ -94,16 +94,16 @@ def test_what_waited_for_a_slot_when_the_lease_was_lost_takes_no_room_any_more(b
     first = [bench.step(f"first {n}").schedule() for n in range(2)]
     ring_and_step(jobs)
     engine = engine_of(jobs)
-    assert len(engine.desk.held) == 2
+    assert len(engine.engine_state.held) == 2
     bench.execute("UPDATE schedd_workers SET state = 3")
-    engine.duties.timers.bring_forward("renew")
+    engine.periodic.timers.bring_forward("renew")
     ring_and_step(jobs)
     bench.execute("UPDATE schedd_tasks SET state = 1, worker = NULL, claimed_at = NULL WHERE state IN (1, 4)")
     later = [bench.step(f"later {n}").schedule() for n in range(2)]
     drain(jobs)
     assert bench.states(*first, *later) == ["success"] * 4
     assert sorted(bench.script.ran) == ["first 0", "first 1", "later 0", "later 1"]
-    assert not engine.desk.held
+    assert not engine.engine_state.held
 
 
 @pytest.mark.case(60)
@@ -138,7 +138,7 @@ def test_a_suspect_whose_pool_is_taken_for_long_holds_up_nobody(bench: Bench) ->
             pass
     ring_and_step(bench.jobs)
     assert bench.states(suspect, other) == ["scheduled", "success"]
-    engine.desk.report(attempt, execute(attempt, engine.desk))
+    engine.engine_state.report(attempt, execute(attempt, engine.engine_state))
     bench.drain()
     assert bench.states(suspect) == ["success"]
 
@@ -147,9 +147,9 @@ def test_a_request_that_its_handler_stopped_waiting_for_stops_no_turn(bench: Ben
     first = bench.step("first").schedule()
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
-    (attempt,) = engine.desk.held.values()
-    engine.desk.inline = None
-    assert engine.desk.request(
+    (attempt,) = engine.engine_state.held.values()
+    engine.engine_state.inline = None
+    assert engine.engine_state.request(
         attempt, "beat", {"percent": 5.0}
     ).cancel()  # what asyncio does when it cancels who awaits it
     run_claimed(bench.jobs)
@@ -157,7 +157,7 @@ def test_a_request_that_its_handler_stopped_waiting_for_stops_no_turn(bench: Ben
     ring_and_step(bench.jobs)
     bench.drain()
     assert bench.states(first, second) == ["success", "success"]
-    assert not engine.desk.held
+    assert not engine.engine_state.held
 
 
 def test_the_last_write_records_what_an_earlier_turn_could_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_the_last_write_records_what_an_earlier_turn_could_not(bench: Bench, mon
     with monkeypatch.context() as m:
         m.setattr(FAILPOINTS, "hit", away)
         with pytest.raises(StoreUnavailableError):
-            engine.turner.turn(engine._conn(), claiming=True)
+            engine.dispatch.run(engine._conn(), claiming=True)
     assert engine.running_ids() == []
     assert engine.stop(hand_back_running=True) is None
     assert bench.state(task) == "success"
@@ -197,7 +197,7 @@ def test_an_upgrade_that_raises_systemexit_ends_only_its_task(database: Database
         spec.schema_version = 1
         task = jobs._caller.store([spec])[0]
         assert jobs.wait(task, 10)[task].state == "dead"
-        until(lambda: not engine.desk.held)  # which follows the commit
+        until(lambda: not engine.engine_state.held)  # which follows the commit
         jobs.stop()
 
 
@@ -290,11 +290,11 @@ def test_who_asks_after_the_engine_has_stopped_is_told(bench: Bench) -> None:
     bench.step("task").schedule()
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
-    (attempt,) = engine.desk.held.values()
-    engine.desk.inline = None
+    (attempt,) = engine.engine_state.held.values()
+    engine.engine_state.inline = None
     engine.stop(hand_back_running=True)
     with pytest.raises(StoreUnavailableError):
-        engine.desk.request(attempt, "beat", {"percent": 1.0}).result(5)
+        engine.engine_state.request(attempt, "beat", {"percent": 1.0}).result(5)
 
 
 def test_scheduling_while_the_scheduler_stops_is_no_error(database: Database) -> None:
@@ -315,7 +315,7 @@ def test_without_permission_for_a_socket_an_engine_polls(database: Database, mon
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("scheduler.store.doorbell.fcntl.flock", refuse)
+    monkeypatch.setattr("scheduler.store.db.notifier.fcntl.flock", refuse)
     with Scheduler(database.url) as jobs:
         jobs.register(Fine)
         assert jobs.result(jobs.task(Fine()).schedule(), 10) == "fine"
@@ -328,6 +328,8 @@ def test_some_of_the_retention_times_may_be_given(database: Database) -> None:
             "failed": 30 * 86400.0,
             "outcomes": 90 * 86400.0,
             "events": 30 * 86400.0,
+            "results": 86400.0,
+            "keys": 86400.0,
         }
 
 
@@ -374,21 +376,21 @@ def test_an_outcome_that_cannot_be_recorded_keeps_no_other_from_it(bench: Bench)
     ring_and_step(bench.jobs)
     run_claimed(bench.jobs)
     engine = engine_of(bench.jobs)
-    reported = list(engine.desk.outcomes)
-    engine.desk.outcomes.clear()
+    reported = list(engine.engine_state.outcomes)
+    engine.engine_state.outcomes.clear()
     for attempt, outcome in reported:
         bad: Any = object()
-        engine.desk.outcomes.append(
+        engine.engine_state.outcomes.append(
             (attempt, outcome._replace(claimed_at=bad) if outcome.task_id == ids[1] else outcome)
         )
     later = bench.step("later").schedule()
     with pytest.raises(sa.exc.DBAPIError):
         ring_and_step(bench.jobs)
-    engine._rescan = True  # as the loop does
+    engine._needs_scan = True  # as the loop does
     bench.drain()
     assert bench.states(*ids, later) == ["success", "dead", "success", "success"]
     assert "could not be recorded" in str(bench.jobs.get_task(ids[1]).error)
-    assert not engine.desk.held
+    assert not engine.engine_state.held
 
 
 @task
@@ -410,7 +412,7 @@ def test_room_that_a_short_lane_left_goes_to_the_others(fleet: Fleet) -> None:
     engine = engine_of(jobs)
     for _ in range(3):
         engine.step()  # by itself: nobody rings
-    assert len(engine.desk.held) == 8
+    assert len(engine.engine_state.held) == 8
 
 
 @pytest.mark.case(64)
@@ -450,17 +452,17 @@ def test_a_drain_that_was_asked_for_outlives_a_turn_that_fails(bench: Bench, mon
     engine = engine_of(bench.jobs)
     bench.clock.advance(1)
     with bench.jobs.database.write() as connection:
-        workers.ask_to_drain(connection, engine.worker, bench.clock.now(), drain=True)
+        workers.request_drain(connection, engine.worker, bench.clock.now(), drain=True)
 
     def fail(*_: Any, **__: Any) -> None:
         raise StoreUnavailableError("away")
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.turner, "turn", fail)
+        broken.setattr(engine.dispatch, "run", fail)
         with pytest.raises(StoreUnavailableError):
             ring_and_step(bench.jobs)
     engine.step()
-    assert engine.membership.told_to_drain
+    assert engine.registration.drain_requested
 
 
 def quiet(bench: Bench) -> Engine:
@@ -482,7 +484,7 @@ def test_what_a_failed_round_was_for_is_done_by_the_next(bench: Bench, monkeypat
     task = bench.step("task").schedule()
     engine.ring()
     with monkeypatch.context() as broken:
-        broken.setattr(engine.turner, "turn", away)
+        broken.setattr(engine.dispatch, "run", away)
         broken.setattr(engine._stop, "wait", lambda _: False)
         assert engine._round() == 0.0
     assert bench.state(task) == "scheduled"
@@ -517,11 +519,11 @@ def test_ends_that_wait_for_a_turn_outlive_an_urgent_one_that_fails(
         broken.setattr(claims, "claim", away)
         for urgent in (False, True):
             with pytest.raises(StoreUnavailableError):
-                engine.turner.turn(engine._conn(), claiming=True, urgent=urgent)
-    assert len(engine.turner.ledger.deferred) == 1
+                engine.dispatch.run(engine._conn(), claiming=True, urgent=urgent)
+    assert len(engine.dispatch.completer.deferred) == 1
     bench.drain()
     assert (bench.state(task), bench.script.ran) == ("success", ["task"])
-    assert not engine.desk.held
+    assert not engine.engine_state.held
 
 
 @pytest.mark.case(9)
@@ -538,9 +540,9 @@ def test_a_claim_that_nobody_knows_of_goes_back_though_somebody_holds_a_row(
     unknown = bench.step("unknown").schedule()
     commit_unknown(bench.jobs)
     with pytest.raises(StoreUnavailableError):
-        engine.turner.turn(engine._conn(), claiming=True)
+        engine.dispatch.run(engine._conn(), claiming=True)
     assert bench.states(ends, unknown) == ["claimed", "claimed"]
-    assert {key[0] for key in engine.desk.held} == {ends}
+    assert {key[0] for key in engine.engine_state.held} == {ends}
     run_claimed(bench.jobs)
     row = {"id": unknown if locked == "unknown" else ends}
     with bench.jobs.database.write() as caller:
@@ -549,7 +551,7 @@ def test_a_claim_that_nobody_knows_of_goes_back_though_somebody_holds_a_row(
     bench.drain()
     assert bench.states(ends, unknown) == ["success", "success"]
     assert (bench.script.ran, bench.jobs.get_task(unknown).attempt) == (["ends", "unknown"], 1)
-    assert not engine.desk.held
+    assert not engine.engine_state.held
 
 
 @pytest.mark.case(8)
@@ -569,7 +571,7 @@ def test_what_a_turn_claims_while_a_drain_begins_goes_back_with_the_next(
         ring_and_step(bench.jobs)
     assert not any(slots.waiting for slots in engine.slots.values())
     engine.step()
-    assert (bench.state(task), engine.desk.held, bench.script.ran) == ("scheduled", {}, [])
+    assert (bench.state(task), engine.engine_state.held, bench.script.ran) == ("scheduled", {}, [])
 
 
 def test_a_last_write_is_not_made_beside_a_turn_that_does_not_end(
@@ -588,9 +590,9 @@ def test_a_last_write_is_not_made_beside_a_turn_that_does_not_end(
         go.wait(30)
         return 1.0
 
-    monkeypatch.setattr("scheduler.engine.loop.JOIN", 0.05)
+    monkeypatch.setattr("scheduler.engine.engine.JOIN_TIMEOUT_S", 0.05)
     monkeypatch.setattr(engine, "step", never_ends)
-    monkeypatch.setattr(engine, "_goodbye", goodbyes.append)
+    monkeypatch.setattr(engine, "_last_write", goodbyes.append)
     engine.ring()
     assert stuck.wait(10)
     trouble = engine.stop(hand_back_running=True)
@@ -606,20 +608,20 @@ def test_an_end_reported_right_before_the_engine_sleeps_is_not_slept_over(bench:
     """Whoever reports it wakes nobody yet."""
     bench.step("task").schedule()
     ring_and_step(bench.jobs)
-    desk = engine_of(bench.jobs).desk
-    desk.sleep(0.0)
-    assert desk._bell.empty()
+    engine_state = engine_of(bench.jobs).engine_state
+    engine_state.sleep(0.0)
+    assert engine_state._bell.empty()
     run_claimed(bench.jobs)
-    assert desk.outcomes
-    assert desk._bell.empty()
+    assert engine_state.outcomes
+    assert engine_state._bell.empty()
 
     class Deaf:
         def get(self, timeout: float) -> None:
             raise AssertionError("it sleeps")
 
-    desk._bell = Deaf()  # type: ignore[assignment]
-    desk.sleep(60.0)
-    assert not desk._sleeping
+    engine_state._bell = Deaf()  # type: ignore[assignment]
+    engine_state.sleep(60.0)
+    assert not engine_state._sleeping
 
 
 @pytest.mark.case(8)
@@ -629,11 +631,11 @@ def test_what_was_put_off_is_answered_when_the_engine_stops_without_its_database
     bench.step("task").schedule()
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
-    (attempt,) = engine.desk.held.values()
-    engine.desk.inline = None
-    asked = engine.desk.request(attempt, "beat", {"percent": 5.0})
-    engine.desk.put_off.append(engine.desk.requests.popleft())
-    monkeypatch.setattr(engine, "_goodbye", away)
+    (attempt,) = engine.engine_state.held.values()
+    engine.engine_state.inline = None
+    asked = engine.engine_state.request(attempt, "beat", {"percent": 5.0})
+    engine.engine_state.put_off.append(engine.engine_state.requests.popleft())
+    monkeypatch.setattr(engine, "_last_write", away)
     assert engine.stop(hand_back_running=True) is not None
     with pytest.raises(StoreUnavailableError):
         asked.result(0)
@@ -649,16 +651,16 @@ def test_a_suspect_that_has_run_for_long_is_none_although_a_turn_failed(
     engine = engine_of(bench.jobs)
     (medium,) = [slots for slots in engine.slots.values() if slots.waiting]
     attempt = medium.waiting.popleft()  # its body is under way
-    assert attempt is engine.turner.planner.alone
+    assert attempt is engine.dispatch.planner.alone
     attempt.started_at, attempt.started_mono = bench.clock.now(), bench.clock.monotonic()
     bench.clock.advance(11)
     with monkeypatch.context() as broken:
-        broken.setattr(engine.turner, "_claim", away)
+        broken.setattr(engine.dispatch, "_claim", away)
         with pytest.raises(StoreUnavailableError):
             ring_and_step(bench.jobs)
     ring_and_step(bench.jobs)
     assert [row.lane for row in rows(bench.jobs, "SELECT lane FROM schedd_tasks")] == ["Step"]
-    assert engine.turner.planner.alone is None
+    assert engine.dispatch.planner.alone is None
 
 
 class _Refused(deque[Any]):
@@ -676,11 +678,11 @@ def test_a_request_that_the_guard_answers_as_a_turn_begins_loses_no_end(bench: B
     ended, asking = bench.step("ended").schedule(), bench.step("asking").schedule()
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
-    held = {key[0]: attempt for key, attempt in engine.desk.held.items()}
-    engine.desk.inline = None
-    engine.desk.report(held[ended], execute(held[ended], engine.desk))
-    engine.desk.requests = _Refused()
-    refused = engine.desk.request(held[asking], "beat", {"percent": 5.0})
+    held = {key[0]: attempt for key, attempt in engine.engine_state.held.items()}
+    engine.engine_state.inline = None
+    engine.engine_state.report(held[ended], execute(held[ended], engine.engine_state))
+    engine.engine_state.requests = _Refused()
+    refused = engine.engine_state.request(held[asking], "beat", {"percent": 5.0})
     engine.step()
     assert refused.result(0) == {"held": False}
     assert bench.state(ended) == "success"
@@ -689,7 +691,7 @@ def test_a_request_that_the_guard_answers_as_a_turn_begins_loses_no_end(bench: B
 @pytest.mark.case(5)
 def test_a_clock_that_is_set_back_makes_no_kind_a_quick_one(bench: Bench) -> None:
     """Else tasks of seconds are claimed ahead by the hundred."""
-    desk = engine_of(bench.jobs).desk
+    engine_state = engine_of(bench.jobs).engine_state
 
     def slow(ctx: Context) -> None:
         bench.clock.advance(5)
@@ -700,7 +702,7 @@ def test_a_clock_that_is_set_back_makes_no_kind_a_quick_one(bench: Bench) -> Non
     bench.script.bodies |= {"slow": slow, "set back": set_back}
     bench.step("slow").schedule()
     bench.drain()
-    assert desk.means == {"Step": 5.0}
+    assert engine_state.means == {"Step": 5.0}
     bench.step("set back").schedule()
     bench.drain()
-    assert desk.means == {"Step": 5.0}
+    assert engine_state.means == {"Step": 5.0}

@@ -10,16 +10,17 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Scheduler
-from scheduler.engine.attempt import Attempt, execute
-from scheduler.engine.durable import Durable
-from scheduler.engine.guard import LONGEST, LOOKS
-from scheduler.engine.upkeep import Lease
-from scheduler.engine.verdict import ended_by
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.outcomes import outcome_of_external_end
+from scheduler.engine.durable.calls import Durable
+from scheduler.engine.execution.executor import execute
+from scheduler.engine.maintenance.lease import Lease
+from scheduler.engine.maintenance.lease_watchdog import CHECKS_PER_LEASE, MAX_PAUSE_S
 from scheduler.errors import LeaseLost, StoreUnavailableError
 from scheduler.model.outcome import AttemptEnd
 from scheduler.ports import SECOND
-from scheduler.store import workers
-from scheduler.store.statement import run
+from scheduler.store import reaper, workers
+from scheduler.store.db.statements import run
 from scheduler.testing import FakeClock, engine_of
 from support.bench import Bench, ring_and_step
 from support.fleet import Fleet, let_bell_work
@@ -34,7 +35,7 @@ def test_a_worker_that_was_declared_dead_meanwhile_claims_nothing(bench: Bench) 
         connection.execute(sa.text("UPDATE schedd_workers SET state = 3 WHERE id = :id"), {"id": engine.worker})
     task = bench.step("task").schedule()
     connection = engine._conn()
-    assert engine.turner.turn(connection, claiming=True).claimed == 0
+    assert engine.dispatch.run(connection, claiming=True).claimed == 0
     assert bench.state(task) == "scheduled"
     dead = engine.worker
     bench.clock.advance(15)  # its renewal is due
@@ -79,9 +80,9 @@ def test_after_an_outage_the_others_have_time_to_renew(bench: Bench, monkeypatch
     engine = engine_of(bench.jobs)
     bench.step("task").schedule()
     ring_and_step(other)  # it renews, and claims
-    (held,) = engine_of(other).desk.held
+    (held,) = engine_of(other).engine_state.held
     bench.clock.advance(5)
-    engine.duties.timers.bring_forward("renew")
+    engine.periodic.timers.bring_forward("renew")
     ring_and_step(bench.jobs)
 
     def away() -> float:
@@ -94,7 +95,7 @@ def test_after_an_outage_the_others_have_time_to_renew(bench: Bench, monkeypatch
     assert engine.worker
     for seconds, state in ((0, "claimed"), (8, "claimed"), (3, "claimed"), (2, "scheduled")):
         bench.clock.advance(seconds)
-        engine.duties.timers.bring_forward("reap")
+        engine.periodic.timers.bring_forward("reap")
         engine.drain()
         ring_and_step(bench.jobs)
         assert bench.state(held[0]) == state, f"after another {seconds} s"
@@ -104,15 +105,15 @@ def test_after_an_outage_the_others_have_time_to_renew(bench: Bench, monkeypatch
 def test_the_guard_looks_when_the_lease_runs_out(bench: Bench) -> None:
     """Not at its next look only: by then others may have begun what runs here."""
     engine = engine_of(bench.jobs)
-    guard, every = engine.guard, engine.options.lease / LOOKS
-    assert guard.pause() == min(every, LONGEST), "it has no lease yet"
+    guard, every = engine.guard, engine.options.lease / CHECKS_PER_LEASE
+    assert guard.pause() == min(every, MAX_PAUSE_S), "it has no lease yet"
     for left, pause in (
-        (100.0, min(every, LONGEST)),
+        (100.0, min(every, MAX_PAUSE_S)),
         (0.25, 0.25),
-        (0.0, min(every, LONGEST)),
-        (-5.0, min(every, LONGEST)),
+        (0.0, min(every, MAX_PAUSE_S)),
+        (-5.0, min(every, MAX_PAUSE_S)),
     ):
-        engine.desk.lapses_at = bench.clock.monotonic() + left
+        engine.engine_state.lease_expires_at = bench.clock.monotonic() + left
         assert guard.pause() == pytest.approx(pause)
 
 
@@ -125,19 +126,19 @@ def test_a_long_turn_that_gets_answers_is_not_cut(bench: Bench, monkeypatch: pyt
     cut: list[int] = []
     monkeypatch.setattr(bench.jobs.database, "cut", lambda thread: cut.append(thread) or 1)
     monkeypatch.setattr(engine.guard, "_loop_thread", lambda: 7)
-    recorder = engine.turner.ledger.recorder
-    assert recorder is not None
-    recording = recorder._ready()
+    completion_thread = engine.dispatch.completer.completion_thread
+    assert completion_thread is not None
+    recording = completion_thread._ready()
     assert recording is not None
 
     def pass_by(work: Callable[[], object]) -> list[int]:
         """Most of a lease, with this now and then; what was cut."""
         cut.clear()
-        engine.desk.lapses_at = clock.monotonic() + engine.options.lease
+        engine.engine_state.lease_expires_at = clock.monotonic() + engine.options.lease
         for _ in range(14):
             clock.advance(2)
             work()
-            engine.guard.look(2.0)
+            engine.guard.check(2.0)
         return cut
 
     assert pass_by(lambda: run(engine._conn(), "SELECT 1", {})) == []
@@ -184,19 +185,19 @@ def begun(bench: Bench, name: str = "task") -> Attempt:
 def lapse(bench: Bench) -> None:
     """The lease runs out, as far as this worker can tell."""
     engine = engine_of(bench.jobs)
-    engine.desk.lapses_at = bench.clock.monotonic()
-    engine.guard.look(0.0)
-    engine.desk.lapses_at = float("inf")
+    engine.engine_state.lease_expires_at = bench.clock.monotonic()
+    engine.guard.check(0.0)
+    engine.engine_state.lease_expires_at = float("inf")
 
 
 def renew(bench: Bench) -> None:
-    engine_of(bench.jobs).duties.timers.bring_forward("renew")
+    engine_of(bench.jobs).periodic.timers.bring_forward("renew")
     ring_and_step(bench.jobs)
 
 
 def end(bench: Bench, attempt: Attempt) -> None:
-    desk = engine_of(bench.jobs).desk
-    desk.report(attempt, execute(attempt, desk))
+    engine_state = engine_of(bench.jobs).engine_state
+    engine_state.report(attempt, execute(attempt, engine_state))
     bench.drain()
 
 
@@ -221,12 +222,12 @@ def test_no_renewal_gives_back_what_was_taken_from_a_body(bench: Bench) -> None:
     attempt = begun(bench)
     engine = engine_of(bench.jobs)
     bench.execute("UPDATE schedd_tasks SET state = 1, worker = NULL, claimed_at = NULL")
-    engine.desk.lose(attempt)
+    engine.engine_state.mark_lost(attempt)
     lapse(bench)
     renew(bench)
     assert attempt.lost
     end(bench, attempt)
-    assert not engine.desk.losing
+    assert not engine.engine_state.losing
     assert bench.advance(1) == ["task"]
     assert bench.state(attempt.claimed.id) == "success"
 
@@ -252,13 +253,13 @@ def test_a_renewal_at_the_last_moment_is_in_time(bench: Bench, monkeypatch: pyte
 
     class Renewed:
         def __enter__(self) -> None:
-            engine.desk.lapses_at += 30
+            engine.engine_state.lease_expires_at += 30
 
         def __exit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr(engine.guard, "_mutex", Renewed())
-    engine.desk.lapses_at = bench.clock.monotonic()
-    engine.guard.look(0.0)
+    engine.engine_state.lease_expires_at = bench.clock.monotonic()
+    engine.guard.check(0.0)
     assert not attempt.lost
 
 
@@ -266,14 +267,14 @@ def test_a_renewal_at_the_last_moment_is_in_time(bench: Bench, monkeypatch: pyte
 def test_who_was_refused_an_answer_goes_back_though_the_lease_is_renewed(bench: Bench) -> None:
     """What it raises on its way out is no failure of its own."""
     attempt = begun(bench)
-    desk = engine_of(bench.jobs).desk
-    durable = Durable(attempt, desk)
+    engine_state = engine_of(bench.jobs).engine_state
+    durable = Durable(attempt, engine_state)
     lapse(bench)
     with pytest.raises(LeaseLost) as raised:
-        durable.settle({"held": False})
+        durable.apply_reply({"held": False})
     renew(bench)
-    outcome, _ = ended_by(attempt, desk, raised.value)
-    desk.report(attempt, outcome)
+    outcome, _ = outcome_of_external_end(attempt, engine_state, raised.value)
+    engine_state.report(attempt, outcome)
     assert bench.drain() == ["task"]
     assert bench.jobs.get_task(attempt.claimed.id).attempt == 1
     assert [a.outcome.value for a in bench.jobs.get_attempts(attempt.claimed.id)][-1] == "succeeded"
@@ -283,9 +284,9 @@ def test_who_was_refused_an_answer_goes_back_though_the_lease_is_renewed(bench: 
 def test_who_waits_for_an_answer_is_told_that_the_lease_has_run_out(bench: Bench) -> None:
     """The loop may be waiting for a server that never answers, and nobody else gives one."""
     attempt = begun(bench)
-    desk = engine_of(bench.jobs).desk
-    desk.inline = None
-    asked = desk.request(attempt, "beat", {"percent": 5.0})
+    engine_state = engine_of(bench.jobs).engine_state
+    engine_state.inline = None
+    asked = engine_state.request(attempt, "beat", {"percent": 5.0})
     lapse(bench)
     assert asked.done()
     assert asked.result() == {"held": False}
@@ -296,7 +297,7 @@ def test_a_lease_counts_from_before_it_was_asked_for(bench: Bench, monkeypatch: 
     """The server's answer may be late: the others count from when it wrote the row."""
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
-    lease = Lease(engine.desk, lapses=True)
+    lease = Lease(engine.engine_state, lapses=True)
     real = workers.renew
 
     def late(*given: Any) -> bool:
@@ -307,7 +308,7 @@ def test_a_lease_counts_from_before_it_was_asked_for(bench: Bench, monkeypatch: 
     monkeypatch.setattr(workers, "renew", late)
     begun = bench.clock.monotonic()
     assert lease.renew(engine._conn(), engine.worker, False)
-    assert engine.desk.lapses_at == begun + engine.options.lease
+    assert engine.engine_state.lease_expires_at == begun + engine.options.lease
 
 
 @pytest.mark.case(9, 47)
@@ -315,12 +316,12 @@ def test_patience_after_an_outage_shortens_none_that_there_is(bench: Bench) -> N
     """The clock has jumped: every lease only looks as if it had run out."""
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
-    engine.lease.watch_clocks()
+    engine.lease.detect_clock_jump()
     bench.clock.jump(3600)
-    assert engine.lease.watch_clocks()
+    assert engine.lease.detect_clock_jump()
     until = bench.clock.monotonic() + engine.options.lease
     assert engine.lease.no_reaping_until == until
-    engine.lease.be_patient()
+    engine.lease.postpone_reaping()
     assert engine.lease.no_reaping_until == until
 
 
@@ -335,14 +336,14 @@ def test_a_busy_engine_looks_for_the_dead_no_more_often(
         ring_and_step(jobs)
     engine, looked = engine_of(busy), 0
     let_bell_work(busy)
-    look = workers.look_for_dead
+    look = reaper.find_expired
 
     def counting(connection: sa.Connection, worker: int | None) -> tuple[int, bool]:
         nonlocal looked
         looked += worker == engine.worker
         return look(connection, worker)
 
-    monkeypatch.setattr(workers, "look_for_dead", counting)
+    monkeypatch.setattr(reaper, "find_expired", counting)
     for n in range(2300):
         if n == 1300:  # who has just joined is patient, and looks at another time
             looked = 0
@@ -363,7 +364,7 @@ def _stand_still(bench: Bench, other: Scheduler) -> None:
     room for it, and the first one goes on."""
     for _ in range(6):
         bench.clock.advance(8)
-        engine_of(other).duties.timers.bring_forward("reap")
+        engine_of(other).periodic.timers.bring_forward("reap")
         ring_and_step(other)
     dead = engine_of(bench.jobs).worker
     ring_and_step(bench.jobs)
@@ -384,7 +385,7 @@ def test_after_a_lost_lease_nothing_runs_here_beside_its_first_body(bench: Bench
     ring_and_step(bench.jobs)
     assert not any(slots.waiting for slots in engine_of(bench.jobs).inline_slots()), "its body has not ended"
     engine = engine_of(bench.jobs)
-    engine.desk.report(attempt, execute(attempt, engine.desk))
+    engine.engine_state.report(attempt, execute(attempt, engine.engine_state))
     bench.clock.advance(1)
     assert bench.drain() == ["task"]
     assert bench.state(task) == "success"
@@ -399,7 +400,7 @@ def test_what_was_lost_before_its_body_began_does_not_begin(bench: Bench) -> Non
     ring_and_step(other)
     engine_of(other).drain()
     _stand_still(bench, other)
-    assert execute(attempt, engine_of(bench.jobs).desk).end is AttemptEnd.HANDED_BACK
+    assert execute(attempt, engine_of(bench.jobs).engine_state).end is AttemptEnd.HANDED_BACK
     assert bench.script.ran == []
 
 
@@ -414,7 +415,7 @@ def test_who_is_told_of_a_lost_lease_as_it_is_renewed_goes_back(bench: Bench) ->
     with pytest.raises(LeaseLost) as told:
         attempt.check(0.0)
     attempt.lost = False  # by the guard, which had looked before
-    outcome, _ = ended_by(attempt, engine_of(bench.jobs).desk, told.value)
+    outcome, _ = outcome_of_external_end(attempt, engine_of(bench.jobs).engine_state, told.value)
     assert (outcome.task_id, outcome.end) == (task, AttemptEnd.HANDED_BACK)
 
 
@@ -442,4 +443,4 @@ def test_a_worker_that_stood_still_does_what_it_was_asked_meanwhile(bench: Bench
 
 def _ask(bench: Bench, *, drain: bool) -> None:
     with bench.jobs.database.write() as connection:
-        workers.ask_to_drain(connection, engine_of(bench.jobs).worker, bench.clock.now(), drain=drain)
+        workers.request_drain(connection, engine_of(bench.jobs).worker, bench.clock.now(), drain=drain)

@@ -71,8 +71,8 @@ def test_other_duties_that_fail_stop_no_task(bench: Bench, monkeypatch: pytest.M
     def fails(*_: Any, **__: Any) -> Any:
         raise ValueError("unforeseen")
 
-    for name in ("schedules.tick", "retention.sweep", "workers.reap", "control.cancel_requests"):
-        monkeypatch.setattr(f"scheduler.engine.upkeep.{name}", fails)
+    for name in ("schedules.tick", "admin.retention.purge_batch", "reaper.reap", "tasks.control.cancel_requests"):
+        monkeypatch.setattr(f"scheduler.store.{name}", fails)
     for name in ("one", "two", "three"):
         bench.clock.advance(61)
         bench.step(name).schedule()
@@ -170,7 +170,7 @@ def test_an_engine_does_not_wait_for_a_schedule_that_somebody_holds(bench: Bench
     bench.clock.advance(10)
     ring_and_step(bench.jobs)
     run_claimed(bench.jobs)
-    engine_of(bench.jobs).turner.turn(engine_of(bench.jobs)._conn(), claiming=False)  # its end is recorded, not more
+    engine_of(bench.jobs).dispatch.run(engine_of(bench.jobs)._conn(), claiming=False)  # its end is recorded, not more
     bench.step("task").schedule()
     with bench.worker().database.write() as session:
         session.exec_driver_sql("UPDATE schedd_schedules SET updated_at = updated_at")
@@ -188,8 +188,8 @@ def test_one_tick_makes_about_a_thousand_tasks_over_all_schedules(bench: Bench) 
         tick(bench, name).every(1).catchup("all").schedule()
     bench.clock.advance(900)
     engine = engine_of(bench.jobs)
-    assert engine.duties.schedules.tick(engine._conn()) <= 2000
-    assert engine.duties.schedules.due()
-    while engine.duties.schedules.due():
-        engine.duties.schedules.tick(engine._conn())
+    assert engine.periodic.schedules.tick(engine._conn()) <= 2000
+    assert engine.periodic.schedules.due()
+    while engine.periodic.schedules.due():
+        engine.periodic.schedules.tick(engine._conn())
     assert len(bench.jobs.list_tasks(limit=10_000)) == 2700

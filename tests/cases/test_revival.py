@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler import InvalidTransitionError, RetryPolicy, Snooze, UnknownTaskError
-from scheduler.store import checks
+from scheduler.store.admin import doctor as checks
 from support.bench import Bench, Soft, Step, ring_and_step, run_claimed
 
 REVIVABLE = ("dead", "failed", "cancelled")
@@ -259,7 +259,7 @@ def test_keys_are_held_again_if_they_are_free(bench: Bench, taken: bool) -> None
     bench.jobs.retry_task(parent)
     again = bench.step("again").key("k").schedule()
     assert (again, again.created) == (other if taken else child, False)
-    assert bench.drain() == ["parent", "child"]
+    assert bench.drain() == (["parent"] if taken else ["parent", "child"])
 
 
 @pytest.mark.case(16, 23)

@@ -8,10 +8,11 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, TaskState, task
-from scheduler.engine import lanes
+from scheduler.engine.dispatch import lanes
 from scheduler.ports import FAILPOINTS
-from scheduler.store import ripe, statement
-from scheduler.store.new_task import INLINE
+from scheduler.store.db import statements as statement
+from scheduler.store.tasks import ready_children as ripe
+from scheduler.store.tasks.row import INLINE
 from scheduler.testing import FakeClock, engine_of
 from support.fleet import Fleet, rows, run_claimed, step, write
 
@@ -39,7 +40,7 @@ def capped(ctx: Context) -> None: ...
 def four(fleet: Fleet, *types: Any, **options: Any) -> Scheduler:
     """A worker that claims four tasks at once, and never more ahead."""
     jobs = fleet.worker(*(types or (plain,)), **FOUR, **options)
-    engine_of(jobs).turner.planner.batch = 4
+    engine_of(jobs).dispatch.planner.batch = 4
     return jobs
 
 
@@ -81,11 +82,11 @@ def test_what_there_is_no_room_for_is_everybodys(fleet: Fleet, clock: FakeClock)
     step(jobs)
     assert run_claimed(jobs)
     engine = engine_of(jobs)
-    assert engine.turner.turn(engine._conn(), claiming=True).ready >= 3  # for which others are rung
+    assert engine.dispatch.run(engine._conn(), claiming=True).ready >= 3  # for which others are rung
     assert states(jobs, *children) == ["scheduled"] * 3 + ["claimed"] * 4  # the earliest first
     step(others)
     assert states(jobs, *children) == ["claimed"] * 7
-    assert {key[0] for key in engine_of(others).desk.held} == set(children[:3])
+    assert {key[0] for key in engine_of(others).engine_state.held} == set(children[:3])
 
 
 def test_what_was_due_before_comes_first(fleet: Fleet, clock: FakeClock) -> None:
@@ -103,7 +104,7 @@ def test_what_was_due_before_comes_first(fleet: Fleet, clock: FakeClock) -> None
 
 def test_a_higher_level_comes_first(fleet: Fleet) -> None:
     jobs = fleet.worker(plain, other, pools={"medium": (1, 0)})
-    engine_of(jobs).turner.planner.batch = 1
+    engine_of(jobs).dispatch.planner.batch = 1
     parent = jobs.task(plain).schedule()
     medium = jobs.task(other).depend_on(parent).schedule()
     high = jobs.task(plain).priority("high").depend_on(parent).schedule()
@@ -170,7 +171,7 @@ def test_what_is_rarely_set_and_what_is_long_comes_along(fleet: Fleet) -> None:
     child = jobs.task(plain, 1, text).depend_on(parent).headers({"a": "b"}).schedule()
     step(jobs)
     finish_and_claim(jobs)
-    (attempt,) = engine_of(jobs).desk.held.values()
+    (attempt,) = engine_of(jobs).engine_state.held.values()
     assert attempt.claimed.headers == '{"a":"b"}'
     finish_and_claim(jobs)
     assert jobs.get_task(child).result == "abc"
@@ -184,7 +185,7 @@ def test_a_suspect_runs_alone(fleet: Fleet) -> None:
     step(jobs)
     finish_and_claim(jobs)
     while states(jobs, suspect) != ["success"]:
-        held = [jobs.get_task(key[0]) for key in engine_of(jobs).desk.held]
+        held = [jobs.get_task(key[0]) for key in engine_of(jobs).engine_state.held]
         assert len(held) == 1 or suspect not in {t.id for t in held}
         run_claimed(jobs)
         step(jobs)
@@ -214,7 +215,7 @@ def test_a_turn_that_fails_loses_none(fleet: Fleet, monkeypatch: pytest.MonkeyPa
         step(jobs)
         run_claimed(jobs)
     assert states(jobs, parent, child) == ["success"] * 2
-    assert not engine_of(jobs).desk.held
+    assert not engine_of(jobs).engine_state.held
 
 
 def test_what_was_left_comes_before_what_comes_next(fleet: Fleet, clock: FakeClock) -> None:
@@ -246,7 +247,7 @@ def test_what_there_was_no_room_for_comes_first(fleet: Fleet, clock: FakeClock) 
 
 
 def test_there_may_be_too_many_to_be_read(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ripe, "MOST", 3)
+    monkeypatch.setattr(ripe, "MAX_CHILDREN", 3)
     jobs = four(fleet)
     parents = [jobs.task(plain).schedule() for _ in range(2)]
     some = [jobs.task(plain).depend_on(parents[0]).schedule() for _ in range(5)]
@@ -261,7 +262,7 @@ def test_more_lanes_than_one_look_takes_in(fleet: Fleet, clock: FakeClock, monke
     jobs = fleet.worker(plain, other, pools={"medium": (1, 0)}, max_concurrent_tasks=1)
     parent = jobs.task(plain).schedule()
     step(jobs)
-    monkeypatch.setattr(lanes, "STRETCH", 2)
+    monkeypatch.setattr(lanes, "LANES_PER_SCAN", 2)
     for kind in (plain, other):  # the lanes that are looked at first
         jobs.task(kind).priority("high").after(60).schedule()
     before = jobs.task(plain).schedule()
@@ -304,7 +305,7 @@ def test_what_nobody_rang_for_is_found_a_quarter_of_a_second_later(
     due = fleet.worker(other).task(other).schedule()
     finish_and_claim(jobs)
     assert states(jobs, child) == ["claimed"]
-    assert claimed_after(jobs, clock, due) <= lanes.STILL
+    assert claimed_after(jobs, clock, due) <= lanes.RELY_ON_SCAN_S
 
 
 @pytest.mark.parametrize("rung", [True, False])
@@ -325,11 +326,11 @@ def test_a_turn_after_a_failed_one_overlooks_nothing(
         raise RuntimeError("no")
 
     with monkeypatch.context() as m:
-        m.setattr("scheduler.engine.ledger.finish", fail)
+        m.setattr("scheduler.engine.dispatch.completion.finish", fail)
         with pytest.raises(RuntimeError):
             step(jobs)
     clock.advance(0.1)  # as long as the loop waits after an error
-    engine._rescan = True
+    engine._needs_scan = True
     engine.step()
     assert states(jobs, *children) == ["scheduled", "waiting"]
     assert slots.run_one()
@@ -345,14 +346,14 @@ def test_a_look_that_is_not_at_the_whole_proves_nothing(
     parent = jobs.task(plain).schedule()
     step(jobs)
     step(jobs)
-    monkeypatch.setattr(lanes, "STRETCH", 2)
+    monkeypatch.setattr(lanes, "LANES_PER_SCAN", 2)
     for kind in (plain, other):
         jobs.task(kind).priority("high").after(60).schedule()
     before = jobs.task(plain).schedule()
     clock.advance(0.1)
     child = jobs.task(plain).depend_on(parent).schedule()
     step(jobs)
-    assert not engine_of(jobs).turner.lanes.whole
+    assert not engine_of(jobs).dispatch.lanes.whole
     finish_and_claim(jobs)
     assert states(jobs, before, child) != ["scheduled", "claimed"]
 

@@ -271,8 +271,8 @@ def test_a_call_of_the_context_beside_a_branch_that_waits(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """It does something, however long it takes until it is answered; what comes after it is not put off either."""
-    desk = engine_of(stage.jobs).desk
-    request, cpu, load = desk.request, desk.cpu, desk.load
+    engine_state = engine_of(stage.jobs).engine_state
+    request, cpu, load = engine_state.request, engine_state.cpu, engine_state.load
     answered = threading.Event()
 
     def late(usual: Any) -> Any:
@@ -289,9 +289,9 @@ def test_a_call_of_the_context_beside_a_branch_that_waits(
         assert answered.wait(20)
         return []
 
-    monkeypatch.setattr(desk, "request", asks)
-    monkeypatch.setattr(desk, "cpu", lambda *call: late(cpu(*call)))
-    monkeypatch.setattr(desk, "load", reads)
+    monkeypatch.setattr(engine_state, "request", asks)
+    monkeypatch.setattr(engine_state, "cpu", lambda *call: late(cpu(*call)))
+    monkeypatch.setattr(engine_state, "load", reads)
 
     async def body(ctx: Any) -> Any:
         async def works() -> None:

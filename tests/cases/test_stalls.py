@@ -13,10 +13,11 @@ import pytest
 from scheduler import AsyncContext, Context, LeaseLost, RetryPolicy, Scheduler, TaskState, task
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.state import TaskState as S
-from scheduler.store import checks, control
-from scheduler.store import stalls as store_stalls
-from scheduler.store.read_status import status
-from scheduler.store.why import why
+from scheduler.store.admin import doctor as checks
+from scheduler.store.read.explain import why
+from scheduler.store.read.status import status
+from scheduler.store.tasks import control
+from scheduler.store.tasks import stalls as store_stalls
 from scheduler.testing import FakeClock, drain, engine_of
 from support.databases import Database
 from support.fleet import Fleet, ends, let_pass, run_claimed, step
@@ -118,7 +119,7 @@ def test_a_quiet_body_is_told_of_once_while_its_lease_is_alive(
     assert show.endswith(" without a heartbeat for 1 min 25 s, over its kind's 1 min")
     assert stuck == ["1 task is running without a heartbeat, for up to 1 min 25 s"]
     assert doctor == [f"1 task running without a heartbeat, for up to 1 min 25 s: {task_id}"]
-    assert logged == ["task stalled: no heartbeat for 60 s"]
+    assert logged == ["task stalled: no heartbeat for 1 min, over its kind's 1 min"]
     assert seen[2] == ((None, [], []), logged)
     assert seen[3][1] == logged * 2
     assert ends(jobs, task_id) == ["succeeded"]
@@ -165,8 +166,8 @@ def test_its_claim_is_taken_and_another_worker_runs_it(fleet: Fleet, room: Room,
     assert lost.error == "stalled: no heartbeat for 1 min"
     assert (lost.worker_id, done.worker_id) == (engine_of(first).worker, engine_of(second).worker)
     assert lost.started_at is not None
-    assert not engine_of(first).desk.losing
-    assert not engine_of(first).desk.held
+    assert not engine_of(first).engine_state.losing
+    assert not engine_of(first).engine_state.held
 
 
 def test_a_worker_never_runs_it_beside_its_first_body(fleet: Fleet, room: Room, clock: FakeClock) -> None:
@@ -223,7 +224,7 @@ def test_nor_if_the_commit_that_took_it_back_was_not_answered(
     assert (room.ran, room.most) == (2, 1)
     assert jobs.result(task_id, timeout=0) == 2
     assert ends(jobs, task_id) == ["lost", "succeeded"]
-    assert not engine_of(jobs).desk.losing
+    assert not engine_of(jobs).engine_state.losing
 
 
 @pytest.mark.parametrize("ends_first", [True, False])
@@ -232,7 +233,7 @@ def test_the_last_stall_is_told_although_its_commit_was_not_answered(
 ) -> None:
     letters: list[Any] = []
     jobs = fleet.worker(*KINDS, state=room, on_dead_letter=letters.append)
-    monkeypatch.setattr(store_stalls, "STALLS", 1)
+    monkeypatch.setattr(store_stalls, "MIN_STALLED_ATTEMPTS", 1)
     lost = lose_the_answer(jobs, monkeypatch, store_stalls, "reclaim")
 
     def body(ctx: Context) -> None:
@@ -248,7 +249,7 @@ def test_the_last_stall_is_told_although_its_commit_was_not_answered(
     assert lost
     assert jobs.get_task_status(task_id) is TaskState.DEAD
     assert [letter.id for letter in letters] == [task_id]
-    assert not engine_of(jobs).desk.losing
+    assert not engine_of(jobs).engine_state.losing
 
 
 def test_what_could_not_be_taken_back_is_not_taken_for_lost(
@@ -256,11 +257,11 @@ def test_what_could_not_be_taken_back_is_not_taken_for_lost(
 ) -> None:
     """Somebody's transaction holds its row."""
     jobs = fleet.worker(*KINDS, state=room)
-    monkeypatch.setattr(store_stalls, "reclaim", lambda *_: store_stalls.Taken([], {}))
+    monkeypatch.setattr(store_stalls, "reclaim", lambda *_, **__: store_stalls.Reclaimed([], {}))
 
     def body(ctx: Context) -> None:
         let_pass(clock, 61, jobs)
-        assert not engine_of(jobs).desk.losing
+        assert not engine_of(jobs).engine_state.losing
         ctx.heartbeat()
 
     room.body = body

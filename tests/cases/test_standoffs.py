@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.store import checks
-from scheduler.store.why import why
+from scheduler.store.admin import doctor as checks
+from scheduler.store.read.explain import why
 from support.flows import Stage
 
 pytestmark = pytest.mark.case(56)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler import AsyncContext, Context, LeaseLost, RetryPolicy, Scheduler, Task
-from scheduler.engine.turn import Turner
+from scheduler.engine.dispatch.cycle import DispatchCycle
 from scheduler.testing import drain
 from support.bench import Side
 from support.databases import Database
@@ -346,13 +346,13 @@ def test_a_step_whose_record_is_on_its_way_when_a_branch_fails(
     """The turn under way takes long: it and the attempt's end would come to the next one together."""
     free = threading.Event()
     free.set()
-    turn = Turner.turn
+    turn = DispatchCycle.run
 
     def waits(*args: Any, **options: Any) -> Any:
         assert free.wait(20)
         return turn(*args, **options)
 
-    monkeypatch.setattr(Turner, "turn", waits)
+    monkeypatch.setattr(DispatchCycle, "run", waits)
     play = Play()
 
     async def body(ctx: Any) -> Any:

@@ -10,9 +10,9 @@ import pytest
 
 from scheduler import Context, Scheduler, task
 from scheduler.store import workers as store_workers
-from scheduler.store.read_status import status
-from scheduler.store.read_workers import WorkerRecord, workers
-from scheduler.store.why import why
+from scheduler.store.read.explain import why
+from scheduler.store.read.status import status
+from scheduler.store.read.workers import WorkerRecord, workers
 from scheduler.testing import FakeClock, drain, engine_of
 from support.fleet import Fleet, let_pass, run_claimed, step
 
@@ -224,11 +224,11 @@ def test_that_no_child_process_can_be_started_is_told(fleet: Fleet) -> None:
     """Nothing is claimed for them then."""
     jobs = worker(fleet, Room())
     step(jobs)
-    desk = engine_of(jobs).desk
-    desk.processes = SimpleNamespace(out_of_order=True)  # type: ignore[assignment]
+    engine_state = engine_of(jobs).engine_state
+    engine_state.processes = SimpleNamespace(backing_off=True)  # type: ignore[assignment]
     step(jobs)
     text = said(jobs, int(jobs.task(apart).schedule()))
     assert text == "; waits for a child process: none can be started at present, its worker's log says why"
-    desk.processes = None
+    engine_state.processes = None
     step(jobs)
     assert not record(jobs).capacity.childless

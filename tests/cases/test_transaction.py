@@ -11,13 +11,15 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import LeaseLost, PermanentError, Snooze
-from scheduler.engine.transaction import _Scope
+from scheduler.engine.execution.transaction import _Scope
 from scheduler.errors import Cancelled, Collided
 from scheduler.ports import FAILPOINTS
-from scheduler.store import connecting, effects, transaction
-from scheduler.store import database as store
-from scheduler.store.finish import Finished
-from scheduler.store.transaction import is_transient
+from scheduler.store.db import database as store
+from scheduler.store.db import engines as connecting
+from scheduler.store.db import handler_transaction as transaction
+from scheduler.store.db.handler_transaction import is_transient
+from scheduler.store.requests import transaction as effects
+from scheduler.store.tasks.complete import Completion
 from scheduler.testing import drain, engine_of
 from support.fleet import let_pass, rows, run_claimed, step, write
 from support.flows import AsyncFlow, Flow, Stage
@@ -213,13 +215,13 @@ def test_who_waits_for_somebodys_transaction_can_be_ended(
     """It holds a row that waits for this task, and may never let go of it."""
     tries: list[int] = []
 
-    def held(connection: Any, dialect: Any, worker: int, outcomes: Any, now: int) -> Finished:
-        (attempt,) = engine_of(stage.jobs).desk.held.values()
+    def held(connection: Any, dialect: Any, worker: int, outcomes: Any, now: int, **_more: Any) -> Completion:
+        (attempt,) = engine_of(stage.jobs).engine_state.held.values()
         attempt.cancelled = True
         tries.append(attempt.claimed.id)
         if len(tries) > 5:
             raise AssertionError("it waits for ever")
-        return Finished({}, [], [outcomes[0]], 0)
+        return Completion({}, [], [outcomes[0]], 0)
 
     async def body(ctx: Any) -> Any:
         async with Both(ctx) as tx:

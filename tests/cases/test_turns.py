@@ -12,19 +12,21 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Context, RetryPolicy, Scheduler, TaskState, task
-from scheduler.engine import answering, ledger, turn
-from scheduler.engine.lanes import STILL
-from scheduler.engine.loop import AGAIN
-from scheduler.engine.planner import BATCH
-from scheduler.engine.pools import InlineSlots
-from scheduler.engine.prefix import Prefix
-from scheduler.engine.upkeep import Schedules
+from scheduler.engine.dispatch import completion as ledger
+from scheduler.engine.dispatch import cycle as turn
+from scheduler.engine.dispatch import requests as answering
+from scheduler.engine.dispatch.lane_offsets import LaneOffsets
+from scheduler.engine.dispatch.lanes import RELY_ON_SCAN_S
+from scheduler.engine.dispatch.planner import BATCH_BOUNDS
+from scheduler.engine.engine import LOCKED_RETRY_S
+from scheduler.engine.maintenance.jobs import ScheduleFirer
+from scheduler.engine.slots import InlineSlots
 from scheduler.model.registry import THREAD
-from scheduler.store import claim as claims
-from scheduler.store import looks as looks_of_store
-from scheduler.store.finish import Finished
-from scheduler.store.gate import Gate
-from scheduler.store.statement import _MOST
+from scheduler.store import due_work as looks_of_store
+from scheduler.store.db.statements import _MOST
+from scheduler.store.db.write_gate import WriteGate
+from scheduler.store.tasks import claim as claims
+from scheduler.store.tasks.complete import Completion
 from scheduler.testing import FakeClock, engine_of
 from support.fleet import Fleet, ends, run_claimed, step
 
@@ -42,7 +44,7 @@ def largest(jobs: Scheduler) -> int:
         step(jobs)
         while run_claimed(jobs):
             step(jobs)
-    return engine_of(jobs).turner.planner.batch
+    return engine_of(jobs).dispatch.planner.batch
 
 
 def test_a_slow_database_makes_turns_smaller(fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,32 +56,32 @@ def test_a_slow_database_makes_turns_smaller(fleet: Fleet, clock: FakeClock, mon
         return claim(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(claims, "claim", slowly)
-    assert largest(jobs) < BATCH[1]
+    assert largest(jobs) < BATCH_BOUNDS[1]
 
 
 def test_after_a_slow_one_they_grow_to_the_most_again(fleet: Fleet) -> None:
     """Rounded down, the mean would stop short of it."""
-    turner = engine_of(fleet.worker(plain)).turner
-    turner._fit(0.030, BATCH[1])
-    assert turner.planner.batch < BATCH[1]
+    dispatch = engine_of(fleet.worker(plain)).dispatch
+    dispatch._fit(0.030, BATCH_BOUNDS[1])
+    assert dispatch.planner.batch < BATCH_BOUNDS[1]
     for _ in range(20):
-        turner._fit(0.0001, turner.planner.batch)
-    assert turner.planner.batch == BATCH[1] == _MOST
+        dispatch._fit(0.0001, dispatch.planner.batch)
+    assert dispatch.planner.batch == BATCH_BOUNDS[1] == _MOST
 
 
 def test_waiting_for_other_writers_does_not(fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else two daemons on one SQLite file, which take turns, commit half as much each time."""
     jobs = fleet.worker(plain, pools={"medium": (250, 0)})
-    passed = Gate.pass_through
+    passed = WriteGate.hold
 
     @contextmanager
-    def after_a_while(gate: Gate) -> Iterator[None]:
+    def after_a_while(gate: WriteGate) -> Iterator[None]:
         clock.advance(0.1)
         with passed(gate):
             yield
 
-    monkeypatch.setattr(Gate, "pass_through", after_a_while)
-    assert largest(jobs) == BATCH[1]
+    monkeypatch.setattr(WriteGate, "hold", after_a_while)
+    assert largest(jobs) == BATCH_BOUNDS[1]
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     real = ledger.finish
 
-    def finish(*args: Any, **given: Any) -> Finished:
+    def finish(*args: Any, **given: Any) -> Completion:
         found.append(given.get("quick", False))
         return real(*args, **given)
 
@@ -112,9 +114,10 @@ def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
         step(jobs)
         assert jobs.get_task_status(free) is TaskState.SUCCESS
         assert jobs.get_task_status(held) is TaskState.CLAIMED
-        assert engine_of(jobs).duties.timers.left("poll") <= AGAIN  # nobody rings when it can be written
+        # No notification comes when it can be written.
+        assert engine_of(jobs).periodic.timers.remaining("poll") <= LOCKED_RETRY_S
         assert asked == [True, False]
-        clock.advance(ledger.LOCKING)
+        clock.advance(ledger.LOCK_FIRST_S)
         step(jobs)
         assert asked == [True, False, False]  # it is still held, as is known
     step(jobs)
@@ -136,18 +139,20 @@ def test_requests_that_are_put_off_keep_no_others_waiting(
     fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, many: int
 ) -> None:
     """However many there are: a turn answers 500, here 4. And each of them is asked again in its turn."""
-    monkeypatch.setattr(answering, "MOST", 4)
+    monkeypatch.setattr(answering, "MAX_REQUESTS", 4)
     jobs = fleet.worker(plain, pools={"medium": (20, 0)})
     with jobs.batch() as batch:
         for _ in range(many + 1):
             batch.task(plain)
     step(jobs)
-    desk = engine_of(jobs).desk
-    monkeypatch.setattr(desk, "inline", None)  # nobody takes a turn for a request
-    attempts = {attempt.claimed.id: attempt for attempt in desk.held.values()}
+    engine_state = engine_of(jobs).engine_state
+    monkeypatch.setattr(engine_state, "inline", None)  # nobody takes a turn for a request
+    attempts = {attempt.claimed.id: attempt for attempt in engine_state.held.values()}
 
     def ask(task_id: int) -> Any:
-        return desk.request(attempts[task_id], "record", {"name": "step", "seq": 1, "value": None, "started_at": None})
+        return engine_state.request(
+            attempts[task_id], "record", {"name": "step", "seq": 1, "value": None, "started_at": None}
+        )
 
     with jobs.database.write() as caller:
         caller.execute(
@@ -156,7 +161,7 @@ def test_requests_that_are_put_off_keep_no_others_waiting(
         blocked = [ask(task_id) for task_id in batch.ids[:-1]]
         for _ in range(many):
             step(jobs)
-        assert len(desk.put_off) == many
+        assert len(engine_state.put_off) == many
         free = ask(batch.ids[-1])
         step(jobs)
         assert free.done()
@@ -186,13 +191,13 @@ def test_quick_kinds_are_claimed_ahead_for_one_level_only(fleet: Fleet) -> None:
     """The others' slots help with what they can start at once."""
     jobs = fleet.worker(plain, pools={"medium": (4, 0), "low": (3, 0)})
     engine = engine_of(jobs)
-    engine.turner.planner.batch = 10
-    engine.desk.means["plain"] = 0.00001
+    engine.dispatch.planner.batch = 10
+    engine.engine_state.means["plain"] = 0.00001
     for _ in range(100):
         jobs.task(plain).schedule()
     for _ in range(5):
         step(jobs)
-    sorts = Counter(attempt.sort for attempt in engine.desk.held.values())
+    sorts = Counter(attempt.slot_type for attempt in engine.engine_state.held.values())
     assert sorts == {(1, THREAD): 4 + 2 * 10, (2, THREAD): 3}
 
 
@@ -206,15 +211,15 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(found))
         return found
 
-    real = Prefix.heads
-    monkeypatch.setattr(Prefix, "heads", heads)
+    real = LaneOffsets.heads
+    monkeypatch.setattr(LaneOffsets, "heads", heads)
     return seen
 
 
 def in_fours(fleet: Fleet, *types: Any) -> Scheduler:
     """A worker whose turns claim four tasks."""
     jobs = fleet.worker(*types, pools={"medium": (4, 0)})
-    engine_of(jobs).turner.planner.batch = 4
+    engine_of(jobs).dispatch.planner.batch = 4
     return jobs
 
 
@@ -241,7 +246,7 @@ def test_a_lane_that_gives_what_is_asked_is_taken_to_hold_more(
     assert looks == [1]
     assert [goes_on(jobs) for _ in range(3)] == [4, 4, 4]
     assert looks == [1]
-    clock.advance(STILL)
+    clock.advance(RELY_ON_SCAN_S)
     assert goes_on(jobs) == 4
     assert looks == [1, 1]
     assert [goes_on(jobs), goes_on(jobs)] == [4, 2]  # the first left two, which the lane gave instead of four
@@ -278,7 +283,7 @@ def test_what_was_replaced_while_it_ran_is_due_again(fleet: Fleet, clock: FakeCl
     """It has succeeded, and yet it may be claimed, or will be."""
     jobs = fleet.worker(plain, named, pools={"medium": (4, 0), "high": (2, 0)})
     engine = engine_of(jobs)
-    engine.turner.planner.batch = 4
+    engine.dispatch.planner.batch = 4
     first = jobs.task(named, "a").priority("high").key("k", conflict="replace").schedule()
     step(jobs)
     for _ in range(22):
@@ -286,7 +291,7 @@ def test_what_was_replaced_while_it_ran_is_due_again(fleet: Fleet, clock: FakeCl
     step(jobs)
     assert jobs.task(named, "b").priority("high").key("k", conflict="replace").after(delay).schedule() == first
     step(jobs)
-    high = engine.slots[turn.HIGH, THREAD]
+    high = engine.slots[turn.HIGH_LEVEL, THREAD]
     assert isinstance(high, InlineSlots)
     assert high.run_one()
     engine.step()
@@ -304,15 +309,15 @@ def test_what_is_handed_back_is_told_of_although_the_turn_is_done_over(fleet: Fl
     first = jobs.task(plain).schedule()
     step(jobs)
     run_claimed(jobs)
-    ended = list(engine.desk.outcomes)
-    engine.desk.outcomes.clear()  # to be recorded with the next turn but one
+    ended = list(engine.engine_state.outcomes)
+    engine.engine_state.outcomes.clear()  # to be recorded with the next turn but one
     jobs.task(plain).schedule()
     step(jobs)
-    engine.desk.outcomes.extend(ended)
+    engine.engine_state.outcomes.extend(ended)
     clock.advance(engine.options.give_back + 1)
     with jobs.database.write() as caller:
         caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": first})
-        assert engine.turner.turn(engine._conn(), claiming=False).ready == 1
+        assert engine.dispatch.run(engine._conn(), claiming=False).ready == 1
 
 
 def test_schedules_are_looked_at_with_every_look(
@@ -321,18 +326,18 @@ def test_schedules_are_looked_at_with_every_look(
     """Also where one takes longer than the next."""
     seen: list[float] = []
     took = cycle([0.05, 0.0])
-    look, see = looks_of_store.look, Schedules.seen
+    look, see = looks_of_store.poll, ScheduleFirer.note_next
 
-    def slowly(*args: Any, **options: Any) -> looks_of_store.Seen:
+    def slowly(*args: Any, **options: Any) -> looks_of_store.DueWork:
         clock.advance(next(took))
         return look(*args, **options)
 
-    def told(schedules: Schedules, next_at: int) -> None:
+    def told(schedules: ScheduleFirer, next_at: int) -> None:
         seen.append(clock.monotonic())
         see(schedules, next_at)
 
-    monkeypatch.setattr(looks_of_store, "look", slowly)
-    monkeypatch.setattr(Schedules, "seen", told)
+    monkeypatch.setattr(looks_of_store, "poll", slowly)
+    monkeypatch.setattr(ScheduleFirer, "note_next", told)
     jobs = fleet.worker(plain)
     begun = clock.monotonic()
     while clock.monotonic() < begun + 5:

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from scheduler import AsyncContext, Context, PermanentError, RetryPolicy, Scheduler, Snooze, Task, TaskState, task
-from scheduler.engine import desk
+from scheduler.engine import state as engine_state
 from scheduler.errors import LeaseLost, StoreUnavailableError
-from scheduler.model.checkpoint import Sort
+from scheduler.model.checkpoint import CheckpointType
 from scheduler.ports import FAILPOINTS
-from scheduler.store import asked_children, checkpoints, relatives, workers
+from scheduler.store import reaper
+from scheduler.store.durable import checkpoints
+from scheduler.store.graph import parents as relatives
+from scheduler.store.requests import children as asked_children
 from scheduler.testing import FakeClock, engine_of
 from support.databases import Database
 from support.fleet import Fleet, ends, let_pass, rows, run_claimed, step, until, write
@@ -108,7 +111,8 @@ class Twice(Task, kind="twice", retry=RetryPolicy(min_wait=0, max_wait=0, max_at
     """Its last attempt reads what the first one recorded."""
 
     def run(self, ctx: Context) -> Any:
-        first = ctx.step("first", lambda: ctx.state.append("first") or 1)
+        # Too long to be read with the claim: the handler asks for it.
+        first = len(ctx.step("first", lambda: ctx.state.append("first") or "1" * 2000))
         if ctx.attempt == 1:
             raise ValueError("again")
         return [first, *ctx.map(child, [2])]
@@ -128,12 +132,12 @@ def test_what_was_recorded_is_read_once_the_database_is_back(
             raise StoreUnavailableError("the connection broke")
         return usual(*args)
 
-    monkeypatch.setattr(desk, "_AWAY", 0.0)
+    monkeypatch.setattr(engine_state, "_OUTAGE_POLL_S", 0.0)
     monkeypatch.setattr(module, name, away)
     with Scheduler(database.url, state=[]) as jobs:
         jobs.register(Twice)
         jobs.register(child)
-        assert jobs.result(jobs.task(Twice()).schedule(), 60) == [1, 4]
+        assert jobs.result(jobs.task(Twice()).schedule(), 60) == [2000, 4]
         assert jobs.state == ["first", 2]
     assert len(tries) > 1
 
@@ -165,7 +169,7 @@ def test_what_parents_returned_is_read_once_the_database_is_back(
             raise StoreUnavailableError("the connection broke")
         return usual(*args)
 
-    monkeypatch.setattr(desk, "_AWAY", 0.0)
+    monkeypatch.setattr(engine_state, "_OUTAGE_POLL_S", 0.0)
     monkeypatch.setattr(relatives, name, away)
     with Scheduler(database.url, state=[]) as jobs:
         jobs.register(kind)
@@ -209,11 +213,11 @@ def test_unless_the_lease_is_lost_meanwhile(
         if jobs.state:
             return []
         assert jobs._engine is not None
-        for attempt in list(jobs._engine.desk.held.values()):
+        for attempt in list(jobs._engine.engine_state.held.values()):
             attempt.lost = True
         raise StoreUnavailableError("the connection broke")
 
-    monkeypatch.setattr(desk, "_AWAY", 0.0)
+    monkeypatch.setattr(engine_state, "_OUTAGE_POLL_S", 0.0)
     monkeypatch.setattr(relatives, "parent_results", away)
     with jobs:
         jobs.register(kind)
@@ -264,7 +268,7 @@ def test_an_end_whose_commit_was_not_answered_is_told_as_any_other(
     assert run_claimed(worker) == 1
     step(worker)
     assert worker.get_task_status(child) is TaskState.SUCCESS
-    assert not engine_of(worker).desk.held
+    assert not engine_of(worker).engine_state.held
 
 
 @pytest.mark.case(9)
@@ -278,10 +282,10 @@ def test_an_end_that_another_worker_recorded_instead_is_not(
     fail_a_step(worker, monkeypatch, "before finish commit")
     engine = engine_of(worker)
     with worker.database.write() as connection:
-        workers.reap(
-            connection, worker.database.dialect, worker.database.now(), known_dead=[engine.membership.incarnation]
+        reaper.reap(
+            connection, worker.database.dialect, worker.database.now(), known_dead=[engine.registration.incarnation]
         )
-    engine.turner.turn(engine._conn(), claiming=False)
+    engine.dispatch.run(engine._conn(), claiming=False)
     assert not told
     assert "outcome dropped" in caplog.text
     assert ends(worker, task_id) == ["lost"]
@@ -357,7 +361,7 @@ def test_what_was_recorded_as_something_else_is_done_anew(database: Database, mo
     with Scheduler(database.url) as jobs:
         jobs.register(Changes)
         jobs.result(jobs.task(Changes()).schedule(), 60)
-        assert [row.sort for row in rows(jobs, "SELECT sort FROM schedd_checkpoints")] == [Sort.SLEEP]
+        assert [row.sort for row in rows(jobs, "SELECT sort FROM schedd_checkpoints")] == [CheckpointType.SLEEP]
 
 
 class Books(Task, kind="books"):

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Priority, Scheduler, TaskState, task
-from scheduler.store import read_status, why
+from scheduler.store.read import explain as why
+from scheduler.store.read import status as read_status
 from scheduler.testing import FakeClock, drain, engine_of
 from support.fleet import Fleet, rows, step
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from scheduler import AsyncContext, Context, Task, TaskState, task
-from scheduler.engine import pools
-from scheduler.engine.attempt import Attempt, execute
-from scheduler.engine.runtime import Runtime
+from scheduler.engine import slots as pools
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.runtime import Runtime
+from scheduler.engine.execution.executor import execute
 from scheduler.model.outcome import Outcome
 from scheduler.ports import SystemClock, spawn_thread
 from scheduler.testing import drain, engine_of
@@ -125,8 +126,8 @@ def test_whatever_is_raised_around_a_body_leaves_its_thread_for_the_next(
     jobs = fleet.worker(add)
     bad, good = [jobs.task(add, 1, n).schedule() for n in range(2)]
     step(jobs)
-    desk = engine_of(jobs).desk
-    attempts = [desk.held[key] for key in sorted(desk.held)]
+    engine_state = engine_of(jobs).engine_state
+    attempts = [engine_state.held[key] for key in sorted(engine_state.held)]
     assert [a.claimed.id for a in attempts] == [bad, good]
 
     def run(attempt: Attempt, runtime: Runtime) -> Outcome:
@@ -135,11 +136,11 @@ def test_whatever_is_raised_around_a_body_leaves_its_thread_for_the_next(
         return execute(attempt, runtime)
 
     monkeypatch.setattr(pools, "execute", run)
-    slots = pools.ThreadSlots("medium", 1, desk, desk.report, spawn_thread)
+    slots = pools.ThreadSlots("medium", 1, engine_state, engine_state.report, spawn_thread)
     slots.submit(attempts, 1)
-    until(lambda: len(desk.outcomes) == 2)
+    until(lambda: len(engine_state.outcomes) == 2)
     slots.close()
-    assert [o.end.value for _, o in desk.outcomes] == ["dead", "succeeded"]
+    assert [o.end.value for _, o in engine_state.outcomes] == ["dead", "succeeded"]
     step(jobs)
     assert [jobs.get_task_status(i) for i in (bad, good)] == [TaskState.DEAD, TaskState.SUCCESS]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from scheduler.ports import SystemClock
 from support.bench import Bench
 from support.databases import Database
+from support.runner import Ran, Runner
 
 PROGRAM = [sys.executable, "-c", "from scheduler.cli import main; main()"]
 
@@ -27,10 +27,10 @@ class Ctl:
 
     environment: dict[str, str]
 
-    def __call__(self, *arguments: object, **environment: str) -> Result:
+    def __call__(self, *arguments: object, **environment: str) -> Ran:
         from scheduler.cli.root import root
 
-        runner = CliRunner(env={**self.environment, **environment})
+        runner = Runner(env={**self.environment, **environment})
         return runner.invoke(root, [str(a) for a in arguments])
 
     def json(self, *arguments: object, status: int = 0) -> Any:

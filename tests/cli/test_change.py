@@ -183,3 +183,31 @@ def test_a_command_that_writes_wakes_an_idle_worker(ctl: Ctl, live: Bench) -> No
         assert ran.wait(20)
     finally:
         jobs.stop()
+
+
+@pytest.mark.case(70)
+def test_retry_under_a_key_that_another_task_has(ctl: Ctl, live: Bench) -> None:
+    (dead,) = live.die("mail", key="k")
+    live.script.failing.clear()
+    holder = int(live.step("again").key("k").schedule())
+    live.drain()
+    for command in (("retry", dead), ("dlq", "replay", dead)):
+        assert ctl.fails(4, *command) == f"schedctl: key 'k' of kind Step has been completed by task {holder}\n"
+    assert f"schedctl dlq replay {dead} --copy" in ctl("show", dead).stdout
+    (row,) = ctl.json("dlq", "replay", dead, "--copy")
+    assert live.jobs.get_task(row["id"]).key == f"k~copy-{row['id']}"
+
+
+@pytest.mark.case(70)
+@pytest.mark.parametrize("command", [("retry",), ("dlq", "replay"), ("retry", "--kind", "Step")])
+def test_what_is_not_revived_for_its_key_is_told(ctl: Ctl, live: Bench, command: tuple[str, ...]) -> None:
+    live.script.failing.add("parent")
+    parent = int(live.step("parent").schedule())
+    child = int(live.step("child", parent).key("k").schedule())
+    live.drain()
+    holder = int(live.step("again").key("k").after(60).schedule())
+    result = ctl(*command) if "--kind" in command else ctl(*command, parent)
+    assert result.exit_code == (4 if "--kind" in command else 0)
+    assert f"task {child} was not re" in result.stderr
+    assert f"task {holder} has its key" in result.stderr
+    assert live.states(parent, child) == ["scheduled", "failed"]

@@ -33,6 +33,7 @@ GIVEN = {
     "event emit": ["a"],
     "worker drain": ["1"],
     "worker resume": ["1"],
+    "worker restart": ["1"],
 }
 
 

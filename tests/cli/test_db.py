@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.store.maintenance import backup_sqlite
+from scheduler.store.db.backup import backup_sqlite
 from support.bench import Bench, ring_and_step
 from support.databases import Database
 
@@ -85,8 +85,9 @@ class TestBackup:
             assert connection.execute("SELECT count(*) FROM schedd_tasks").fetchone() == (0,)
 
     @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
-    @pytest.mark.parametrize(("mode", "copied"), [(0o600, 0o600), (0o640, 0o640), (0o666, 0o644)])
-    def test_the_copy_is_read_by_nobody_else(self, ctl: Ctl, database: Database, mode: int, copied: int) -> None:
+    @pytest.mark.parametrize(("mode", "copied"), [(0o600, 0o600), (0o640, 0o600), (0o666, 0o600), (0o400, 0o400)])
+    @pytest.mark.case(86, pure=True)
+    def test_the_copy_is_read_by_its_owner_alone(self, ctl: Ctl, database: Database, mode: int, copied: int) -> None:
         database.path.chmod(mode)
         before = os.umask(0o022)
         try:

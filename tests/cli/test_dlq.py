@@ -125,7 +125,7 @@ def test_replay_when_the_key_is_held(ctl: Ctl, live: Bench) -> None:
     result = ctl("dlq", "replay-all", "-o", "json")
     assert result.exit_code == 4
     assert f'"conflicts": {{\n    "{dead}": {holder}' in result.stdout
-    assert f"task {dead} was not replayed: task {holder} holds its key" in result.stderr
+    assert f"task {dead} was not replayed: task {holder} has its key" in result.stderr
     assert live.state(dead) == "dead"
     assert ctl("dlq", "replay", dead, "--key", "k2").exit_code == 0
     assert live.jobs.get_task(dead).key == "k2"

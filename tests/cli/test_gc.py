@@ -82,3 +82,16 @@ def size(database: Database) -> int:
     with closing(sqlite3.connect(database.path)) as raw:
         raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return os.stat(database.path).st_size
+
+
+def test_gc_of_a_state_by_age(ctl: Ctl, live: Bench) -> None:
+    dead, cancelled = live.ended("dead"), live.ended("cancelled")
+    live.execute("UPDATE schedd_tasks SET finished_at = finished_at - 7200000000 WHERE state >= 6")
+    given = ("gc", "--status", "cancelled,dead", "--older-than", "1h")
+    assert ctl.json(*given, "--dry-run")["tasks"] == 2
+    assert live.states(dead, cancelled) == ["dead", "cancelled"]
+    assert ctl("gc", "--status", "cancelled", "--older-than", "1h").stdout.startswith("removed 1 task, ")
+    assert ctl("gc", "--status", "success", "--older-than", "0s").exit_code == 0
+    assert live.state(dead) == "dead"
+    assert "go together" in ctl.fails(2, "gc", "--status", "dead")
+    assert "waiting ones have not" in ctl.fails(2, "gc", "--status", "waiting", "--older-than", "1h")

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from scheduler.cli.root import COMMANDS, root
+from support.runner import Runner
 
 _MAIN = "import sys; from scheduler.cli import main; sys.exit(main())"
 HEAVY = ("sqlalchemy", "structlog", "alembic", "networkx", "croniter", "jsonschema", "psycopg", "asyncio")
@@ -26,7 +26,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_help_names_every_command_and_exit_status() -> None:
-    shown = CliRunner().invoke(root, ["--help"])
+    shown = Runner().invoke(root, ["--help"])
     assert shown.exit_code == 0
     assert all(name in shown.stdout for name in COMMANDS)
     assert "124 wait timed out" in " ".join(shown.stdout.split())
@@ -34,13 +34,13 @@ def test_help_names_every_command_and_exit_status() -> None:
 
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_command_has_help(command: str) -> None:
-    shown = CliRunner().invoke(root, [command, "--help"])
+    shown = Runner().invoke(root, [command, "--help"])
     assert shown.exit_code == 0, shown.output
     assert f"schedctl {command}" in shown.stdout
 
 
 def test_no_command_shows_help_and_is_a_mistake() -> None:
-    shown = CliRunner().invoke(root, [])
+    shown = Runner().invoke(root, [])
     assert shown.exit_code == 2
     assert "Commands:" in shown.output
 
@@ -55,7 +55,7 @@ def test_a_group_without_a_command_shows_its_help(group: str) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script(shell: str) -> None:
-    shown = CliRunner().invoke(root, ["completion", shell])
+    shown = Runner().invoke(root, ["completion", shell])
     assert shown.exit_code == 0
     assert "_SCHEDCTL_COMPLETE" in shown.stdout
     assert "schedctl" in shown.stdout
@@ -63,5 +63,5 @@ def test_completion_prints_a_script(shell: str) -> None:
 
 def test_the_script_completes_commands() -> None:
     environment = {"_SCHEDCTL_COMPLETE": "bash_complete", "COMP_WORDS": "schedctl gr", "COMP_CWORD": "1"}
-    shown = CliRunner(env=environment).invoke(root, [])
+    shown = Runner(env=environment).invoke(root, [])
     assert "graph" in shown.stdout

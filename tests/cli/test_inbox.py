@@ -44,7 +44,7 @@ def test_retry_of_what_failed_only(ctl: Ctl, live: Bench) -> None:
     assert live.state(child) == "waiting"
     result = ctl("retry", "--subject", "s")
     assert result.exit_code == 4
-    assert result.stderr == f"schedctl: task {dead[2]} was not retried: task {holder} holds its key\n"
+    assert result.stderr == f"schedctl: task {dead[2]} was not retried: task {holder} has its key\n"
     live.drain()
     assert live.states(*dead, failed, child, fine) == ["success", "success", "dead", "success", "success", "success"]
     assert live.states(other, cancelled) == ["dead", "cancelled"]

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from scheduler.store import row_locks
+from scheduler.store.db import pg_blockers as row_locks
 from support.bench import Bench, Side
 from support.databases import Database
 from support.fleet import until
@@ -41,14 +41,14 @@ def test_a_row_that_claims_pass_over(
     made = int(live.step("held").schedule())
     who = locks(somebody, made)
     assert live.drain() == []
-    monkeypatch.setattr(row_locks, "LONG", 0)
+    monkeypatch.setattr(row_locks, "MIN_AGE", 0)
     why = ctl.json("show", made)["why"]
     assert f", but its row is locked by {who}" in why
     assert why.endswith(": claims pass over it until that ends")
-    monkeypatch.setattr(row_locks, "LONG", 10**12)
+    monkeypatch.setattr(row_locks, "MIN_AGE", 10**12)
     assert "locked" not in ctl.json("show", made)["why"], "a turn of a worker holds what it claims, too"
     somebody.rollback()
-    monkeypatch.setattr(row_locks, "LONG", 0)
+    monkeypatch.setattr(row_locks, "MIN_AGE", 0)
     assert "locked" not in ctl.json("show", made)["why"]
     assert live.drain() == ["held"]
 
@@ -61,7 +61,7 @@ def test_doctor_names_who_waits_for_whom(
         return found["level"], found["text"]
 
     made = int(live.step("held").schedule())
-    monkeypatch.setattr(row_locks, "LONG", 0)
+    monkeypatch.setattr(row_locks, "MIN_AGE", 0)
     assert said() == ("ok", "no session waits for another one's")
     who = locks(somebody, made)
     side = Side(lambda: live.execute(f"UPDATE schedd_tasks SET progress = 1 WHERE id = {made}"))

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import StoreUnavailableError
-from scheduler.store.database import Database
-from scheduler.store.failures import StoreTrouble
+from scheduler.store.db.database import Database
+from scheduler.store.db.errors import StoreError
 from support.bench import Bench, engine_of, ring_and_step
 
 from .conftest import Ctl
@@ -32,9 +32,9 @@ class Outage:
         if place == self.refused:
             self.refused = 0
             self.at_last()
-            raise StoreTrouble("store here: nothing answers there", self.heals)
+            raise StoreError("store here: nothing answers there", self.heals)
         if 0 < place < self.refused:
-            raise StoreTrouble("store here: nothing answers there", self.heals)
+            raise StoreError("store here: nothing answers there", self.heals)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_drain_goes_on_after_it(ctl: Ctl, live: Bench, outage: Callable[..., O
 
     def ends() -> None:
         for _ in range(3):
-            engine_of(live.jobs).duties.timers.bring_forward("told")
+            engine_of(live.jobs).periodic.timers.bring_forward("told")
             ring_and_step(live.jobs)
 
     outage(1, at_last=lapse)

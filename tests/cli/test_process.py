@@ -110,4 +110,5 @@ def test_logs_cannot_command_the_terminal(ctl: Ctl, live: Bench) -> None:
     made = int(live.step("loud").schedule())
     live.drain()
     assert "\x1b" not in on_a_terminal(ctl, 80, "logs", str(made), colour=True)
-    assert ctl.process("logs", made).stdout == "\x1b]0;owned\x07bell\n"
+    assert ctl.process("logs", made).stdout == "·]0;owned·bell\n"
+    assert ctl.process("logs", made, "--raw").stdout == "\x1b]0;owned\x07bell\n"

@@ -9,7 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.ports import FOREVER
-from scheduler.store import checks, horizon
+from scheduler.store.admin import doctor as checks
+from scheduler.store.db import horizon
 from support.bench import Bench, ring_and_step
 from support.databases import Database
 
@@ -165,7 +166,7 @@ def test_doctor_names_who_holds_an_old_snapshot(
         holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         holder.execute("SELECT 1")
         assert said() == ("ok", "no transaction is open for 5 min")
-        monkeypatch.setattr(horizon, "LONG", 0)
+        monkeypatch.setattr(horizon, "MIN_AGE", 0)
         level, text = said()
         pid = holder.info.backend_pid
         assert level == "note"
@@ -209,7 +210,7 @@ class TestDoctor:
         self, ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As after a restore that lacks a table: a thousand are looked for at a time, here two."""
-        monkeypatch.setattr(checks, "_MOST", 2)
+        monkeypatch.setattr(checks, "_MAX_IDS", 2)
         held = [int(live.step("held").schedule()) for _ in range(5)]
         ring_and_step(live.jobs)
         waits = [int(live.step("waits", *held).schedule()) for _ in range(5)]
@@ -292,3 +293,13 @@ class TestDoctor:
         assert text.startswith("2 schedules without a next slot: broken (unreadable")
         assert "late (overdue by" in text
         assert "fine" not in text
+
+    def test_overdue_schedules_are_no_problem_while_no_worker_is_meant_to_run(self, ctl: Ctl, live: Bench) -> None:
+        live.step("nightly").every(3600).key("nightly").schedule()
+        live.drain()
+        live.execute("UPDATE schedd_schedules SET next_at = :before", before=live.clock.now() - 120_000_000)
+        assert "nightly (overdue by" in self.problems(ctl)["schedules"]
+        live.jobs.stop()
+        (found,) = (f for f in ctl.json("doctor") if f["check"] == "schedules")
+        assert found["level"] == "note"
+        assert "no worker is live, so these wait: nightly (overdue by" in found["text"]

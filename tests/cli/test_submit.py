@@ -289,3 +289,13 @@ def test_times_are_utc(ctl: Ctl, mail: Bench) -> None:
     task = submitted(ctl, "Mail", "-P", "to=x")
     assert datetime.fromisoformat(task["created_at"]).utcoffset() == timedelta(0)
     assert abs(datetime.fromisoformat(task["created_at"]) - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+@pytest.mark.case(72)
+def test_a_schedule_of_another_kind_has_the_name(ctl: Ctl, live: Bench) -> None:
+    live.step("tick").key("tick").hourly_at(0).schedule()
+    live.drain()
+    submit = ("submit", "Soft", "-P", "name=tick", "--key", "tick", "--cron", "0 6 * * *")
+    assert "schedule 'tick' makes tasks of kind Step" in ctl.fails(4, *submit)
+    assert ctl(*submit, "--conflict", "replace").exit_code == 0
+    assert live.jobs.schedules.get("tick").kind == "Soft"

@@ -33,8 +33,8 @@ def worker(live: Bench, high: Any = (0, 0), medium: Any = (0, 0), low: Any = (0,
     made = live.worker(pools={"high": high, "medium": medium, "low": low}, **options)
     for kind in (Thread, Coroutine, Apart):
         made.register(kind)
-    desk = engine_of(made).desk
-    desk.options = desk.options._replace(give_back=600.0)  # nothing that it claims ever starts
+    engine_state = engine_of(made).engine_state
+    engine_state.options = engine_state.options._replace(give_back=600.0)  # nothing that it claims ever starts
     ring_and_step(made)
 
 

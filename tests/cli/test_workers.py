@@ -18,7 +18,7 @@ def state(ctl: Ctl) -> str:
 def steps(live: Bench, count: int = 1) -> None:
     """Steps of the worker, each of which looks at its row: it does so four times a second at most."""
     for _ in range(count):
-        engine_of(live.jobs).duties.timers.bring_forward("told")
+        engine_of(live.jobs).periodic.timers.bring_forward("told")
         ring_and_step(live.jobs)
 
 
@@ -136,3 +136,58 @@ def test_a_clock_that_is_off_is_told(ctl: Ctl, live: Bench) -> None:
     assert found["workers' clocks"]["level"] == "note"
     assert "by 10 min" in found["workers' clocks"]["text"]
     assert ctl.json("workers")[0]["skew"] == -600.0
+
+
+@pytest.mark.case(77)
+def test_a_worker_is_told_to_restart(ctl: Ctl, live: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    steps(live)
+    worker = engine_of(live.jobs).worker
+    told: list[str] = []
+    engine_of(live.jobs).on_restart(lambda: told.append("restart"))
+    assert ctl.json("worker", "restart", worker) == {"id": worker, "restarting": True}
+    steps(live, 2)
+    assert told == ["restart"], "once"
+    assert "no worker 99" in ctl.fails(3, "worker", "restart", 99)
+
+
+@pytest.mark.case(77)
+def test_a_handler_that_hangs_is_told(ctl: Ctl, live: Bench) -> None:
+    """In ``workers``, ``status``, ``doctor``, ``show`` and by ``cancel``, each with the ways out."""
+    steps(live)
+    task_id = int(live.step("s").schedule())
+    ring_and_step(live.jobs)
+    worker = engine_of(live.jobs).worker
+    live.execute("UPDATE schedd_tasks SET state = 5, started_at = 1000000 WHERE state = 4")
+    live.execute(
+        "UPDATE schedd_workers SET pools = :pools",
+        pools=f'{{"medium":[8,0],"processes":2,"hung":[[{task_id},1,"Step",1,0,1000000,false,[]]]}}',
+    )
+    live.execute(
+        "INSERT INTO schedd_task_values VALUES (:id, 'stack:1', :text)", id=task_id, text="  in s\n    wait()\n"
+    )
+    ways = f"`schedctl cancel --force {task_id}` ends the task, `schedctl worker restart {worker}` frees the slot"
+    (shown,) = ctl.json("workers")
+    assert shown["hung"] == [{"id": task_id, "kind": "Step", "since": "1970-01-01T00:00:01Z", "blocks_loop": False}]
+    assert ways in ctl("status").stdout
+    doctor = ctl("doctor")
+    assert ways in doctor.stdout
+    assert doctor.exit_code == 1
+    show = ctl("show", task_id).stdout
+    assert ways in show
+    assert "it hangs in:\n    in s\n      wait()\n" in show
+    cancel = ctl("cancel", task_id)
+    assert ways in cancel.stderr
+    assert "cancel requested" in cancel.stdout
+    assert "requested by force" in ctl("cancel", "--force", task_id).stdout
+
+
+@pytest.mark.case(77)
+def test_what_runs_for_long_without_a_timeout_is_noted(ctl: Ctl, live: Bench) -> None:
+    """So many times its worker may have died under it, too, which ``list`` tells apart from its budget."""
+    steps(live)
+    task_id = int(live.step("s").schedule())
+    ring_and_step(live.jobs)
+    live.execute("UPDATE schedd_tasks SET state = 5, started_at = 1000000, attempt = 2 WHERE state = 4")
+    text = f"1 task running for more than 1 h without a timeout: {task_id}; should one hang, nothing tells"
+    assert text in ctl("doctor").stdout
+    assert "  1/1 +1  " in ctl("list").stdout

@@ -17,7 +17,7 @@ from faults.harness import Fleet, Process, Run, all_ended, rows, until
 from faults.kinds import Hold, Step
 from scheduler import Scheduler, __version__
 from scheduler.model.outcome import AttemptEnd
-from scheduler.store import checks
+from scheduler.store.admin import doctor as checks
 
 NEAR = 300  # a task depends on some of so many before it
 LEVELS = ("high", "medium", "low")

@@ -13,7 +13,7 @@ import pytest
 from faults.harness import Fleet, Mother, connect
 from faults.lender import Lender
 from scheduler import Scheduler
-from scheduler.engine import brood
+from scheduler.engine.processes import children as children
 from support.databases import Database
 from support.leftovers import MARK, none_left
 from support.session import shared_directory
@@ -69,6 +69,6 @@ def lent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield
         return
     lender: Lender = request.getfixturevalue("lender")
-    monkeypatch.setattr(brood, "Nursery", lender.lend)
+    monkeypatch.setattr(children, "ForkServerClient", lender.lend)
     yield
     lender.none_left()

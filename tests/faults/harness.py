@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from faults import durable_kinds, kinds
 from scheduler import Scheduler
-from scheduler.engine import ledger
+from scheduler.engine.dispatch import completion as ledger
 from scheduler.engine.options import DEFAULT_POOLS
 from scheduler.model import state as st
-from scheduler.store import read_history
-from scheduler.store.dialect import prepared
+from scheduler.store.db.dialect import prepared
+from scheduler.store.read import history as read_history
 from support.warm import warm
 
 TESTS = Path(__file__).parents[1]
@@ -196,7 +196,7 @@ class Fleet:
         module: str = "faults.kinds",
         url: str = "",
         clock: float = 0.0,
-        many: int = ledger.MANY,
+        many: int = ledger.BACKGROUND_MIN_OUTCOMES,
         **settings: str,
     ) -> Process:
         """A real schedd. ``settings`` by their dotted names with ``__``, as TOML values; the rest as for a worker."""

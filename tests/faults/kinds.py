@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler import AsyncContext, Context, RetryPolicy, Task, ports
-from scheduler.engine import ledger
+from scheduler.engine.dispatch import completion as ledger
 from scheduler.errors import PermanentError, TaskTimeout
 from scheduler.ports import FAILPOINTS, SECOND, SystemClock
 
@@ -136,7 +136,7 @@ def setup(scheduler: Any) -> None:
     if link is None and "FAULTS_LINK" in os.environ:
         connect(*json.loads(os.environ["FAULTS_LINK"]))
         clock.offset = round(float(os.environ.get("FAULTS_CLOCK", "0")) * SECOND)
-        ledger.MANY = int(os.environ.get("FAULTS_MANY", ledger.MANY))
+        ledger.BACKGROUND_MIN_OUTCOMES = int(os.environ.get("FAULTS_MANY", ledger.BACKGROUND_MIN_OUTCOMES))
         scheduler.clock = scheduler.database.clock = clock
 
 
@@ -348,7 +348,15 @@ class Segfault(Task, retry=RetryPolicy(min_wait=0, max_wait=0, max_attempts=None
         ctypes.string_at(0)
 
 
+class Kills(Task, retry=AT_ONCE):
+    """Kills its process at once."""
+
+    def run(self, ctx: Context) -> None:
+        _link().note("start", ctx)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 ALL = (
     *(Noop, Work, Step, Beating, Dozing, Hold, Narrow, Paced, Fail, Raises, Chatty, Big),
-    *(Attentive, Deaf, Sleeper, Stubborn, Segfault),
+    *(Attentive, Deaf, Sleeper, Stubborn, Segfault, Kills),
 )

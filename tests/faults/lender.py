@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from scheduler.engine import nursery
+from scheduler.engine.processes import fork_client as nursery
 from support.leftovers import MARK, marked
 
 PATIENCE = 10.0  # seconds that what was killed may take to end
 
 
-class Lent(nursery.Nursery):
+class Lent(nursery.ForkServerClient):
     """Used by one pool at a time."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Lent(nursery.Nursery):
             except EOFError:  # a test has killed it
                 self.end()
                 return
-        self.owes = self.heard = False
+        self.reply_expected = self.heard = False
         self.free = True
 
     def end(self) -> None:
@@ -76,12 +76,12 @@ class Lender:
     def __init__(self) -> None:
         self._lent: Lent | None = None
 
-    def lend(self) -> nursery.Nursery:
+    def lend(self) -> nursery.ForkServerClient:
         """For a pool, instead of a fork server of its own."""
         if self._lent is None or not self._lent.alive:
             self._lent = Lent()
         elif not self._lent.free:
-            return nursery.Nursery()
+            return nursery.ForkServerClient()
         self._lent.free = False
         return self._lent
 

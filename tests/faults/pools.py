@@ -9,7 +9,7 @@ from faults import isolated as kinds
 from faults.harness import result, rows, state, until
 from scheduler import Scheduler, Task
 from scheduler.model.outcome import AttemptEnd
-from scheduler.store import read_history
+from scheduler.store.read import history as read_history
 from support.databases import Database
 
 PATIENCE = 30.0
@@ -62,10 +62,10 @@ def serves_on(jobs: Scheduler) -> None:
 
 
 def fork_server(jobs: Scheduler) -> int:
-    pool = jobs.engine.desk.processes
+    pool = jobs.engine.engine_state.processes
     assert pool is not None
-    assert pool.brood.nursery is not None
-    return pool.brood.nursery.pid
+    assert pool.children.fork_server is not None
+    return pool.children.fork_server.pid
 
 
 def noted(path: Path, what: str) -> list[str]:

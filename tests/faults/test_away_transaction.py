@@ -16,7 +16,7 @@ from faults.harness import history, rows, state, until
 from faults.test_away import away
 from scheduler import AsyncContext, Context, Scheduler, task
 from scheduler.errors import Collided
-from scheduler.store import wires
+from scheduler.store.db import pg_connections as wires
 from support import fleet
 from support.databases import Database
 

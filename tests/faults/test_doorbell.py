@@ -12,7 +12,7 @@ from faults.harness import Fleet, Process, rows, until
 from faults.kinds import Work
 from scheduler import Scheduler
 from scheduler.model.spec import TaskId
-from scheduler.store.enqueue import enqueue
+from scheduler.store.tasks.enqueue import enqueue
 from support.databases import Database
 
 pytestmark = pytest.mark.faults

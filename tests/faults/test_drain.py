@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from faults.harness import Fleet, all_ended, history, result, rows, state, until
-from faults.kinds import Hold, Work
+from faults.harness import Fleet, all_ended, attempts, history, result, rows, state, until
+from faults.kinds import Deaf, Hold, Work
 from scheduler import Scheduler
+from scheduler.store.workers import request_restart
 
 pytestmark = [pytest.mark.faults, pytest.mark.case(8)]
 TWO = {"pools": {"high": (0, 0), "medium": (2, 0), "low": (0, 0)}, "lease": 1.5}
@@ -109,6 +110,24 @@ def test_a_daemon_hands_back_what_outlasts_its_drain_time(fleet: Fleet, jobs: Sc
         first, second = fleet.runs(task_id)
         assert first.end is None, "it was not interrupted"
         assert second.start - first.start >= 2e9
+
+
+@pytest.mark.case(74, 77)
+def test_a_daemon_that_is_told_to_restart_ends_what_hangs(fleet: Fleet, jobs: Scheduler) -> None:
+    """What is past its timeout has used its attempt, all else goes back."""
+    daemon = fleet.daemon(worker__drain="0.1", **DAEMON)
+    held, deaf = jobs.task(Hold()).schedule(), jobs.task(Deaf()).schedule()
+    for _ in (held, deaf):
+        daemon.expect("body")
+    until(lambda: time.monotonic_ns() > fleet.runs(deaf)[0].start + 0.8e9, "its timeout is over")
+    ((worker,),) = rows(jobs, "SELECT id FROM schedd_workers")
+    with jobs.database.write() as connection:
+        request_restart(connection, worker, jobs.database.now())
+    jobs._notify()
+    assert daemon.wait() == 75
+    assert history(jobs, held) == [(1, "handed back")]
+    assert history(jobs, deaf) == [(1, "retried")]
+    assert attempts(jobs, deaf)[0].error_class == "TaskTimeout"
 
 
 def test_a_daemon_lets_running_tasks_finish(fleet: Fleet, jobs: Scheduler) -> None:

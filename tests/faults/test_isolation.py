@@ -18,9 +18,9 @@ from faults import isolated as kinds
 from faults.harness import attempts, history, result, rows, state, until
 from faults.pools import GRACE, PATIENCE, end, error_of, fork_server, histories, log_of, noted, run, serves_on, started
 from scheduler import Scheduler, Task, TaskFailedError
-from scheduler.engine import patience
-from scheduler.engine.children import Child
-from scheduler.engine.hearing import Hearing
+from scheduler.engine.processes import timeouts as patience
+from scheduler.engine.processes.child_handle import ChildHandle
+from scheduler.engine.processes.monitor import ChildMonitor
 from support.databases import Database, one_database
 from support.leftovers import none_left
 
@@ -56,12 +56,12 @@ def test_an_attempt_runs_in_another_process(jobs: Scheduler, kind: type[Task]) -
 
 
 def test_nothing_is_started_before_it_is_needed(jobs: Scheduler) -> None:
-    pool = jobs.engine.desk.processes
+    pool = jobs.engine.engine_state.processes
     assert pool is not None
     assert run(jobs, kinds.Bystander(0))
     assert pool._thread is None
     serves_on(jobs)
-    assert pool.brood.nursery is not None
+    assert pool.children.fork_server is not None
 
 
 @one_database
@@ -199,7 +199,7 @@ def test_the_signal_that_asks_what_is_done_ends_nothing(jobs: Scheduler, tmp_pat
 @one_database
 def test_a_child_that_stands_still_keeps_no_task(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was given to it waited for ever, beside children that had nothing to do."""
-    monkeypatch.setattr(patience, "DEAF", 0.3)
+    monkeypatch.setattr(patience, "NOT_BEGUN_TIMEOUT_S", 0.3)
     pid = result(jobs, run(jobs, kinds.Pid()))["pid"]
     os.kill(pid, signal.SIGSTOP)
     task_id = run(jobs, kinds.Pid())
@@ -372,9 +372,9 @@ def test_fifty_processes_are_gone_when_the_attempt_is_over(jobs: Scheduler, mark
     task_id = jobs.task(kinds.Bomb(50, how)).timeout(4).schedule()
     jobs.wait([task_id], timeout=PATIENCE)
     assert history(jobs, task_id) == [(1, ends)]
-    pool = jobs.engine.desk.processes
+    pool = jobs.engine.engine_state.processes
     assert pool is not None
-    assert len(pool.brood.children) <= 2
+    assert len(pool.children.children) <= 2
     serves_on(jobs)
     end(jobs)
     none_left(mark, 1.0)
@@ -438,17 +438,17 @@ def deaf(database: Database, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iter
     """It hears nothing more of its children, of which one is ready, but what there is to hear when it is closed."""
     jobs = started(database, processes=1)
     run(jobs, kinds.Pid())
-    take_all = Hearing.take_all
-    pool = jobs.engine.desk.processes
+    take_all = ChildMonitor.take_all
+    pool = jobs.engine.engine_state.processes
     assert pool is not None
 
-    def hear(hearing: Hearing, child: Child, messages: Any) -> None:
+    def hear(hearing: ChildMonitor, child: ChildHandle, messages: Any) -> None:
         if pool._closed:
             take_all(hearing, child, messages)
         else:
             time.sleep(0.01)
 
-    monkeypatch.setattr(Hearing, "take_all", hear)
+    monkeypatch.setattr(ChildMonitor, "take_all", hear)
     yield jobs
     jobs.close()
 
@@ -468,9 +468,9 @@ def test_what_began_unheard_is_in_the_history_after_a_hard_stop(deaf: Scheduler,
 def test_what_cannot_be_read_keeps_no_hard_stop_from_its_end(deaf: Scheduler, mark: str, tmp_path: Path) -> None:
     task_id = deaf.task(kinds.Garble(str(tmp_path / "notes"))).timeout(3600).schedule()
     noted(tmp_path / "notes", "start")
-    pool = deaf.engine.desk.processes
+    pool = deaf.engine.engine_state.processes
     assert pool is not None
-    (child,) = pool.brood.children.values()
+    (child,) = pool.children.children.values()
     assert deaf.stop_now() == [task_id]
     none_left(mark, 0.5)
     assert child.talk.fileno() == -1
@@ -485,9 +485,9 @@ def test_a_body_that_garbles_what_its_process_says_is_ended(jobs: Scheduler) -> 
 @pytest.mark.case(8)
 def test_what_ended_unheard_is_not_run_again_after_a_hard_stop(deaf: Scheduler, mark: str) -> None:
     task_id = deaf.task(kinds.Pid()).schedule()
-    pool = deaf.engine.desk.processes
+    pool = deaf.engine.engine_state.processes
     assert pool is not None
-    (child,) = pool.brood.children.values()
+    (child,) = pool.children.children.values()
     child.talk.setblocking(True)
     until(lambda: b"done" in child.talk.recv(65536, socket.MSG_PEEK), "it has ended")
     assert deaf.stop_now() == []
@@ -520,14 +520,14 @@ def test_what_its_coroutines_raise_together_means_what_it_means_in_a_thread(jobs
 @one_database
 def test_what_is_written_right_before_the_end_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool reads what was written, then what was said: here the rest of the body falls between the two."""
-    heard = Child.heard
+    heard = ChildHandle.heard
 
-    def late(child: Child, *args: Any, **options: Any) -> Any:
+    def late(child: ChildHandle, *args: Any, **options: Any) -> Any:
         if child.current is not None:
             until(lambda: b"done" in child.talk.recv(65_536, socket.MSG_PEEK | socket.MSG_DONTWAIT), "the body's end")
         return heard(child, *args, **options)
 
-    monkeypatch.setattr(Child, "heard", late)
+    monkeypatch.setattr(ChildHandle, "heard", late)
     assert "of another program" in log_of(jobs, run(jobs, kinds.Report()))
 
 
@@ -576,7 +576,7 @@ def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(datab
     assert result(jobs, run(jobs, kinds.Pid())), "from now on its kind is known to be quick"
     held = jobs.task(kinds.Ask()).priority("low").schedule()
     until(lambda: state(jobs, held) == "running", "it runs")
-    (body,) = jobs.engine.desk.held.values()
+    (body,) = jobs.engine.engine_state.held.values()
     horizon = jobs.engine.options.ahead
     until(lambda: body.started_mono < time.monotonic() - horizon, "it is not expected to end soon")
     medium = jobs.task(kinds.Pid()).schedule()

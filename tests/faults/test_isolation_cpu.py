@@ -74,9 +74,9 @@ def test_a_function_ends_with_what_waits_for_it(jobs: Scheduler, kind: Any, how:
         assert str(attempt.outcome) == "cancelled"
     else:
         assert attempt.error_class == "TaskTimeout"
-    pool = jobs.engine.desk.processes
+    pool = jobs.engine.engine_state.processes
     assert pool is not None
-    until(lambda: not any(child.jobs for child in list(pool.brood.children.values())), "its process has ended")
+    until(lambda: not any(child.jobs for child in list(pool.children.children.values())), "its process has ended")
     serves_on(jobs)
 
 
@@ -136,6 +136,6 @@ def test_a_hard_stop_waits_for_no_function(database: Database, mark: str, tmp_pa
 
 
 def withdrawn(jobs: Scheduler) -> bool:
-    pool = jobs.engine.desk.processes
+    pool = jobs.engine.engine_state.processes
     assert pool is not None
-    return any(child.kill_at is not None for child in list(pool.brood.children.values()))
+    return any(child.kill_at is not None for child in list(pool.children.children.values()))

@@ -13,9 +13,9 @@ from faults import isolated as kinds
 from faults.harness import history, result, until
 from faults.pools import PATIENCE, end, fork_server, noted, run, serves_on, started
 from scheduler import Scheduler, TaskFailedError
-from scheduler.engine import patience
-from scheduler.engine.nursery import Nursery
-from scheduler.store.why import why
+from scheduler.engine.processes import timeouts as patience
+from scheduler.engine.processes.fork_client import ForkServerClient
+from scheduler.store.read.explain import why
 from support.databases import Database, one_database
 from support.leftovers import marked
 
@@ -57,9 +57,9 @@ def test_what_bodies_had_started_ends_with_the_fork_server(jobs: Scheduler, mark
 @pytest.fixture
 def single(database: Database, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
     """With one child at most, which is there; it does not wait long for its fork server."""
-    monkeypatch.setattr(patience, "ASK", 0.1)
-    monkeypatch.setattr(patience, "LOOK", 0.1)
-    monkeypatch.setattr(patience, "SILENT", 0.5)
+    monkeypatch.setattr(patience, "PING_AFTER_S", 0.1)
+    monkeypatch.setattr(patience, "SERVER_CHECK_S", 0.1)
+    monkeypatch.setattr(patience, "SERVER_SILENT_S", 0.5)
     made = started(database, processes=1)
     serves_on(made)
     yield made
@@ -95,11 +95,11 @@ def test_a_fork_server_that_hangs_is_replaced(
 ) -> None:
     """Until then it is told why the task does not begin."""
     server = fork_server(single)
-    monkeypatch.setattr(Nursery, "go_on", lambda nursery: None)
+    monkeypatch.setattr(ForkServerClient, "resume", lambda nursery: None)
     if given:
-        pool = single.engine.desk.processes
+        pool = single.engine.engine_state.processes
         assert pool is not None
-        (child,) = pool.brood.children.values()
+        (child,) = pool.children.children.values()
         os.kill(child.pid, signal.SIGSTOP)
         until(lambda: state_of(child.pid) == "T", "it takes nothing")
         task_id = single.task(kinds.Pid()).schedule()
@@ -116,9 +116,9 @@ def test_a_fork_server_that_hangs_is_replaced(
 
     until(lambda: "waits for a child process: none can be started" in said(), "it is said")
     assert f"forks child processes, {server}, has not answered" in caplog.text
-    pool = single.engine.desk.processes
+    pool = single.engine.engine_state.processes
     assert pool is not None
-    monkeypatch.setattr(patience, "SILENT_TOO_LONG", pool.patience._silence + 1)
+    monkeypatch.setattr(patience, "KILL_SERVER_AFTER_S", pool.timeouts._silence + 1)
     single.wait([task_id], timeout=PATIENCE)
     assert history(single, task_id)[-1] == (1, "succeeded")
     assert fork_server(single) != server

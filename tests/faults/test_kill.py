@@ -7,10 +7,24 @@ from collections.abc import Callable
 
 import pytest
 
-from faults.harness import Fleet, all_ended, attempts, freeze, history, overlapping, result, rows, state, until
-from faults.kinds import Hold, Work
+from faults.harness import (
+    Fleet,
+    all_ended,
+    attempts,
+    freeze,
+    history,
+    overlapping,
+    result,
+    rows,
+    state,
+    unfinished,
+    until,
+)
+from faults.kinds import Hold, Kills, Work
 from scheduler import Scheduler
 from scheduler.model import state as st
+from scheduler.store.read.explain import why
+from scheduler.store.read.workers import workers
 from support.databases import Database
 
 pytestmark = pytest.mark.faults
@@ -165,3 +179,42 @@ def test_a_restart_in_the_middle_of_a_graph_keeps_every_edge(fleet: Fleet, jobs:
     for parent, child, *_ in before:
         for run in fleet.runs(child):
             assert run.start >= min(r.end for r in fleet.runs(parent) if r.end)
+
+
+@pytest.mark.case(74)
+def test_a_handler_that_began_has_used_its_attempt_however_soon_its_worker_died(
+    fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None]
+) -> None:
+    """And what had not begun has used none: all share the one thread that the death takes with it."""
+    pools = {"high": (0, 0), "medium": (1, 0), "low": (0, 0)}
+    one = {"pools": pools, "lease": 1.0, "state": "so that suspects run in this process"}
+    for _ in range(20):
+        jobs.task(Work()).schedule()  # so that the kind is known to be quick, and is claimed ahead
+    worker = fleet.worker(options=one)
+    all_ended(jobs)
+    with jobs.batch() as batch:
+        batch.task(Kills())
+        for _ in range(20):
+            batch.task(Work())
+    killer = batch.ids[0]
+    assert worker.wait() == -signal.SIGKILL
+    lost = 0
+    for _ in range(6):
+        with jobs.database.read() as connection:
+            states = [w.state for w in workers(connection, jobs.database.now())]
+            said = why(connection, killer, jobs.database.now())
+        assert states in (["gone"], ["lost"]), "its lease may have run out by now"
+        assert said is None or "whose process is gone" in said or "which lost its lease" in said or "due since" in said
+        (row,) = rows(jobs, "SELECT count(*) AS n FROM schedd_tasks WHERE state = 4")
+        lost += row.n
+        worker = fleet.worker(ready=False, options=one)
+        until(lambda: not worker.alive() or not unfinished(jobs), "it dies, or all has ended")  # noqa: B023
+        if worker.alive():
+            break
+    assert lost > 1, "nothing but the killer was claimed"
+    assert state(jobs, killer) == "dead"
+    for task_id in batch.ids:
+        assert jobs.get_task(task_id).attempts_used == len(fleet.runs(task_id))
+    assert len(fleet.runs(killer)) == 3
+    assert {state(jobs, i) for i in batch.ids[1:]} == {"success"}
+    tell(f"{lost} claims of workers that died at once")

@@ -19,7 +19,7 @@ from faults.harness import Fleet, all_ended, connect, history, rows, state, unti
 from faults.kinds import Chatty, Fail, Hold, Work
 from scheduler import Scheduler
 from scheduler.errors import StoreUnavailableError
-from scheduler.store import connecting
+from scheduler.store.db import engines as connecting
 from support.databases import Database
 
 pytestmark = [pytest.mark.faults, pytest.mark.case(65)]

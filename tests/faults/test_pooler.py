@@ -16,7 +16,7 @@ from faults.harness import Fleet, all_ended, connect, rows, until
 from faults.kinds import Work
 from scheduler import Scheduler
 from scheduler.ports import SystemClock
-from scheduler.store.database import Database as Store
+from scheduler.store.db.database import Database as Store
 from support.databases import Database, PostgresDatabases
 from support.pgbouncer import PgBouncer
 from support.proxy import Proxy

@@ -8,7 +8,7 @@ import pytest
 from faults.harness import Fleet, all_ended, attempts, history, state
 from faults.kinds import Hold, Work
 from scheduler import Scheduler
-from scheduler.store.checks import OK, check
+from scheduler.store.admin.doctor import OK, check
 from support.bench import Side
 
 pytestmark = pytest.mark.faults

@@ -20,7 +20,7 @@ LEASE = {"lease": 1.0}
 @pytest.fixture
 def upgraded(empty_database: Database, tmp_path: Path) -> tuple[Database, str]:
     """A database of the next schema, and where its migrations are."""
-    from scheduler.store import migrate
+    from scheduler.store.db import migrate
 
     scripts = write_scripts(tmp_path)
     with pytest.MonkeyPatch.context() as patch:

@@ -16,7 +16,7 @@ import pytest
 
 from faults.campaign import Campaign
 from faults.harness import Fleet, Mother, connect, until
-from scheduler.store import migrate
+from scheduler.store.db import migrate
 from support.session import shared_directory
 from support.small_disk import SmallDisk
 

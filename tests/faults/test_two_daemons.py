@@ -1,6 +1,6 @@
 """Cases with two real daemons on one PostgreSQL, which all tests here share: one that a test has killed is replaced.
 
-What else of them needs two real daemons stands elsewhere; ``docs/fleet.md`` says which test shows which case.
+What else needs two real daemons stands elsewhere; ``docs/explanation/fleet.md`` says which test shows which case.
 """
 
 from __future__ import annotations

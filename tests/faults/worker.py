@@ -22,9 +22,10 @@ import sqlalchemy as sa
 
 from faults import durable_kinds, isolated, kinds, versions
 from scheduler import Scheduler, app
-from scheduler.engine import ledger, loop
+from scheduler.engine import engine as loop
+from scheduler.engine.dispatch import completion as ledger
 from scheduler.ports import SECOND
-from scheduler.store import connecting
+from scheduler.store.db import engines as connecting
 from support.next_program import become
 
 
@@ -65,7 +66,7 @@ def work(config: dict[str, Any], reports: int, commands: int) -> None:
     link = kinds.connect(reports, commands, config["notes"])
     link.armed = config.get("arm", "")
     connecting.SQLITE_BUSY_MS = config.get("busy_ms", connecting.SQLITE_BUSY_MS)
-    ledger.MANY = config.get("many", ledger.MANY)
+    ledger.BACKGROUND_MIN_OUTCOMES = config.get("many", ledger.BACKGROUND_MIN_OUTCOMES)
     pages = Pages()
     if "next" in config:  # the next version of this program, with one migration more
         become(config["next"])

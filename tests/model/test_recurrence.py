@@ -8,6 +8,8 @@ from time import perf_counter
 from zoneinfo import ZoneInfo
 
 import pytest
+from croniter import croniter
+from cronsim import CronSim
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,6 +103,10 @@ def test_29_february_leaps_over_2100() -> None:
         ("1,,2 * * * *", "minute field"),
         ("*/0 * * * *", "a step of 0 is not from 1 to 60"),
         ("*/90 * * * *", "use an interval"),
+        ("*/90,5 * * * *", "use an interval"),
+        ("0 */24,*/25 * * *", "use an interval"),
+        ("0 0 */100 * MON", "use an interval"),
+        ("0 0 1-7,*/100 * MON", "use an interval"),
         ("5- * * * *", "minute field"),
         ("1-2-3 * * * *", "minute field"),
         ("0 22-2 * * *", "runs backwards"),
@@ -120,6 +126,23 @@ def test_29_february_leaps_over_2100() -> None:
 def test_what_is_invalid_or_never_fires_is_refused_when_built(expression: str, says: str) -> None:
     with pytest.raises(InvalidScheduleError, match=says):
         cron(expression)
+
+
+@pytest.mark.case(39, pure=True)
+@pytest.mark.parametrize(
+    ("expression", "days"),
+    [
+        ("0 0 */100,1-7 * MON", ["2026-02-02", "2026-03-02", "2026-04-06", "2026-05-04", "2026-06-01", "2026-07-06"]),
+        ("0 0 */32,15-21 * MON", ["2026-01-19", "2026-02-16", "2026-03-16", "2026-04-20", "2026-05-18", "2026-06-01"]),
+        ("0 0 1-7 * */100,MON", ["2026-02-01", "2026-02-02", "2026-03-01", "2026-03-02", "2026-04-05", "2026-04-06"]),
+    ],
+)
+def test_a_step_beyond_a_day_field_lets_both_days_count(expression: str, days: list[str]) -> None:
+    start = datetime(2026, 1, 6, tzinfo=UTC)
+    assert slots(cron(expression), "2026-01-06", len(days)) == [f"{day}T00:00+00:00" for day in days]
+    oracles = [CronSim(expression, start), croniter(expression, start, ret_type=datetime, day_or=False)]
+    for oracle in oracles:
+        assert [f"{next(oracle):%Y-%m-%d}" for _ in days] == days
 
 
 @pytest.mark.case(39, pure=True)
@@ -150,6 +173,8 @@ def test_times_that_the_clock_always_skips_never_fire() -> None:
         lambda: every(float("inf")),
         lambda: every(10**400),
         lambda: every(1e-6),
+        lambda: every(0.999999),
+        lambda: every(timedelta(milliseconds=999), "fixed_delay"),
         lambda: every(timedelta(days=40_000)),
         lambda: every("5m"),  # type: ignore[arg-type]
         lambda: every(5, mode="cron"),  # type: ignore[arg-type]
@@ -279,7 +304,7 @@ def test_a_fixed_rate_keeps_to_its_anchor_and_a_fixed_delay_to_the_end_of_the_ru
     assert ended == pytest.approx([1, 2.4, 3.8, 5.2])
 
 
-@given(st.integers(1_000, 10**15), st.integers(0, 4 * 10**15), st.integers(-(10**15), 10**15), st.integers(0, 50))
+@given(st.integers(S, 10**15), st.integers(0, 4 * 10**15), st.integers(-(10**15), 10**15), st.integers(0, 50))
 def test_a_fixed_rate_is_arithmetic(interval: int, anchor: int, offset: int, steps: int) -> None:
     rate = Recurrence(kind="interval", interval_us=interval, mode="fixed_rate")
     after = anchor + offset

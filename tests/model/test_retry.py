@@ -208,3 +208,16 @@ def test_policies_are_values() -> None:
     assert len({DEFAULT_RETRY, RetryPolicy(), RetryPolicy(retry_on=OSError)}) == 2
     with pytest.raises(AttributeError):
         DEFAULT_RETRY.min_wait = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"min": 1}, "RetryPolicy has no 'min'; did you mean 'min_wait'?"),
+        ({"attempts": 1}, "RetryPolicy has no 'attempts'; there are min_wait, max_wait, max_attempts"),
+    ],
+)
+def test_an_unknown_argument_is_named_with_what_was_meant(given: dict[str, int], says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        RetryPolicy(**given)  # type: ignore[arg-type]
+    assert str(raised.value).startswith(says)

@@ -1,4 +1,4 @@
-"""The state machine, edge by edge; the truth table, against the design's; docs/states.md, against both."""
+"""The state machine, edge by edge; the truth table, against the design's; docs/reference/states.md, against both."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from scheduler.model.state import (
     LIVE,
     TERMINAL,
     TRANSITIONS,
+    EdgeVerdict,
     Otherwise,
     TaskState,
-    Verdict,
     When,
-    judge,
+    edge_verdict,
     may_follow,
     satisfied_mask,
 )
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "states.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "states.md").read_text(encoding="utf-8")
 
 # The design's paragraph on states, step by step.
 LEGAL = {
@@ -133,7 +133,7 @@ def test_the_table_is_whole() -> None:
 
 @pytest.mark.parametrize(("end", "when", "otherwise", "verdict"), CELLS)
 def test_judge(end: str, when: str, otherwise: str, verdict: str) -> None:
-    assert judge(TaskState(end), When(when), Otherwise(otherwise)) is Verdict[verdict.upper()]
+    assert edge_verdict(TaskState(end), When(when), Otherwise(otherwise)) is EdgeVerdict[verdict.upper()]
 
 
 @pytest.mark.parametrize("when", When)

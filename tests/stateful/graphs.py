@@ -16,11 +16,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from scheduler import Context, PermanentError, RetryPolicy, Scheduler, task
-from scheduler.engine import lanes, ledger
+from scheduler.engine.dispatch import completion as ledger
+from scheduler.engine.dispatch import lanes
 from scheduler.errors import ConfigError, CycleError, InvalidTransitionError
-from scheduler.model.state import CLAIMABLE, HELD, Otherwise, TaskState, Verdict, When, judge
+from scheduler.model.state import CLAIMABLE, HELD, EdgeVerdict, Otherwise, TaskState, When, edge_verdict
 from scheduler.ports import FAILPOINTS
-from scheduler.store import checks, release, ripe
+from scheduler.store.admin import doctor as checks
+from scheduler.store.graph import release
+from scheduler.store.tasks import ready_children as ripe
 from scheduler.testing import FakeClock, engine_of
 from stateful.model import Wrong
 from support.fleet import rows, run_claimed, step, write
@@ -63,11 +66,11 @@ class Edge(NamedTuple):
 
     child: int
     parent: int
-    verdict: Verdict | None
+    verdict: EdgeVerdict | None
 
     @property
     def met(self) -> bool:
-        return self.verdict is Verdict.SATISFIED
+        return self.verdict is EdgeVerdict.SATISFIED
 
 
 @contextmanager
@@ -173,10 +176,10 @@ class World:
     def _make_small(self, patch: pytest.MonkeyPatch) -> None:
         """What the product does in parts is done in parts of a few here, for a run has some fifty tasks."""
         choice = self.rng.choice
-        patch.setattr(lanes, "STRETCH", choice((1, 2, 3, lanes.STRETCH, lanes.STRETCH)))
-        patch.setattr(ripe, "MOST", choice((0, 2, 5, ripe.MOST, ripe.MOST, ripe.MOST)))
-        patch.setattr(release, "MOST", choice((1, 2, 5, release.MOST)))
-        patch.setattr(ledger, "MANY", choice((1, 3, ledger.MANY)))
+        patch.setattr(lanes, "LANES_PER_SCAN", choice((1, 2, 3, lanes.LANES_PER_SCAN, lanes.LANES_PER_SCAN)))
+        patch.setattr(ripe, "MAX_CHILDREN", choice((0, 2, 5, ripe.MAX_CHILDREN, ripe.MAX_CHILDREN, ripe.MAX_CHILDREN)))
+        patch.setattr(release, "MAX_CHILDREN", choice((1, 2, 5, release.MAX_CHILDREN)))
+        patch.setattr(ledger, "BACKGROUND_MIN_OUTCOMES", choice((1, 3, ledger.BACKGROUND_MIN_OUTCOMES)))
 
     def _scheduler(self, **options: Any) -> Scheduler:
         made = Scheduler.for_testing(url=self.url, clock=self.clock, state=self, **options)
@@ -195,7 +198,7 @@ class World:
             options["queues"] = ["default"]
         made = self._scheduler(**options)
         engine = engine_of(made)
-        engine.turner.planner.batch = rng.choice((2, 4, 256))
+        engine.dispatch.planner.batch = rng.choice((2, 4, 256))
         if rng.random() < 0.5:
             engine._poll_every = lambda: 1.0  # type: ignore[method-assign]  # so that it relies on being rung for
         return made
@@ -338,7 +341,7 @@ class World:
                 engine.step()
         except Boom:
             engine._drop_connection()
-            engine._rescan = True
+            engine._needs_scan = True
 
     def suspect(self) -> None:
         """A waiting task that was held by a worker as that died."""
@@ -447,7 +450,7 @@ class World:
     def _check_decided(self, waiting: set[int], edges: list[Edge]) -> None:
         """Nothing waits whose fate is known."""
         for edge in edges:
-            if edge.child in waiting and edge.verdict in (Verdict.FAIL, Verdict.SKIP):
+            if edge.child in waiting and edge.verdict in (EdgeVerdict.FAIL, EdgeVerdict.SKIP):
                 raise Wrong(f"task {edge.child} waits, and {edge} is broken")
 
     def _check_caps(self, tasks: list[Any]) -> None:
@@ -504,7 +507,7 @@ def _held(row: Any) -> bool:
     return row.state in (TaskState.CLAIMED.code, TaskState.RUNNING.code)
 
 
-def _verdict(state: int, when: int, otherwise: int) -> Verdict | None:
+def _verdict(state: int, when: int, otherwise: int) -> EdgeVerdict | None:
     """By the truth table, and not by the mask that was stored with the edge."""
     parent = TaskState.from_code(state)
-    return judge(parent, _WHENS[when], _OTHERWISES[otherwise]) if parent.terminal else None
+    return edge_verdict(parent, _WHENS[when], _OTHERWISES[otherwise]) if parent.terminal else None

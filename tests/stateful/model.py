@@ -1,4 +1,4 @@
-"""What schedd should do, as docs/states.md and the design say, written for clarity: one task at a time, plain loops.
+"""What schedd should do, as docs/reference/states.md says, written for clarity: one task at a time, plain loops.
 
 Nothing here comes from ``scheduler``: the tables are its own. Times are microseconds. The model does not choose which
 due task a worker claims; it is told, and says whether that was allowed.
@@ -128,6 +128,18 @@ class Task:
         if self.state == "success" and self.key_until is not None and self.key_until <= now:
             return None
         return self.key if self.holds_key else None
+
+    def has_key_of(self, task: Task, now: int) -> bool:
+        """Whether it keeps that one from running again under its key."""
+        return self.id != task.id and (
+            (self.kind == task.kind and self.key_at(now) == task.key) or self.completed_after(task)
+        )
+
+    def completed_after(self, task: Task) -> bool:
+        """Whether it has succeeded under the key of that one, which ended otherwise before."""
+        same = self.key is not None and (self.kind, self.key) == (task.kind, task.key)
+        ends = (self.finished_at or 0) > (task.finished_at or 0)
+        return same and self.state == "success" and (self.id > task.id or ends)
 
 
 @dataclass
@@ -329,10 +341,11 @@ class Model:
         task.run_at, task.base = min(task.run_at, now) if task.live else now, task.attempt
         if task.live:
             return
-        revived, level = [task_id], [task_id]
-        while downstream and level:
-            below = {t.id for t in self.children(level) if not t.live and t.ended_by & set(level)}
-            level = sorted((below | self.cancelled_with(level)) - set(revived))
+        revived, spawned = [task_id], self.cancelled_with([task_id])
+        level = [task_id]
+        while downstream and (ended := (self.ended_below(level) | spawned) - set(revived)):
+            ended = self.with_keys(ended, revived, now)
+            spawned, level = self.cancelled_with(ended), sorted(ended)
             revived += level
         before = {}
         for i in [task_id, *sorted(revived[1:])]:  # in the order in which they take their keys
@@ -341,10 +354,41 @@ class Model:
             t.base, t.begun, t.cancel_asked, t.ended_by, t.finished_at = t.attempt, False, False, set(), None
             t.suspect, t.deaths, t.alone, t.result_until, t.cascade = 0, 0, False, 0, False
             t.run_at, t.asked_at = now if t.run_at >= FOREVER else t.run_at, 0
-            if t.key is not None and self.holder(t.kind, t.key, now) is None:
+            if t.key is not None:
                 self.free_expired(t.kind, t.key, now)
                 t.holds_key, t.key_until = True, None
         self.judge_again(revived, before, now)
+
+    def other(self, task: Task, now: int) -> Task | None:
+        """The task that keeps this one, which has ended, from running again under its key."""
+        return next((t for t in self.tasks.values() if task.key is not None and t.has_key_of(task, now)), None)
+
+    def with_keys(self, ended: set[int], revived: list[int], now: int) -> set[int]:
+        """Without those whose keys are not free, and what ended because of these."""
+        taken = {(self.tasks[i].kind, self.tasks[i].key) for i in revived}
+        left: set[int] = set()
+        while True:
+            first: dict[tuple[str, str | None], int] = {}
+            for i in sorted(ended):
+                first.setdefault((self.tasks[i].kind, self.tasks[i].key), i)
+            refused = {
+                i
+                for i in ended
+                if (t := self.tasks[i]).key is not None
+                and (first[t.kind, t.key] != i or (t.kind, t.key) in taken or self.other(t, now))
+            }
+            if not refused:
+                return ended
+            left |= refused
+            ended = ended - left - self.ended_below(left)
+
+    def ended_below(self, ids: Iterable[int]) -> set[int]:
+        """What ended because of these, and so on down."""
+        found, level = set[int](), set(ids)
+        while level:
+            level = {t.id for t in self.children(level) if not t.live and t.ended_by & level} - found
+            found |= level
+        return found
 
     def cancelled_with(self, parents: Iterable[int]) -> set[int]:
         """What those of these that ended cancelled had spawned, and that was cancelled with them."""
@@ -532,6 +576,11 @@ class Model:
                         self.tasks[p].late = True
                         if not goes:  # or both go at once
                             needed.add(p)
+            for o in self.tasks.values():  # what has completed under the key of one that may be retried
+                if t.state in ENDS and t.state != "success" and o.completed_after(t):
+                    o.late = True
+                    if not goes:
+                        needed.add(o.id)
         expired = []
         for t in self.tasks.values():
             kept = success if t.state == "success" else failed

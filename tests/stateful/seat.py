@@ -119,7 +119,7 @@ class Body:
     wait: int
     dead_letter: bool
     pool: int
-    handed_at: float
+    submitted_at: float
     thread: BodyThread | None = None
     begun_at: float = 0.0
     over: bool = False
@@ -263,7 +263,7 @@ class Seat:
 
     def late_turn(self) -> None:
         """A turn of a worker that stood still between its upkeep and its turn: it does not know whether it is dead."""
-        self.engine.turner.turn(self.engine._conn(), claiming=False)
+        self.engine.dispatch.run(self.engine._conn(), claiming=False)
         self._turn(claiming=False)
 
     def _lease(self, early: float = 0.0) -> None:
@@ -301,7 +301,7 @@ class Seat:
         if self.engine.worker in self.rows:
             raise Wrong(f"worker {self.engine.worker} goes on, but it was reclaimed")
         self.wid = self.engine.worker
-        self.rows[self.wid] = Row(now + round(LEASE * SECOND), self.engine.membership.incarnation)
+        self.rows[self.wid] = Row(now + round(LEASE * SECOND), self.engine.registration.incarnation)
         self.renewed = mono
         self.due = {"renew": mono + LEASE / 3, "reap": mono + REAP_EVERY, "sweep": mono + SWEEP_EVERY, "told": 0.0}
         self.patient_until = max(self.patient_until, mono + 0.4 * LEASE)  # it has seen nothing yet
@@ -363,7 +363,7 @@ class Seat:
     def _turn(self, *, claiming: bool) -> None:
         now, mono = self.clock.now(), self.clock.monotonic()
         waiting = [b for b in self.bodies.values() if b.thread is None and not b.over]
-        late = [b for b in waiting if b.handed_at <= mono - GIVE_BACK]
+        late = [b for b in waiting if b.submitted_at <= mono - GIVE_BACK]
         back = [Outcome(b.task, b.claim, b.number, "scheduled", "", False, now, None, 1) for b in late]
         outcomes, self.reported = self.reported + back, []
         self.model.finish(self.wid, outcomes, now)
@@ -376,7 +376,7 @@ class Seat:
         self._absolve(mono)
         if claiming:
             self._claims(now, mono)
-        held = set(self.engine.desk.held)
+        held = set(self.engine.engine_state.held)
         if held != self.bodies.keys():
             raise Wrong(f"worker {self.wid} holds {sorted(held)}, not {sorted(self.bodies)}")
 
@@ -400,7 +400,7 @@ class Seat:
         for row in new:
             postgresql = self.jobs.database.dialect.name == "postgresql"
             t = self.model.claimed(row.id, row.claim, self.wid, now, woken_again=postgresql)
-            attempt = self.engine.desk.held[row.id, row.claim]
+            attempt = self.engine.engine_state.held[row.id, row.claim]
             used = max(1, t.attempt - t.base)
             body = Body(t.id, t.claim, t.attempt, used, t.tries, t.wait, t.dead_letter, attempt.pool, mono)
             self.bodies[t.id, t.claim] = body

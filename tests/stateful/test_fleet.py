@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from scheduler.engine import ledger
-from scheduler.store import release
+from scheduler.engine.dispatch import completion as ledger
+from scheduler.store.graph import release
 from stateful.machine import FleetMachine
 from stateful.model import TABLE
 from support.databases import PostgresDatabases
@@ -39,8 +39,8 @@ def databases(
     dialect: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Databases:
     """A new database for each run. Few ends suffice to be recorded beside the claim, few children for two releases."""
-    monkeypatch.setattr(ledger, "MANY", 1)
-    monkeypatch.setattr(release, "MOST", 2)
+    monkeypatch.setattr(ledger, "BACKGROUND_MIN_OUTCOMES", 1)
+    monkeypatch.setattr(release, "MAX_CHILDREN", 2)
     number = itertools.count()
 
     @contextmanager

@@ -10,8 +10,8 @@ from typing import Any
 
 from scheduler import RetryPolicy, Scheduler
 from scheduler.errors import CycleError, DuplicateKeyError, InvalidTransitionError
-from scheduler.store import checks
-from scheduler.store.dialect import prepared
+from scheduler.store.admin import doctor as checks
+from scheduler.store.db.dialect import prepared
 from scheduler.testing import FakeClock
 from stateful.model import HELD, SECOND, Model, Set, Task, Wrong
 from stateful.recurring import Recurring
@@ -185,12 +185,20 @@ class World:
 
     def retry(self, task_id: int, downstream: bool) -> None:
         allowed = self.model.may_retry(task_id)
+        task = self.model.tasks[task_id]
+        other = None if task.live or not allowed else self.model.other(task, self.now)
         try:
             self.caller.retry_task(task_id, downstream=downstream)
         except InvalidTransitionError:
             if allowed:
                 raise
             return
+        except DuplicateKeyError:
+            if other is None:
+                raise
+            return
+        if other is not None:
+            raise Wrong(f"task {task_id} was retried, though task {other.id} has its key")
         if not allowed:
             raise Wrong(f"task {task_id} was retried while {self.model.state_of(task_id)}")
         self.model.retry(task_id, downstream, self.now)
@@ -225,7 +233,7 @@ class World:
         """``every``: seconds, or None for a cron of every minute."""
         builder = self.caller.task(KINDS[kind]()).key(name)
         timed = builder.cron("* * * * *") if every is None else builder.every(every)
-        timed.catchup(catchup).overlap(overlap).schedule()  # type: ignore[arg-type]
+        timed.catchup(catchup).overlap(overlap).schedule(replace=True)  # type: ignore[arg-type]
         span, anchor = (MINUTE, 0) if every is None else (every * SECOND, self.now)
         old = self.model.schedules.get(name)
         made = Recurring(name, kind, span, anchor, catchup, overlap, 0, 1, self._options(kind))

@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 
 from scheduler import Context, Scheduler, task
 from scheduler.model.spec import TaskSpec
-from scheduler.store.new_task import INLINE, USUAL_GIVEN, Placed, usual_values_of, values_of
+from scheduler.store.tasks.row import INLINE, USUAL_GIVEN, Placed, usual_values_of, values_of
 from support.databases import Database
 from support.fleet import rows
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Scheduler, task
-from scheduler.engine.lanes import STRETCH
-from scheduler.store.claim import lane_heads
+from scheduler.engine.dispatch.lanes import LANES_PER_SCAN
+from scheduler.store.tasks.claim import lane_heads
 from scheduler.testing import FakeClock, drain, engine_of
 from support.databases import Database
 from support.fleet import Fleet, no_autovacuum, rows, run_claimed, step, write
@@ -110,9 +110,9 @@ def one_row(jobs: Scheduler) -> float:
     meter = Meter(jobs)
     with jobs.database.write(engine_of(jobs)._conn()) as connection:
         before = meter.read()
-        found = lane_heads(connection, most=STRETCH)
-    assert len(found) == STRETCH
-    return (meter.read() - before) / STRETCH
+        found = lane_heads(connection, most=LANES_PER_SCAN)
+    assert len(found) == LANES_PER_SCAN
+    return (meter.read() - before) / LANES_PER_SCAN
 
 
 @pytest.fixture
@@ -154,18 +154,26 @@ def test_what_may_not_be_claimed_costs_a_claim_nothing(
 def test_every_lane_is_found_though_a_turn_looks_at_a_stretch(fleet: Fleet) -> None:
     jobs = fleet.worker(each)
     with jobs.batch() as batch:
-        for n in range(3 * STRETCH):
+        for n in range(3 * LANES_PER_SCAN):
             batch.task(each, f"c{n:05d}")
             batch.task(each, f"c{n:05d}")
     drain(jobs)
-    assert rows(jobs, "SELECT count(*) AS n FROM schedd_tasks WHERE state = 6")[0].n == 6 * STRETCH
+    assert rows(jobs, "SELECT count(*) AS n FROM schedd_tasks WHERE state = 6")[0].n == 6 * LANES_PER_SCAN
 
 
 def test_a_task_behind_many_full_lanes_is_due_at_its_time(fleet: Fleet) -> None:
     jobs = fleet.worker(plain, each, queues=["default"])
     step(jobs)
-    heap(jobs, 3 * STRETCH, queue="default", kind="each", lane="each\x1f{i}")
-    heap(jobs, 3 * STRETCH, queue="default", kind="each", lane="each\x1f{i}", state=5, worker=engine_of(jobs).worker)
+    heap(jobs, 3 * LANES_PER_SCAN, queue="default", kind="each", lane="each\x1f{i}")
+    heap(
+        jobs,
+        3 * LANES_PER_SCAN,
+        queue="default",
+        kind="each",
+        lane="each\x1f{i}",
+        state=5,
+        worker=engine_of(jobs).worker,
+    )
     task_id = jobs.task(plain).after(60).schedule()
     drain(jobs)
     assert engine_of(jobs)._next_due == jobs.database.now() + 60_000_000

@@ -17,8 +17,14 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Context, PermanentError, Scheduler, task
-from scheduler.store import enqueue, statement
-from scheduler.store.singles import Singles
+from scheduler.model import state as st
+from scheduler.model.recurrence import every
+from scheduler.model.spec import TaskSpec
+from scheduler.store import schedules
+from scheduler.store.db import statements as statement
+from scheduler.store.db.autocommit import AutocommitPool
+from scheduler.store.schedules import ScheduleSpec
+from scheduler.store.tasks import enqueue
 from scheduler.testing import FakeClock, drain, engine_of
 from support.databases import Database
 from support.fleet import let_bell_work
@@ -35,15 +41,23 @@ BOUNDS = {
     "run a graph": ((187, 25), (105, 25)),
     "fail a chain": ((42, 5), (38, 5)),  # as many as for a chain of ten
     "rest for a minute": ((130, 10), (130, 10)),
+    "resume": ((35, 5), (25, 6)),  # 100 tasks
+    "fire schedules": ((145, 15), (110, 18)),  # 1,000 schedules, one run of each
 }
 STEPS = 63  # of an idle engine in a minute: one a second, and for what is due by itself
 CALLS = {"sqlite": 18_000, "postgresql": 32_000}  # of functions, Python's and C's, in these steps
+WAITERS = 100  # that resume: fewer than elsewhere, for each begins to wait in a turn of its own
 WIDTH = 100  # of a layer of the graph
 
 
 @task
 def noop(ctx: Context, n: int) -> None:
     """Does nothing."""
+
+
+@task
+def waits(ctx: Context, n: int) -> object:
+    return ctx.await_event("go")
 
 
 @task
@@ -75,7 +89,7 @@ def counted(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Callable[[Calla
 
     monkeypatch.setattr(statement, "_raw", counting(statement._raw))
     monkeypatch.setattr(enqueue, "insert", counting(enqueue.insert))
-    monkeypatch.setattr(Singles, "insert", counting(Singles.insert))
+    monkeypatch.setattr(AutocommitPool, "insert", counting(AutocommitPool.insert))
     engine = jobs.database.open()
 
     def executed(*_: object) -> None:
@@ -173,3 +187,44 @@ def test_of_a_chain_that_fails(jobs: Scheduler, database: Database, counted: Any
     assert {t.state.value for t in tasks[1:]} == {"failed"}
     for parent, child in itertools.pairwise(tasks):
         assert child.error == f"not run: task {parent.id} ended {parent.state}"
+
+
+@pytest.mark.case(89)
+def test_of_resuming(jobs: Scheduler, database: Database, counted: Any) -> None:
+    """Handlers in threads that one event wakes: what they go on from comes with their claims."""
+    jobs.register(waits)
+    with jobs.batch() as open_batch:
+        for n in range(WAITERS):
+            open_batch.task(waits, n)
+    assert drain(jobs) == WAITERS
+
+    def resume() -> None:
+        jobs.emit_event("go", "on")
+        assert drain(jobs) == WAITERS
+
+    check(counted(resume, again=False), "resume", database)
+    assert [jobs.result(i, 0) for i in open_batch.ids[::50]] == ["on"] * len(open_batch.ids[::50])
+    with jobs.database.read() as c:
+        made = "SELECT count(*), count(DISTINCT task_id) FROM schedd_checkpoints WHERE name = '$event:go'"
+        assert tuple(c.execute(sa.text(made)).one()) == (WAITERS, WAITERS)
+        assert c.execute(sa.text("SELECT count(*) FROM schedd_waits")).scalar_one() == 0
+
+
+@pytest.mark.case(88)
+def test_of_firing_schedules(jobs: Scheduler, database: Database, counted: Any) -> None:
+    """A thousand schedules of a second each: so many runs a second, none of them late, each once."""
+    clock, spec = jobs.database.clock, TaskSpec("noop", '{"n":1}', "noop")
+    with jobs.database.write() as c:
+        for n in range(TASKS):
+            schedule = ScheduleSpec(f"s{n:03}", every(1), spec)
+            schedules.register(c, jobs.database.dialect, schedule, jobs.database.now())
+
+    def second() -> None:
+        clock.advance(1)
+        assert drain(jobs) == TASKS
+
+    check(counted(second), "fire schedules", database)
+    with jobs.database.read() as c:
+        told = "count(*), count(DISTINCT schedule), count(DISTINCT slot), max(started_at - slot), max(attempt)"
+        made = c.execute(sa.text(f"SELECT {told} FROM schedd_tasks WHERE state = {st.SUCCESS}")).one()
+    assert tuple(made) == (2 * TASKS, TASKS, 2, 0, 1)

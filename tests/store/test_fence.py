@@ -16,13 +16,23 @@ from scheduler.model.capacity import Capacity
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
-from scheduler.store import children, control, waits, workers
-from scheduler.store.claim import Claimed, Pick, claim, clear_suspicion, count_death, mark_running
-from scheduler.store.database import Database as Store
-from scheduler.store.enqueue import enqueue
-from scheduler.store.finish import Finished, finish
-from scheduler.store.outcomes import ContendedError
-from scheduler.store.release import release
+from scheduler.store import reaper, workers
+from scheduler.store.db.database import Database as Store
+from scheduler.store.durable import waits
+from scheduler.store.graph import spawned as children
+from scheduler.store.graph.release import release
+from scheduler.store.tasks import control
+from scheduler.store.tasks.claim import (
+    Claimed,
+    LaneClaim,
+    claim,
+    end_quarantine,
+    mark_running,
+    record_quarantined_crash,
+)
+from scheduler.store.tasks.complete import Completion, finish
+from scheduler.store.tasks.enqueue import enqueue
+from scheduler.store.tasks.outcome_rows import RowLocked
 from scheduler.store.workers import WorkerInfo
 from scheduler.testing import FakeClock
 from support.databases import Database
@@ -51,7 +61,7 @@ class Bare:
             return [int(i) for i in enqueue(c, specs, self.clock.now(), ours=True)]
 
     def claim(self, worker: int, count: int = 10, connection: sa.Connection | None = None) -> list[Claimed]:
-        picks = [Pick("default", "kind", 1, count)]
+        picks = [LaneClaim("default", "kind", 1, count)]
         if connection is not None:
             return claim(connection, self.dialect, worker, picks, self.clock.now())
         with self.store.write() as c:
@@ -63,7 +73,7 @@ class Bare:
         now = self.clock.now()
         return Outcome(c.id, c.claim, c.attempt, end, state, c.claimed_at, now, now, **more)
 
-    def finish(self, worker: int, *outcomes: Outcome) -> Finished:
+    def finish(self, worker: int, *outcomes: Outcome) -> Completion:
         """On PostgreSQL both ways, which have to come to the same."""
         quickly = self.finish_quickly(worker, *outcomes) if self.dialect.name == "postgresql" else None
         with self.store.write() as c:
@@ -73,19 +83,19 @@ class Bare:
             assert (done, rows) == quickly
         return done
 
-    def finish_quickly(self, worker: int, *outcomes: Outcome) -> tuple[Finished, object] | None:
+    def finish_quickly(self, worker: int, *outcomes: Outcome) -> tuple[Completion, object] | None:
         """What writing without locking first would make of it; None: it cannot."""
         with self.store.connect() as c, c.begin() as undone:
             try:
                 return finish(c, self.dialect, worker, outcomes, self.clock.now(), quick=True), self.rows(c)
-            except ContendedError:
+            except RowLocked:
                 return None
             finally:
                 undone.rollback()
 
-    def finish_meanwhile(self, worker: int, outcome: Outcome, *, quick: bool) -> Future[Finished]:
+    def finish_meanwhile(self, worker: int, outcome: Outcome, *, quick: bool) -> Future[Completion]:
         """In a thread of its own, up to where it waits for somebody or has ended."""
-        done: Future[Finished] = Future()
+        done: Future[Completion] = Future()
 
         def work() -> None:
             try:
@@ -111,7 +121,7 @@ class Bare:
 
     def reap(self) -> None:
         with self.store.write() as c:
-            workers.reap(c, self.dialect, self.clock.now())
+            reaper.reap(c, self.dialect, self.clock.now())
 
     def row(self, task_id: int) -> Any:
         with self.store.read() as c:
@@ -137,7 +147,7 @@ def test_a_success_is_written_once(bare: Bare) -> None:
     (task_id,) = bare.task()
     (claimed,) = bare.claim(worker)
     one = bare.outcome(claimed, result='"x"')
-    assert bare.finish(worker, one) == Finished({task_id: TaskState.SUCCESS}, [], [], 0)
+    assert bare.finish(worker, one) == Completion({task_id: TaskState.SUCCESS}, [], [], 0)
     before = bare.row(task_id)
     assert bare.finish(worker, one).lost == [one]
     assert bare.row(task_id) == before
@@ -303,12 +313,12 @@ def test_who_is_a_suspect_is_told_under_the_fence(bare: Bare) -> None:
         c.execute(sa.text("UPDATE schedd_tasks SET lane = '!kind', suspect = 2"))
     before = bare.row(task_id)
     with bare.store.write() as c:
-        clear_suspicion(c, worker, task_id, first.claim)
-        clear_suspicion(c, worker + 1, task_id, second.claim)
-        count_death(c, task_id, first.claim)
+        end_quarantine(c, worker, task_id, first.claim)
+        end_quarantine(c, worker + 1, task_id, second.claim)
+        record_quarantined_crash(c, task_id, first.claim)
     assert bare.row(task_id) == before
     with bare.store.write() as c:
-        clear_suspicion(c, worker, task_id, second.claim)
+        end_quarantine(c, worker, task_id, second.claim)
     assert bare.row(task_id).lane == "kind"
 
 
@@ -365,7 +375,7 @@ def test_who_reaps_spares_itself(bare: Bare, clock: FakeClock) -> None:
     bare.claim(second, 1)
     clock.advance(31)
     with bare.store.write() as c:
-        assert [one.worker for one in workers.reap(c, bare.dialect, clock.now(), spare=first)] == [second]
+        assert [one.worker for one in reaper.reap(c, bare.dialect, clock.now(), spare=first)] == [second]
         assert workers.renew(c, first, clock.now(), LEASE)
     assert (bare.row(mine).state, bare.row(other).state) == (st.CLAIMED, st.SCHEDULED)
     assert bare.finish(first, bare.outcome(claimed)).ended == {mine: TaskState.SUCCESS}
@@ -467,7 +477,7 @@ class TestOnPostgreSQL:
         self, bare: Bare, quick: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whoever waits for a row sees, once it has it, what the holder has committed meanwhile."""
-        monkeypatch.setattr("scheduler.store.outcomes._PATIENCE", "10s")
+        monkeypatch.setattr("scheduler.store.tasks.outcome_rows._PATIENCE", "10s")
         worker = bare.worker("a")
         (parent,) = bare.task()
         (claimed,) = bare.claim(worker)
@@ -484,7 +494,7 @@ class TestOnPostgreSQL:
     def test_who_comes_to_await_what_is_being_written_is_woken(
         self, bare: Bare, quick: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("scheduler.store.outcomes._PATIENCE", "10s")
+        monkeypatch.setattr("scheduler.store.tasks.outcome_rows._PATIENCE", "10s")
         worker, never = bare.worker("a"), 2**60
         awaited, waiter = bare.task(count=2)
         claimed = {c.id: c for c in bare.claim(worker)}
@@ -586,7 +596,7 @@ class TestOnPostgreSQL:
                 elif what == "mark_running":
                     mark_running(c, bare.dialect, worker, [(i, 1, clock.now()) for i in (held, free)])
                 else:
-                    workers.reap(c, bare.dialect, clock.now())
+                    reaper.reap(c, bare.dialect, clock.now())
             if what == "stamp":
                 assert (bare.row(held).progress, bare.row(free).progress) == (None, 5.0)
             else:

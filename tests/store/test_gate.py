@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.store import doorbell
-from scheduler.store import gate as gates
-from scheduler.store.doorbell import SocketBell
-from scheduler.store.gate import Gate
+from scheduler.store.db import notifier as doorbell
+from scheduler.store.db import write_gate as gates
+from scheduler.store.db.notifier import SocketNotifier
+from scheduler.store.db.write_gate import WriteGate
 from support.fleet import until
 
 # What is registered first runs last, as a thread of an engine does that nobody has stopped.
@@ -27,21 +27,21 @@ from pathlib import Path
 def last():
     passage.__exit__(None, None, None)
     bell.ring()
-    with gate.pass_through(timeout=1.0):
+    with gate.hold(timeout=1.0):
         print("passed")
 
-from scheduler.store.doorbell import SocketBell
-from scheduler.store.gate import Gate
+from scheduler.store.db.notifier import SocketNotifier
+from scheduler.store.db.write_gate import WriteGate
 
-gate, bell = Gate(Path(sys.argv[1])), SocketBell(Path(sys.argv[1]))
-passage = gate.pass_through()
+gate, bell = WriteGate(Path(sys.argv[1])), SocketNotifier(Path(sys.argv[1]))
+passage = gate.hold()
 passage.__enter__()
 """
 
 
 def test_both_serve_until_the_very_end(tmp_path: Path) -> None:
     heard = threading.Event()
-    bell = SocketBell(tmp_path)
+    bell = SocketNotifier(tmp_path)
     bell.listen("somebody", heard.set)
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("passed\n", "")
@@ -51,7 +51,7 @@ def test_both_serve_until_the_very_end(tmp_path: Path) -> None:
 
 def test_who_comes_within_a_tick_of_the_file_system_is_rung(tmp_path: Path) -> None:
     """Before Linux 6.13 a directory's time goes by some milliseconds: two that came in the same ones look like one."""
-    first, ringer, second = (SocketBell(tmp_path) for _ in range(3))
+    first, ringer, second = (SocketNotifier(tmp_path) for _ in range(3))
     heard = threading.Event()
     first.listen("first", lambda: None)
     changed = time.time_ns() + 10**10  # the tick is not over
@@ -79,21 +79,21 @@ def test_when_a_tick_is_over(changed: int, age: float, settled: bool) -> None:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> tuple[Gate, Gate]:
+def two(tmp_path: Path) -> tuple[WriteGate, WriteGate]:
     """As two processes have them, both having passed once."""
-    made = Gate(tmp_path), Gate(tmp_path)
+    made = WriteGate(tmp_path), WriteGate(tmp_path)
     for gate in made:
         assert gate.enter()
         gate.leave()
     return made
 
 
-def test_who_waits_comes_before_who_has_just_had_the_turn(two: tuple[Gate, Gate]) -> None:
+def test_who_waits_comes_before_who_has_just_had_the_turn(two: tuple[WriteGate, WriteGate]) -> None:
     ours, theirs = two
     order: list[str] = []
 
     def wait() -> None:
-        with theirs.pass_through():
+        with theirs.hold():
             order.append("theirs")
 
     assert ours.enter()
@@ -102,7 +102,7 @@ def test_who_waits_comes_before_who_has_just_had_the_turn(two: tuple[Gate, Gate]
     assert theirs._turn is not None
     until(theirs._turn._mutex.locked)  # by then it has what comes before it
     ours.leave()
-    with ours.pass_through():
+    with ours.hold():
         order.append("ours")
     waiter.join(10)
     assert order == ["theirs", "ours"]
@@ -110,7 +110,7 @@ def test_who_waits_comes_before_who_has_just_had_the_turn(two: tuple[Gate, Gate]
 
 @pytest.mark.parametrize("held", ["next", "turn"])
 def test_whose_patience_ends_goes_on_without_and_keeps_nobody_out(
-    two: tuple[Gate, Gate], tmp_path: Path, held: str
+    two: tuple[WriteGate, WriteGate], tmp_path: Path, held: str
 ) -> None:
     ours, theirs = two
     with open(tmp_path / held) as other:
@@ -119,7 +119,7 @@ def test_whose_patience_ends_goes_on_without_and_keeps_nobody_out(
     for gate in two:
         assert gate.enter(timeout=0.0)
         gate.leave()
-    with ours.pass_through():
+    with ours.hold():
         assert not theirs.enter(timeout=0.0)
     assert theirs.enter(timeout=0.0)
 
@@ -147,13 +147,13 @@ class Interrupting:
 def test_whoever_is_interrupted_keeps_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool, how: int, after: int
 ) -> None:
-    ours, theirs = Gate(tmp_path), Gate(tmp_path)
+    ours, theirs = WriteGate(tmp_path), WriteGate(tmp_path)
     if not first:
-        with ours.pass_through():
+        with ours.hold():
             pass
     with monkeypatch.context() as m:
         m.setattr(gates, "fcntl", Interrupting(how, after))
-        with pytest.raises(KeyboardInterrupt), ours.pass_through():
+        with pytest.raises(KeyboardInterrupt), ours.hold():
             pass
     for gate in (theirs, ours):
         assert gate.enter(timeout=0.0)
@@ -161,14 +161,14 @@ def test_whoever_is_interrupted_keeps_nobody_out(
 
 
 def test_threads_of_one_process_pass_one_by_one(tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
+    gate = WriteGate(tmp_path)
     inside = most = passed = 0
     counting = threading.Lock()
 
     def pass_often() -> None:
         nonlocal inside, most, passed
         for _ in range(200):
-            with gate.pass_through():
+            with gate.hold():
                 with counting:
                     inside += 1
                     most = max(most, inside)

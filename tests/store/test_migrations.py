@@ -17,8 +17,9 @@ from alembic.script import ScriptDirectory
 
 from scheduler import Context, Scheduler, StoreUnavailableError, task
 from scheduler.ports import SystemClock
-from scheduler.store import migrate, schema
-from scheduler.store.database import Database as Store
+from scheduler.store import schema
+from scheduler.store.db import migrate
+from scheduler.store.db.database import Database as Store
 from scheduler.testing import drain
 from support.databases import Database
 
@@ -232,8 +233,8 @@ def test_a_migration_that_fails_leaves_nothing_behind(
 _START = """
 import sys
 from scheduler.ports import SystemClock
-from scheduler.store.database import Database
-from scheduler.store import migrate
+from scheduler.store.db.database import Database
+from scheduler.store.db import migrate
 import alembic.command  # imported now, so that what follows happens at the same time everywhere
 print("ready", flush=True)
 sys.stdin.readline()

@@ -12,11 +12,14 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Failure
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
-from scheduler.store import locking, policies, stalls, workers
-from scheduler.store.claim import Claimed
-from scheduler.store.enqueue import enqueue
-from scheduler.store.finish import finish
-from scheduler.store.release import release
+from scheduler.store import reaper
+from scheduler.store.graph.release import release
+from scheduler.store.tasks import deadlines as policies
+from scheduler.store.tasks import outcome_locks as locking
+from scheduler.store.tasks import stalls
+from scheduler.store.tasks.claim import Claimed
+from scheduler.store.tasks.complete import finish
+from scheduler.store.tasks.enqueue import enqueue
 from scheduler.testing import FakeClock
 from support.databases import Database
 
@@ -47,7 +50,7 @@ def give_back(bare: Bare, how: str, worker: int, claimed: Claimed) -> int:
     with bare.store.write() as c:
         impatient(c)
         if how == "reaped":
-            return sum(one.tasks for one in workers.reap(c, bare.dialect, now))
+            return sum(one.tasks for one in reaper.reap(c, bare.dialect, now))
         if how == "stalled":
             quiet = [(claimed.id, claimed.claim, claimed.claimed_at, "quiet")]
             return len(stalls.reclaim(c, bare.dialect, worker, quiet, now).again)
@@ -112,7 +115,7 @@ def test_lives_that_cannot_end_yet_keep_no_other_from_ending(bare: Bare, clock: 
             impatient(c)
             assert policies.apply(c, bare.dialect, clock.now(), batch=3) == policies.Judged({}, {}, 0, True)
             assert list(policies.apply(c, bare.dialect, clock.now(), batch=3).cancelled) == [other]
-    clock.advance(policies.AGAIN / 1e6)
+    clock.advance(policies.BLOCKED_RECHECK / 1e6)
     with bare.store.write() as c:
         assert sorted(policies.apply(c, bare.dialect, clock.now(), batch=3).cancelled) == held
 

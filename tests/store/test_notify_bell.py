@@ -14,8 +14,9 @@ import pytest
 
 from scheduler import Context, Scheduler, task
 from scheduler.ports import SystemClock, spawn_thread
-from scheduler.store import doorbell, enqueue
-from scheduler.store.database import Database as Store
+from scheduler.store.db import notifier as doorbell
+from scheduler.store.db.database import Database as Store
+from scheduler.store.tasks import enqueue
 from support.databases import Database
 
 APART = 0.2
@@ -25,7 +26,7 @@ APART = 0.2
 def test_many_rings_become_few_and_the_last_is_heard(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doorbell, "_DEBOUNCE", APART)
     store = Store(database.url, SystemClock())
-    bell = doorbell.NotifyBell(store)
+    bell = doorbell.PgNotifier(store)
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
         ear.execute(f"LISTEN {doorbell.CHANNEL}")
         begun = time.monotonic()
@@ -52,7 +53,7 @@ def test_one_thread_rings_for_all_who_asked_too_soon(database: Database, monkeyp
         return made[-1]
 
     store = Store(database.url, SystemClock())
-    bell = doorbell.NotifyBell(store, spawn)
+    bell = doorbell.PgNotifier(store, spawn)
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
         ear.execute(f"LISTEN {doorbell.CHANNEL}")
         for _ in range(3):
@@ -94,7 +95,7 @@ def test_no_ring_is_owed_when_it_closes(database: Database, monkeypatch: pytest.
         return spawn_thread(target, name)
 
     store = Store(database.url, SystemClock())
-    bell = doorbell.NotifyBell(store, spawn)
+    bell = doorbell.PgNotifier(store, spawn)
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
         ear.execute(f"LISTEN {doorbell.CHANNEL}")
         bell.ring()
@@ -112,7 +113,7 @@ def test_who_rings_wakes_the_others_and_not_itself(database: Database, monkeypat
     monkeypatch.setattr(doorbell, "_DEBOUNCE", 0.0)
     store = Store(database.url, SystemClock())
     heard: queue.Queue[str] = queue.Queue()
-    bells = {name: doorbell.NotifyBell(store) for name in ("one", "two")}
+    bells = {name: doorbell.PgNotifier(store) for name in ("one", "two")}
     for name, bell in bells.items():
         bell.listen(name, functools.partial(heard.put, name))
     assert {heard.get(timeout=20), heard.get(timeout=20)} == {"one", "two"}, "what was rung before they listened"
@@ -137,7 +138,7 @@ def test_a_single_task_rings_with_its_own_commit(database: Database, monkeypatch
     """A NOTIFY of its own would be another commit."""
     monkeypatch.setattr(doorbell, "_DEBOUNCE", 3600.0)
     notified: list[object] = []
-    monkeypatch.setattr(doorbell.NotifyBell, "_notify", lambda *_: notified.append(1))
+    monkeypatch.setattr(doorbell.PgNotifier, "_notify", lambda *_: notified.append(1))
     jobs = Scheduler(database.url)
     jobs.register(work)
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
@@ -146,8 +147,8 @@ def test_a_single_task_rings_with_its_own_commit(database: Database, monkeypatch
         assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1
         second = jobs.task(work).schedule()  # soon after: a timer rings for it
         assert sum(1 for _ in ear.notifies(timeout=0)) == 0
-    assert jobs._bell is not None
-    assert jobs._bell.carried() is None, "one is on its way"
+    assert jobs._notifier is not None
+    assert jobs._notifier.carried() is None, "one is on its way"
     assert second > first
     assert not notified
     jobs.close()

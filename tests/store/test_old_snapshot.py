@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, task
-from scheduler.engine import prefix
+from scheduler.engine.dispatch import lane_offsets as prefix
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS
-from scheduler.store.claim import LaneHead, lane_heads
+from scheduler.store.tasks.claim import LaneHead, lane_heads
 from scheduler.testing import FakeClock, drain, engine_of
 from support.fleet import Fleet, rows, run_claimed, step, write
 
@@ -180,7 +180,7 @@ def test_nothing_is_passed_over_once_walks_are_quick_again(fleet: Fleet, clock: 
     for _ in range(3):
         step(jobs)
     assert walks.number == number + 3
-    assert not engine_of(jobs).turner.lanes.prefix.start
+    assert not engine_of(jobs).dispatch.lanes.offsets.start
 
 
 def test_a_drain_runs_what_is_due_in_front_of_its_places(fleet: Fleet, clock: FakeClock) -> None:
@@ -189,7 +189,7 @@ def test_a_drain_runs_what_is_due_in_front_of_its_places(fleet: Fleet, clock: Fa
     drain(jobs)
     early = jobs.task(plain).schedule()
     clock.advance(0.5)
-    known = engine_of(jobs).turner.lanes.prefix
+    known = engine_of(jobs).dispatch.lanes.offsets
     known.start = {("default", "plain", 1): (jobs.database.now(), 0)}
     known._walk.due = clock.monotonic() + 1.0
     assert drain(jobs) == 1

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from scheduler import Context, Scheduler, task
-from scheduler.store import statement
-from scheduler.store.claim import LaneHead
-from scheduler.store.locking import _LOCK_WAITING
-from scheduler.store.lookup import bind_parents, from_parents
-from scheduler.store.outcomes import _FOLLOWS
-from scheduler.store.release import _MEET_PG, MOST
+from scheduler.store.db import statements as statement
+from scheduler.store.graph.release import _MEET_PG, MAX_CHILDREN
+from scheduler.store.predicates import bind_parents, from_parents
+from scheduler.store.tasks.claim import LaneHead
+from scheduler.store.tasks.outcome_locks import _LOCK_WAITING
+from scheduler.store.tasks.outcome_rows import _FOLLOWS
 from scheduler.testing import drain, engine_of
 from support.fleet import Fleet, no_autovacuum, run_claimed, step, write
 from support.plans import Seen, figures, plan
@@ -122,24 +122,24 @@ def test_a_guess_reads_the_head_of_its_lane(fleet: Fleet) -> None:
     """Also with the statistics of an empty table."""
     jobs = on_an_empty_table(fleet)
     postgres = jobs.database.dialect.name == "postgresql"
-    turner, connection = engine_of(jobs).turner, engine_of(jobs)._conn()
+    dispatch, connection = engine_of(jobs).dispatch, engine_of(jobs)._conn()
 
     def guesses() -> None:
         for _ in range(TURNS):
-            assert turner.guess(connection)
+            assert dispatch.claim_eagerly(connection)
             run_claimed(jobs)
-            turner.turn(connection, claiming=False)
+            dispatch.run(connection, claiming=False)
 
     with jobs.batch() as batch:
         for _ in range(TURNS + 1):
             batch.task(plain)
-    turner._last_lane = LaneHead("default", "plain", 1, 0)
+    dispatch._last_lane = LaneHead("default", "plain", 1, 0)
     guesses()
     fill(jobs, 20_000)
     fleet.clock.advance(11)  # time to renew, and to plan anew
     step(jobs)
     run_claimed(jobs)
-    turner.turn(connection, claiming=False)
+    dispatch.run(connection, claiming=False)
     for when in ("with the statistics of an empty table", "analysed"):
         before = [figures(jobs, SCANNED), figures(jobs, READ)] if postgres else []
         seen = Seen()
@@ -198,7 +198,7 @@ def test_an_end_finds_its_edges_by_the_index(fleet: Fleet, edges: int) -> None:
     with jobs.database.open().connect() as connection:
         for sql in (
             _LOCK_WAITING.format(e=from_parents(dialect)),
-            _MEET_PG.format(parents=from_parents(dialect), most=MOST),
+            _MEET_PG.format(parents=from_parents(dialect), most=MAX_CHILDREN),
             _FOLLOWS,
         ):
             text, _ = statement._compiled(sql, connection.dialect)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from faults.harness import until
 
 from scheduler import Scheduler, StoreUnavailableError
-from scheduler.store.pool import FairPool, Line
+from scheduler.store.db.pool import FairPool, FairQueue
 from support.databases import Database
 
 PATIENCE = 30.0
@@ -94,7 +94,7 @@ def test_a_lost_and_a_detached_connection_give_their_places_back(jobs: Scheduler
 
 
 def test_a_place_that_came_too_late_is_not_lost() -> None:
-    line = Line(1)
+    line = FairQueue(1)
     assert line.enter(0.0)
     assert not line.enter(0.0)
     turn = threading.Lock()
@@ -108,7 +108,7 @@ def test_a_place_that_came_too_late_is_not_lost() -> None:
 
 def test_a_place_that_comes_back_in_the_midst_of_it_is_not_lost() -> None:
     """As the collector may give one back, in the same thread, between any two steps."""
-    line = Line(1)
+    line = FairQueue(1)
     assert line.enter(0.0)
 
     class Interrupting(deque[threading.Lock]):
@@ -134,7 +134,7 @@ def test_a_place_that_comes_back_in_the_midst_of_it_is_not_lost() -> None:
 
 
 def test_all_who_hurry_get_their_turn() -> None:
-    line, inside, most = Line(3), [0], [0]
+    line, inside, most = FairQueue(3), [0], [0]
     mutex = threading.Lock()
 
     def hurry() -> None:
@@ -161,7 +161,7 @@ def test_all_who_hurry_get_their_turn() -> None:
 
 @pytest.mark.parametrize("handed_over", [True, False])
 def test_one_that_is_interrupted_takes_no_place_along(monkeypatch: pytest.MonkeyPatch, handed_over: bool) -> None:
-    line = Line(1)
+    line = FairQueue(1)
     pass_on = line._pass_on
 
     def interrupt() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler import Context, Scheduler, task
-from scheduler.store.read_counts import about, by_state
+from scheduler.store.read.counts import about, by_state
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
 

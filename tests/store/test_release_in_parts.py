@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from scheduler import Context, PermanentError, Scheduler, TaskState, task
 from scheduler.model.state import END_BIT
-from scheduler.store import release, statement
+from scheduler.store.db import statements as statement
+from scheduler.store.graph import release
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
 from support.fleet import rows, step
@@ -29,7 +30,7 @@ def fails(ctx: Context) -> None:
 
 @pytest.fixture
 def jobs(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
-    monkeypatch.setattr(release, "MOST", 2)
+    monkeypatch.setattr(release, "MAX_CHILDREN", 2)
     made = Scheduler.for_testing(url=database.url, clock=FakeClock())
     for kind in (work, fails):
         made.register(kind)

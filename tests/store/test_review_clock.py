@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.model.times import SECOND
-from scheduler.store.database import Database as Store
-from scheduler.store.failures import StoreTrouble
+from scheduler.store.db.database import Database as Store
+from scheduler.store.db.errors import StoreError
 from scheduler.testing import FakeClock, engine_of
 from support.bench import Bench, ring_and_step
 
@@ -46,14 +46,14 @@ def test_after_a_jump_of_the_servers_clock_nobody_is_reaped(bench: Bench) -> Non
     ring_and_step(other)
     bench.step("task").schedule()
     ring_and_step(other)
-    (held,) = engine_of(other).desk.held
+    (held,) = engine_of(other).engine_state.held
     bench.jobs.database._offset -= 3600 * SECOND  # as it was before the server's clock jumped by an hour
     bench.execute("UPDATE schedd_workers SET lease_until = lease_until - :jump", jump=3600 * SECOND)
-    engine.duties.timers.bring_forward("renew")
+    engine.periodic.timers.bring_forward("renew")
     engine.lease.no_reaping_until = 0.0  # it has been there for long
     for _ in range(3):
         bench.clock.advance(3)
-        engine.duties.timers.bring_forward("reap")
+        engine.periodic.timers.bring_forward("reap")
         ring_and_step(bench.jobs)
     with bench.jobs.database.read() as connection:
         states = connection.exec_driver_sql("SELECT state FROM schedd_workers ORDER BY id").fetchall()
@@ -114,4 +114,4 @@ def test_a_slow_answer_does_not_spoil_what_is_known_of_the_servers_clock(there: 
 def test_an_error_that_quotes_a_value_is_not_taken_for_a_lost_connection(bench: Bench) -> None:
     with pytest.raises(sa.exc.DataError) as caught:
         bench.execute("SELECT CAST('SSL EOF deadlock detected' AS integer)")
-    assert not isinstance(caught.value, StoreTrouble)
+    assert not isinstance(caught.value, StoreError)

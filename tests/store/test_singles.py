@@ -21,12 +21,13 @@ import sqlalchemy as sa
 from scheduler import Context, Scheduler, task
 from scheduler.errors import StoreUnavailableError
 from scheduler.ports import SystemClock
-from scheduler.store import enqueue, wires
-from scheduler.store.database import Database as Store
-from scheduler.store.doorbell import make_bell
-from scheduler.store.gate import Gate
-from scheduler.store.singles import MOST, Singles
-from scheduler.store.statement import run
+from scheduler.store.db import pg_connections as wires
+from scheduler.store.db.autocommit import MAX_KEPT, AutocommitPool
+from scheduler.store.db.database import Database as Store
+from scheduler.store.db.notifier import make_bell
+from scheduler.store.db.statements import run
+from scheduler.store.db.write_gate import WriteGate
+from scheduler.store.tasks import enqueue
 from scheduler.testing import FakeClock
 from support.databases import Database, PostgresDatabases
 from support.fleet import until
@@ -55,7 +56,7 @@ def jobs(database: Database) -> Iterator[Scheduler]:
     made.close()
 
 
-def singles(store: Store) -> Singles:
+def singles(store: Store) -> AutocommitPool:
     store.open()
     assert store._singles is not None
     return store._singles
@@ -116,25 +117,25 @@ def test_threads_that_store_at_once_use_one_each(jobs: Scheduler) -> None:
     def schedule() -> None:
         ids.extend(jobs.task(work).schedule() for _ in range(50))
 
-    threads = [threading.Thread(target=schedule) for _ in range(2 * MOST)]
+    threads = [threading.Thread(target=schedule) for _ in range(2 * MAX_KEPT)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     assert sorted(ids) == sorted(t.id for t in jobs.list_tasks(limit=1000))
     assert len(set(ids)) == len(threads) * 50
-    assert 1 <= len(kept(jobs.database)) <= MOST
+    assert 1 <= len(kept(jobs.database)) <= MAX_KEPT
 
 
 def test_no_more_are_kept_than_a_few(store: Store) -> None:
-    raws = keep(store, MOST + 3)
-    assert kept(store) == raws[:MOST]
+    raws = keep(store, MAX_KEPT + 3)
+    assert kept(store) == raws[:MAX_KEPT]
     pool: Any = store.open().pool
-    assert pool.checkedout() == MOST
+    assert pool.checkedout() == MAX_KEPT
     assert pool.checkedin() == 3, "the others are the pool's"
     if store.dialect.name == "postgresql":
-        assert all(raw.autocommit for raw in raws[:MOST])
-        assert not any(raw.autocommit for raw in raws[MOST:])
+        assert all(raw.autocommit for raw in raws[:MAX_KEPT])
+        assert not any(raw.autocommit for raw in raws[MAX_KEPT:])
 
 
 @on_postgres
@@ -142,7 +143,7 @@ def test_after_a_restart_of_the_server_nobody_sees_an_error(
     database: Database, jobs: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs.task(work).schedule()
-    dead = keep(jobs.database, MOST)
+    dead = keep(jobs.database, MAX_KEPT)
     end_sessions(database, dead)
     time.sleep(wires._TRUSTED + 0.1)
     jobs.task(work).schedule()
@@ -358,7 +359,7 @@ def test_the_time_is_read_once_nobody_else_writes(database: Database) -> None:
     used(jobs.database)
     assert jobs.database.bell_directory is not None
     assert jobs.database._gate._turn is not None
-    with Gate(jobs.database.bell_directory).pass_through():
+    with WriteGate(jobs.database.bell_directory).hold():
         caller = threading.Thread(target=lambda: jobs.task(work).after(1).schedule())
         caller.start()
         until(jobs.database._gate._turn._mutex.locked)
@@ -401,7 +402,7 @@ def test_what_inserts_where_nobody_keeps_it_is_closed(store: Store, monkeypatch:
 
 @on_sqlite
 def test_no_more_are_kept_than_there_is_use_for(store: Store) -> None:
-    taken = [singles(store).take() for _ in range(MOST + 1)]
+    taken = [singles(store).take() for _ in range(MAX_KEPT + 1)]
 
     class WhileOthersComeBack:
         in_transaction = False
@@ -428,7 +429,7 @@ def test_a_single_task_is_rung_for(jobs: Scheduler, database: Database, runs: bo
     if runs:
         jobs.start()
         jobs.wait([jobs.task(work).schedule()], 20)
-        until(lambda: not jobs.engine.desk.held)
+        until(lambda: not jobs.engine.engine_state.held)
     heard.clear()
     new = jobs.task(work).schedule()
     assert heard.wait(20)
@@ -461,13 +462,13 @@ def test_the_gate_is_passed_before_it_is_used_and_left_whatever_happens(
 
         return call
 
-    def fail(_: Singles) -> Any:
+    def fail(_: AutocommitPool) -> Any:
         raise sa.exc.OperationalError("", None, Exception("disk I/O error"))
 
     seen: list[bool] = []
     used(store)
-    monkeypatch.setattr(Singles, "take", seeing(Singles.take))
-    monkeypatch.setattr(Singles, "put_back", seeing(Singles.put_back))
+    monkeypatch.setattr(AutocommitPool, "take", seeing(AutocommitPool.take))
+    monkeypatch.setattr(AutocommitPool, "put_back", seeing(AutocommitPool.put_back))
     with store.alone():
         assert inside()
     assert seen == [True, True]
@@ -475,7 +476,7 @@ def test_the_gate_is_passed_before_it_is_used_and_left_whatever_happens(
     with pytest.raises(RuntimeError), store.alone():
         raise RuntimeError
     assert not inside()
-    monkeypatch.setattr(Singles, "take", fail)
+    monkeypatch.setattr(AutocommitPool, "take", fail)
     with pytest.raises(StoreUnavailableError, match="the disk reported an error"), store.alone():
         pass
     assert not inside()
@@ -536,7 +537,7 @@ def together(store: Store, count: int) -> None:
 @on_postgres
 def test_those_that_are_kept_take_nobodys_room(store: Store) -> None:
     together(store, 4)
-    assert len(kept(store)) == MOST
+    assert len(kept(store)) == MAX_KEPT
     held = [store.connect() for _ in range(25)]
     for connection in held:
         connection.close()
@@ -544,7 +545,7 @@ def test_those_that_are_kept_take_nobodys_room(store: Store) -> None:
 
 @on_postgres
 def test_who_waits_for_the_pools_last_one_gets_what_comes_back(store: Store) -> None:
-    held = [store.connect() for _ in range(24 + MOST)]
+    held = [store.connect() for _ in range(24 + MAX_KEPT)]
     begun, done = threading.Event(), threading.Event()
 
     def second() -> None:

@@ -12,8 +12,11 @@ import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, StoreUnavailableError, task
 from scheduler.ports import SystemClock
-from scheduler.store import migrate, read_kinds, read_workers, schedules
-from scheduler.store.database import Database as Store
+from scheduler.store import schedules
+from scheduler.store.db import migrate
+from scheduler.store.db.database import Database as Store
+from scheduler.store.read import kinds as read_kinds
+from scheduler.store.read import workers as read_workers
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
 from support.fleet import until

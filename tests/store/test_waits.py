@@ -12,11 +12,12 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER
-from scheduler.store import events, requests, waits
-from scheduler.store.asked import Asked
-from scheduler.store.claim import Claimed
-from scheduler.store.events import Emit
-from scheduler.store.finish import finish
+from scheduler.store.durable import events, waits
+from scheduler.store.durable.events import Emit
+from scheduler.store.requests import handle as requests
+from scheduler.store.requests.request import AttemptRequest
+from scheduler.store.tasks.claim import Claimed
+from scheduler.store.tasks.complete import finish
 from scheduler.testing import FakeClock
 from support.bench import Side
 from support.databases import Database
@@ -46,7 +47,7 @@ class Waiter:
         claim = (claimed or self.claimed).claim
         args = {"name": "$event", "seq": 1, "event": EVENT, "timeout": None}
         now = self.bare.clock.now()
-        asked = [Asked(self.id, claim, "await_event", args)]
+        asked = [AttemptRequest(self.id, claim, "await_event", args)]
         (given,), _ = requests.answer(connection, self.bare.dialect, self.worker, asked, now)
         return given
 
@@ -57,9 +58,9 @@ class Waiter:
         )
         return finish(connection, self.bare.dialect, self.worker, [outcome], now)
 
-    def wake_overlooked(self) -> int:
+    def wake_missed(self) -> int:
         with self.bare.store.write() as c:
-            return waits.wake_overlooked(c, self.bare.dialect, self.bare.clock.now())
+            return waits.wake_missed(c, self.bare.dialect, self.bare.clock.now())
 
     @property
     def due(self) -> bool:
@@ -131,9 +132,9 @@ def test_being_suspended_while_it_is_being_emitted(bare: Bare, database: Databas
     if not waiter.due:
         assert first == "suspends"
         assert not database.is_sqlite
-        assert waiter.wake_overlooked() == 1
+        assert waiter.wake_missed() == 1
     assert waiter.due
-    assert waiter.wake_overlooked() == 0
+    assert waiter.wake_missed() == 0
 
 
 @pytest.mark.case(54)
@@ -154,8 +155,8 @@ def test_a_row_that_a_caller_holds_is_woken_later(bare: Bare, database: Database
     with bare.store.write() as held:
         held.execute(sa.text("SELECT 1 FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": waiter.id})
         assert Side(lambda: emit(bare)).result() == 0
-        assert waiter.wake_overlooked() == 0
-    assert waiter.wake_overlooked() == 1
+        assert waiter.wake_missed() == 0
+    assert waiter.wake_missed() == 1
     assert waiter.due
 
 
@@ -185,11 +186,11 @@ def test_a_stale_claim_registers_and_records_nothing(bare: Bare, clock: FakeCloc
     emitting = {"name": "$e", "seq": 2, "event": EVENT, "payload": None}
     sleeping = {"name": "$s", "seq": 3, "until": 5}
     asked = [
-        Asked(waiter.id, 1, "record", entry),
-        Asked(waiter.id, 1, "emit", emitting),
-        Asked(waiter.id, 1, "sleep", sleeping),
-        Asked(waiter.id, 1, "beat", {"percent": 5.0}),
-        Asked(waiter.id, 2, "record", entry),  # nor the old worker under the new claim
+        AttemptRequest(waiter.id, 1, "record", entry),
+        AttemptRequest(waiter.id, 1, "emit", emitting),
+        AttemptRequest(waiter.id, 1, "sleep", sleeping),
+        AttemptRequest(waiter.id, 1, "beat", {"percent": 5.0}),
+        AttemptRequest(waiter.id, 2, "record", entry),  # nor the old worker under the new claim
     ]
     with bare.store.write() as c:
         assert waiter.ask(c) == {"held": False}
@@ -206,7 +207,7 @@ def test_one_request_that_cannot_be_carried_out_spoils_no_other(bare: Bare, cloc
     ids = bare.task(count=3)
     bare.claim(worker)
     entry = {"name": "s", "seq": 1, "value": "1", "started_at": None, "note": None}
-    asked = [Asked(i, 1, "record", entry | ({"sort": "no number"} if i == ids[1] else {})) for i in ids]
+    asked = [AttemptRequest(i, 1, "record", entry | ({"sort": "no number"} if i == ids[1] else {})) for i in ids]
     with bare.store.write() as c:
         answers, _ = requests.answer(c, bare.dialect, worker, asked, clock.now(), one_by_one=True)
     assert ["error" in (a or {}) for a in answers] == [False, True, False]

@@ -15,9 +15,12 @@ import sqlalchemy as sa
 from scheduler import Context, Scheduler, task
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.ports import FOREVER
-from scheduler.store import control, events, read_graph, retention, waits
-from scheduler.store.locking import look_below
-from scheduler.store.release import release
+from scheduler.store.admin import retention
+from scheduler.store.durable import events, waits
+from scheduler.store.graph.release import release
+from scheduler.store.read import graph as read_graph
+from scheduler.store.tasks import control
+from scheduler.store.tasks.outcome_locks import lock_descendants
 from scheduler.testing import drain, engine_of
 from support.fleet import Fleet, no_autovacuum, rows, step, write
 from support.plans import Seen, figures, plan
@@ -110,7 +113,7 @@ def test_an_end_asks_for_its_own_edges_only(jobs: Scheduler, locks: bool, tell: 
     store_edges(jobs, "900000", "1000000 + i")
     analyze(jobs, "edges")
     if locks:
-        engine_of(jobs).turner.ledger._locks_first_until = float("inf")
+        engine_of(jobs).dispatch.completer._locks_first_until = float("inf")
     with jobs.batch() as batch:
         for n in range(400):
             builder = batch.task(plain)
@@ -149,7 +152,7 @@ def test_retention_compares_nothing_with_a_whole_graph(jobs: Scheduler, graph: s
         analyze(jobs, "tasks", "edges", "waits")
     seen = Seen()
     with seen.watch(jobs), jobs.database.write() as connection:
-        removed = retention.sweep(connection, jobs.database.dialect, now, engine_of(jobs).options.retention)
+        removed = retention.purge_batch(connection, jobs.database.dialect, now, engine_of(jobs).options.retention)
     assert removed.tasks == (0 if graph == "fan-in" else retention.BATCH)
     checked = [check_joins(jobs, text, bound) for text, bound in seen.statements.items() if "spawned_by" in text]
     assert len(checked) >= 2
@@ -254,7 +257,7 @@ def test_the_end_of_a_wide_parent_takes_as_long_as_it_is_wide(
             ended = "UPDATE schedd_tasks SET state = :state, finished_at = :now WHERE id = :id"
             connection.execute(sa.text(ended), {"state": state.code, "now": now, "id": parent})
             if counts:
-                assert not look_below(connection, database.dialect, {parent: END_BIT[state]}).blocked
+                assert not lock_descendants(connection, database.dialect, {parent: END_BIT[state]}).blocked
             release(connection, database.dialect, [(parent, state)], now)
     child = {"success": "scheduled", "dead": "failed", "cancelled": "failed", "cascade": "cancelled"}[how]
     (found,) = rows(

@@ -24,6 +24,24 @@ DIALECTS = ("sqlite", "postgresql")
 one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sqlite-only", action="store_true", help="leave out the tests that need PostgreSQL")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--sqlite-only"):
+        left_out = {item for item in items if needs_postgresql(item)}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def needs_postgresql(item: pytest.Item) -> bool:
+    """Whether this test runs on PostgreSQL, or asks for the run's server."""
+    callspec = getattr(item, "callspec", None)
+    on_it = callspec is not None and "postgresql" in callspec.params.values()
+    return on_it or "postgres_databases" in getattr(item, "fixturenames", ())
+
+
 @dataclass(frozen=True)
 class Database:
     """Where a test's tasks are kept."""
@@ -54,7 +72,7 @@ def database(dialect: str, request: pytest.FixtureRequest) -> Iterator[Database]
     if dialect == "sqlite":
         template: Path = request.getfixturevalue("_sqlite_template")
         with _short_directory() as directory:
-            shutil.copyfile(template, directory / "jobs.db")
+            shutil.copy(template, directory / "jobs.db")
             with stopping_engines():
                 yield Database(f"sqlite:///{directory / 'jobs.db'}", dialect)
     else:
@@ -93,7 +111,7 @@ class _short_directory:
 
 
 def _migrate(url: str) -> None:
-    from scheduler.store.migrate import upgrade
+    from scheduler.store.db.migrate import upgrade
 
     upgrade(url)
 

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Scheduler
-from scheduler.store.dialect import prepared
+from scheduler.store.db.dialect import prepared
 from scheduler.testing import FakeClock, engine_of
 from support.databases import Database
 

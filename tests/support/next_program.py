@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from scheduler.store import migrate
+from scheduler.store.db import migrate
 
 NEXT = f"{int(migrate.HEAD) + 1:04}"
 _MIGRATION = '''"""What a migration may do: a column with a default, a table, an index on a full table."""

@@ -21,9 +21,11 @@ class OwnServer:
     """See the module. Listens on a Unix socket in ``directory`` only; ``settings`` come on top of the usual ones.
 
     ``place``: where to keep one that is made anew, outside of a test run; in one they are copies of the first.
+    ``port``: under which it listens; other than the usual one for those that are to be reached by TCP, too.
     """
 
-    def __init__(self, place: Path | None = None, **settings: str) -> None:
+    def __init__(self, place: Path | None = None, *, port: int = 5432, **settings: str) -> None:
+        self.port = port
         self._copied = place is None
         template = _template() if place is None else None
         place = place or shared_directory()
@@ -42,22 +44,27 @@ class OwnServer:
         else:
             shutil.copytree(template, self.data)
             _give_away(self.data, *self.data.rglob("*"))
+        self.prepare()
         self.start()
+
+    def prepare(self) -> None:
+        """Change the data directory before the first start."""
 
     @property
     def socket(self) -> Path:
         """The server's Unix socket."""
-        return self.data / ".s.PGSQL.5432"
+        return self.data / f".s.PGSQL.{self.port}"
 
     def url(self, database: str = "postgres") -> str:
-        return postgres_server.url(self.directory, database)
+        url = postgres_server.url(self.directory, database)
+        return url if self.port == 5432 else f"{url}&port={self.port}"
 
     def start(self) -> None:
         options = " ".join(f"-c {name}='{value}'" for name, value in self._settings.items())
         postgres_server._run(
             self._binaries / "pg_ctl",
             *("-w", "-t", "60", "-D", self.data, "-l", self.data / "log"),
-            *("-o", f"-k {self.data} {options}", "start"),
+            *("-o", f"-k {self.data} -p {self.port} {options}", "start"),
         )
 
     def stop(self, mode: str = "fast") -> None:
@@ -73,14 +80,19 @@ class OwnServer:
         import psycopg
 
         with psycopg.connect(
-            host=str(self.data), user="postgres", dbname=database, autocommit=True, connect_timeout=10
+            host=str(self.data),
+            port=self.port,
+            user="postgres",
+            dbname=database,
+            autocommit=True,
+            connect_timeout=10,
         ) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description is not None else []
 
     def migrated(self, name: str = JOBS) -> str:
         """The URL of a new database with our tables."""
-        from scheduler.store.migrate import upgrade
+        from scheduler.store.db.migrate import upgrade
 
         if self._copied and name == JOBS:
             return self.url(name)

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Scheduler
-from scheduler.store import statement
+from scheduler.store.db import statements as statement
 from scheduler.testing import engine_of
 from support.fleet import rows
 
@@ -47,10 +47,10 @@ class Seen:
 
 def figures(jobs: Scheduler, sql: str) -> Any:
     """What the server has counted, once each session of these jobs has told: by itself each does so seconds later."""
-    recorder, engine = engine_of(jobs).turner.ledger.recorder, jobs.database.open()
+    completion_thread, engine = engine_of(jobs).dispatch.completer.completion_thread, jobs.database.open()
     pool: Any = engine.pool
     idle = [engine.connect() for _ in range(pool.checkedin())]
-    for its in (engine_of(jobs)._conn(), recorder and recorder._connection, *idle):
+    for its in (engine_of(jobs)._conn(), completion_thread and completion_thread._connection, *idle):
         if its is not None:
             with jobs.database.write(its) as connection:
                 connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")

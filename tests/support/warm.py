@@ -204,7 +204,7 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
 
 if __name__ == "__main__":
     import scheduler.app
-    import scheduler.supervisor  # noqa: F401
+    import scheduler.daemon.supervisor  # noqa: F401
 
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)

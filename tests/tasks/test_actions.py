@@ -24,9 +24,9 @@ from scheduler.tasks import ActionCreatorTask, ActionVerifierTask, action_verifi
 from scheduler.tasks.action_store import ActionStore
 from scheduler.tasks.blobs import BlobStore, Incoming
 from scheduler.tasks.failures import Refused, Unreachable
-from scheduler.tasks.issuer_keys import FRESH, RING
+from scheduler.tasks.issuer_keys import MISSING_KEY_TTL, RING
 from scheduler.tasks.secrets_of import Secrets
-from scheduler.tasks.tokens import action_id_of, load_public_key, public_keys, read
+from scheduler.tasks.tokens import action_id_of, is_signed_by, load_public_key, public_keys, read
 
 from .fake import AsyncFakeContext, FakeContext
 from .server import Asked, Server, answer, serving
@@ -54,7 +54,8 @@ class Side:
         self.blobs, self.actions = BlobStore(place / "blobs"), ActionStore(place / "actions")
         self.settings: dict[str, Any] = {
             "actions": {
-                "name": "alice.example",
+                "name": "alice.example" if server == NOBODY else "bob.example",
+                "audience": ["bob.example"],
                 "key_file": str(place / "key.pem"),
                 "directory": str(place / "actions"),
                 "keys": f"{server}/{{issuer}}/api/me/keys",
@@ -127,8 +128,28 @@ def bob(tmp_path: Path, published: Published) -> Side:
 
 
 def forge(key: bytes = KEY, headers: dict[str, Any] | None = None, **claims: Any) -> str:
-    claims = {"iss": "alice.example", "iat": int(time.time()), "t": "POST", "c": 1} | claims
-    return jwt.encode({k: v for k, v in claims.items() if v is not ...}, key, "ES384", headers)
+    claims = {"iss": "alice.example", "iat": int(time.time()), "t": "POST", "c": 1, "aud": "bob.example"} | claims
+    token = jwt.encode({k: v for k, v in claims.items() if v is not ...}, key, "ES384", headers)
+    return token if s_of(token) <= ORDER // 2 else twin(token)
+
+
+# The order of P-384, as FIPS 186-4 has it.
+ORDER = (
+    39402006196394479212279040100143613805079739270465446667946905279627659399113263569398956308152294913554433653942643
+)
+
+
+def s_of(token: str) -> int:
+    """The second half of an ES384 signature."""
+    return int.from_bytes(base64.urlsafe_b64decode(token.rpartition(".")[2])[48:])
+
+
+def twin(token: str) -> str:
+    """The same token by its other valid signature: (r, n-s)."""
+    head, _, signature = token.rpartition(".")
+    raw = base64.urlsafe_b64decode(signature)
+    other = (ORDER - int.from_bytes(raw[48:])).to_bytes(48)
+    return f"{head}.{base64.urlsafe_b64encode(raw[:48] + other).decode()}"
 
 
 # Making
@@ -142,7 +163,7 @@ def test_an_action(alice: Side) -> None:
     token = made["token"]
     public = load_public_key(public_keys(KEY)[0]["publicKey"])
     assert public is not None
-    claims = jwt.decode(token, public, algorithms=["ES384"], options={"verify_exp": False})
+    claims = jwt.decode(token, public, algorithms=["ES384"], options={"verify_exp": False, "verify_aud": False})
     iat = 1767323045  # when the task was scheduled
     assert claims == {
         "iss": "alice.example",
@@ -152,6 +173,7 @@ def test_an_action(alice: Side) -> None:
         "p": parent,
         "a": [second, first],
         "exp": iat + 3600,
+        "aud": ["bob.example"],
     }
     assert jwt.get_unverified_header(token)["alg"] == "ES384"
     digest = hashlib.sha256(token.encode()).digest()
@@ -207,10 +229,113 @@ def test_without_what_it_needs(alice: Side, bob: Side, missing: str, monkeypatch
             what()
 
 
-@pytest.mark.parametrize("fields", [{"parent": "a1~x"}, {"attachments": ["f1~x"]}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parent": "a1~x"},
+        {"attachments": ["f1~x"]},
+        {"audience": ["https://bob.example"]},
+        {"audience": ["Bob.example"]},
+        {"audience": [f"{n}.example" for n in range(101)]},
+    ],
+)
 def test_what_is_refused_when_built(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         ActionCreatorTask(7, "POST", **fields)
+
+
+# Whom it is for
+
+
+@pytest.mark.case(90, pure=True)
+def test_an_action_names_whom_it_is_for(alice: Side) -> None:
+    token = alice.make(audience=["carol.example", "dora.example", "carol.example"])["token"]
+    assert read(token).claims.aud == ("carol.example", "dora.example")
+    assert read(alice.make()["token"]).claims.aud == ("bob.example",), "as [actions] audience says"
+    alice.settings["actions"]["audience"] = []
+    with pytest.raises(PermanentError, match=r"the action has no audience: name whom it is for \(audience="):
+        alice.make()
+    alice.settings["actions"]["audience"] = ["Bob"]
+    with pytest.raises(PermanentError, match=r"\[actions\] audience must be domains in lower case, not 'Bob'"):
+        alice.make()
+    alice.settings["actions"] |= {"audience": [], "require_audience": False}
+    assert read(alice.make()["token"]).claims.aud == ()
+
+
+@pytest.mark.case(90, pure=True)
+def test_who_is_not_in_the_audience_refuses_it(bob: Side, published: Published) -> None:
+    for aud, told in (
+        ("carol.example", r"is for carol\.example, and not for bob\.example"),
+        (["carol.example", "dora.example"], r"is for carol\.example, dora\.example, and not"),
+        ([f"{n}.example" for n in range(9)], r"is for 0\.example, 1\.example, 2\.example and 6 more, and not"),
+        (..., r"has no audience \(aud\), so it is not taken for bob\.example: .*require_audience = false"),
+    ):
+        with pytest.raises(PermanentError, match=told) as refused:
+            bob.take(forge(aud=aud))
+        assert refused.value.status == 403
+    assert published.server.asked == [], "nothing is asked for an action of others"
+    for aud in ("bob.example", ["carol.example", "bob.example"]):
+        bob.take(forge(aud=aud))
+    bob.settings["actions"]["require_audience"] = False
+    bob.take(forge(aud=...))
+    with pytest.raises(PermanentError, match="and not for bob"):
+        bob.take(forge(aud="carol.example"))
+
+
+def test_taking_needs_a_name(bob: Side) -> None:
+    bob.settings["actions"]["name"] = None
+    with pytest.raises(PermanentError, match=r"needs the setting name of \[actions\]"):
+        bob.take(forge())
+
+
+# One id
+
+
+@pytest.mark.case(90, pure=True)
+def test_what_is_signed_here_has_the_low_s(alice: Side) -> None:
+    """Half of all signatures would have the high one."""
+    assert all(s_of(alice.make(content=number)["token"]) <= ORDER // 2 for number in range(40))
+
+
+@pytest.mark.case(90, pure=True)
+def test_the_other_signature_of_an_action_is_refused(alice: Side, bob: Side) -> None:
+    token = alice.make()["token"]
+    other = twin(token)
+    public = load_public_key(public_keys(KEY)[0]["publicKey"])
+    assert public is not None
+    told = jwt.decode(other, public, algorithms=["ES384"], options={"verify_aud": False})
+    assert told["iss"] == "alice.example", "the twin's signature is valid by itself"
+    assert action_id_of(other) != action_id_of(token)
+    with pytest.raises(PermanentError, match=r"its signature has a second form .*sign with the lower s"):
+        bob.take(other)
+    assert is_signed_by(token, public)
+    assert not is_signed_by(other, public)
+    bob.take(token)
+    assert twin(other) == token
+
+
+@pytest.mark.case(90, pure=True)
+@pytest.mark.parametrize("spoilt", ["{}=", "{}====", "{}!", "!{}", "{}A", "{} ", "{}\n"])
+def test_a_signature_is_written_in_one_way(alice: Side, bob: Side, spoilt: str) -> None:
+    """A lenient reader of base64 passes over what is not of its alphabet, so the text, and the id, would be another."""
+    head, _, signature = alice.make()["token"].rpartition(".")
+    with pytest.raises(PermanentError, match="not a signed action: its signature"):
+        bob.take(f"{head}.{spoilt.format(signature)}")
+
+
+@pytest.mark.case(90, pure=True)
+@pytest.mark.parametrize(
+    ("algorithm", "curve"), [("ES256", ec.SECP256R1()), ("ES256K", ec.SECP256K1()), ("ES512", ec.SECP521R1())]
+)
+def test_no_other_curve_is_taken(bob: Side, published: Published, algorithm: str, curve: ec.EllipticCurve) -> None:
+    """So P-384 is the only one whose signatures have a twin."""
+    pem = new_key(curve)
+    claims = {"iss": "alice.example", "iat": int(time.time()), "t": "POST", "aud": "bob.example"}
+    with pytest.raises(PermanentError, match=f"signed by '{algorithm}' and not by ES384"):
+        bob.take(jwt.encode(claims, pem, algorithm))
+    key = serialization.load_pem_private_key(pem, None).public_key()
+    spki = serialization.PublicFormat.SubjectPublicKeyInfo
+    assert load_public_key(key.public_bytes(serialization.Encoding.PEM, spki).decode()) is None
 
 
 # Taking
@@ -262,7 +387,7 @@ def test_a_new_key_is_asked_for(bob: Side, published: Published, monkeypatch: py
         bob.take(forge(other))
     assert published.count("keys") == 1, "not at once: a stranger with a wrong key would cause a request each time"
     now = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now() + FRESH + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: now() + MISSING_KEY_TTL + 1)
     bob.take(forge(other))
     with pytest.raises(PermanentError, match="not by a key of alice"):
         bob.take(forge())
@@ -273,12 +398,14 @@ def test_signatures_that_are_wrong(bob: Side, published: Published) -> None:
     good = forge()
     head, body, signature = good.split(".")
     other_claims = forge(c=2).split(".")[1]
-    swapped = base64.urlsafe_b64encode(b"\1" * 96).decode()
-    wrong = [forge(new_key()), f"{head}.{other_claims}.{signature}", f"{head}.{body}.{swapped}", f"{head}.{body}."]
+    swapped = base64.urlsafe_b64encode(b"\1" * 96).decode()  # the low s that a valid one has
+    wrong = [forge(new_key()), f"{head}.{other_claims}.{signature}", f"{head}.{body}.{swapped}"]
     wrong.append(forge(headers={"kid": "another"}))
     for token in wrong:
         with pytest.raises(PermanentError, match=r"signature of a1~.* is not by a key of alice"):
             bob.take(token)
+    with pytest.raises(PermanentError, match="signature is not 96 bytes in base64url"):
+        bob.take(f"{head}.{body}.")
     published.keys = [{"keyId": "old", "expiresAt": int(time.time()) - 10, **public_keys(KEY)[0]}]
     RING.clear()
     with pytest.raises(PermanentError, match="not by a key"):
@@ -398,7 +525,7 @@ def test_what_is_sent_instead_of_a_file_is_not_taken(bob: Side, published: Publi
     taken: list[bytes] = []
     call = web.Call("GET", published.server.url, most=10_000_000)
     reply = asyncio.run(web.send(call, bob.settings, Secrets({}), taken.append))
-    assert (reply.status, reply.truncated, len(reply.body)) == (404, True, web.PIECE)
+    assert (reply.status, reply.truncated, len(reply.body)) == (404, True, web.SINK_CHUNK)
     assert taken == []
 
 
@@ -493,6 +620,12 @@ CLAIMS: dict[str, Any] = {"iss": "alice.example", "iat": 1, "t": "POST"}
                 {"a": "f1~"},
                 {"a": ["../../etc/passwd"]},
                 {"a": [f"f1~{n:043}" for n in range(101)]},
+                {"aud": None},
+                {"aud": []},
+                {"aud": 5},
+                {"aud": ["bob.example", 5]},
+                {"aud": "https://bob.example"},
+                {"aud": [f"{n}.example" for n in range(101)]},
             )
         ),
     ],

@@ -16,7 +16,7 @@ import pytest
 
 from scheduler import PermanentError, Scheduler
 from scheduler.errors import Cancelled
-from scheduler.store import maintenance
+from scheduler.store.db import backup as maintenance
 from scheduler.tasks import BackupTask, backup
 from scheduler.testing import drain
 
@@ -174,7 +174,7 @@ def test_a_cancel_ends_the_copying_of_the_store(
 def test_signs_of_life(
     tmp_path: Path, source: Path, busy: tuple[Path, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backup, "BEAT", 0.0)
+    monkeypatch.setattr(backup, "HEARTBEAT_EVERY", 0.0)
     ctx = FakeContext()
     beats: list[int] = []
     monkeypatch.setattr(ctx, "heartbeat", lambda: beats.append(1))
@@ -205,16 +205,16 @@ def test_the_store_of_a_configuration(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
-    add = backup.Pass._add
+    add = backup.ArchivePass._add
 
-    def meddle(self: backup.Pass, archive: Any, path: str, *rest: Any) -> bool:
+    def meddle(self: backup.ArchivePass, archive: Any, path: str, *rest: Any) -> bool:
         done = add(self, archive, path, *rest)
         if path == "deep/b" and len(passes) < changes:
             passes.append(path)
             (source / "a").write_text("changed" + "!" * len(passes))  # it is in the archive already
         return done
 
-    monkeypatch.setattr(backup.Pass, "_add", meddle)
+    monkeypatch.setattr(backup.ArchivePass, "_add", meddle)
     changes = 1
     told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
     with tarfile.open(told["path"]) as archive:
@@ -230,25 +230,37 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, source: Path, monk
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shrunk: list[str] = []
 
-    class Meddling(backup.Watched):
+    class Meddling(backup.CancellableReader):
         def read(self, size: int = -1) -> bytes:
             if not shrunk:
                 shrunk.append("once")
                 (source / "deep" / "b").write_bytes(b"short")
             return super().read(size)
 
-    monkeypatch.setattr(backup, "Watched", Meddling)
+    monkeypatch.setattr(backup, "CancellableReader", Meddling)
     os.unlink(source / "a")
     told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
     with tarfile.open(told["path"]) as archive:
         assert archive.extractfile("deep/b").read() == b"short"  # type: ignore[union-attr]
 
 
+@pytest.mark.case(86, pure=True)
+def test_an_archive_is_for_its_owner_alone(tmp_path: Path, source: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    finally:
+        os.umask(before)
+    assert os.stat(told["path"]).st_mode & 0o777 == 0o600
+
+
 def test_where_it_may_read_and_write(tmp_path: Path, source: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(PermanentError, match=r"\[backup\] destinations"):
+    with pytest.raises(PermanentError, match=r"/elsewhere' is not allowed: .*\[backup\] destinations"):
         run(tmp_path, BackupTask(str(source), str(tmp_path / "elsewhere")))
-    with pytest.raises(PermanentError, match=r"\[backup\] sources"):
+    with pytest.raises(PermanentError, match=r"^'/etc/' is not allowed: .*\[backup\] destinations"):
+        run(tmp_path, BackupTask(str(source), "/etc/"))
+    with pytest.raises(PermanentError, match=r"^'/etc' is not allowed: it must lie inside .* \(\[backup\] sources\)"):
         run(tmp_path, BackupTask("/etc", str(tmp_path / "backups")))
     with pytest.raises(PermanentError, match="would back up its backups"):
         run(tmp_path, BackupTask(str(tmp_path), str(tmp_path / "backups")))

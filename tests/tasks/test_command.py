@@ -12,7 +12,7 @@ import pytest
 
 from scheduler import PermanentError
 from scheduler.tasks import CommandTask, command
-from scheduler.tasks.output import LINE, TAIL, Output
+from scheduler.tasks.output import MAX_LINE, MAX_TAIL, Output
 from scheduler.tasks.process import CommandFailed, Process
 
 from .commands import ALLOWED, descriptors, run, sh
@@ -63,7 +63,7 @@ def test_undecodable_output_and_nul_are_replaced() -> None:
 def test_a_flood_is_bounded() -> None:
     result = sh("head -c 3000000 /dev/zero | tr '\\0' x; echo end")
     assert result["output_bytes"] == 3000004
-    assert len(result["output_tail"]) == TAIL
+    assert len(result["output_tail"]) == MAX_TAIL
     assert result["output_tail"].endswith("xxend\n")
 
 
@@ -72,11 +72,11 @@ def test_output_is_cut_into_lines() -> None:
     output = Output(seen.append)
     for piece in (b"one\r", b"\ntw", b"o\nthr\xc3", b"\xa4e"):
         output.feed(piece)
-    output.feed(b"x" * (LINE + 1))
+    output.feed(b"x" * (MAX_LINE + 1))
     output.feed(b"last")
     output.close()
-    assert seen == ["one\n", "two\n", "thr\u00e4e" + "x" * (LINE + 1) + "\n", "last\n"]
-    assert output.tail == "x" * (TAIL - 4) + "last"
+    assert seen == ["one\n", "two\n", "thr\u00e4e" + "x" * (MAX_LINE + 1) + "\n", "last\n"]
+    assert output.tail == "x" * (MAX_TAIL - 4) + "last"
     assert output.last_line == "x" * 200
 
 

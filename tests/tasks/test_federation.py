@@ -171,7 +171,9 @@ def test_a_photo_gets_to_bob(tmp_path: Path, nursery: Nursery, bobs_store: str |
             batch.task(ImageResizerTask(TENANT, "", name, side, side, format, 80)).depend_on([file])
             for name, side, format in (("tn", 100, "webp"), ("sd", 200, "jpeg"))
         ]
-        action = batch.task(ActionCreatorTask(TENANT, "POST", {"text": "Grüße von der Katze"}))
+        action = batch.task(
+            ActionCreatorTask(TENANT, "POST", {"text": "Grüße von der Katze"}, audience=["bob.example"])
+        )
         action.depend_on([file, *variants])
         batch.task(ActionDeliveryTask("bob.example")).depend_on([action]).with_retry(SOON)
     file_id, tn_id, sd_id, action_id, delivery_id = batch.ids

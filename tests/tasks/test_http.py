@@ -10,6 +10,7 @@ import json
 import re
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from urllib.parse import quote
 
 import pytest
 
-from scheduler import PermanentError, Retry
+from scheduler import AsyncContext, PermanentError, Retry, Scheduler, task
 from scheduler.tasks import ActionDeliveryTask, HttpTask
 from scheduler.tasks.addresses import Rules
 from scheduler.tasks.failures import Refused, Unreachable, seconds_of
 from scheduler.tasks.secrets_of import Secrets
+from support.databases import Database, one_database
 
 from .certificates import Certificates
 from .fake import AsyncFakeContext
@@ -63,7 +65,7 @@ def test_a_request_and_its_answer() -> None:
 )
 def test_any_key_makes_an_idempotency_key(key: str, sent: str) -> None:
     with serving(answer(200)) as server:
-        for task in (HttpTask(server.url, "POST"), ActionDeliveryTask("bob.example", "token")):
+        for task in (HttpTask(server.url, "POST"), ActionDeliveryTask("bob.example", action())):
             ctx = AsyncFakeContext(LOCAL | {"actions": {"inbox": f"{server.url}/{{recipient}}"}})
             ctx.idempotency_key = key
             asyncio.run(task.run(ctx))  # type: ignore[arg-type]
@@ -87,6 +89,36 @@ def test_without_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx2", None)
     with pytest.raises(PermanentError, match=r"pip install 'schedd\[http\]'"):
         run(HttpTask("http://127.0.0.1:1"))
+
+
+gate, blocked = threading.Event(), threading.Semaphore(0)
+
+
+def block() -> None:
+    blocked.release()
+    assert gate.wait(30)
+
+
+@task
+async def blocks_a_thread(ctx: AsyncContext) -> None:
+    await asyncio.to_thread(block)
+
+
+@pytest.mark.case(80)
+@one_database
+def test_it_waits_for_no_handler_that_blocks_its_thread(database: Database) -> None:
+    gate.clear()
+    jobs = Scheduler(database.url, settings=LOCAL)
+    jobs.register(HttpTask)
+    jobs.register(blocks_a_thread)
+    with serving(answer(200)) as server, jobs:
+        others = [jobs.task(blocks_a_thread).schedule() for _ in range(12)]
+        for _ in others:
+            assert blocked.acquire(timeout=30)
+        assert jobs.result(jobs.task(HttpTask(server.url)).schedule(), timeout=30)["status"] == 200
+        gate.set()
+        assert {info.state for info in jobs.wait(others, timeout=30).values()} == {"success"}
+    jobs.close()
 
 
 # Failures
@@ -202,6 +234,91 @@ def test_what_is_allowed() -> None:
     assert rules.admit("CRM.internal.", ipaddress.ip_address("192.168.0.9"))
     assert rules.admit("x", ipaddress.ip_address("8.8.8.8"))
     assert not rules.admit("x", ipaddress.ip_address("64:ff9b::a00:1"))
+
+
+# The special-purpose registries of the IANA, multicast, and the metadata services of clouds.
+SPECIAL = [
+    "0.0.0.0/8",
+    "0.0.0.0/32",
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.0.0.0/29",
+    "192.0.0.8/32",
+    "192.0.0.9/32",
+    "192.0.0.10/32",
+    "192.0.0.170/32",
+    "192.0.0.171/32",
+    "192.0.2.0/24",
+    "192.31.196.0/24",
+    "192.52.193.0/24",
+    "192.88.99.0/24",
+    "192.168.0.0/16",
+    "192.175.48.0/24",
+    "198.18.0.0/15",
+    "198.51.100.0/24",
+    "203.0.113.0/24",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+    "255.255.255.255/32",
+    "168.63.129.16/32",
+    "100.100.100.200/32",
+    "::1/128",
+    "::/128",
+    "::/96",
+    "64:ff9b:1::/48",
+    "100::/64",
+    "100:0:0:1::/64",
+    "2001::/23",
+    "2001::/32",
+    "2001:1::1/128",
+    "2001:1::2/128",
+    "2001:1::3/128",
+    "2001:2::/48",
+    "2001:3::/32",
+    "2001:4:112::/48",
+    "2001:10::/28",
+    "2001:20::/28",
+    "2001:30::/28",
+    "2001:db8::/32",
+    "2002::/16",
+    "2620:4f:8000::/48",
+    "3fff::/20",
+    "5f00::/16",
+    "fc00::/7",
+    "fd00:ec2::254/128",
+    "fe80::/10",
+    "fec0::/10",
+    "ff00::/8",
+]
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+def test_no_special_purpose_address_is_public(special: str) -> None:
+    """Its first, a middle and its last one; of IPv4 also IPv4-mapped and by NAT64."""
+    network = ipaddress.ip_network(special)
+    rules = Rules([])
+    for one in {network[0], network[network.num_addresses // 2], network[-1]}:
+        ways = [one]
+        if one.version == 4:
+            ways += [ipaddress.ip_address(f"{prefix}{one}") for prefix in ("::ffff:", "64:ff9b::", "::")]
+        for way in ways:
+            assert not rules.admit("x", way), way
+        assert Rules([special]).admit("x", one), "what is allowed is"
+
+
+def test_public_addresses_are_admitted() -> None:
+    """Next to the special ones, too."""
+    public = """
+        1.1.1.1 9.255.255.255 11.0.0.0 100.63.255.255 100.128.0.0 172.15.255.255 172.32.0.0 192.0.1.0 192.88.98.255
+        192.88.100.0 198.17.255.255 198.20.0.0 223.255.255.255 168.63.129.17 2001:200:: 2001:db7:: 2001:db9:: 2003::
+        2606:4700:4700::1111 2620:4f:8001:: 3ffe:ffff:: 3fff:1000:: ::ffff:1.1.1.1 64:ff9b::1.1.1.1
+    """
+    for one in public.split():
+        assert Rules([]).admit("x", ipaddress.ip_address(one)), one
 
 
 def test_redirects_are_followed_and_looked_at_again() -> None:
@@ -432,21 +549,29 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 INBOX = {"http": {"allow": ["127.0.0.1"]}}
 
 
+def action(**claims: Any) -> str:
+    """An action with a signature of zeros, for bob unless ``aud`` says otherwise."""
+    told = {"iss": "alice.example", "iat": 1, "t": "POST", "aud": "bob.example"} | claims
+    parts = (json.dumps({"alg": "ES384"}).encode(), json.dumps(told).encode(), bytes(96))
+    return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts)
+
+
 def deliver(server: Server, *, results: dict[int, Any] | None = None, **fields: Any) -> Any:
     settings = INBOX | {"actions": {"inbox": f"{server.url}/to/{{recipient}}/api/inbox"}}
     return run(ActionDeliveryTask("bob.example", **fields), settings, results=results or {})
 
 
 def test_a_delivery() -> None:
+    token = action()
     with serving(answer(202)) as server:
-        assert deliver(server, token="a.b.c", related=["d.e.f"]) == {"recipient": "bob.example", "status": 202}
+        assert deliver(server, token=token, related=["d.e.f"]) == {"recipient": "bob.example", "status": 202}
     (asked,) = server.asked
     assert asked.path == "/to/bob.example/api/inbox"
-    assert json.loads(asked.body) == {"token": "a.b.c", "related": ["d.e.f"]}
+    assert json.loads(asked.body) == {"token": token, "related": ["d.e.f"]}
     assert asked.headers["idempotency-key"] == "task-42"
     with serving(answer(202)) as server:
-        deliver(server, results={3: {"token": "from.the.parent"}, 4: {"file_id": "f1~x"}})
-    assert json.loads(server.asked[0].body)["token"] == "from.the.parent"
+        deliver(server, results={3: {"token": token}, 4: {"file_id": "f1~x"}})
+    assert json.loads(server.asked[0].body)["token"] == token
     with pytest.raises(PermanentError, match="there are 0 tokens"):
         deliver(server)
 
@@ -456,7 +581,22 @@ def test_a_delivery() -> None:
 )
 def test_deliveries_that_fail(status: int, error: type[Exception]) -> None:
     with serving(answer(status, b"no", Location="/else")) as server, pytest.raises(error, match="the inbox of bob"):
-        deliver(server, token="x")
+        deliver(server, token=action())
+
+
+@pytest.mark.case(90, pure=True)
+def test_an_action_goes_to_its_audience_only() -> None:
+    with serving(answer(202)) as server:
+        for token, told in (
+            (action(aud=["carol.example"]), r"is for carol\.example, and not for bob\.example"),
+            (action(aud=[]), "not a signed action: aud names 0 domains"),
+            ("x", "not a signed action"),
+        ):
+            with pytest.raises(PermanentError, match=told):
+                deliver(server, token=token)
+        assert server.asked == []
+        deliver(server, token=action(aud=["carol.example", "bob.example"]))
+        assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(

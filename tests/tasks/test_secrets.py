@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from scheduler import Scheduler, TaskState
 from scheduler.cli.root import root
 from scheduler.tasks import EmailTask, HttpTask
 from scheduler.testing import drain
+from support.runner import Runner
 
 from .server import answer, serving
 
@@ -61,9 +61,9 @@ def test_no_secret_gets_about(
     ]
     jobs.close()
 
-    shown = "".join(CliRunner().invoke(root, ["show", str(one)]).output for one in (good, bad, mail))
-    shown += "".join(CliRunner().invoke(root, ["logs", str(one)]).output for one in (good, bad, mail))
-    settings = CliRunner().invoke(root, ["config", "check"]).output
+    shown = "".join(Runner().invoke(root, ["show", str(one)]).output for one in (good, bad, mail))
+    shown += "".join(Runner().invoke(root, ["logs", str(one)]).output for one in (good, bad, mail))
+    settings = Runner().invoke(root, ["config", "check"]).output
     assert "Bearer ${crm}" in shown
     assert "mail.password" in settings
     stored = b"".join(path.read_bytes() for path in tmp_path.glob("schedd.db*") if path.is_file())

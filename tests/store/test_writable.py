@@ -1,0 +1,55 @@
+"""A database that takes no writes is told from one that does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler.ports import SystemClock
+from scheduler.store.db.backup import health
+from scheduler.store.db.database import Database as Store
+from scheduler.store.db.writable import no_writes
+from scheduler.store.read.status import status
+from support.databases import Database
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[Store]:
+    made = Store(database.url, SystemClock())
+    yield made
+    made.dispose()
+
+
+def _as_nobody(path: str) -> str | None:
+    """Root may write everywhere."""
+    with sa.create_engine(f"sqlite:///{path}").connect() as connection:
+        if os.geteuid() == 0:
+            os.setuid(NOBODY)
+        return no_writes(connection)
+
+
+@pytest.mark.case(82)
+def test_it_is_told_what_takes_no_writes(database: Database, store: Store) -> None:
+    with store.read() as connection:
+        assert no_writes(connection) is None
+        assert status(connection, store.now()).stuck == []
+    assert health(store).no_writes is None
+    if database.is_sqlite:
+        path = database.path.with_name("copy.db")
+        path.write_bytes(database.path.read_bytes())
+        path.chmod(0o444)
+        path.parent.chmod(0o555)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert "cannot be written by this user" in str(pool.apply(_as_nobody, (str(path),)))
+        return
+    with store.read() as connection:
+        connection.execute(sa.text("SET TRANSACTION READ ONLY"))
+        assert "takes no writes" in str(no_writes(connection))
+        ((problem, text, _, _),) = status(connection, store.now()).stuck
+        assert (problem, "takes no writes" in text) == ("writes", True)

@@ -1,0 +1,63 @@
+"""Every command of ``schedctl``, as a line that can be given to a database with a task 1, a schedule and an event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+READING = (
+    "status",
+    "list",
+    "show 1",
+    "wait 1 --timeout 0",
+    "logs 1",
+    "graph 1",
+    "dlq list",
+    "dlq list --each",
+    "dlq show 1",
+    "cron list",
+    "cron next nightly",
+    "event list",
+    "workers",
+    "gc --dry-run",
+    "db check",
+    "config check",
+    "doctor",
+)
+CHANGING = (
+    "run true",
+    "submit no-such-kind",
+    "cancel 1",
+    "retry 1",
+    "dlq replay 1",
+    "dlq replay-all",
+    "dlq purge --older-than 1d --yes",
+    "cron pause nightly",
+    "cron resume nightly",
+    "cron trigger nightly",
+    "cron delete nightly",
+    "event emit paid",
+    "worker drain 1",
+    "worker resume 1",
+    "worker restart 1",
+    "gc",
+    "doctor --repair",
+    "db upgrade",
+    "db upgrade --dry-run",
+    "db backup",
+    "completion bash",
+)
+EVERY = READING + CHANGING
+
+
+def leaves(command: click.Command, name: str = "") -> Iterator[str]:
+    """The names of all commands below this one, such as ``cron list``."""
+    if not isinstance(command, click.Group):
+        yield name
+        return
+    context = click.Context(command)
+    for below in command.list_commands(context):
+        found = command.get_command(context, below)
+        assert found is not None
+        yield from leaves(found, f"{name} {below}".strip())

@@ -1,0 +1,112 @@
+"""A PostgreSQL primary and a standby that follows it by streaming, asynchronously, for tests of failovers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+
+from support import postgres_server
+from support.own_server import JOBS, OwnServer
+
+PATIENCE = 20.0  # seconds
+
+
+class _Standby(OwnServer):
+    """Follows ``primary``. A copy of the same data directory, so that nothing has to be copied from the running one."""
+
+    def __init__(self, primary: OwnServer, **settings: str) -> None:
+        self._primary = primary
+        super().__init__(port=free_port(), **settings)
+
+    def prepare(self) -> None:
+        (self.data / "standby.signal").touch()
+        follows = f"host={self._primary.data} port={self._primary.port} user=postgres"
+        with (self.data / "postgresql.auto.conf").open("a") as settings:
+            settings.write(f"primary_conninfo = '{follows}'\n")
+
+
+class Pair:
+    """See the module. Both listen on 127.0.0.1, too: some spellings of a URL know hosts and ports only."""
+
+    def __init__(self) -> None:
+        settings = {"listen_addresses": "127.0.0.1", "wal_keep_size": "64", "wal_receiver_status_interval": "1"}
+        self.primary = OwnServer(port=free_port(), **settings)
+        try:
+            self.standby = _Standby(self.primary, **settings)
+        except BaseException:
+            self.primary.close()
+            raise
+
+    def url(self, spelling: str = "lists", database: str = JOBS) -> str:
+        """The URL of both: ``lists`` of hosts and of ports as libpq has them, or ``pairs`` as SQLAlchemy has them."""
+        ports = self.primary.port, self.standby.port
+        if spelling == "pairs":
+            query = "&".join(f"host=127.0.0.1:{port}" for port in ports)
+        else:
+            query = f"host=127.0.0.1,127.0.0.1&port={ports[0]},{ports[1]}"
+        return f"postgresql+psycopg://postgres@/{database}?{query}&target_session_attrs=read-write"
+
+    def caught_up(self) -> None:
+        """Wait until the standby has everything that the primary has committed."""
+        wanted = self.primary.sql("SELECT pg_current_wal_flush_lsn()")[0][0]
+        deadline = time.monotonic() + PATIENCE
+        while not self.standby.sql(f"SELECT pg_last_wal_replay_lsn() >= '{wanted}'")[0][0]:
+            assert time.monotonic() < deadline, "the standby does not catch up"
+            time.sleep(0.01)
+
+    def cut(self) -> None:
+        """The standby gets nothing any more: what the primary commits from now on is lost with it."""
+        self.caught_up()
+        self.standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
+        self.standby.sql("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + PATIENCE
+        while self.standby.sql("SELECT count(*) FROM pg_stat_wal_receiver")[0][0]:
+            assert time.monotonic() < deadline, "the standby still follows"
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """End all processes of the primary at once."""
+        main = int((self.primary.data / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        for pid in (main, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+        for lock in (
+            "postmaster.pid",
+            f".s.PGSQL.{self.primary.port}.lock",
+        ):  # they name a process that may be unreaped
+            (self.primary.data / lock).unlink(missing_ok=True)
+
+    def promote(self) -> None:
+        """The standby takes writes from now on."""
+        postgres_server._run(self.standby._binaries / "pg_ctl", "-w", "-D", self.standby.data, "promote")
+
+    def demote(self) -> None:
+        """The primary takes no more writes, and keeps its sessions."""
+        self.primary.sql("ALTER SYSTEM SET default_transaction_read_only = on")
+        self.primary.sql("SELECT pg_reload_conf()")
+
+    def fail_over(self) -> None:
+        """The primary dies; the standby takes its place."""
+        self.kill()
+        self.promote()
+
+    def close(self) -> None:
+        self.standby.close()
+        self.primary.close()
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
