@@ -85,9 +85,17 @@ class Pair:
         postgres_server._run(self.standby._binaries / "pg_ctl", "-w", "-D", self.standby.data, "promote")
 
     def demote(self) -> None:
-        """The primary takes no more writes, and keeps its sessions."""
+        """The primary takes no more writes, and keeps its sessions.
+
+        The server's main process tells the sessions before it accepts another connection. So once a new connection has
+        the setting, the next statement of each session has it, too.
+        """
         self.primary.sql("ALTER SYSTEM SET default_transaction_read_only = on")
         self.primary.sql("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + PATIENCE
+        while self.primary.sql("SHOW default_transaction_read_only")[0][0] != "on":
+            assert time.monotonic() < deadline, "the primary still takes writes"
+            time.sleep(0.01)
 
     def fail_over(self) -> None:
         """The primary dies; the standby takes its place."""

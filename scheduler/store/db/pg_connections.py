@@ -105,7 +105,7 @@ class PgConnections:
         with self._mutex:
             self._users[raw] = threading.get_ident()
         if raw in self._distrusted:
-            raise self.errors("this connection leads to a server that takes no writes any more")
+            raise self.errors("this connection was cut, or leads to a server that takes no writes any more")
         if since is not None and time.monotonic() - since > _TRUSTED:
             self._ping(raw)
 
@@ -120,7 +120,7 @@ class PgConnections:
             self._distrusted.update(self._peers)
 
     def trusts(self, raw: Any) -> bool:
-        """Whether this connection has been made since :meth:`distrust`."""
+        """Whether this connection was not cut, and was made since the last :meth:`distrust`."""
         return raw not in self._distrusted
 
     def used_by(self, thread: int) -> list[Any]:
@@ -138,11 +138,12 @@ class PgConnections:
 
         The server is asked to end what it does for them: a session that waits for a lock does not read its socket.
         """
-        used = self.used_by(thread)
-        cancel(used)
         with self._mutex:
+            used = self.used_by(thread)
             others = [raw for raw in self._peers if idle and raw not in self._users]
             found = [(raw, self._peers.get(raw)) for raw in (*used, *others)]
+            self._distrusted.update(raw for raw, _ in found)  # the pool hands out none of them again
+        cancel(used)
         return sum(shut_down(raw, peer) for raw, peer in found)
 
 
