@@ -69,11 +69,14 @@ test: setup
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not soak" $(PYTEST_ARGS)
 
 # What breaks most things when it is wrong, from each room of the code; it has to stay under a minute on two cores.
-QUICK := model/catchup model/recurrence model/recurrence_scan model/redact model/retry model/state \
-  cases/cancel cases/caps cases/claim_lease cases/dead_letters cases/dependencies cases/events cases/functions \
-  cases/groups cases/keys cases/messages cases/one_commit cases/policies cases/poll cases/recurrence cases/retry \
-  cases/sleep cases/steps cases/transaction cli/columns cli/db cli/help cli/status cli/submit cli/tasks store/costs \
-  tasks/command tasks/files builder config config_example scheduler_options settings with_block
+QUICK := cli/columns cli/db cli/help cli/status cli/submit cli/tasks client/builder config/durations \
+  config/example config/load engine/attempt/exception_groups engine/attempt/retry engine/cancel \
+  engine/claim_lease engine/dispatch/max_concurrency engine/dispatch/one_commit engine/durable/events \
+  engine/durable/sleep engine/durable/steps engine/execution/cpu_functions engine/execution/envelope \
+  engine/execution/transaction engine/maintenance/schedules engine/poll model/catchup model/recurrence \
+  model/recurrence_scan model/redact model/retry model/state store/admin/replay store/costs \
+  store/graph/dependencies store/tasks/deadlines store/tasks/keys tasks/command tasks/files scheduler_options \
+  with_block
 QUICK_FILES := $(foreach name,$(QUICK),tests/$(if $(findstring /,$(name)),$(dir $(name)))test_$(notdir $(name)).py)
 
 quick: setup

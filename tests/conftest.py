@@ -9,7 +9,7 @@ pytest_plugins = [
     "support.databases",
     "support.casebook",
     "support.bench",
-    "support.told",
+    "support.measurements",
     "support.fleet",
     "support.flows",
 ]

@@ -53,17 +53,17 @@ MUTANTS = (
                 "(:worker IS NOT NULL AND {table}.state + 0 {states})",
             ),
         ),
-        ("tests/cases/test_claim_lease.py", "tests/store/test_fence.py"),
+        ("tests/engine/test_claim_lease.py", "tests/store/tasks/test_fence.py"),
     ),
     Mutant(
         "the fence: the claim alone",
         (Change("scheduler/store/db/dialect.py", "CASE WHEN {table}.claim = j.claim THEN", "CASE WHEN true THEN"),),
-        ("tests/cases/test_claim_lease.py", "tests/store/test_fence.py"),
+        ("tests/engine/test_claim_lease.py", "tests/store/tasks/test_fence.py"),
     ),
     Mutant(
         "the lease test in reap",
         (Change("scheduler/store/reaper.py", "(t.lease_until < :before OR", "(:before > 0 OR"),),
-        ("tests/cases/test_claim_lease.py",),
+        ("tests/engine/test_claim_lease.py",),
     ),
     Mutant(
         "the lease test in renew",
@@ -74,7 +74,7 @@ MUTANTS = (
                 'heartbeat_at = :now{told} "\n            f"WHERE id = :worker AND',
             ),
         ),
-        ("tests/cases/test_claim_lease.py", "tests/store/test_fence.py"),
+        ("tests/engine/test_claim_lease.py", "tests/store/tasks/test_fence.py"),
     ),
     Mutant(
         "what runs is told when the lease runs out",
@@ -85,12 +85,12 @@ MUTANTS = (
                 "self._every",
             ),
         ),
-        ("tests/cases/test_review_leases.py",),
+        ("tests/engine/maintenance/test_lease.py",),
     ),
     Mutant(
         "time to renew after an outage",
         (Change("scheduler/engine/engine.py", "self.lease.postpone_reaping()", "pass"),),
-        ("tests/cases/test_review_leases.py",),
+        ("tests/engine/maintenance/test_lease.py",),
     ),
     Mutant(
         "a renewal gives back only what it has kept",
@@ -101,18 +101,18 @@ MUTANTS = (
                 "list(self.engine_state.held.values())",
             ),
         ),
-        ("tests/cases/test_review_leases.py",),
+        ("tests/engine/maintenance/test_lease.py",),
     ),
     Mutant(
         "a claim that nobody knows of is not forgotten",
         (Change("scheduler/engine/dispatch/lost_commits.py", "return bool(deferred)", "return False"),),
-        ("tests/cases/test_review_engine.py",),
+        ("tests/engine/test_failed_cycles.py",),
         "postgresql",
     ),
     Mutant(
         "ends outlive an urgent turn that fails",
         (Change("scheduler/engine/dispatch/completion.py", "pairs + self.deferred", "pairs"),),
-        ("tests/cases/test_review_engine.py",),
+        ("tests/engine/test_failed_cycles.py",),
     ),
     Mutant(
         "no end is slept over",
@@ -123,7 +123,7 @@ MUTANTS = (
                 "if self.requests or self._rung:",
             ),
         ),
-        ("tests/cases/test_review_engine.py",),
+        ("tests/engine/test_failed_cycles.py",),
     ),
     Mutant(
         "what a dead child had not begun goes back",
@@ -134,12 +134,12 @@ MUTANTS = (
                 "pass",
             ),
         ),
-        ("tests/cases/test_child_pool.py",),
+        ("tests/engine/processes/test_pool.py",),
     ),
     Mutant(
         "a thread leaves ctx.cpu when the function has ended",
         (Change("scheduler/engine/execution/offload.py", "        wait([future])\n", ""),),
-        ("tests/cases/test_functions.py",),
+        ("tests/engine/execution/test_cpu_functions.py",),
     ),
     Mutant(
         "a coroutine leaves ctx.cpu when the function has ended",
@@ -150,7 +150,7 @@ MUTANTS = (
                 "        pass",
             ),
         ),
-        ("tests/cases/test_functions.py",),
+        ("tests/engine/execution/test_cpu_functions.py",),
     ),
     Mutant(
         "what has ended in a child is told at a hard stop",
@@ -161,7 +161,7 @@ MUTANTS = (
                 "            pass\n\n    def on_exit(",
             ),
         ),
-        ("tests/cases/test_child_pool.py",),
+        ("tests/engine/processes/test_pool.py",),
     ),
     Mutant(
         "the release condition: all edges met",
@@ -172,22 +172,22 @@ MUTANTS = (
                 "CASE WHEN schedd_tasks.unmet >= 0 THEN",
             ),
         ),
-        ("tests/cases/test_revival.py",),
+        ("tests/store/graph/test_revival.py",),
     ),
     Mutant(
         "the same for what a turn claims as it releases it",
         (Change("scheduler/store/tasks/ready_children.py", "rows = [row for row in rows if _LEFT(row) <= 0]", "pass"),),
-        ("tests/cases/test_dependencies.py",),
+        ("tests/store/graph/test_dependencies.py",),
     ),
     Mutant(
         "what is due before comes first",
         (Change("scheduler/store/tasks/ready_children.py", "if lane in known:", "if False:"),),
-        ("tests/cases/test_ripe.py",),
+        ("tests/engine/dispatch/test_ready_children.py",),
     ),
     Mutant(
         "the release condition: which ends meet an edge",
         (Change("scheduler/store/graph/release.py", "(ok & :bit) <> 0", "(ok & :bit) >= 0"),),
-        ("tests/cases/test_truth_table.py",),
+        ("tests/store/graph/test_truth_table.py",),
     ),
     Mutant(
         "finish and release in one transaction",
@@ -200,7 +200,7 @@ MUTANTS = (
                 "    ready += release(",
             ),
         ),
-        ("tests/cases/test_one_commit.py",),
+        ("tests/engine/dispatch/test_one_commit.py",),
     ),
     Mutant(
         "one task per (schedule, slot)",
@@ -212,7 +212,7 @@ MUTANTS = (
                 "set()",
             ),
         ),
-        ("tests/cases/test_catch_up.py", "tests/cases/test_recurrence.py"),
+        ("tests/engine/maintenance/test_catch_up.py", "tests/engine/maintenance/test_schedules.py"),
     ),
     Mutant(
         "a key is held once",
@@ -229,7 +229,7 @@ MUTANTS = (
                 "SELECT t.id, t.state FROM schedd_tasks t WHERE t.id < 0 AND t.kind = :kind",
             ),
         ),
-        ("tests/cases/test_keys.py",),
+        ("tests/store/tasks/test_keys.py",),
     ),
     Mutant(
         "a replaced task runs once more when its attempt has ended",
@@ -240,7 +240,7 @@ MUTANTS = (
                 "CASE WHEN false THEN 0",
             ),
         ),
-        ("tests/cases/test_replace.py",),
+        ("tests/store/tasks/test_replace.py",),
     ),
     Mutant(
         "nothing of the replaced set is left",
@@ -251,12 +251,12 @@ MUTANTS = (
                 '"DELETE FROM schedd_edges WHERE child = :id AND 1 = 0",',
             ),
         ),
-        ("tests/cases/test_replace.py",),
+        ("tests/store/tasks/test_replace.py",),
     ),
     Mutant(
         "what is asked again is answered, not done again",
         (Change("scheduler/engine/dispatch/requests.py", "r._replace(again=True) for r", "r for r"),),
-        ("tests/cases/test_unanswered.py",),
+        ("tests/engine/dispatch/test_requests.py",),
     ),
     Mutant(
         "an end is known by the record of its attempt",
@@ -267,7 +267,7 @@ MUTANTS = (
                 "        lost: list[tuple[int, int]] = []",
             ),
         ),
-        ("tests/cases/test_unanswered.py",),
+        ("tests/engine/dispatch/test_requests.py",),
     ),
     Mutant(
         "a claim that is committed late is looked for",
@@ -276,7 +276,7 @@ MUTANTS = (
                 "scheduler/engine/maintenance/registration.py", "            self.dispatch.lost_commits.recheck()\n", ""
             ),
         ),
-        ("tests/cases/test_unanswered.py",),
+        ("tests/engine/dispatch/test_requests.py",),
     ),
     Mutant(
         "what stalled is kept from running here before it is taken back",
@@ -288,23 +288,23 @@ MUTANTS = (
                 "    engine_state.losing |= gone\n",
             ),
         ),
-        ("tests/cases/test_stalls.py",),
+        ("tests/engine/maintenance/test_stalls.py",),
     ),
     Mutant(
         "the cap lock",
         (Change("scheduler/store/tasks/limits.py", 'f"ORDER BY t.name {dialect.skip_locked}"', '"ORDER BY t.name"'),),
-        ("tests/cases/test_caps.py",),
+        ("tests/engine/dispatch/test_max_concurrency.py",),
         "postgresql",
     ),
     Mutant(
         "the cap counts what is held",
         (Change("scheduler/store/tasks/limits.py", "max(0, cap - self.held[lane])", "cap"),),
-        ("tests/cases/test_caps.py",),
+        ("tests/engine/dispatch/test_max_concurrency.py",),
     ),
     Mutant(
         "the rate counts starts until they may be over",
         (Change("scheduler/model/rate.py", "if until > now - self.period))", "if until > now))"),),
-        ("tests/cases/test_rates.py",),
+        ("tests/engine/dispatch/test_rate_limit.py",),
     ),
     Mutant(
         "a replaced task keeps its key",
@@ -315,7 +315,7 @@ MUTANTS = (
                 "  held_key = CASE WHEN {T}.rerun <> 3\n      AND ({T}.cancel_requested",
             ),
         ),
-        ("tests/cases/test_replace.py",),
+        ("tests/store/tasks/test_replace.py",),
     ),
     Mutant(
         "a cancel from above means what replaced it, too",
@@ -326,7 +326,7 @@ MUTANTS = (
                 "rerun = rerun",
             ),
         ),
-        ("tests/cases/test_replace.py",),
+        ("tests/store/tasks/test_replace.py",),
     ),
     Mutant(
         "the key of what ends with its worker",
@@ -337,7 +337,7 @@ MUTANTS = (
                 "",
             ),
         ),
-        ("tests/cases/test_keys.py::test_the_key_of_what_ends_with_its_worker_is_free_again",),
+        ("tests/store/tasks/test_keys.py::test_the_key_of_what_ends_with_its_worker_is_free_again",),
     ),
     Mutant(
         "a dead worker stays while it holds something",
@@ -346,17 +346,17 @@ MUTANTS = (
                 "scheduler/store/admin/retention.py", "WHERE t.worker = schedd_workers.id AND", "WHERE t.worker < 0 AND"
             ),
         ),
-        ("tests/cases/test_retention.py",),
+        ("tests/store/admin/test_retention.py",),
     ),
     Mutant(
         "a fixed delay goes on though its run is gone",
         (Change("scheduler/store/schedules.py", "AND (r.id IS NULL OR r.state >=", "AND (r.state >="),),
-        ("tests/cases/test_review_schedules.py",),
+        ("tests/engine/maintenance/test_schedule_failures.py",),
     ),
     Mutant(
         "a key's holder that a batch depends on is held",
         (Change("scheduler/store/tasks/enqueue.py", "if not lock and len(self.specs) > 1:", "if False:"),),
-        ("tests/store/test_nobody_waits.py",),
+        ("tests/store/tasks/test_lock_waits.py",),
         "postgresql",
     ),
 )

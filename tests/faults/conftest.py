@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from faults.harness import Fleet, Mother, connect
-from faults.lender import Lender
+from faults.shared_fork_server import Lender
 from scheduler import Scheduler
 from scheduler.engine.processes import children as children
 from support.databases import Database

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stateful.seat import DURABLE, ENDINGS, NAP
+from stateful.fleet_worker import DURABLE, ENDINGS, NAP
 from stateful.world import OTHERWISES, WHENS, Database, World
 
 MOST = 24  # tasks that a run makes by itself

@@ -13,9 +13,9 @@ from scheduler.errors import CycleError, DuplicateKeyError, InvalidTransitionErr
 from scheduler.store.admin import doctor as checks
 from scheduler.store.db.dialect import prepared
 from scheduler.testing import FakeClock
+from stateful.fleet_worker import GRACE, KEPT, LEASE, LONGEST_WAIT, POOLS, Hard, Row, Seat, Soft, event_of, stored_ids
 from stateful.model import HELD, SECOND, Model, Set, Task, Wrong
 from stateful.recurring import Recurring
-from stateful.seat import GRACE, KEPT, LEASE, LONGEST_WAIT, POOLS, Hard, Row, Seat, Soft, event_of, stored_ids
 
 KINDS: dict[str, Any] = {"Hard": Hard, "Soft": Soft}
 LEVELS = ("high", "medium", "low")

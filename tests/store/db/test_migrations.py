@@ -23,7 +23,7 @@ from scheduler.store.db.database import Database as Store
 from scheduler.testing import drain
 from support.databases import Database
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @task

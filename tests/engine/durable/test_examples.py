@@ -18,14 +18,14 @@ from support.bench import Bench
 from support.databases import Database
 from support.fleet import rows, write
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "durable"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "durable"))
 import agent
 import billing
 import polling
 import saga
 import transfer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @dataclass

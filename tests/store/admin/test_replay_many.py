@@ -159,7 +159,7 @@ def test_a_crash_before_the_commit_loses_nothing(bench: Bench) -> None:
         "FAILPOINTS.hit = lambda name: os._exit(9) if name == 'before replay commit' else None\n"
         "Scheduler(sys.argv[1]).dead_letters.replay_all(by='alice')\n"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", code, bench.database.url],
         cwd=root,

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from faults import isolated as kinds
 from faults.harness import history, rows, state, until
-from faults.test_away import away
+from faults.test_database_away import away
 from scheduler import AsyncContext, Context, Scheduler, task
 from scheduler.errors import Collided
 from scheduler.store.db import pg_connections as wires

@@ -19,10 +19,9 @@ from scheduler.store.requests.request import AttemptRequest
 from scheduler.store.tasks.claim import Claimed
 from scheduler.store.tasks.complete import finish
 from scheduler.testing import FakeClock
+from support.bare_workers import Bare
 from support.bench import Side
 from support.databases import Database
-
-from .test_fence import Bare
 
 EVENT = "approved"
 

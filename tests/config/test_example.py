@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scheduler.config.model import KINDS, load
 
-EXAMPLE = Path(__file__).parents[1] / "config.example.toml"
+EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
 SETTING = re.compile(r"#?(\w+) = ")
 
 

@@ -21,9 +21,8 @@ from scheduler.store.tasks.claim import Claimed
 from scheduler.store.tasks.complete import finish
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.testing import FakeClock
+from support.bare_workers import Bare
 from support.databases import Database
-
-from .test_fence import Bare
 
 pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 

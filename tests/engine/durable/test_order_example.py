@@ -11,7 +11,7 @@ import pytest
 from scheduler.testing import drain
 from support.bench import Bench
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "durable"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "durable"))
 from order import Order
 
 DAY = 86_400.0
