@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from scheduler import PermanentError, Priority, RetryPolicy, Task, backup_sqlite
-from scheduler.tasks.durable import sync_directory
-from scheduler.tasks.paths import open_directory
+from scheduler.tasks.files.atomic import sync_directory
+from scheduler.tasks.files.paths import open_directory
 from scheduler.tasks.settings import required, section
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import Priority, RetryPolicy, Task
-from scheduler.tasks.paths import open_directory
+from scheduler.tasks.files.paths import open_directory
 from scheduler.tasks.settings import required
 
 if TYPE_CHECKING:

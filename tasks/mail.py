@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
-from scheduler.tasks.failures import Refused, Unreachable
-from scheduler.tasks.secrets_of import HIDDEN, forms_of
+from scheduler.tasks.http.client import trust
+from scheduler.tasks.http.errors import Refused, Unreachable
+from scheduler.tasks.http.secrets import HIDDEN, forms_of
 from scheduler.tasks.settings import required, section
-from scheduler.tasks.web import trust
 
 if TYPE_CHECKING:
     from scheduler import Context

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler import AsyncContext, Context, PermanentError, Priority, RetryPolicy, Task, task
-from scheduler.tasks.blobs import BlobStore
+from scheduler.tasks.files.blob_store import BlobStore
 
 
 class ArchiveTask(Task, retry=RetryPolicy(min_wait=1, max_wait=60)):

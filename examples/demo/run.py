@@ -294,7 +294,7 @@ class Demo:
         ]
 
     def gallery_is_whole(self) -> bool:
-        from scheduler.tasks.blobs import BlobStore
+        from scheduler.tasks.files.blob_store import BlobStore
 
         manifest = json.loads((self.work / "gallery" / "manifest.json").read_text(encoding="utf-8"))
         store = BlobStore(self.work / "gallery-check")  # gives every content its id anew

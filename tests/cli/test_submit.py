@@ -219,7 +219,7 @@ def test_run_without_the_dashes_and_with_a_shell(ctl: Ctl, tmp_path: Path) -> No
 
 
 def test_a_command_runs(ctl: Ctl, live: Bench) -> None:
-    from scheduler.tasks.command import CommandTask
+    from scheduler.tasks.command.task import CommandTask
 
     live.jobs.settings["command"] = {"enabled": True, "roots": []}
     live.jobs.register(CommandTask)

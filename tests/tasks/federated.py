@@ -18,8 +18,8 @@ import uvicorn
 
 from scheduler import Scheduler
 from scheduler.tasks import ActionVerifierTask
-from scheduler.tasks.blobs import BlobStore
-from scheduler.tasks.tokens import action_id_of, public_keys
+from scheduler.tasks.actions.tokens import action_id_of, public_keys
+from scheduler.tasks.files.blob_store import BlobStore
 
 TENANT = 7
 PATIENCE = 60.0  # seconds

@@ -10,7 +10,7 @@ import msgspec
 from PIL import Image
 
 from scheduler.tasks import FileIdGeneratorTask, ImageResizerTask
-from scheduler.tasks.blobs import BlobStore
+from scheduler.tasks.files.blob_store import BlobStore
 
 from .fake import FakeContext
 

@@ -20,13 +20,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from scheduler import PermanentError
-from scheduler.tasks import ActionCreatorTask, ActionVerifierTask, action_verifier, web
-from scheduler.tasks.action_store import ActionStore
-from scheduler.tasks.blobs import BlobStore, Incoming
-from scheduler.tasks.failures import Refused, Unreachable
-from scheduler.tasks.issuer_keys import MISSING_KEY_TTL, RING
-from scheduler.tasks.secrets_of import Secrets
-from scheduler.tasks.tokens import action_id_of, is_signed_by, load_public_key, public_keys, read
+from scheduler.tasks import ActionCreatorTask, ActionVerifierTask
+from scheduler.tasks.actions import verifier
+from scheduler.tasks.actions.issuer_keys import MISSING_KEY_TTL, RING
+from scheduler.tasks.actions.store import ActionStore
+from scheduler.tasks.actions.tokens import action_id_of, is_signed_by, load_public_key, public_keys, read
+from scheduler.tasks.files.blob_store import BlobStore, Incoming
+from scheduler.tasks.http import client
+from scheduler.tasks.http.errors import Refused, Unreachable
+from scheduler.tasks.http.secrets import Secrets
 
 from .fake import AsyncFakeContext, FakeContext
 from .server import Asked, Server, answer, serving
@@ -523,9 +525,9 @@ def test_what_is_sent_instead_of_a_file_is_not_taken(bob: Side, published: Publi
     """Neither into memory nor into the store."""
     published.server._answers = [answer(404, bytes(2_000_000))]
     taken: list[bytes] = []
-    call = web.Call("GET", published.server.url, most=10_000_000)
-    reply = asyncio.run(web.send(call, bob.settings, Secrets({}), taken.append))
-    assert (reply.status, reply.truncated, len(reply.body)) == (404, True, web.SINK_CHUNK)
+    call = client.Call("GET", published.server.url, max_body=10_000_000)
+    reply = asyncio.run(client.send(call, bob.settings, Secrets({}), taken.append))
+    assert (reply.status, reply.truncated, len(reply.body)) == (404, True, client.SINK_CHUNK)
     assert taken == []
 
 
@@ -553,7 +555,7 @@ def test_files_are_fetched_a_few_at_a_time(alice: Side, bob: Side, published: Pu
 
     async def while_others_fetch() -> None:
         turns = asyncio.Semaphore(0)
-        action_verifier._turns[asyncio.get_running_loop()] = turns
+        verifier._turns[asyncio.get_running_loop()] = turns
         task = asyncio.ensure_future(ActionVerifierTask(7, token).run(AsyncFakeContext(bob.settings)))  # type: ignore[arg-type]
         await asyncio.wait([task], timeout=0.3)
         assert not task.done()

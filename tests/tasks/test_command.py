@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from scheduler import PermanentError
-from scheduler.tasks import CommandTask, command
-from scheduler.tasks.output import MAX_LINE, MAX_TAIL, Output
-from scheduler.tasks.process import CommandFailed, Process
+from scheduler.tasks import CommandTask
+from scheduler.tasks.command import task as command_task
+from scheduler.tasks.command.output import MAX_LINE, MAX_TAIL, Output
+from scheduler.tasks.command.process import CommandFailed, Process
 
 from .commands import ALLOWED, descriptors, run, sh
 from .fake import FakeContext
@@ -142,7 +143,7 @@ def test_a_working_directory_that_is_exchanged_for_a_link(tmp_path: Path, monkey
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     for directory in (inside / "deep" / "er", outside / "er"):
         directory.mkdir(parents=True)
-    looked = command.directory_within
+    looked = command_task.directory_within
 
     def look(*args: Any) -> Any:
         found = looked(*args)
@@ -150,7 +151,7 @@ def test_a_working_directory_that_is_exchanged_for_a_link(tmp_path: Path, monkey
         (inside / "deep").symlink_to(outside)
         return found
 
-    monkeypatch.setattr(command, "directory_within", look)
+    monkeypatch.setattr(command_task, "directory_within", look)
     settings = {"command": {"enabled": True, "roots": [str(inside)]}}
     with pytest.raises(PermanentError, match=r"working directory .*/deep/er' was exchanged for a link"):
         run("touch", "made", cwd=str(inside / "deep" / "er"), ctx=FakeContext(settings))

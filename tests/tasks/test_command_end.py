@@ -14,7 +14,7 @@ import pytest
 
 from scheduler import TaskTimeout
 from scheduler.errors import Cancelled
-from scheduler.tasks.process import CommandFailed
+from scheduler.tasks.command.process import CommandFailed
 
 from .commands import ALLOWED, carriers, descriptors, gone, run, sh
 from .fake import FakeContext
@@ -125,7 +125,7 @@ def test_a_crowd_of_grandchildren(mark: str) -> None:
     assert not carriers(mark)
 
 
-def test_a_supervisor_that_is_killed_takes_the_group_along(mark: str) -> None:
+def test_a_reaper_that_is_killed_takes_the_group_along(mark: str) -> None:
     with pytest.raises(CommandFailed, match="supervising process was killed"):
         sh("sleep 1000 & kill -9 $PPID; sleep 1000", env={"MARK": mark})
     assert gone(mark)
@@ -134,7 +134,7 @@ def test_a_supervisor_that_is_killed_takes_the_group_along(mark: str) -> None:
 def test_a_killed_schedd_takes_its_commands_along(mark: str, tmp_path: Path) -> None:
     code = """
 import sys
-from scheduler.tasks.process import Process
+from scheduler.tasks.command.process import Process
 env = {"PATH": "/usr/bin:/bin", "MARK": sys.argv[1]}
 script = "trap '' TERM; sleep 1000 & setsid sleep 1000 & echo ready; wait"
 def show(data): print(data.decode(), flush=True)

@@ -25,8 +25,8 @@ from scheduler.tasks import (
     FileIdGeneratorTask,
     ImageResizerTask,
 )
-from scheduler.tasks.action_store import ActionStore
-from scheduler.tasks.blobs import BlobStore, file_id_of
+from scheduler.tasks.actions.store import ActionStore
+from scheduler.tasks.files.blob_store import BlobStore, file_id_of
 from support.processes import Child, Nursery
 
 from .federated import PATIENCE, TENANT

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from scheduler import PermanentError
-from scheduler.tasks import FileIdGeneratorTask, blobs
-from scheduler.tasks.blobs import BlobMissing
+from scheduler.tasks import FileIdGeneratorTask
+from scheduler.tasks.files import blob_store
+from scheduler.tasks.files.blob_store import BlobMissing
 
 from .commands import descriptors
 from .fake import FakeContext
@@ -274,7 +275,7 @@ def test_ids_are_checked_before_they_become_paths(settings: dict[str, Any]) -> N
 def test_put_and_open(settings: dict[str, Any]) -> None:
     store = store_of(settings)
     blob = store.put(DATA)
-    assert blob == blobs.Blob(id_of(DATA), len(DATA))
+    assert blob == blob_store.Blob(id_of(DATA), len(DATA))
     assert store.put(DATA) == blob
     with store.open(blob.file_id) as file:
         assert file.read() == DATA

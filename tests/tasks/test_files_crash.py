@@ -14,7 +14,7 @@ import pytest
 
 from scheduler.errors import Cancelled
 from scheduler.tasks import FileIdGeneratorTask
-from scheduler.tasks.blobs import BlobStore
+from scheduler.tasks.files.blob_store import BlobStore
 
 from .commands import descriptors
 from .fake import FakeContext, file_settings

@@ -20,9 +20,9 @@ import pytest
 
 from scheduler import AsyncContext, PermanentError, Retry, Scheduler, task
 from scheduler.tasks import ActionDeliveryTask, HttpTask
-from scheduler.tasks.addresses import Rules
-from scheduler.tasks.failures import Refused, Unreachable, seconds_of
-from scheduler.tasks.secrets_of import Secrets
+from scheduler.tasks.http.errors import Refused, Unreachable, seconds_of
+from scheduler.tasks.http.secrets import Secrets
+from scheduler.tasks.http.ssrf_guard import Rules
 from support.databases import Database, one_database
 
 from .certificates import Certificates
@@ -608,7 +608,7 @@ def test_recipients_that_are_none(recipient: str) -> None:
 
 
 def test_the_usual_inbox() -> None:
-    from scheduler.tasks.delivery import inbox_of
+    from scheduler.tasks.actions.delivery import inbox_of
 
     assert inbox_of({}, "bob.example") == "https://cl-o.bob.example/api/inbox"
     with pytest.raises(PermanentError, match="must contain"):

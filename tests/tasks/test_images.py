@@ -14,8 +14,8 @@ from scheduler import PermanentError
 from scheduler.errors import Cancelled
 from scheduler.model.registry import Registry
 from scheduler.tasks import ImageResizerTask
-from scheduler.tasks.blobs import BlobStore
-from scheduler.tasks.pictures import fit
+from scheduler.tasks.files.blob_store import BlobStore
+from scheduler.tasks.files.image_scaling import fit
 
 from .fake import FakeContext
 from .pictures import (
@@ -169,7 +169,7 @@ def test_it_can_run_again(settings: dict[str, Any], monkeypatch: pytest.MonkeyPa
     source = upload(encoded(quarters(80, 80)), settings)
     first = resize(source, settings)
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "scheduler.tasks.pictures", None)  # it does not need to draw again
+        patch.setitem(sys.modules, "scheduler.tasks.files.image_scaling", None)  # it does not need to draw again
         assert resize(source, settings) == first
     # Killed between the blob and the listing, or the blob lost: it is made again.
     store = BlobStore.from_settings(settings)

@@ -13,8 +13,8 @@ import pytest
 
 from scheduler import PermanentError
 from scheduler.tasks import ImageResizerTask
-from scheduler.tasks.blobs import BlobStore
-from scheduler.tasks.pictures import make_variant
+from scheduler.tasks.files.blob_store import BlobStore
+from scheduler.tasks.files.image_scaling import make_variant
 
 from .pictures import (
     encoded,
@@ -93,7 +93,7 @@ def test_no_such_file_of_this_tenant(settings: dict[str, Any]) -> None:
 
 def test_without_pillow(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     source = upload(encoded(quarters(80, 80)), settings)
-    monkeypatch.delitem(sys.modules, "scheduler.tasks.pictures")
+    monkeypatch.delitem(sys.modules, "scheduler.tasks.files.image_scaling")
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(PermanentError, match=r"pip install 'schedd\[images\]'"):
         resize(source, settings)

@@ -19,7 +19,7 @@ from aiosmtpd.smtp import AuthResult, LoginPassword
 
 from scheduler import PermanentError, RetryPolicy, Scheduler
 from scheduler.tasks import EmailTask, mail
-from scheduler.tasks.failures import Refused, Unreachable
+from scheduler.tasks.http.errors import Refused, Unreachable
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.tasks import FileIdGeneratorTask
-from scheduler.tasks.blobs import BlobStore
+from scheduler.tasks.files.blob_store import BlobStore
 
 from .fake import FakeContext
 

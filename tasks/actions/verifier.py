@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
-from scheduler.tasks.action_store import ActionStore
-from scheduler.tasks.audience import check_audience
-from scheduler.tasks.blobs import BlobStore, Incoming, now_text
-from scheduler.tasks.failures import refuse
-from scheduler.tasks.functions import imported
-from scheduler.tasks.issuer_keys import RING
-from scheduler.tasks.secrets_of import Secrets
+from scheduler.tasks.actions.audience import check_audience
+from scheduler.tasks.actions.issuer_keys import RING
+from scheduler.tasks.actions.store import ActionStore
+from scheduler.tasks.actions.tokens import MAX_TOKEN, Unverified, read
+from scheduler.tasks.allowed_functions import imported
+from scheduler.tasks.files.blob_store import BlobStore, Incoming, now_text
+from scheduler.tasks.http.client import Call, send
+from scheduler.tasks.http.errors import refuse
+from scheduler.tasks.http.secrets import Secrets
 from scheduler.tasks.settings import filled, positive, required, section
-from scheduler.tasks.tokens import MAX_TOKEN, Unverified, read
-from scheduler.tasks.web import Call, send
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,18 +82,18 @@ class ActionVerifierTask(Task, timeout=900, retry=RetryPolicy(min_wait=10, max_w
         blobs = BlobStore.from_settings(settings)
         if await asyncio.to_thread(blobs.metadata, self.tn_id, file_id) is not None:
             return False
-        most = positive(settings, "actions", "max_file", DEFAULT_MAX_FILE)
+        max_file = positive(settings, "actions", "max_file", DEFAULT_MAX_FILE)
         url = filled(settings, "actions", "files", FILES, issuer=issuer, file_id=file_id)
         coming = blobs.incoming()
         try:
             reply = await send(
-                Call("GET", url, timeout=self.timeout, most=most), settings, Secrets(settings), coming.write
+                Call("GET", url, timeout=self.timeout, max_body=max_file), settings, Secrets(settings), coming.write
             )
             if reply.status != 200:
                 what = f"{file_id} of {issuer}: {reply.status}"
                 refuse(what, reply.status, reply.headers.get("retry-after"))
             if reply.truncated:
-                raise PermanentError(f"{file_id} of {issuer} is larger than {most} bytes ([actions] max_file)")
+                raise PermanentError(f"{file_id} of {issuer} is larger than {max_file} bytes ([actions] max_file)")
             kind = reply.headers.get("content-type")
             await asyncio.to_thread(_keep, blobs, self.tn_id, issuer, file_id, coming, kind)
         finally:

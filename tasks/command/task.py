@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, Task, TaskTimeout
-from scheduler.tasks.output import Output
-from scheduler.tasks.paths import directory_within
-from scheduler.tasks.process import CommandFailed, Process
+from scheduler.tasks.command.output import Output
+from scheduler.tasks.command.process import CommandFailed, Process
+from scheduler.tasks.files.paths import directory_within
 from scheduler.tasks.settings import section
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
-from scheduler.tasks.audience import check_audience
-from scheduler.tasks.failures import refuse
-from scheduler.tasks.requests_to import MAX_REFUSAL_TEXT, header_of, text_of
-from scheduler.tasks.secrets_of import Secrets
+from scheduler.tasks.actions.audience import check_audience
+from scheduler.tasks.actions.tokens import DOMAIN, read
+from scheduler.tasks.http.client import Call, send
+from scheduler.tasks.http.errors import refuse
+from scheduler.tasks.http.secrets import Secrets
+from scheduler.tasks.http.task import MAX_REFUSAL_TEXT, header_of, text_of
 from scheduler.tasks.settings import filled
-from scheduler.tasks.tokens import DOMAIN, read
-from scheduler.tasks.web import Call, send
 
 if TYPE_CHECKING:
     from scheduler import AsyncContext
@@ -53,7 +53,7 @@ class ActionDeliveryTask(Task, timeout=300, retry=RetryPolicy(min_wait=10, max_w
         url = inbox_of(ctx.settings, self.recipient)
         body = msgspec.json.encode({"token": token, "related": self.related})
         headers = {"content-type": "application/json", "idempotency-key": header_of(ctx.idempotency_key)}
-        call = Call("POST", url, headers, body, self.timeout, most=4096)
+        call = Call("POST", url, headers, body, self.timeout, max_body=4096)
         reply = await send(call, ctx.settings, Secrets(ctx.settings))
         if not 200 <= reply.status < 300:
             said = text_of(reply.body)[:MAX_REFUSAL_TEXT].strip()

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
-from scheduler.tasks.action_store import ActionStore
-from scheduler.tasks.audience import named_audience
-from scheduler.tasks.blobs import FILE_ID, BlobStore
-from scheduler.tasks.settings import required
-from scheduler.tasks.tokens import (
+from scheduler.tasks.actions.audience import named_audience
+from scheduler.tasks.actions.store import ActionStore
+from scheduler.tasks.actions.tokens import (
     ACTION_ID,
     DOMAIN,
     MAX_ATTACHMENTS,
@@ -23,6 +21,8 @@ from scheduler.tasks.tokens import (
     read,
     sign,
 )
+from scheduler.tasks.files.blob_store import FILE_ID, BlobStore
+from scheduler.tasks.settings import required
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

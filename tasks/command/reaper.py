@@ -1,6 +1,6 @@
 """The parent of one command: a small script that sees to it that nothing of the command outlives its task.
 
-Run by :mod:`scheduler.tasks.process` as ``python -I -S supervisor.py FD``; FD is one end of a socketpair.
+Run by :mod:`scheduler.tasks.command.process` as ``python -I -S reaper.py FD``; FD is one end of a socketpair.
 
 Why a process between schedd and the command, for some 15 ms per command:
 
@@ -82,7 +82,7 @@ def start(directory: bytes, confined: bool, argv: list[bytes], env: dict[bytes, 
         raise CannotStart(f"error exec {error.errno}") from None
 
 
-class Supervisor:
+class Reaper:
     def __init__(self, control: int, pid: int, grace: float) -> None:
         self.control = control
         self.pid = pid  # of the command, and of its group
@@ -189,12 +189,12 @@ def main(control: int) -> None:
     grace, directory, confined, argv, env = read_spec(control)
     become_subreaper()
     try:
-        supervisor = Supervisor(control, start(directory, confined, argv, env), grace)
+        reaper = Reaper(control, start(directory, confined, argv, env), grace)
     except CannotStart as failure:
         os.write(control, f"{failure}\n".encode())
         return
-    supervisor.wait()
-    supervisor.end()
+    reaper.wait()
+    reaper.end()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from scheduler import PermanentError
-from scheduler.tasks.blobs import FILE_ID
+from scheduler.tasks.files.blob_store import FILE_ID
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from scheduler.tasks.durable import Staging, read_json, sync_directory
+from scheduler.tasks.actions.tokens import ACTION_ID, Unverified
+from scheduler.tasks.files.atomic import Staging, read_json, sync_directory
 from scheduler.tasks.settings import required
-from scheduler.tasks.tokens import ACTION_ID, Unverified
 
 
 class ActionStore:

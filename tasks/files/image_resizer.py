@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, Priority, RetryPolicy, Task
-from scheduler.tasks.blobs import FILE_ID, BlobStore, now_text
+from scheduler.tasks.files.blob_store import FILE_ID, BlobStore, now_text
 from scheduler.tasks.settings import positive
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ImageResizerTask(
         if done is not None and done.items() >= wanted.items() and store.exists(done["file_id"]):
             return done
 
-        from scheduler.tasks.pictures import make_variant  # here, since it needs Pillow
+        from scheduler.tasks.files.image_scaling import make_variant  # here, since it needs Pillow
 
         ctx.check_cancelled()
         with store.open(source_id) as file:

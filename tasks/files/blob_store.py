@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from scheduler import PermanentError
-from scheduler.tasks.durable import Staging, link_open_file, make_directory, read_json, sync_directory, write_all
+from scheduler.tasks.files.atomic import Staging, link_open_file, make_directory, read_json, sync_directory, write_all
 from scheduler.tasks.settings import required
 
 CHUNK = 1024 * 1024

@@ -10,9 +10,9 @@ from urllib.parse import quote
 import msgspec
 
 from scheduler import RetryPolicy, Task
-from scheduler.tasks.failures import refuse
-from scheduler.tasks.secrets_of import Secrets
-from scheduler.tasks.web import Call, Reply, send, shown
+from scheduler.tasks.http.client import Call, Reply, send, shown
+from scheduler.tasks.http.errors import refuse
+from scheduler.tasks.http.secrets import Secrets
 
 if TYPE_CHECKING:
     from scheduler import AsyncContext

@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler import PermanentError
-from scheduler.tasks.addresses import Rules
-from scheduler.tasks.failures import Unreachable
-from scheduler.tasks.secrets_of import Secrets, needs_secret
+from scheduler.tasks.http.errors import Unreachable
+from scheduler.tasks.http.secrets import Secrets, needs_secret
+from scheduler.tasks.http.ssrf_guard import Rules
 from scheduler.tasks.settings import section
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ Sink = Callable[[bytes], object]
 
 
 class Call(NamedTuple):
-    """What to send. ``most``: bytes of the answer's body that are kept; ``redirects``: how many are followed."""
+    """What to send. ``max_body``: bytes of the answer's body that are kept; ``redirects``: how many are followed."""
 
     method: str
     url: str
     headers: Mapping[str, str] = {}
     body: bytes | None = None
     timeout: float = 30.0
-    most: int = 64 * 1024
+    max_body: int = 64 * 1024
     redirects: int = 0
 
 
@@ -68,7 +68,7 @@ _CLIENT_LOG_FILTER = _ClientLogFilter()
 async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: Sink | None = None) -> Reply:
     """Send a request and read the answer. Raises Unreachable (also for its timeout) and PermanentError.
 
-    ``sink``: takes the body of a 200 by pieces, in a thread; it is not in the reply then, ``most`` holds all the same.
+    ``sink``: takes the body of a 200 by pieces, in a thread; the reply has none then. ``max_body`` holds for it too.
     What it raises is raised. Each address that is connected to is looked at first, after every redirect again.
     """
     try:
@@ -166,18 +166,18 @@ async def _once(
             continue
         try:
             if sink is not None and response.status_code != 200:
-                return await _read(response, min(call.most, SINK_CHUNK), url, None)  # only to say what is wrong
-            return await _read(response, call.most, url, sink)
+                return await _read(response, min(call.max_body, SINK_CHUNK), url, None)  # only to say what is wrong
+            return await _read(response, call.max_body, url, sink)
         finally:
             await response.aclose()
     raise AssertionError("not reached")
 
 
-async def _read(response: httpx2.Response, most: int, url: httpx2.URL, sink: Sink | None) -> Reply:
+async def _read(response: httpx2.Response, max_body: int, url: httpx2.URL, sink: Sink | None) -> Reply:
     body, passed, truncated = bytearray(), 0, False
     async for chunk in response.aiter_raw():
         body += chunk
-        if passed + len(body) > most:
+        if passed + len(body) > max_body:
             truncated = True
             break
         if sink is not None and len(body) >= SINK_CHUNK:
@@ -188,7 +188,7 @@ async def _read(response: httpx2.Response, most: int, url: httpx2.URL, sink: Sin
         await asyncio.to_thread(sink, bytes(body))
         body.clear()
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return Reply(response.status_code, headers, bytes(body[:most]), truncated, str(url))
+    return Reply(response.status_code, headers, bytes(body[:max_body]), truncated, str(url))
 
 
 @functools.lru_cache(maxsize=4)

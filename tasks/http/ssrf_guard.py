@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from scheduler import PermanentError
-from scheduler.tasks.failures import Unreachable
+from scheduler.tasks.http.errors import Unreachable
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network

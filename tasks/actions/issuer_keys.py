@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from scheduler import PermanentError
-from scheduler.tasks.failures import refuse
-from scheduler.tasks.secrets_of import Secrets
+from scheduler.tasks.actions.tokens import Unverified, is_signed_by, load_public_key
+from scheduler.tasks.http.client import Call, send
+from scheduler.tasks.http.errors import refuse
+from scheduler.tasks.http.secrets import Secrets
 from scheduler.tasks.settings import filled, section
-from scheduler.tasks.tokens import Unverified, is_signed_by, load_public_key
-from scheduler.tasks.web import Call, send
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -91,7 +91,7 @@ def _refused(action: Unverified) -> PermanentError:
 
 
 async def _fetch(url: str, issuer: str, settings: Mapping[str, Any], timeout: float) -> tuple[Key, ...]:
-    reply = await send(Call("GET", url, timeout=timeout, most=MAX_ANSWER), settings, Secrets(settings))
+    reply = await send(Call("GET", url, timeout=timeout, max_body=MAX_ANSWER), settings, Secrets(settings))
     if reply.status != 200:
         refuse(f"the keys of {issuer}: {reply.status}", reply.status, reply.headers.get("retry-after"))
     try:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, Priority, RetryPolicy, Task
-from scheduler.tasks.blobs import Blob, BlobStore, now_text
-from scheduler.tasks.paths import Entry, open_parent, open_regular
+from scheduler.tasks.files.blob_store import Blob, BlobStore, now_text
+from scheduler.tasks.files.paths import Entry, open_parent, open_regular
 from scheduler.tasks.settings import required
 
 if TYPE_CHECKING:

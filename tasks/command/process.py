@@ -1,6 +1,6 @@
-"""Process, a running command: starts it under its supervisor, reads it, ends it and its children.
+"""Process, a running command: starts it under its reaper, reads it, ends it and its children.
 
-Nothing here forks: the supervisor is started by :mod:`subprocess` without ``preexec_fn``, which is safe from
+Nothing here forks: the reaper is started by :mod:`subprocess` without ``preexec_fn``, which is safe from
 threads.
 """
 
@@ -20,11 +20,11 @@ from types import TracebackType
 
 from scheduler import PermanentError
 
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
-SUPERVISOR_GRACE = 10.0  # seconds that the supervisor may take beyond the grace period before it is ended itself
-KILL_TIMEOUT = 7.0  # seconds until the supervisor must have killed everything; a little more than its own KILL_TIMEOUT
+REAPER = Path(__file__).with_name("reaper.py")
+REAPER_GRACE = 10.0  # seconds that the reaper may take beyond the grace period before it is ended itself
+KILL_TIMEOUT = 7.0  # seconds until the reaper must have killed everything; a little more than its own KILL_TIMEOUT
 CHUNK = 64 * 1024
-MAX_SWEEPS = 100  # looks for what is left of a session, when its supervisor was killed
+MAX_SWEEPS = 100  # looks for what is left of a session, when its reaper was killed
 PIPE_READS = 16  # of CHUNK: as much as a pipe can hold
 
 # Errors of exec that no further attempt will change.
@@ -81,8 +81,8 @@ class Process:
         try:
             self._output, output = os.pipe()
             os.set_blocking(self._output, False)
-            self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUPERVISOR), str(control.fileno())],
+            self._reaper = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(REAPER), str(control.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -130,7 +130,7 @@ class Process:
                 self._listen()
         if not self._over:
             return True
-        # The supervisor has gone. Who may still hold the pipe is none of ours: take what is there, no more.
+        # The reaper has gone. Who may still hold the pipe is none of ours: take what is there, no more.
         for _ in range(PIPE_READS):
             if not self._read():
                 break
@@ -139,7 +139,7 @@ class Process:
     def stop(self) -> None:
         """SIGTERM, the grace period, SIGKILL: for the command and everything that it started."""
         self._order(b"stop")
-        until = time.monotonic() + self._grace + SUPERVISOR_GRACE
+        until = time.monotonic() + self._grace + REAPER_GRACE
         # Reading goes on: a command that writes its last words into a full pipe would never end.
         while self.pump(0.1) and time.monotonic() < until:
             pass
@@ -188,8 +188,8 @@ class Process:
                 self._raise_start_error(values[0], int(values[1]))
         if not data:
             self._over = True
-            if self._supervisor.wait() != 0:
-                self._kill_session()  # the supervisor was killed from outside and could not do it
+            if self._reaper.wait() != 0:
+                self._kill_session()  # the reaper was killed from outside and could not do it
 
     def _raise_start_error(self, what: str, number: int) -> None:
         texts = _CWD_ERRORS if what == "cwd" else _EXEC_ERRORS
@@ -198,9 +198,9 @@ class Process:
         raise OSError(number, f"cannot start {self._argv[0]!r}: {os.strerror(number)}")
 
     def _kill_session(self) -> None:
-        """Without the supervisor: whatever is in its session, which has its process id as its name."""
+        """Without the reaper: whatever is in its session, which has its process id as its name."""
         for _ in range(MAX_SWEEPS):
-            pids = _members(self._supervisor.pid)
+            pids = _members(self._reaper.pid)
             if not pids:
                 return
             for pid in pids:
@@ -211,12 +211,12 @@ class Process:
 
     def _kill(self) -> None:
         """When stopping was not enough, or was itself interrupted."""
-        self._control.close()  # which tells the supervisor to kill
+        self._control.close()  # which tells the reaper to kill
         try:
-            self._supervisor.wait(KILL_TIMEOUT)
+            self._reaper.wait(KILL_TIMEOUT)
         except subprocess.TimeoutExpired:  # it is stopped or stuck itself
-            self._supervisor.kill()
-            self._supervisor.wait()
+            self._reaper.kill()
+            self._reaper.wait()
             self._kill_session()
 
     def _close(self) -> None:
@@ -241,7 +241,7 @@ def _members(session: int) -> list[int]:
 
 
 def _spec(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, grace: float, confined: bool) -> bytes:
-    """As supervisor.read_spec wants it. A text cannot contain NUL: the task's fields were checked."""
+    """As reaper.read_spec wants it. A text cannot contain NUL: the task's fields were checked."""
     texts = [
         str(grace),
         cwd or "",

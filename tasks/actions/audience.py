@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scheduler import PermanentError
+from scheduler.tasks.actions.tokens import DOMAIN, MAX_AUDIENCES, Unverified
 from scheduler.tasks.settings import section
-from scheduler.tasks.tokens import DOMAIN, MAX_AUDIENCES, Unverified
 
 _SHOWN = 3  # domains in an error
 

@@ -1,0 +1,1 @@
+"""Signed actions: made, delivered, verified and stored."""

@@ -1,0 +1,1 @@
+"""FileIdGeneratorTask and ImageResizerTask, the store of files by content, and paths that stay inside a directory."""
