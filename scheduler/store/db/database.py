@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,7 +82,7 @@ class Database:
         self._engine, self._gate, self._opening = None, WriteGate(None), threading.Lock()
         self._pid = os.getpid()
 
-    @property
+    @cached_property
     def path(self) -> Path | None:
         """The database file, for SQLite."""
         return Path(self.url.database or "") if self.dialect.name == "sqlite" else None
