@@ -16,9 +16,10 @@ from scheduler.client.batch import Batch
 from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.client.tasks import TaskOperations
-from scheduler.engine.options import RETENTION, ProcessOptions
+from scheduler.engine.options import EngineOptions, ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.model.dead_letter import DeadLetter
+from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, NO_SLOT, POOL_SLOTS, PROCESS_GRACE, RETENTION
 from scheduler.model.limits import parse_size
 from scheduler.model.names import is_name
 from scheduler.model.registry import Registry
@@ -64,18 +65,18 @@ class Scheduler(TaskOperations):
         settings: dict[str, Any] | None = None,
         queues: Iterable[str] = ("*",),
         pools: Mapping[str, tuple[int, int]] | None = None,
-        lease: float = 30.0,
-        drain: float = 30.0,
+        lease: float = LEASE,
+        drain: float = DRAIN,
         max_concurrent_tasks: int = 0,
         default_timeout: float = 0.0,
         timezone: str = "UTC",
-        misfire_grace: float = 60.0,
+        misfire_grace: float = MISFIRE_GRACE,
         retention: Mapping[str, float] | None = None,
         auto_migrate: bool | None = None,
         log_attempts: str = "notable",
         capture_root: bool = False,
         processes: int | None = None,
-        process_grace: float = 5.0,
+        process_grace: float = PROCESS_GRACE,
         recycle_tasks: int = 0,
         recycle_memory: int | str = 0,
         child_state: str | None = None,
@@ -96,19 +97,18 @@ class Scheduler(TaskOperations):
         self._rng = rng
         self._around_run = around_run
         self._on_dead_letter = _hook(on_dead_letter)
-        self._options: dict[str, Any] = {
-            "queues": _queues(queues),
-            "pools": _pools(pools),
-            "lease": _positive(lease, "lease"),
-            "max_concurrent": _whole(max_concurrent_tasks, "max_concurrent_tasks", 0),
-            "default_timeout": round(_seconds(default_timeout, "default_timeout") * SECOND),
-            "misfire_grace": _positive(misfire_grace, "misfire_grace", 1),
-            "log_attempts": log_attempts,
-            "capture_root": capture_root,
-            "processes": _processes(processes, process_grace, recycle_tasks, recycle_memory, child_state),
-        }
-        if retention is not None:
-            self._options["retention"] = _retention(retention)
+        self._options = EngineOptions(
+            queues=_queues(queues),
+            pools=_pools(pools or {}),
+            max_concurrent=_whole(max_concurrent_tasks, "max_concurrent_tasks", 0),
+            lease=_positive(lease, "lease"),
+            default_timeout=round(_seconds(default_timeout, "default_timeout") * SECOND),
+            misfire_grace=_positive(misfire_grace, "misfire_grace", 1),
+            retention=_retention(retention or {}),
+            log_attempts=log_attempts,
+            capture_root=capture_root,
+            processes=_processes(processes, process_grace, recycle_tasks, recycle_memory, child_state),
+        )
         self._caller = TaskSubmitter(
             self.database, self.registry, self._notify, self._engine_notifier, timezone, before_schedule
         )
@@ -120,7 +120,7 @@ class Scheduler(TaskOperations):
     @classmethod
     def from_config(cls, path: str | None = None) -> Self:
         """Make a scheduler from a configuration file, with its task modules registered. Raises ConfigError."""
-        from scheduler.config.model import load
+        from scheduler.config.load import load
         from scheduler.config.task_modules import load_modules, make_scheduler
 
         config = load(path)
@@ -232,12 +232,11 @@ class Scheduler(TaskOperations):
 
     def _make_engine(self, *, inline: bool = False) -> Engine:
         from scheduler.engine.engine import Engine
-        from scheduler.engine.options import EngineOptions
 
         return Engine(
             self.database,
             self.registry,
-            EngineOptions(**self._options),
+            self._options,
             state=self.state,
             settings=self.settings,
             around_run=self._around_run,
@@ -396,15 +395,14 @@ def _retention(given: Mapping[str, float]) -> dict[str, float]:
     return kept
 
 
-def _pools(given: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]]:
-    names = ("high", "medium", "low")
-    pools = {"high": (2, 20), "medium": (8, 100), "low": (4, 50)}
-    for name, sizes in (given or {}).items():
-        if name not in names:
-            raise ConfigError(f"there is no pool {name!r}; there are {', '.join(names)}")
+def _pools(given: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    pools = dict(POOL_SLOTS)
+    for name, sizes in given.items():
+        if name not in pools:
+            raise ConfigError(f"there is no pool {name!r}; there are {', '.join(pools)}")
         if not isinstance(sizes, Sequence) or len(sizes) != 2 or any(not isinstance(n, int) or n < 0 for n in sizes):
             raise ConfigError(f"pool {name} must be (thread slots, async slots), not {sizes!r}")
         pools[name] = (sizes[0], sizes[1])
     if not any(map(any, pools.values())):
-        raise ConfigError("no pool has a slot, so nothing would ever run")
+        raise ConfigError(NO_SLOT)
     return pools

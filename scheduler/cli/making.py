@@ -14,6 +14,7 @@ from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note
 from scheduler.cli.streams import say
 from scheduler.errors import PayloadError
+from scheduler.model.defaults import POOLS
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -37,7 +38,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--cron", metavar="EXPR", help="Again and again: a cron expression of five fields."),
     click.option("--tz", metavar="ZONE", help="The zone of --cron; else [schedules] timezone."),
     click.option("--retry", type=Number(0), metavar="N", help="Retry up to N times after failures."),
-    click.option("--priority", type=click.Choice(("high", "medium", "low"), case_sensitive=False), help="Its level."),
+    click.option("--priority", type=click.Choice(POOLS, case_sensitive=False), help="Its level."),
     click.option("--key", metavar="K", help="Your name for it: the same kind and key is the same task."),
     click.option(
         "--conflict",

@@ -63,7 +63,7 @@ class Session:
     @cached_property
     def config(self) -> Config:
         """The configuration. Raises ConfigError."""
-        from scheduler.config.model import load
+        from scheduler.config.load import load
 
         return load(self.config_path)
 
@@ -104,7 +104,7 @@ class Session:
                 break
             except StoreError as trouble:
                 # The database refuses one of two writers that lock rows in different orders; it has to try again.
-                if "collided" not in str(trouble) or attempt == _TRIES - 1:
+                if not trouble.collided or attempt == _TRIES - 1:
                     raise
         self._notify(database)
         return done

@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
-from scheduler.config.model import Config, scheduler_options
+from scheduler.config.model import Config
+from scheduler.config.scheduler_options import scheduler_options
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.task import Task, TaskFunction
 

@@ -6,16 +6,14 @@ import os
 import re
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from scheduler.config.model import Config
 from scheduler.config.sources import shown
 from scheduler.errors import ConfigError
+from scheduler.model.defaults import NO_SLOT
 from scheduler.model.limits import parse_size
 from scheduler.model.names import is_name
-
-if TYPE_CHECKING:
-    from scheduler.config.model import Config
 
 
 def check(config: Config) -> None:
@@ -47,7 +45,7 @@ def check(config: Config) -> None:
                 refuse(name, f"expected {form}, not {shown(entry)}")
     pools = (config.pools.high, config.pools.medium, config.pools.low)
     if not any(pool.slots or pool.async_slots for pool in pools):
-        refuse("pools.high.slots", "no pool has a slot, so nothing would ever run")
+        refuse("pools.high.slots", NO_SLOT)
     try:
         parse_size(config.worker.recycle_memory, "it")
     except ConfigError as error:

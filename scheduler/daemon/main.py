@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scheduler import interpreter
-from scheduler.config import model as configuration
+from scheduler.config.load import load
 from scheduler.config.model import Config
 from scheduler.config.task_modules import TaskModules, find_state, make_scheduler
 from scheduler.daemon import log
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:
     options = _parse(argv)
     debug = options.debug or os.environ.get("SCHEDD_DEBUG", "") not in ("", "0")
     try:
-        config = configuration.load(options.config)
+        config = load(options.config)
         if options.check:
             print(check(config))
             return OK

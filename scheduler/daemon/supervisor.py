@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from scheduler import interpreter
-from scheduler.config import model as configuration
-from scheduler.config.model import Config
+from scheduler.config.load import load
+from scheduler.config.model import Config, changed
 from scheduler.config.task_modules import TaskModules
 from scheduler.daemon import log
 from scheduler.daemon.sd_notify import SystemdNotifier
@@ -242,7 +242,7 @@ class Supervisor:
         """Read the configuration again; a mistake in it leaves everything as it is."""
         self._notifier.reloading()
         try:
-            self._adopt(configuration.load(self.config.file))
+            self._adopt(load(self.config.file))
         except SchedulerError as error:
             logger.error("not reloaded: %s", error)
         except Exception:  # users' modules may raise anything; running tasks go on
@@ -269,12 +269,12 @@ class Supervisor:
         if kept.log != old.log:
             log.configure(kept.log)
         self.config = kept
-        later = configuration.changed(kept, wanted)
+        later = changed(kept, wanted)
         if set(old.tasks.modules) - set(kept.tasks.modules):
             later.append("tasks.modules")  # imported modules stay imported
         if set(old.tasks.builtin) - set(kept.tasks.builtin):
             later.append("tasks.builtin")
-        logger.info("reloaded", extra={"changed": configuration.changed(old, kept), "kinds_registered": kinds})
+        logger.info("reloaded", extra={"changed": changed(old, kept), "kinds_registered": kinds})
         if later:
             logger.warning("only a restart puts these into effect: %s", ", ".join(later))
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-POOL_NAMES = ("high", "medium", "low")
-DEFAULT_POOLS: Mapping[str, tuple[int, int]] = {"high": (2, 20), "medium": (8, 100), "low": (4, 50)}
-RETENTION: Mapping[str, float] = {
-    "success": 86400.0,
-    "failed": 30 * 86400.0,
-    "outcomes": 90 * 86400.0,
-    "events": 30 * 86400.0,
-    "results": 86400.0,
-    "keys": 86400.0,
-}
+from scheduler.model.defaults import LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION
 
 
 class ProcessOptions(NamedTuple):
@@ -23,7 +14,7 @@ class ProcessOptions(NamedTuple):
     ``module:function``, called once in each for its ``ctx.state``."""
 
     children: int = 0
-    grace: float = 5.0
+    grace: float = PROCESS_GRACE
     recycle_tasks: int = 0
     recycle_memory: int = 0
     state: str | None = None
@@ -37,14 +28,14 @@ class EngineOptions(NamedTuple):
     """
 
     queues: tuple[str, ...] = ("*",)
-    pools: Mapping[str, tuple[int, int]] = DEFAULT_POOLS
+    pools: Mapping[str, tuple[int, int]] = POOL_SLOTS
     max_concurrent: int = 0
-    lease: float = 30.0
+    lease: float = LEASE
     ahead: float = 0.1
     give_back: float = 1.0
     poll: float = 1.0
     default_timeout: int = 0
-    misfire_grace: float = 60.0
+    misfire_grace: float = MISFIRE_GRACE
     retention: Mapping[str, float] = RETENTION
     log_attempts: str = "notable"
     capture_root: bool = False

@@ -26,11 +26,11 @@ from scheduler.engine.durable.async_driver import track_tasks
 from scheduler.engine.execution.event_loop import run_in_new_loop
 from scheduler.engine.execution.executor import execute, execute_async
 from scheduler.engine.execution.loop_pulse import Pulse
-from scheduler.engine.options import POOL_NAMES
 from scheduler.engine.processes.host import ChildHost
 from scheduler.engine.processes.pool import ProcessPool
 from scheduler.engine.processes.processslots import ProcessSlots
 from scheduler.engine.state import EngineState
+from scheduler.model.defaults import POOLS
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import ASYNC, PROCESS, THREAD, SlotKey
 from scheduler.ports import Spawner
@@ -421,7 +421,7 @@ def make_slots(engine_state: EngineState, spawn: Spawner, *, inline: bool) -> di
             spawn,
             engine_state.means,
         )
-    for pool, name in enumerate(POOL_NAMES):
+    for pool, name in enumerate(POOLS):
         threads, tasks = engine_state.options.pools.get(name, (0, 0))
         for sort, size in ((THREAD, threads), (ASYNC, tasks), (PROCESS, processes.children if threads + tasks else 0)):
             if size <= 0:

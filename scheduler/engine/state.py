@@ -22,9 +22,10 @@ from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.runtime import StoredDrafts
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.engine.execution import offload as functions
-from scheduler.engine.options import RETENTION, EngineOptions
+from scheduler.engine.options import EngineOptions
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.capacity import HungHandler
+from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lives, Outcome, OutcomeColumns
 from scheduler.model.registry import Registry
 from scheduler.ports import SECOND

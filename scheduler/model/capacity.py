@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from scheduler.model.defaults import POOLS
 from scheduler.model.registry import PROCESS, SlotKey
 
-POOLS = ("high", "medium", "low")
 SLOT_TYPES = ("thread", "async", "process")  # published names of the slot types, in the order of their numbers
 HIGH = 0
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -165,26 +165,10 @@ if TYPE_CHECKING:
         def __init_subclass__(
             cls,
             *,
-            kind: str | None = None,
-            queue: str = "default",
-            priority: Priority | str = Priority.MEDIUM,
-            retry: RetryPolicy | None = None,
-            timeout: float | timedelta | None = None,
-            isolation: str = "thread",
-            max_concurrency: int | None = None,
-            rate_limit: str | None = None,
-            concurrency_key: str | Callable[[Any], str] | None = None,
-            dead_letter: bool = True,
-            result_ttl: float | timedelta | None = None,
-            key_retention: float | timedelta | None = None,
-            stall_after: float | timedelta | None = None,
-            on_stall: str = "report",
-            determinism: str = "report",
-            schema_version: int = 1,
-            limits: dict[str, Any] | None = None,
             frozen: bool = False,
             kw_only: bool = False,
             forbid_unknown_fields: bool = True,
+            **options: Unpack[OptionArgs],
         ) -> None: ...
 
 else:
@@ -254,26 +238,7 @@ class TaskFunction(Generic[P, R]):
 @overload
 def task(function: Callable[Concatenate[Any, P], R], /) -> TaskFunction[P, R]: ...
 @overload
-def task(
-    *,
-    kind: str | None = None,
-    queue: str = "default",
-    priority: Priority | str = Priority.MEDIUM,
-    retry: RetryPolicy | None = None,
-    timeout: float | timedelta | None = None,
-    isolation: str = "thread",
-    max_concurrency: int | None = None,
-    rate_limit: str | None = None,
-    concurrency_key: str | Callable[[Any], str] | None = None,
-    dead_letter: bool = True,
-    result_ttl: float | timedelta | None = None,
-    key_retention: float | timedelta | None = None,
-    stall_after: float | timedelta | None = None,
-    on_stall: str = "report",
-    determinism: str = "report",
-    schema_version: int = 1,
-    limits: dict[str, Any] | None = None,
-) -> Callable[[Callable[Concatenate[Any, P], R]], TaskFunction[P, R]]: ...
+def task(**options: Unpack[OptionArgs]) -> Callable[[Callable[Concatenate[Any, P], R]], TaskFunction[P, R]]: ...
 def task(function: Any = None, /, **options: Any) -> Any:
     """Make a task type of a function ``f(ctx, ...)``. Takes the class options of a Task. Bound to no scheduler.
 

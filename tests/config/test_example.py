@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scheduler.config.model import KINDS, load
+from scheduler.config.load import load
+from scheduler.config.model import KINDS
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
 SETTING = re.compile(r"#?(\w+) = ")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.config.model import KINDS, Config, changed, describe, load, scheduler_options
+from scheduler.config.load import load
+from scheduler.config.model import KINDS, Config, changed, describe
+from scheduler.config.scheduler_options import scheduler_options
 from scheduler.errors import ConfigError
 
 EXAMPLE = """
@@ -97,7 +99,7 @@ roots = ["/srv/in"]
 @pytest.fixture(autouse=True)
 def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scheduler.config.model.PLACES", ("config.toml", str(tmp_path / "etc" / "config.toml")))
+    monkeypatch.setattr("scheduler.config.load.PLACES", ("config.toml", str(tmp_path / "etc" / "config.toml")))
     return tmp_path
 
 

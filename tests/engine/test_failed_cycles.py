@@ -120,7 +120,7 @@ def test_a_suspect_for_a_pool_that_this_worker_lacks_holds_up_nobody(bench: Benc
 
 @pytest.mark.case(60)
 def test_a_suspect_whose_pool_is_taken_for_long_holds_up_nobody(bench: Bench) -> None:
-    bench.jobs._options["pools"] = {"high": (1, 0), "medium": (2, 0), "low": (1, 0)}
+    bench.jobs._options = bench.jobs._options._replace(pools={"high": (1, 0), "medium": (2, 0), "low": (1, 0)})
     engine = engine_of(bench.jobs)
     bench.step("long").priority("low").schedule()
     ring_and_step(bench.jobs)

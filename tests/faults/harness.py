@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 from faults import durable_kinds, kinds
 from scheduler import Scheduler
 from scheduler.engine.dispatch import completion as ledger
-from scheduler.engine.options import DEFAULT_POOLS
 from scheduler.model import state as st
+from scheduler.model.defaults import POOL_SLOTS
 from scheduler.store.db.dialect import prepared
 from scheduler.store.read import history as read_history
 from support.warm import warm
@@ -344,7 +344,7 @@ def all_ended(jobs: Scheduler, timeout: float = PATIENCE) -> None:
 def all_take_part(fleet: Fleet, jobs: Scheduler, processes: list[Process]) -> None:
     """Bodies in every one of these processes, which have the default pools and nothing else to do: one more under way
     at once than there are slots without any one of them. Nobody knows how long they take, so none is claimed ahead."""
-    slots = DEFAULT_POOLS["medium"][0] + DEFAULT_POOLS["low"][0]  # idle ones of low help
+    slots = POOL_SLOTS["medium"][0] + POOL_SLOTS["low"][0]  # idle ones of low help
     with jobs.batch() as batch:
         for _ in range(slots * (len(processes) - 1) + 1):
             batch.task(kinds.Hold())

@@ -21,7 +21,8 @@ from scheduler.engine.attempt.attempt import __file__ as _attempt_file
 from scheduler.engine.attempt.loop_threads import __file__ as _threads_file
 from scheduler.engine.slots import AsyncSlots, Slots
 from scheduler.engine.state import EngineState
-from scheduler.model.capacity import POOLS, HungHandler
+from scheduler.model.capacity import HungHandler
+from scheduler.model.defaults import POOLS
 from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.model.texts import rfc3339, storable
 from scheduler.ports import SECOND

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import UnknownTaskError
 from scheduler.model import state as st
-from scheduler.model.capacity import POOLS
+from scheduler.model.defaults import POOLS
 from scheduler.model.policy import TOO_LONG, TOO_SLOW
 from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.state import TaskState

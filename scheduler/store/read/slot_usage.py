@@ -8,7 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from scheduler.model.capacity import POOLS, OrphanedAttempts, Room
+from scheduler.model.capacity import OrphanedAttempts, Room
+from scheduler.model.defaults import POOLS
 from scheduler.model.registry import PROCESS, THREAD, SlotKey
 from scheduler.model.texts import listed
 from scheduler.store.db.dialect import prepared

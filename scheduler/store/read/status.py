@@ -8,7 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from scheduler.model import state as st
-from scheduler.model.capacity import POOLS
+from scheduler.model.defaults import POOLS
 from scheduler.model.state import Otherwise, TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND

@@ -10,7 +10,8 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.model import state as st
-from scheduler.model.capacity import POOLS, SLOT_TYPES, Capacity, HungHandler, OrphanedAttempts
+from scheduler.model.capacity import SLOT_TYPES, Capacity, HungHandler, OrphanedAttempts
+from scheduler.model.defaults import POOLS
 from scheduler.model.texts import counted, listed, rfc3339
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.begun import is_gone

@@ -1,0 +1,66 @@
+"""Finds, reads, merges and checks the configuration.
+
+A later source wins: defaults, the file, $CREDENTIALS_DIRECTORY, the environment. See docs/reference/configuration.md.
+"""
+
+from __future__ import annotations
+
+import os
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from scheduler.config.model import KINDS, Config, Section
+from scheduler.config.sources import Reader
+from scheduler.config.validation import check
+
+PLACES = ("config.toml", "/etc/schedd/config.toml")
+_SECRET = frozenset({"store.url", "mail.password"})  # never echoed in an error, shown without its password elsewhere
+
+
+def find(path: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The configuration file: the one named, else $SCHEDD_CONFIG, else the first of PLACES, else None."""
+    named = path or environ.get("SCHEDD_CONFIG")
+    if named:
+        return named
+    return next((place for place in PLACES if os.path.lexists(place)), None)
+
+
+def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
+    """Read and check the configuration. ``path``: the value of ``--config``.
+
+    Raises ConfigError for a setting that is unreadable, unknown or not valid; it names the setting and its source.
+    """
+    file = find(path, environ)
+    reader = Reader(KINDS, _SECRET)
+    layers = [reader.file(file)] if file is not None else []
+    layers += [reader.credentials(environ.get("CREDENTIALS_DIRECTORY")), reader.environment(environ)]
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for layer in layers:
+        for name, (value, source) in layer.items():
+            values[name], sources[name] = value, source
+    config = _build(values, None if file is None else os.path.abspath(file), sources)
+    check(config)
+    return config
+
+
+def _build(values: dict[str, Any], file: str | None, sources: dict[str, str]) -> Config:
+    """Make the Config of the merged values; other settings keep their defaults."""
+
+    def section(struct: type[msgspec.Struct], default: Any, prefix: str) -> Any:
+        changes = {}
+        for name, kind in typing.get_type_hints(struct).items():
+            if isinstance(kind, type) and issubclass(kind, Section):
+                changes[name] = section(kind, getattr(default, name), f"{prefix}{name}.")
+            elif prefix + name in values:
+                changes[name] = values[prefix + name]
+        return msgspec.structs.replace(default, **changes)
+
+    config: Config = msgspec.structs.replace(section(Config, Config(), ""), file=file, sources=sources)
+    if config.store.auto_migrate is None:
+        on_sqlite = config.store.url.partition(":")[0].partition("+")[0] == "sqlite"
+        config = msgspec.structs.replace(config, store=msgspec.structs.replace(config.store, auto_migrate=on_sqlite))
+    return config

@@ -1,0 +1,91 @@
+"""What a Scheduler, and the built-in tasks, take from the configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from scheduler.config.model import Config
+from scheduler.model.defaults import POOLS
+
+
+def scheduler_options(config: Config) -> dict[str, Any]:
+    """The keyword arguments of a Scheduler with this configuration, besides its url and ``state``."""
+    pools = {name: getattr(config.pools, name) for name in POOLS}
+    return {
+        "auto_migrate": config.store.auto_migrate,
+        "queues": config.worker.queues,
+        "pools": {name: (pool.slots, pool.async_slots) for name, pool in pools.items()},
+        "lease": config.worker.lease,
+        "drain": config.worker.drain,
+        "processes": config.worker.processes,
+        "process_grace": config.worker.grace,
+        "recycle_tasks": config.worker.recycle_tasks,
+        "recycle_memory": config.worker.recycle_memory,
+        "child_state": config.tasks.state,
+        "max_concurrent_tasks": config.worker.max_concurrent_tasks,
+        "default_timeout": config.worker.default_timeout,
+        "timezone": config.schedules.timezone,
+        "misfire_grace": config.schedules.misfire_grace,
+        "retention": msgspec.structs.asdict(config.retention),
+        "log_attempts": config.log.attempts,
+        "settings": task_settings(config),
+    }
+
+
+def task_settings(config: Config, environ: Mapping[str, str] = os.environ) -> dict[str, dict[str, Any]]:
+    """``ctx.settings`` of the built-in tasks: their sections, with absolute paths, and the store's place."""
+    made = {name: msgspec.structs.asdict(getattr(config, name)) for name in _FOR_TASKS}
+    for section, name in _PATHS:
+        value = made[section][name]
+        if isinstance(value, tuple):
+            made[section][name] = [_absolute(path) for path in value]
+        elif value is not None:
+            made[section][name] = _absolute(value)
+    for section, name in _LISTS:
+        made[section][name] = list(made[section][name])
+    made["http"]["secrets_dir"] = made["http"]["secrets_dir"] or environ.get("CREDENTIALS_DIRECTORY")
+    if made["actions"]["key_file"] is None and environ.get("CREDENTIALS_DIRECTORY"):
+        made["actions"]["key_file"] = os.path.join(environ["CREDENTIALS_DIRECTORY"], "signing-key.pem")
+    made["store"] = {"sqlite": _sqlite_path(config.store.url)}
+    return made
+
+
+_FOR_TASKS = ("command", "files", "http", "mail", "actions", "cleanup", "backup", "batch")
+_LISTS = (
+    ("http", "allow"),
+    ("http", "secrets"),
+    ("actions", "audience"),
+    ("actions", "following"),
+    ("actions", "connected"),
+    ("batch", "functions"),
+)
+_PATHS = (
+    ("command", "roots"),
+    ("files", "roots"),
+    ("files", "blobs"),
+    ("http", "ca"),
+    ("http", "secrets_dir"),
+    ("mail", "ca"),
+    ("actions", "key_file"),
+    ("actions", "directory"),
+    ("cleanup", "roots"),
+    ("backup", "sources"),
+    ("backup", "destinations"),
+)
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _sqlite_path(url: str) -> str | None:
+    """The file that a SQLite URL names; None for another database."""
+    scheme, _, rest = url.partition("://")
+    if scheme.partition("+")[0] != "sqlite" or not rest.startswith("/"):
+        return None
+    return os.path.abspath(unquote(rest[1:].partition("?")[0]))
