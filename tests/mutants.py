@@ -106,7 +106,7 @@ MUTANTS = (
     Mutant(
         "a claim that nobody knows of is not forgotten",
         (Change("scheduler/engine/dispatch/lost_commits.py", "return bool(deferred)", "return False"),),
-        ("tests/engine/test_failed_cycles.py",),
+        ("tests/engine/dispatch/test_commit_loss.py",),
         "postgresql",
     ),
     Mutant(

@@ -199,3 +199,26 @@ class Side(threading.Thread):
         if self._error is not None:
             raise self._error
         return self._value
+
+
+def wait_until_blocked(bench: Bench, side: Side) -> None:
+    """On PostgreSQL: until a session waits for a lock. SQLite shows none: its one write lock decides."""
+    if not bench.database.is_sqlite:
+        assert _blocks_before_it_ends(bench, side), "it did not wait"
+
+
+def wait_until_blocked_or_ended(bench: Bench, side: Side) -> None:
+    """PostgreSQL only: until a session waits for a lock, or the other side has ended without one."""
+    _blocks_before_it_ends(bench, side)
+
+
+def _blocks_before_it_ends(bench: Bench, side: Side) -> bool:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    for _ in range(2000):
+        with bench.jobs.database.read() as connection:
+            if connection.exec_driver_sql(waiting).scalar_one():
+                return True
+        side.join(0.005)
+        if not side.is_alive():
+            return False
+    raise AssertionError("no session waits for a lock")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import AsyncContext, Context, Task, TaskState, task
+from scheduler import AsyncContext, Context, Scheduler, Task, TaskState, task
 from scheduler.engine import slots as pools
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.runtime import Runtime
@@ -15,6 +15,8 @@ from scheduler.engine.execution.executor import execute
 from scheduler.model.outcome import Outcome
 from scheduler.ports import SystemClock, spawn_thread
 from scheduler.testing import drain, engine_of
+from support.bench import Step
+from support.databases import Database
 from support.fleet import Fleet, ends, step, until, write
 
 
@@ -211,3 +213,51 @@ def test_a_stored_policy_that_cannot_be_read_ends_the_task_with_that_reason(flee
     failed = jobs.get_task(task_id)
     assert (failed.state, failed.retry) == (TaskState.DEAD, None)
     assert "not a stored retry policy" in (failed.error or "")
+
+
+class Old(Task, kind="old", schema_version=2):
+    def run(self, ctx: Context) -> None: ...
+
+    @classmethod
+    def upgrade(cls, payload: Any, version: int) -> Any:
+        raise SystemExit("no")
+
+
+def test_an_upgrade_that_raises_systemexit_ends_only_its_task(database: Database) -> None:
+    with Scheduler(database.url, pools={"medium": (1, 0)}) as jobs:
+        jobs.register(Old)
+        jobs.register(Step)
+        jobs.state = None
+        engine = jobs.engine
+        spec = jobs.task(Old())._spec
+        spec.schema_version = 1
+        task = jobs._caller.store([spec])[0]
+        assert jobs.wait(task, 10)[task].state == "dead"
+        until(lambda: not engine.engine_state.held)  # which follows the commit
+        jobs.stop()
+
+
+class Exits(Task, kind="exits"):
+    async def run(self, ctx: Any) -> None:
+        import asyncio
+
+        async def inner() -> None:
+            raise SystemExit(3)
+
+        await asyncio.gather(inner())
+
+
+class Fine(Task, kind="fine"):
+    async def run(self, ctx: Any) -> str:
+        return "fine"
+
+
+@pytest.mark.case(7)
+def test_systemexit_in_a_handlers_own_asyncio_task_leaves_the_loop_alive(database: Database) -> None:
+    with Scheduler(database.url) as jobs:
+        jobs.register(Exits)
+        jobs.register(Fine)
+        bad = jobs.task(Exits()).schedule()
+        assert jobs.wait(bad, 10)[bad].state == "dead"
+        good = jobs.task(Fine()).schedule()
+        assert jobs.result(good, 10) == "fine"

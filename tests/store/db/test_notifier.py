@@ -16,8 +16,11 @@ from scheduler import Context, Scheduler, task
 from scheduler.ports import SystemClock, spawn_thread
 from scheduler.store.db import notifier as doorbell
 from scheduler.store.db.database import Database as Store
+from scheduler.store.db.notifier import ring_after_commit
 from scheduler.store.tasks import enqueue
+from support.bench import Bench
 from support.databases import Database
+from support.fleet import until
 
 APART = 0.2
 
@@ -170,3 +173,21 @@ def test_a_bell_that_fails_keeps_no_task_from_being_stored(database: Database, m
     assert broken
     assert [r.id for r in jobs.list_tasks()] == [stored]
     jobs.close()
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_many_tasks_in_one_transaction_ring_once(bench: Bench) -> None:
+    rung: list[int] = []
+    before = threading.active_count()
+    engine = bench.jobs.database.open()
+    with engine.begin() as connection:
+        for _ in range(200):
+            ring_after_commit(connection, lambda: rung.append(1))
+    assert threading.active_count() - before < 10
+    with engine.connect() as connection:
+        with connection.begin():
+            ring_after_commit(connection, lambda: rung.append(2))
+        with connection.begin():
+            ring_after_commit(connection, lambda: rung.append(3))
+    until(lambda: set(rung) >= {1, 2, 3})
+    assert {1, 2, 3} == set(rung)

@@ -5,36 +5,23 @@ Each race is held open on one connection while the other side comes; on PostgreS
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from scheduler import CycleError, Scheduler
+from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import Otherwise, When
 from scheduler.ports import FAILPOINTS
+from scheduler.store.admin import retention
 from scheduler.store.tasks import control
-from scheduler.testing import drain
-from support.bench import Bench, Side, Step, ring_and_step, run_claimed
-
-
-def wait_until_blocked(bench: Bench, side: Side) -> None:
-    """On PostgreSQL: until a session waits for a lock. SQLite shows none: its one write lock decides."""
-    if bench.database.is_sqlite:
-        return
-    pause = threading.Event()
-    for _ in range(2000):
-        with bench.jobs.database.read() as connection:
-            waiting = connection.exec_driver_sql(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            ).scalar_one()
-        if waiting:
-            return
-        assert side.is_alive(), "it did not wait"
-        pause.wait(0.005)
-    raise AssertionError("nobody waits for a lock")
+from scheduler.testing import drain, engine_of
+from support.bench import Bench, Side, Step, ring_and_step, run_claimed, wait_until_blocked, wait_until_blocked_or_ended
 
 
 @pytest.fixture
@@ -232,3 +219,112 @@ def test_cancels_among_completions(bench: Bench) -> None:
     assert sorted(bench.script.ran) == sorted(set(bench.script.ran))
     ran = {t.id for t in tasks if bench.jobs.get_attempts(t.id)}
     assert {t.id for t in tasks if t.state == "success"} <= ran
+
+
+on_postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+DAY = 86400.0
+
+
+@on_postgres
+@pytest.mark.case(33, 36)
+def test_a_parent_that_finishes_while_its_child_is_reopened_releases_it(bench: Bench) -> None:
+    dead, running = bench.step("dead").schedule(), bench.step("running").schedule()
+    child = bench.step("child", dead, running).schedule()
+    ring_and_step(bench.jobs)
+    engine = engine_of(bench.jobs)
+    (slots,) = [s for s in engine.inline_slots() if len(s.waiting) == 2]
+    other = slots.waiting.pop()
+    bench.script.failing.add("dead")
+    slots.run_one()
+    ring_and_step(bench.jobs)
+    assert bench.states(dead, running, child) == ["dead", "claimed", "failed"]
+    bench.script.failing.clear()
+    slots.waiting.append(other)
+    slots.run_one()
+    caller = bench.worker()
+    with caller.database.write() as connection:
+        control.retry(connection, dead, bench.clock.now())
+        engine.step()  # records that the other parent has ended, or leaves it for later
+    bench.drain()
+    assert bench.states(dead, running, child) == ["success", "success", "success"]
+
+
+@on_postgres
+@pytest.mark.case(36)
+def test_two_dead_parents_retried_at_once_revive_their_child(bench: Bench) -> None:
+    bench.script.failing |= {"one", "two"}
+    one, two = bench.step("one").schedule(), bench.step("two").schedule()
+    child = bench.step("child", one, two).schedule()
+    bench.drain()
+    assert bench.states(one, two, child) == ["dead", "dead", "failed"]
+    bench.script.failing.clear()
+    other = bench.worker()
+    with bench.jobs.database.write() as connection:
+        control.retry(connection, two, bench.clock.now())
+        side = Side(lambda: other.retry_task(one))
+        wait_until_blocked_or_ended(bench, side)
+    side.result()
+    bench.drain()
+    assert bench.states(one, two, child) == ["success", "success", "success"]
+
+
+@on_postgres
+@pytest.mark.case(33, 51)
+def test_a_child_stored_while_its_parent_is_swept_keeps_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = bench.ended("dead")
+    bench.clock.advance(40 * DAY)
+    caller = bench.worker()
+    held, go = threading.Event(), threading.Event()
+
+    def enqueue() -> int:
+        with caller.database.write() as connection:
+            made = caller.task(Step("child")).depend_on(parent, otherwise="wait").schedule(connection=connection)
+            held.set()
+            go.wait(10)
+        return int(made)
+
+    side = Side(enqueue)
+    assert held.wait(10)
+    real = sa.Connection.execute
+
+    def execute(self: sa.Connection, statement: Any, *args: Any, **kwargs: Any) -> Any:
+        # What a statement sees was settled when it began; what it finds unlocked is a matter of the moment. As if the
+        # session ended between the two.
+        if "t.finished_at < :before" in str(statement) and args[0].get("state") == st.DEAD and not go.is_set():
+            found = real(self, sa.text(str(statement).replace("FOR UPDATE OF t SKIP LOCKED", "")), *args, **kwargs)
+            go.set()
+            side.join(10)
+            return found
+        return real(self, statement, *args, **kwargs)
+
+    kept = {"success": DAY, "failed": 30 * DAY, "outcomes": 90 * DAY, "events": 90 * DAY}
+    with monkeypatch.context() as m, bench.jobs.database.write() as connection:
+        m.setattr(sa.Connection, "execute", execute)
+        for _ in range(5):
+            retention.purge_batch(connection, bench.jobs.database.dialect, bench.clock.now(), kept)
+    child = side.result()
+    assert bench.states(parent, child) == ["dead", "waiting"]
+
+
+@pytest.mark.case(37)
+def test_cancelling_crosswise_is_no_error(bench: Bench) -> None:
+    """Two that lock the same rows in different orders: the server ends one, which tries again."""
+    ids = [bench.step(f"task{i}").schedule() for i in range(2)]
+    other = bench.worker()
+    real = control.cancel
+    met = threading.Barrier(2)
+
+    def cancel(connection: sa.Connection, wanted: Any, now: int, *, cascade: bool = False) -> Any:
+        first, second = ids if wanted == [ids[0]] else ids[::-1]
+        done = real(connection, [first], now)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(2)
+        real(connection, [second], now)
+        return done
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr("scheduler.client.tasks.control.cancel", cancel)
+        sides = [Side(lambda i=i, j=j: j.cancel_task(i)) for i, j in zip(ids, (bench.jobs, other), strict=True)]
+        for side in sides:
+            side.result()
+    assert bench.states(*ids) == ["cancelled", "cancelled"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from scheduler import InvalidTransitionError, RetryPolicy, Snooze, UnknownTaskError
 from scheduler.store.admin import doctor as checks
-from support.bench import Bench, Soft, Step, ring_and_step, run_claimed
+from support.bench import Bench, Side, Soft, Step, ring_and_step, run_claimed, wait_until_blocked_or_ended
 
 REVIVABLE = ("dead", "failed", "cancelled")
 
@@ -314,3 +316,79 @@ def test_what_it_did_to_its_workers_is_forgotten(bench: Bench) -> None:
     with bench.jobs.database.read() as connection:
         left = connection.exec_driver_sql("SELECT suspect, deaths, lane FROM schedd_tasks").one()
     assert tuple(left) == (0, 0, "Step")
+
+
+on_postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+
+
+def statements_of(bench: Bench, work: Callable[[], object]) -> int:
+    """How many statements a caller's work takes."""
+    seen: list[object] = []
+
+    def before(*given: Any) -> None:
+        seen.append(given)
+
+    engine = bench.jobs.database.open()
+    sa.event.listen(engine, "before_cursor_execute", before)
+    work()
+    sa.event.remove(engine, "before_cursor_execute", before)
+    return len(seen)
+
+
+@pytest.mark.case(36)
+def test_reviving_many_takes_few_statements(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.script.failing.add("root")
+    root = bench.step("root").schedule()
+    with bench.jobs.batch() as batch:
+        for i in range(300):
+            made = batch.task(Step(f"child{i}")).depend_on(root)
+            if i % 100 == 0:
+                made.key(f"key{i}")
+    bench.drain()
+    bench.script.failing.clear()
+    taken = bench.step("other").key("key100").schedule()
+    assert statements_of(bench, lambda: bench.jobs.retry_task(root)) < 60
+    bench.drain()
+    refused = batch.ids[100]  # another task has its key
+    assert bench.states(refused) == ["failed"]
+    assert set(bench.states(root, taken, *(i for i in batch.ids if i != refused))) == {"success"}
+    assert bench.jobs.list_tasks(key="key0")[0].state == "success"
+
+
+@pytest.mark.case(30, 36, 70)
+def test_reviving_a_long_chain_with_keys_takes_few_statements(bench: Bench) -> None:
+    """Two of them have one key: the first has it again, and the second stays as it ended, with what waits for it."""
+    (root,) = bench.die("root")
+    chain = [root]
+    with bench.jobs.batch() as batch:
+        above: Any = root
+        for i in range(150):
+            above = batch.task(Step(f"link{i}")).depend_on(above)
+            above.key(f"key{i}")
+    chain += map(int, batch.ids)
+    assert set(bench.states(*chain[1:])) == {"failed"}
+    bench.execute("UPDATE schedd_tasks SET key = 'key3' WHERE id = :id", id=chain[100])
+    assert statements_of(bench, lambda: bench.jobs.retry_task(root)) < 30
+    assert set(bench.states(*chain[1:100])) == {"waiting"}
+    assert set(bench.states(*chain[100:])) == {"failed"}
+    assert bench.step("again").key("key3").schedule() == chain[4]
+    bench.script.failing.clear()
+    assert bench.drain() == ["root", *(f"link{i}" for i in range(99))]
+
+
+@on_postgres
+@pytest.mark.case(30, 36, 70)
+def test_a_key_that_is_taken_while_its_task_is_revived(bench: Bench) -> None:
+    (root,) = bench.die("root")
+    with bench.jobs.batch() as batch:
+        for i in range(3):
+            batch.task(Step(f"child{i}")).depend_on(root).key(f"key{i}")
+    caller, other = bench.worker(), bench.worker()
+    with caller.database.write() as session:
+        taken = caller.task(Step("other")).key("key1").after(60).schedule(connection=session)
+        side = Side(lambda: other.retry_task(root))
+        wait_until_blocked_or_ended(bench, side)
+    side.result()
+    assert bench.states(*batch.ids) == ["waiting", "failed", "waiting"]
+    again = [bench.step("again").key(f"key{i}").schedule() for i in range(3)]
+    assert again == [batch.ids[0], taken, batch.ids[2]]

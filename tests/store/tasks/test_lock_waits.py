@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from scheduler import Scheduler
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Failure
 from scheduler.model.spec import EdgeSpec, TaskSpec
@@ -22,6 +23,7 @@ from scheduler.store.tasks.complete import finish
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.testing import FakeClock
 from support.bare_workers import Bare
+from support.bench import Bench, Side, Step, ring_and_step
 from support.databases import Database
 
 pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
@@ -182,3 +184,45 @@ def test_what_is_stored_below_before_it_is_locked_is_seen(bare: Bare, monkeypatc
             assert finish(c, bare.dialect, worker, [outcome], bare.clock.now()).deferred == [outcome]
     bare.finish(worker, outcome)
     assert [bare.row(i).state for i in (parent, first, second, *late)] == [st.DEAD, *[st.FAILED] * 4]
+
+
+def reap(other: Scheduler) -> int:
+    """How many tasks ``other`` takes back, without waiting for a row for more than two seconds."""
+    with other.database.write() as connection:
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
+        found = reaper.reap(connection, other.database.dialect, other.clock.now())
+    return sum(one.tasks for one in found)
+
+
+@pytest.mark.case(65)
+def test_reaping_does_not_wait_for_an_open_session_either(bench: Bench) -> None:
+    dying = bench.worker(queues=["default"], lease=30)
+    parent = bench.step("parent").schedule()
+    child = bench.step("child", parent).schedule()
+    ring_and_step(dying)
+    bench.jobs.cancel_task(parent)
+    other = bench.worker()
+    bench.clock.advance(31)
+    with bench.jobs.database.write() as session:
+        bench.jobs.task(Step("grandchild")).depend_on(child).schedule(connection=session)
+        assert Side(lambda: reap(other)).result() == 0
+    assert Side(lambda: reap(other)).result() == 1
+    assert bench.states(parent, child) == ["cancelled", "failed"]
+
+
+@pytest.mark.case(29, 65)
+def test_nor_does_it_where_the_new_set_ends_at_once(bench: Bench) -> None:
+    """What waits for a replaced task ends with it, as the new set's parent has failed long since."""
+    dead = bench.ended("dead")
+    dying = bench.worker(queues=["default"], lease=30)
+    task_id = bench.step("one").key("k").schedule()
+    child = bench.step("child", task_id).schedule()
+    ring_and_step(dying)
+    bench.step("two", dead).key("k", conflict="replace").schedule()
+    other = bench.worker()
+    bench.clock.advance(31)
+    with bench.jobs.database.write() as session:
+        bench.jobs.task(Step("grandchild")).depend_on(child).schedule(connection=session)
+        assert Side(lambda: reap(other)).result() == 0
+    assert Side(lambda: reap(other)).result() == 1
+    assert bench.states(task_id, child) == ["failed", "failed"]
