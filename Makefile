@@ -26,7 +26,7 @@ help:
 	@echo "make faults              all faults at full length; needs root, pgbouncer and 200 MB of memory for a tmpfs"
 	@echo "make vm                  control groups on a real kernel, in an emulated machine; needs root, qemu-system-x86, debootstrap"
 	@echo "make mutants             take away what the guarantees stand on, and show which test notices"
-	@echo "make lint | format       ruff and mypy | let ruff rewrite"
+	@echo "make lint | format       ruff, mypy and pyright | let ruff rewrite"
 	@echo "make man                 write the man pages and completions in share/ anew"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
@@ -109,6 +109,7 @@ lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) tests/support/pyright.py
 
 format: setup
 	$(PY) -m ruff check --fix .

@@ -10,7 +10,7 @@ from scheduler import AsyncContext, Context, PermanentError, Retry, RetryPolicy,
 class App:
     """The application's own object: ctx.state in every handler."""
 
-    failures: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list[str])
     asked: int = 0
 
 
@@ -29,14 +29,13 @@ class Resize(Task, retry=RetryPolicy(min_wait=1, max_attempts=3), timeout=60):
 class Publish(Task, retry=RetryPolicy(min_wait=0.1, max_attempts=3)):
     title: str
 
-    async def run(self, ctx: AsyncContext) -> str:
+    async def run(self, ctx: AsyncContext[App]) -> str:  # for type checkers: what ctx.state is
         results = await ctx.results()  # of what it depends on, by id; None of what failed
         failed = await ctx.dependency_failures()  # id -> how it ended
-        app: App = ctx.state
-        app.asked += 1
-        if app.asked == 1:
+        ctx.state.asked += 1
+        if ctx.state.asked == 1:
             raise Retry(after=timedelta(milliseconds=50), reason="busy", status=503)  # an attempt, with its own wait
-        if app.asked == 2:
+        if ctx.state.asked == 2:
             raise Snooze(0.05)  # later; does not count as an attempt
         return f"{self.title}: {sum(r['files'] for r in results.values() if r)} files, {len(failed)} failures"
 
@@ -48,7 +47,7 @@ class Charge(Task, retry=RetryPolicy(min_wait=1, max_attempts=5)):
         # No further attempts. idempotency_key is the same in every attempt: for services that take one.
         raise PermanentError(f"account {self.account} is closed ({ctx.idempotency_key})", status=403)
 
-    def on_failed(self, ctx: Context, error: BaseException) -> None:
+    def on_failed(self, ctx: Context[App], error: BaseException) -> None:
         ctx.state.failures.append(str(error))
 
 

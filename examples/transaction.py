@@ -1,8 +1,9 @@
 """A task that is stored together with the program's own row, or not at all."""
 
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 
-from scheduler import Context, Scheduler, Task
+from scheduler import Context, Scheduler, Task, TaskId
 
 URL = "sqlite:///accounts.db"
 
@@ -14,7 +15,7 @@ class Welcome(Task):
         return f"Welcome {self.name}"
 
 
-def sign_up(engine: sa.Engine, jobs: Scheduler, name: str) -> int:
+def sign_up(engine: sa.Engine, jobs: Scheduler, name: str) -> TaskId[str]:
     with engine.begin() as connection:  # a Session of SQLAlchemy's ORM will do as well
         connection.execute(sa.text("INSERT INTO accounts (name) VALUES (:name)"), {"name": name})
         return jobs.task(Welcome(name)).key(f"welcome-{name}").schedule(connection)
@@ -31,7 +32,7 @@ def main() -> None:
         print(jobs.result(sign_up(engine, jobs, "alice"), timeout=10))
         try:
             sign_up(engine, jobs, "alice")
-        except sa.exc.IntegrityError:
+        except IntegrityError:
             print("the name is taken, so nothing was stored:", len(jobs.list_tasks(kind="Welcome")), "task")
 
 

@@ -6,7 +6,7 @@ import inspect
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
@@ -25,6 +25,7 @@ from scheduler.model.names import is_name
 from scheduler.model.registry import Registry
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.times import LONGEST, SECOND, span_us
+from scheduler.model.typed import R, Runs, RunsAsync
 from scheduler.ports import Clock, SystemClock
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import Notifier, make_bell
@@ -153,10 +154,18 @@ class Scheduler(TaskOperations):
             self._engine.ring()
 
     @overload
+    def task(self, task: RunsAsync[R], /) -> TaskBuilder[R]: ...
+    @overload
+    def task(self, task: Runs[R], /) -> TaskBuilder[R]: ...
+    @overload
     def task(self, task: Task, /) -> TaskBuilder: ...
     @overload
-    def task(self, task: TaskFunction[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> TaskBuilder: ...
-    def task(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskBuilder:
+    def task(
+        self, task: TaskFunction[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskBuilder[R]: ...
+    @overload
+    def task(self, task: TaskFunction[P, R], /, *args: P.args, **kwargs: P.kwargs) -> TaskBuilder[R]: ...
+    def task(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskBuilder[Any]:
         """Begin to schedule a Task instance, or a call of a @task function.
 
         Raises UnregisteredKindError, PayloadError.

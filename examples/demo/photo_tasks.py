@@ -42,7 +42,7 @@ class ManifestTask(Task):
         store = BlobStore.from_settings(ctx.settings)
         gallery = Path(self.gallery)
         gallery.mkdir(exist_ok=True)
-        manifest = []
+        manifest: list[dict[str, Any]] = []
         for variant in sorted(ctx.results().values(), key=lambda result: int(result["width"])):
             name = f"{variant['variant']}.{variant['format']}"
             put(gallery / name, store.path(variant["file_id"]).read_bytes())

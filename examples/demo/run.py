@@ -337,7 +337,7 @@ def draw(target: Path, megapixels: float) -> tuple[int, int]:
     width = max(16, round((megapixels * 1e6 * 4 / 3) ** 0.5))
     size = (width, width * 3 // 4)
     red = Image.effect_mandelbrot(size, (-2.2, -1.3, 1.2, 1.25), 60)
-    green = Image.linear_gradient("L").resize(size)
+    green = Image.linear_gradient("L").resize(size)  # pyright: ignore[reportUnknownMemberType]
     Image.merge("RGB", (red, green, Image.effect_noise(size, 40))).save(target, "JPEG", quality=92)
     return size
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_OPTIONS: tuple[Callable[[F], F], ...] = (
+_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--depend-on",
         "edges",

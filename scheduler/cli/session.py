@@ -101,13 +101,14 @@ class Session:
             try:
                 with database.write() as connection:
                     done = work(connection)
-                break
             except StoreError as trouble:
                 # The database refuses one of two writers that lock rows in different orders; it has to try again.
                 if not trouble.collided or attempt == _TRIES - 1:
                     raise
-        self._notify(database)
-        return done
+            else:
+                self._notify(database)
+                return done
+        raise AssertionError("the last try returns or raises")
 
     @staticmethod
     def _notify(database: Database) -> None:

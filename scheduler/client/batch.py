@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
@@ -10,6 +11,7 @@ from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError
 from scheduler.model.spec import TaskId
 from scheduler.model.task import Task, TaskFunction
+from scheduler.model.typed import R, Runs, RunsAsync
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -30,14 +32,22 @@ class Batch:
         self._caller = caller
         self._correlation = None if correlation is None else check_text(correlation, "correlation")
         self._connection = connection
-        self._builders: list[TaskBuilder] = []
+        self._builders: list[TaskBuilder[Any]] = []
         self._ids: list[TaskId] | None = None
 
     @overload
+    def task(self, task: RunsAsync[R], /) -> TaskBuilder[R]: ...
+    @overload
+    def task(self, task: Runs[R], /) -> TaskBuilder[R]: ...
+    @overload
     def task(self, task: Task, /) -> TaskBuilder: ...
     @overload
-    def task(self, task: TaskFunction[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> TaskBuilder: ...
-    def task(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskBuilder:
+    def task(
+        self, task: TaskFunction[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskBuilder[R]: ...
+    @overload
+    def task(self, task: TaskFunction[P, R], /, *args: P.args, **kwargs: P.kwargs) -> TaskBuilder[R]: ...
+    def task(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskBuilder[Any]:
         """Make a builder of this batch. Raises UnregisteredKindError, PayloadError."""
         if self._ids is not None:
             raise ConfigError("this batch is stored already; open another one")

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, get_args
 
 import msgspec
 
@@ -22,10 +22,11 @@ from scheduler.model.registry import MAX_KEY, Kind, bind, encode_json, parts_of
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.running import inherit
 from scheduler.model.spec import Draft, EdgeSpec, TaskId, TaskSpec
-from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, When
-from scheduler.model.task import Priority, Task, TaskFunction
+from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, OtherwiseName, When, WhenName
+from scheduler.model.task import Priority, PriorityName, Task, TaskFunction
 from scheduler.model.texts import storable
 from scheduler.model.times import instant_us, span_us
+from scheduler.model.typed import R_co
 from scheduler.store.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class _Builder:
         self._kind = kind
         self._batch = batch
         self._spec = kind.spec(value)
-        self._parents: dict[int | TaskBuilder, tuple[When, Otherwise]] = {}
+        self._parents: dict[int | TaskBuilder[Any], tuple[When, Otherwise]] = {}
 
     def key(self, key: str, conflict: Conflict = "keep", retention: Seconds | None = None) -> Self:
         """The caller's name for this piece of work, unique per kind while it lives or is retained.
@@ -81,9 +82,9 @@ class _Builder:
 
     def depend_on(
         self,
-        tasks: int | TaskBuilder | Iterable[int | TaskBuilder],
-        when: str = "success",
-        otherwise: str | None = None,
+        tasks: int | TaskBuilder[Any] | Iterable[int | TaskBuilder[Any]],
+        when: When | WhenName = "success",
+        otherwise: Otherwise | OtherwiseName | None = None,
     ) -> Self:
         """Wait for these tasks: ids, or builders of the same batch.
 
@@ -94,7 +95,7 @@ class _Builder:
         if self._recurrence is not None:
             raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
         edge = _conditions(when, otherwise)
-        new: dict[int | TaskBuilder, tuple[When, Otherwise]] = {}
+        new: dict[int | TaskBuilder[Any], tuple[When, Otherwise]] = {}
         known, batch = self._parents, self._batch
         # The common case first: isinstance() with Iterable is slow.
         for parent in tasks if type(tasks) is list or isinstance(tasks, Iterable) else (tasks,):
@@ -110,7 +111,7 @@ class _Builder:
         known.update(new)
         return self
 
-    def _check_parent(self, parent: int | TaskBuilder) -> None:
+    def _check_parent(self, parent: int | TaskBuilder[Any]) -> None:
         if isinstance(parent, TaskBuilder):
             if self._batch is None or parent._batch is not self._batch:
                 raise ConfigError(
@@ -133,7 +134,7 @@ class _Builder:
         """Retry with the defaults of RetryPolicy: 10 s doubling up to an hour, five attempts."""
         return self.with_retry(RetryPolicy())
 
-    def priority(self, level: Priority | str) -> Self:
+    def priority(self, level: Priority | PriorityName) -> Self:
         """High, medium or low. Raises ConfigError."""
         self._spec.pool = int(Priority.parse(level))
         return self
@@ -287,13 +288,17 @@ class _Builder:
         return self
 
 
-class TaskBuilder(_Builder):
+class TaskBuilder(_Builder, Generic[R_co]):
     """Builds one task, and stores it."""
+
+    if TYPE_CHECKING:
+
+        def _returns(self) -> R_co: ...
 
     def __repr__(self) -> str:
         return f"<builder of {self._kind.name}>"
 
-    def schedule(self, connection: sa.Connection | Session | None = None) -> TaskId:
+    def schedule(self, connection: sa.Connection | Session | None = None) -> TaskId[R_co]:
         """Store the task and return its id, an int with ``.created``. A task whose id was returned survives a crash.
 
         ``connection``: the caller's own; the task then commits or rolls back with the caller's rows. Raises
@@ -303,7 +308,7 @@ class TaskBuilder(_Builder):
             raise ConfigError("this builder belongs to a batch, which stores it at its end; do not schedule() it")
         return self._caller.store_one(self._finished({}), connection)
 
-    async def schedule_async(self) -> TaskId:
+    async def schedule_async(self) -> TaskId[R_co]:
         """:meth:`schedule` without blocking the event loop."""
         return await asyncio.to_thread(self.schedule)
 
@@ -313,7 +318,7 @@ class TaskBuilder(_Builder):
             raise ConfigError("this builder belongs to a batch, which stores it at its end; do not spawn it")
         return Draft(self._kind.name, lambda: self._finished({}))
 
-    def _finished(self, positions: Mapping[TaskBuilder, int]) -> TaskSpec:
+    def _finished(self, positions: Mapping[TaskBuilder[Any], int]) -> TaskSpec:
         if self._catchup or self._overlap or self._run_on_startup:
             raise InvalidScheduleError(
                 "catchup, overlap and run_on_startup need a recurrence such as cron() or every()"
@@ -395,7 +400,7 @@ def _known_conditions(when: str, otherwise: str | None) -> tuple[When, Otherwise
 
 def make_builder(
     caller: TaskSubmitter, batch: Batch | None, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> TaskBuilder:
+) -> TaskBuilder[Any]:
     """Make a builder for a Task instance, or for a call of a @task function.
 
     Raises UnregisteredKindError, PayloadError.

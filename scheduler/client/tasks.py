@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from scheduler.client.builder import check_text
 from scheduler.client.dead_letters import DeadLetters, check_filters, warn_left
@@ -29,8 +29,18 @@ from scheduler.model.checkpoint import MAX_VALUE
 from scheduler.model.registry import Registry, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import EdgeSpec, TaskId
-from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, TaskState, When
+from scheduler.model.state import (
+    DEFAULT_OTHERWISE,
+    EndedName,
+    Otherwise,
+    OtherwiseName,
+    StateName,
+    TaskState,
+    When,
+    WhenName,
+)
 from scheduler.model.times import LONGEST, span_us
+from scheduler.model.typed import R
 from scheduler.ports import SECOND
 from scheduler.store.admin import retention
 from scheduler.store.admin.redrive import redrive
@@ -96,7 +106,7 @@ class TaskOperations:
 
     def list_tasks(
         self,
-        status: str | Iterable[str] | None = None,
+        status: StateName | Iterable[StateName | TaskState] | TaskState | None = None,
         *,
         kind: str | None = None,
         queue: str | None = None,
@@ -179,8 +189,14 @@ class TaskOperations:
 
     # waiting
 
+    @overload
+    def result(self, task_id: TaskId[R], timeout: float | timedelta | None = None) -> R: ...
+    @overload
+    def result(self, task_id: int, timeout: float | timedelta | None = None) -> Any: ...
     def result(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
         """Wait for the task and return its result. None waits for ever, 0 not at all (seconds or timedelta).
+
+        It is what the handler returned, as JSON gives it back: a tuple is a list, a datetime a text.
 
         Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, TimeoutError. A
         database that goes away, or does not answer, is handled as in :meth:`wait`.
@@ -339,7 +355,13 @@ class TaskOperations:
                 self._notify()
         return done
 
-    def add_dependency(self, child: int, parent: int, when: str = "success", otherwise: str | None = None) -> None:
+    def add_dependency(
+        self,
+        child: int,
+        parent: int,
+        when: When | WhenName = "success",
+        otherwise: Otherwise | OtherwiseName | None = None,
+    ) -> None:
         """Let a stored task that has not been claimed wait for another one.
 
         If it waits for that one already, the conditions of this call take the place of those.
@@ -375,7 +397,9 @@ class TaskOperations:
         """
         return retention.clean(self.database, [TaskState.SUCCESS], _hours(older_than_hours))
 
-    def cleanup_tasks(self, status: str | Iterable[str], older_than: float | timedelta) -> int:
+    def cleanup_tasks(
+        self, status: EndedName | Iterable[EndedName | TaskState] | TaskState, older_than: float | timedelta
+    ) -> int:
         """Remove tasks that ended so longer ago than this (seconds or timedelta); their outcome is remembered.
 
         ``status``: ended states or short names, such as ``"cancelled"`` or ``"Failed"``. What others need stays, and

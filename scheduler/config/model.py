@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -236,7 +236,7 @@ def describe(config: Config) -> list[Setting]:
             value = shown_url(value) if "://" in value else redact(value)
         elif isinstance(value, tuple):
             value = tuple(map(redact, value))
-        text = format_duration(value) if is_duration(kind) else value
+        text = format_duration(cast(float, value)) if is_duration(kind) else value
         found.append(
             Setting(
                 name,

@@ -31,7 +31,7 @@ class Registering(Protocol):
 
     registry: Registry
 
-    def register(self, task_type: Any) -> Any:
+    def register(self, task_type: Any, /) -> Any:
         """Register a Task class or a @task function."""
         ...
 

@@ -274,7 +274,7 @@ class EngineState:
         took: dict[str, list[int]] = {}
         kinds = list(map(_KIND_OF, attempts))
         if len(set(kinds)) == 1 and None not in started:  # mostly
-            took[kinds[0]] = list(map(sub, finished, started))
+            took[kinds[0]] = list(map(sub, finished, started))  # pyright: ignore[reportArgumentType]
         else:
             for kind, begun, ended in zip(kinds, started, finished, strict=True):
                 if begun is not None:

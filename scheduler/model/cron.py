@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from calendar import monthrange
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
@@ -117,7 +117,7 @@ class _Field:
         terms += [self._term(term, text) for term in others]
         return "*" if "*" in terms else ",".join(terms)
 
-    def numbers(self, expanded: list[int | str]) -> frozenset[int]:
+    def numbers(self, expanded: Sequence[int | str]) -> frozenset[int]:
         """The numbers that croniter read from the field."""
         if "*" in expanded:
             return frozenset(range(self.low, self.high + 1))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import msgspec
 
 from scheduler.model.state import Otherwise, When
+from scheduler.model.typed import R_co
 
 
 class EdgeSpec(msgspec.Struct, gc=False):
@@ -64,26 +65,27 @@ class Draft(NamedTuple):
     finish: Callable[[], TaskSpec]
 
 
-class TaskId(int):
+class TaskId(int, Generic[R_co]):
     """The id of a scheduled task; ``created`` is False when a key's holder was returned instead.
 
     ``created_at``: when it was stored (microseconds), for a task without a key in PostgreSQL: it tells the task from
-    another one that got its id after a failover that lost commits. None for others.
+    another one that got its id after a failover that lost commits. None for others. For type checkers a ``TaskId[R]``
+    is the id of a task whose handler returns an R.
     """
 
     created = True
     created_at: int | None = None
 
-    def __new__(cls, value: int, created: bool = True) -> TaskId:
+    def __new__(cls, value: int, created: bool = True) -> TaskId[Any]:
         return int.__new__(cls if created else _Held, value)
 
-    def at(self, created_at: int) -> TaskId:
+    def at(self, created_at: int) -> TaskId[R_co]:
         """The same id, with the time at which the task was stored."""
         self.created_at = created_at
         return self
 
 
-class _Held(TaskId):
+class _Held(TaskId[R_co]):
     created = False
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum, StrEnum
 from functools import lru_cache
+from typing import Literal
 
 
 class TaskState(StrEnum):
@@ -63,6 +64,11 @@ TERMINAL = frozenset({S.SUCCESS, S.FAILED, S.DEAD, S.CANCELLED, S.SKIPPED})
 CLAIMABLE = frozenset({S.SCHEDULED, S.RETRY, S.SUSPENDED})
 HELD = frozenset({S.CLAIMED, S.RUNNING})
 LIVE = frozenset(S) - TERMINAL
+# What programs may write for an enum's value, as a type checker knows it; a test compares the two.
+LiveName = Literal["waiting", "scheduled", "retry", "suspended", "claimed", "running"]
+EndedName = Literal["success", "failed", "dead", "cancelled", "skipped"]
+SimpleName = Literal["WaitingDeps", "Pending", "Retrying", "Running", "Completed", "Failed"]
+StateName = LiveName | EndedName | SimpleName
 SIMPLE_NAMES = tuple(dict.fromkeys(_SIMPLE.values()))
 
 # Codes are stored, and partial indexes name them: append, never renumber.
@@ -93,6 +99,10 @@ TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
 def may_follow(old: TaskState, new: TaskState) -> bool:
     """Whether the table allows the step from ``old`` to ``new``."""
     return new in TRANSITIONS[old]
+
+
+WhenName = Literal["success", "failure", "finished"]
+OtherwiseName = Literal["fail", "skip", "run", "wait"]
 
 
 class When(StrEnum):

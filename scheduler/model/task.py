@@ -8,7 +8,19 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypedDict,
+    Unpack,
+    dataclass_transform,
+    overload,
+)
 
 import msgspec
 
@@ -19,9 +31,10 @@ from scheduler.model.names import check_name
 from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.retry import MAX_COUNT, RetryPolicy
 from scheduler.model.times import span_us
+from scheduler.model.typed import R_co
 
 P = ParamSpec("P")
-R = TypeVar("R")
+PriorityName = Literal["high", "medium", "low"]
 
 
 class Priority(IntEnum):
@@ -72,10 +85,10 @@ class OptionArgs(TypedDict, total=False):
 
     kind: str | None
     queue: str
-    priority: Priority | str
+    priority: Priority | PriorityName
     retry: RetryPolicy | None
     timeout: float | timedelta | None
-    isolation: str
+    isolation: Literal["thread", "process"]
     max_concurrency: int | None
     rate_limit: str | None
     concurrency_key: str | Callable[[Any], str] | None
@@ -83,8 +96,8 @@ class OptionArgs(TypedDict, total=False):
     result_ttl: float | timedelta | None
     key_retention: float | timedelta | None
     stall_after: float | timedelta | None
-    on_stall: str
-    determinism: str
+    on_stall: Literal["report", "reclaim"]
+    determinism: Literal["report", "strict"]
     schema_version: int
     limits: dict[str, Any] | None
 
@@ -157,19 +170,34 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
 
 if TYPE_CHECKING:
 
-    class Task(msgspec.Struct):
+    class ClassArgs(OptionArgs, total=False):
+        """What a class line takes: the options of a task type, and those of msgspec.Struct that fit one."""
+
+        frozen: bool
+        eq: bool
+        order: bool
+        kw_only: bool
+        forbid_unknown_fields: bool
+        omit_defaults: bool
+        repr_omit_defaults: bool
+        weakref: bool
+        dict: bool
+        gc: bool
+        cache_hash: bool
+        rename: Literal["lower", "upper", "camel", "pascal", "kebab"] | Callable[[str], str | None] | None
+
+    # Said here anew, since a class whose own metaclass says it may have frozen subclasses though it is not frozen.
+    @dataclass_transform(field_specifiers=(msgspec.field,))
+    class _TaskMeta(msgspec.StructMeta):
+        # Pyright checks a class line by the metaclass; mypy knows of none of the options, and takes all.
+        def __new__(
+            mcls, name: str, bases: tuple[type, ...], namespace: Any, /, **options: Unpack[ClassArgs]
+        ) -> _TaskMeta: ...
+
+    class Task(msgspec.Struct, metaclass=_TaskMeta):
         """Base of task types: a msgspec.Struct whose fields are the payload and whose ``run(ctx)`` does the work."""
 
         __task_options__: ClassVar[TaskOptions]
-
-        def __init_subclass__(
-            cls,
-            *,
-            frozen: bool = False,
-            kw_only: bool = False,
-            forbid_unknown_fields: bool = True,
-            **options: Unpack[OptionArgs],
-        ) -> None: ...
 
 else:
 
@@ -203,10 +231,10 @@ else:
         __task_args__: ClassVar[dict]
 
 
-class TaskFunction(Generic[P, R]):
+class TaskFunction(Generic[P, R_co]):
     """A task type made by ``@task``; the function stays callable as before."""
 
-    def __init__(self, function: Callable[Concatenate[Any, P], R], args: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[Concatenate[Any, P], R_co], args: dict[str, Any]) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.task_options = make_options(getattr(function, "__name__", "task"), args)
@@ -228,7 +256,7 @@ class TaskFunction(Generic[P, R]):
         """Whether all parameters may be given by position."""
         return len(self.positional) == len(self.signature.parameters) - 1
 
-    def __call__(self, ctx: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, ctx: Any, *args: P.args, **kwargs: P.kwargs) -> R_co:
         return self.function(ctx, *args, **kwargs)
 
     def __repr__(self) -> str:
@@ -236,9 +264,11 @@ class TaskFunction(Generic[P, R]):
 
 
 @overload
-def task(function: Callable[Concatenate[Any, P], R], /) -> TaskFunction[P, R]: ...
+def task(function: Callable[Concatenate[Any, P], R_co], /) -> TaskFunction[P, R_co]: ...
 @overload
-def task(**options: Unpack[OptionArgs]) -> Callable[[Callable[Concatenate[Any, P], R]], TaskFunction[P, R]]: ...
+def task(
+    **options: Unpack[OptionArgs],
+) -> Callable[[Callable[Concatenate[Any, P], R_co]], TaskFunction[P, R_co]]: ...
 def task(function: Any = None, /, **options: Any) -> Any:
     """Make a task type of a function ``f(ctx, ...)``. Takes the class options of a Task. Bound to no scheduler.
 

@@ -40,10 +40,12 @@ class Runtime(Protocol):
     @property
     def began(self) -> Callable[[int, int], None]:
         """Notes that the handler of (task, claim) begins."""
+        ...
 
     @property
     def patient(self) -> bool:
         """Whether attempts wait while the database is unreachable."""
+        ...
 
     @property
     def drafts(self) -> Drafts | None: ...

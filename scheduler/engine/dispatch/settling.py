@@ -65,7 +65,7 @@ def finalize(engine_state: EngineState, ended: CompletedBatch, finished: Complet
     if (
         ends.plain
         and not (all_logged or lost)
-        and max(map(sub, ends.finished_at, ends.started_at), default=0) <= SLOW_SUCCESS_US
+        and max(map(sub, ends.finished_at, ends.started_at), default=0) <= SLOW_SUCCESS_US  # pyright: ignore[reportArgumentType]
     ):
         return  # as nearly always: hundreds of which there is nothing to tell
     for attempt, o in ended.pairs:

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -350,7 +350,7 @@ class Durable:
             self.attempt.cancelled = True
         self.attempt.check(self.runtime.monotonic())
 
-    def _raise_lost(self) -> None:
+    def _raise_lost(self) -> NoReturn:
         self.attempt.lost = self.attempt.loss_delivered = True
         raise LeaseLost(f"task {self.attempt.claimed.id} is no longer held by this worker; nothing it does is recorded")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, overload
 
 import msgspec
 
@@ -19,8 +19,10 @@ from scheduler.engine.execution.offload import CpuFuture, wait_for, wait_for_asy
 from scheduler.errors import PermanentError
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.spec import TaskId
+from scheduler.model.task import Task, TaskFunction
 from scheduler.model.texts import storable
 from scheduler.model.times import to_datetime
+from scheduler.model.typed import App_co, R, Runs, RunsAsync, Schedules
 
 if TYPE_CHECKING:
     from scheduler.engine.attempt.attempt import Attempt
@@ -29,10 +31,9 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 2000  # characters kept of a progress message
 P = ParamSpec("P")
-R = TypeVar("R")
 
 
-class _ContextBase:
+class _ContextBase(Generic[App_co]):
     """The part that only reads: names, times, envelope."""
 
     __slots__ = ("_attempt", "_log", "_runtime")
@@ -143,9 +144,10 @@ class _ContextBase:
         return None if since is None else to_datetime(since)
 
     @property
-    def state(self) -> Any:
-        """The application's own object, as given to the Scheduler."""
-        return self._runtime.state
+    def state(self) -> App_co:
+        """The application's own object, as given to the Scheduler: an App in a handler with ``ctx: Context[App]``."""
+        state: App_co = self._runtime.state
+        return state
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -210,7 +212,7 @@ class _ContextBase:
         return self._runtime.request(self._attempt, "beat", progress)
 
 
-class Context(_ContextBase):
+class Context(_ContextBase[App_co]):
     """``ctx`` of a synchronous handler. Each call may raise Cancelled, TaskTimeout or LeaseLost."""
 
     __slots__ = ()
@@ -296,7 +298,19 @@ class Context(_ContextBase):
         """For asynchronous handlers only, see :class:`AsyncContext`. Raises TypeError."""
         raise TypeError("ctx.wait_until is for async handlers: this one ends when it returns, so do the work in it")
 
-    def spawn(self, task: Any, /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId:
+    @overload
+    def spawn(self, task: Schedules[R] | RunsAsync[R], /, *, name: str | None = None) -> TaskId[R]: ...
+    @overload
+    def spawn(self, task: Runs[R], /, *, name: str | None = None) -> TaskId[R]: ...
+    @overload
+    def spawn(
+        self, task: TaskFunction[..., Coroutine[Any, Any, R]], /, *args: Any, name: str | None = None, **kwargs: Any
+    ) -> TaskId[R]: ...
+    @overload
+    def spawn(self, task: TaskFunction[..., R], /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId[R]: ...
+    @overload
+    def spawn(self, task: Task, /, *, name: str | None = None) -> TaskId: ...
+    def spawn(self, task: Any, /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId[Any]:
         """Schedule a child task, once over all attempts. Returns its id.
 
         ``task``: a Task instance, a builder (``jobs.task(…)``), or a @task function with its arguments. The child
@@ -304,6 +318,10 @@ class Context(_ContextBase):
         """
         return drive(self._durable, self._durable.spawn(task, args, kwargs, name))
 
+    @overload
+    def await_task(self, task_id: TaskId[R], timeout: float | timedelta | None = None) -> R: ...
+    @overload
+    def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any: ...
     def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
         """What another task returned, child or not, once it has ended; the slot is free meanwhile.
 
@@ -336,7 +354,7 @@ class Context(_ContextBase):
         return self._by_id(self._runtime.load(self._attempt, "failures", {}))
 
 
-class AsyncContext(_ContextBase):
+class AsyncContext(_ContextBase[App_co]):
     """``ctx`` of an asynchronous handler: the same names, awaited."""
 
     __slots__ = ()
@@ -425,10 +443,28 @@ class AsyncContext(_ContextBase):
             raise
         return leftovers.keep(self._attempt, awaitable)
 
-    async def spawn(self, task: Any, /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId:
+    @overload
+    async def spawn(self, task: Schedules[R] | RunsAsync[R], /, *, name: str | None = None) -> TaskId[R]: ...
+    @overload
+    async def spawn(self, task: Runs[R], /, *, name: str | None = None) -> TaskId[R]: ...
+    @overload
+    async def spawn(
+        self, task: TaskFunction[..., Coroutine[Any, Any, R]], /, *args: Any, name: str | None = None, **kwargs: Any
+    ) -> TaskId[R]: ...
+    @overload
+    async def spawn(
+        self, task: TaskFunction[..., R], /, *args: Any, name: str | None = None, **kwargs: Any
+    ) -> TaskId[R]: ...
+    @overload
+    async def spawn(self, task: Task, /, *, name: str | None = None) -> TaskId: ...
+    async def spawn(self, task: Any, /, *args: Any, name: str | None = None, **kwargs: Any) -> TaskId[Any]:
         """Schedule a child task, once over all attempts. See :class:`Context`."""
         return await drive_async(self._durable, self._durable.spawn(task, args, kwargs, name))
 
+    @overload
+    async def await_task(self, task_id: TaskId[R], timeout: float | timedelta | None = None) -> R: ...
+    @overload
+    async def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any: ...
     async def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
         """What another task returned, once it has ended. See :class:`Context`."""
         return await drive_async(self._durable, self._durable.await_task(task_id, timeout))

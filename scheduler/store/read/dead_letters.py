@@ -133,10 +133,18 @@ def groups(connection: sa.Connection, wanted: Filter, limit: int) -> list[Group]
             {"ids": bind_rows([row.id for row in rows])},
         )
     }
-    runs = {row.name: _runs(row.name, row.options) for row in connection.execute(prepared(_KINDS))} if rows else {}
+    runs = {str(row.name): _runs(row.name, row.options) for row in connection.execute(prepared(_KINDS))} if rows else {}
     return [
         Group(
-            r.n, r.kind, r.error_class, r.fingerprint, runs.get(r.kind, r.kind), r.id, errors[r.id], r.oldest, r.newest
+            r.n,
+            r.kind,
+            r.error_class,
+            r.fingerprint,
+            runs.get(r.kind, str(r.kind)),
+            r.id,
+            errors[r.id],
+            r.oldest,
+            r.newest,
         )
         for r in rows
     ]
