@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import contextlib
 import json
 import os
 import select
@@ -114,8 +115,10 @@ class Process:
 
     def close(self) -> None:
         if self.status is None:
-            self.kill(signal.SIGCONT)
-            self.kill()
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself, and was reaped
+                os.kill(self.pid, signal.SIGCONT)
+                os.kill(self.pid, signal.SIGKILL)
+            self.wait()
         for fd in (self._fd, self._reports, self._commands):
             os.close(fd)
 
