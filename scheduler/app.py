@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
 from scheduler import __version__, ports
+from scheduler.client.audit import AuditOperations
 from scheduler.client.batch import Batch
 from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
 from scheduler.client.submitter import TaskSubmitter
@@ -39,16 +40,16 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-class Scheduler(TaskOperations):
+class Scheduler(TaskOperations, AuditOperations):
     """Schedules tasks, and runs them between :meth:`start` and :meth:`stop`. No I/O before first use.
 
     ``url``: SQLAlchemy URL of a SQLite file or a PostgreSQL database. ``state``: the application's own object,
     ``ctx.state`` in handlers. ``settings``: sections of the configuration for the built-in tasks. ``pools``: (thread
     slots, async slots) by name. ``lease``, ``drain``, ``misfire_grace``: seconds. ``default_timeout``: seconds that an
     attempt of a task without a timeout may take, 0: for ever. ``retention``: seconds by success, failed, outcomes,
-    events, results, keys. ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)`` must
-    return a context manager that surrounds each run, ``on_dead_letter(letter)`` is called, once and after the commit,
-    for each task that failed for good while this process ran it.
+    events, results, keys, audit. ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)``
+    must return a context manager that surrounds each run, ``on_dead_letter(letter)`` is called, once and after the
+    commit, for each task that failed for good while this process ran it.
 
     Tasks with ``isolation="process"`` and ``ctx.cpu`` run in up to ``processes`` child processes (None: as many as
     cores), started when first needed; each calls ``child_state`` ("module:function") once for its ``ctx.state``. A

@@ -25,7 +25,7 @@ HOUSE: tuple[frozenset[str], ...] = (
 STORE: tuple[frozenset[str], ...] = (
     frozenset({"schema"}),
     frozenset({"db"}),
-    frozenset({"broken_rows", "predicates"}),
+    frozenset({"audit", "broken_rows", "predicates"}),
     frozenset({"durable"}),
     frozenset({"graph"}),
     frozenset({"tasks"}),

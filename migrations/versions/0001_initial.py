@@ -181,18 +181,28 @@ outcomes = Table(  # what is remembered of a task that retention removed
 )
 Index("ix_schedd_outcomes_removed_at", outcomes.c.removed_at)
 
-audit = Table(  # who replayed, copied or purged dead letters; kept as long as the task or its outcome
+audit = Table(  # who changed what, and why; kept for a time of its own
     "schedd_audit",
     metadata,
     Column("id", _Id, primary_key=True, autoincrement=True),
-    Column("task_id", BigInteger, nullable=False),
     Column("at", BigInteger, nullable=False),
-    Column("actor", Text),
     Column("action", Text, nullable=False),
-    Column("detail", Text),  # JSON
+    Column("actor", Text),
+    Column("via", Text, nullable=False),  # python, cli, page, http
+    Column("reason", Text),
+    Column("task_id", BigInteger),
+    Column("subject", Text),  # what it is about, if no task: "queue mail"
+    Column("bulk", Text),  # the same for all rows of one change of many tasks
+    Column("detail", Text),  # JSON: filter, before, after, and more
     sqlite_autoincrement=True,
 )
-Index("ix_schedd_audit_task_id", audit.c.task_id)
+Index("ix_schedd_audit_at", audit.c.at)
+Index(
+    "ix_schedd_audit_task_id",
+    audit.c.task_id,
+    sqlite_where=text("task_id IS NOT NULL"),
+    postgresql_where=text("task_id IS NOT NULL"),
+)
 
 checkpoints = Table(  # what attempts recorded on their way, so that later ones need not do it again
     "schedd_checkpoints",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.options import TASK_ID, Number, common
+from scheduler.cli.options import TASK_ID, Number, acts, common
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, note_kind, prints
 from scheduler.cli.streams import say
@@ -29,6 +29,7 @@ _MOST = 10_000
 @click.option("--cascade", is_flag=True, help="End what waits for their success too, as cancelled.")
 @click.option("--force", is_flag=True, help="End what is running without waiting for its handler.")
 @click.option("--dry-run", is_flag=True, help="Only say what would end.")
+@acts
 @common
 @prints(("cancelled", "requested", "finished", "dependants", "later"))
 def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool, force: bool, dry_run: bool) -> None:
@@ -109,6 +110,7 @@ class _NotReally(Exception):
 @click.option("--correlation", metavar="C", help="Instead of IDs: what failed of what belongs together so.")
 @click.option("--subject", metavar="S", help="Instead of IDs: what failed about this subject.")
 @click.option("--limit", type=Number(1, _MOST), help="How many of these at most; 100 by default.")
+@acts
 @common
 @prints(("id", "kind", "state"))
 def retry_command(
@@ -135,20 +137,23 @@ def retry_command(
 
 def _retry_failed(session: Session, limit: int, downstream: bool, filters: dict[str, Any]) -> int:
     from scheduler.cli.dlq import in_batches
+    from scheduler.model.actor import in_bulk
     from scheduler.store.admin.redrive import redrive
+    from scheduler.store.audit import new_bulk
     from scheduler.store.read.dead_letters import Filter
     from scheduler.store.read.tasks import get_tasks
 
     database = session.existing()
     with database.read():
         wanted = Filter(before=database.now() + 1, **filters)  # what fails again meanwhile is for another call
-    done, conflicts = in_batches(
-        limit,
-        "retried",
-        lambda count, after: session.write(
-            lambda c: redrive(c, database.now(), wanted, limit=count, downstream=downstream, after=after)
-        ),
-    )
+    with in_bulk(new_bulk(), wanted.chosen()):
+        done, conflicts = in_batches(
+            limit,
+            "retried",
+            lambda count, after: session.write(
+                lambda c: redrive(c, database.now(), wanted, limit=count, downstream=downstream, after=after)
+            ),
+        )
     for task_id, holder in conflicts.items():
         note(f"task {task_id} was not retried: task {holder} has its key")
     with database.read() as connection:

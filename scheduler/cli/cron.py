@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli.group import Group
-from scheduler.cli.options import Number, common
+from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
@@ -151,6 +151,7 @@ def _pause(session: Session, name: str, paused: bool) -> None:
 
 @cron_command.command()
 @click.argument("name")
+@acts
 @common
 @prints(_PAUSED)
 def pause(session: Session, /, name: str) -> None:
@@ -160,6 +161,7 @@ def pause(session: Session, /, name: str) -> None:
 
 @cron_command.command()
 @click.argument("name")
+@acts
 @common
 @prints(_PAUSED)
 def resume(session: Session, /, name: str) -> None:
@@ -169,6 +171,7 @@ def resume(session: Session, /, name: str) -> None:
 
 @cron_command.command()
 @click.argument("name")
+@acts
 @common
 @prints(("id",))
 def trigger(session: Session, /, name: str) -> None:
@@ -183,12 +186,14 @@ def trigger(session: Session, /, name: str) -> None:
 
 @cron_command.command()
 @click.argument("name")
+@acts
 @common
 @prints(("name", "deleted"))
 def delete(session: Session, /, name: str) -> None:
     """Forget a schedule. The tasks that it made stay."""
     from scheduler.store import schedules
 
-    session.write(lambda c: schedules.delete(c, name))
+    database = session.existing()
+    session.write(lambda c: schedules.delete(c, name, database.now()))
     if not print_object(session, {"name": name, "deleted": True}):
         say(f"{name} deleted; a program that registers it brings it back")

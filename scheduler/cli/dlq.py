@@ -10,7 +10,7 @@ import click
 
 from scheduler.cli.change import note_left
 from scheduler.cli.group import Group
-from scheduler.cli.options import SPAN, TASK_ID, Number, common
+from scheduler.cli.options import SPAN, TASK_ID, Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, note_kind, prints
 from scheduler.cli.streams import say
@@ -48,12 +48,6 @@ def _filters(command: F) -> F:
     return command
 
 
-def _by(command: F) -> F:
-    return click.option("--by", metavar="NAME", help="Who does this, for the audit; by default the user's name.")(
-        command
-    )
-
-
 @click.group(name="dlq", cls=Group)
 def dlq_command() -> None:
     """Dead letters: tasks that failed for good."""
@@ -75,19 +69,6 @@ def _filter(
     before = None if older_than is None else now - older_than
     after = None if newer_than is None else now - newer_than
     return Filter(kind, error_class, fingerprint, before, after, key, correlation, subject)
-
-
-def _actor(given: str | None) -> str | None:
-    if given is not None:
-        if not 1 <= len(given) <= 255:
-            raise click.UsageError("--by is a text of 1 to 255 characters")
-        return given
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return None
 
 
 @dlq_command.command(name="list")
@@ -149,18 +130,17 @@ def show(session: Session, /, task_id: int) -> None:
 
 @dlq_command.command()
 @click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
-@_by
 @click.option("--copy", is_flag=True, help="Make a new task of it, with a key of its own; the dead letter stays.")
 @click.option("--key", metavar="K", help="Another key, if another task has its own by now.")
 @click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="Change this field of the payload.")
 @click.option("--payload", metavar="JSON", help="Another payload, whole.")
+@acts
 @common
 @prints(_REPLAYED)
 def replay(
     session: Session,
     /,
     ids: tuple[int, ...],
-    by: str | None,
     copy: bool,
     key: str | None,
     params: tuple[str, ...],
@@ -180,14 +160,13 @@ def replay(
         raise click.UsageError("-P and --payload exclude each other")
     if key is not None and not 1 <= len(key) <= 255:
         raise click.UsageError("--key is a text of 1 to 255 characters")
-    actor = _actor(by)
     database = session.existing()
 
     def work(connection: sa.Connection) -> tuple[list[dict[str, object]], dict[int, Other]]:
         new = None
         if params or payload is not None:
             new = _new_payload(connection, wanted[0], params, payload)
-        made = [run_again(connection, i, database.now(), by=actor, key=key, payload=new, copy=copy) for i in wanted]
+        made = [run_again(connection, i, database.now(), key=key, payload=new, copy=copy) for i in wanted]
         views = [task_view(task) for task in get_tasks(connection, [again.id for again in made])]
         return views, {task_id: other for again in made for task_id, other in again.left.items()}
 
@@ -223,34 +202,36 @@ def _new_payload(connection: sa.Connection, task_id: int, params: tuple[str, ...
 
 
 @dlq_command.command(name="replay-all")
-@_by
 @_filters
 @click.option("--limit", type=Number(1, _MOST), default=100, show_default=True, help="How many at most.")
+@acts
 @common
 @prints(("replayed", "conflicts", "left"))
-def replay_all(session: Session, /, by: str | None, limit: int, **given: Any) -> int:
+def replay_all(session: Session, /, limit: int, **given: Any) -> int:
     """Run dead letters again, those that died first before others, --limit of them.
 
     One whose key another task holds, or has completed since, stays as it is; then the status is 4.
     """
     from scheduler.cli import exits
+    from scheduler.model.actor import in_bulk
     from scheduler.model.texts import counted
     from scheduler.store.admin.replay import replay_some
+    from scheduler.store.audit import new_bulk
     from scheduler.store.read import dead_letters
 
-    actor = _actor(by)
     database = session.existing()
     with database.read():
         wanted = _filter(database.now(), **given)
     if wanted.before is None:
         wanted = wanted._replace(before=database.now() + 1)  # what dies again meanwhile is for another call
-    done, conflicts = in_batches(
-        limit,
-        "replayed",
-        lambda count, after: session.write(
-            lambda c: replay_some(c, database.now(), wanted, limit=count, by=actor, after=after)
-        ),
-    )
+    with in_bulk(new_bulk(), wanted.chosen()):
+        done, conflicts = in_batches(
+            limit,
+            "replayed",
+            lambda count, after: session.write(
+                lambda c: replay_some(c, database.now(), wanted, limit=count, after=after)
+            ),
+        )
     for task_id, holder in conflicts.items():
         note(f"task {task_id} was not replayed: task {holder} has its key")
     with database.read() as connection:
@@ -295,21 +276,22 @@ def in_batches(limit: int, what: str, batch: Callable[[int, tuple[int, int]], An
 @_key
 @_correlation
 @_subject
-@_by
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@acts
 @common
 @prints(("removed",))
-def purge(session: Session, /, by: str | None, yes: bool, **given: Any) -> int:
+def purge(session: Session, /, yes: bool, **given: Any) -> int:
     """Remove dead letters for good; how they ended, and the audit, is remembered.
 
     Tasks that wait for one of them to be retried end as failed.
     """
     from scheduler.cli import exits
+    from scheduler.model.actor import in_bulk
     from scheduler.model.texts import counted
     from scheduler.store.admin import purge
+    from scheduler.store.audit import new_bulk
     from scheduler.store.read import dead_letters
 
-    actor = _actor(by)
     database = session.existing()
     with database.read() as connection:
         wanted = _filter(database.now(), newer_than=None, **given)
@@ -321,9 +303,10 @@ def purge(session: Session, /, by: str | None, yes: bool, **given: Any) -> int:
             note("nothing was removed")
             return exits.FAILED
     removed, more = 0, found > 0
-    while more:
-        one = session.write(lambda c: purge.purge(c, database.now(), wanted, by=actor))
-        removed, more = removed + one, one >= dead_letters.BATCH
+    with in_bulk(new_bulk(), wanted.chosen()):
+        while more:
+            one = session.write(lambda c: purge.purge(c, database.now(), wanted))
+            removed, more = removed + one, one >= dead_letters.BATCH
     if not print_object(session, {"removed": removed}):
         say(f"{counted(removed, 'task')} removed")
     return exits.DONE

@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.group import Group
-from scheduler.cli.options import Number, common
+from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
@@ -29,6 +29,7 @@ def event_command() -> None:
 @event_command.command(name="emit")
 @click.argument("name", metavar="NAME")
 @click.argument("payload", metavar="[JSON]", required=False)
+@acts
 @common
 @prints((*_FIELDS, "first"))
 def emit(session: Session, /, name: str, payload: str | None) -> int:
@@ -38,6 +39,7 @@ def emit(session: Session, /, name: str, payload: str | None) -> int:
     """
     from scheduler.client.builder import check_text
     from scheduler.client.tasks import event_payload
+    from scheduler.store import audit
     from scheduler.store.durable import events
 
     check_text(name, "an event's name")
@@ -45,7 +47,9 @@ def emit(session: Session, /, name: str, payload: str | None) -> int:
     database = session.existing()
 
     def work(connection: sa.Connection) -> tuple[bool, EventRecord | None, str | None]:
-        new, _ = events.emit(connection, [events.Emit(name, text)], database.now())
+        new, _ = events.emit(connection, [events.Emit(name, text)], now := database.now())
+        if new:
+            audit.record(connection, now, "event emitted", subject=f"event {name}")
         stored = events.emitted(connection, database.dialect, [name])[name]
         return bool(new), events.record(connection, name), stored.payload
 

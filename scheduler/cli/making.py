@@ -191,12 +191,16 @@ def schedule(
 
 
 def _store(session: Session, spec: TaskSpec) -> None:
+    from scheduler.store import audit
     from scheduler.store.tasks.enqueue import enqueue
 
     database = session.database
 
     def work(connection: sa.Connection) -> TaskId:
-        return enqueue(connection, [spec], database.now(), ours=True)[0]
+        made = enqueue(connection, [spec], now := database.now(), ours=True)[0]
+        if made.created or spec.conflict == "replace":
+            audit.record(connection, now, "submit", tasks=[int(made)])
+        return made
 
     made = session.write(work, database)
     if not made.created:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,6 +67,23 @@ def common_but_timeout(command: F) -> F:
         callback=_store("config_path"),
         help="The configuration; else $SCHEDD_CONFIG, ./config.toml, /etc/schedd/config.toml.",
     )(command)
+
+
+def acts(command: F) -> F:
+    """Adds ``--by`` and ``--reason``, and records the command's changes as this actor's, made from a terminal."""
+
+    @functools.wraps(command)
+    def called(*args: Any, by: str | None, reason: str | None, **given: Any) -> Any:
+        from scheduler.model.actor import MAX_NAME, MAX_REASON, Actor, acting
+
+        for option, text, longest in (("--by", by, MAX_NAME), ("--reason", reason, MAX_REASON)):
+            if text is not None and not 1 <= len(text) <= longest:
+                raise click.UsageError(f"{option} is a text of 1 to {longest} characters")
+        with acting(Actor(by, "cli", reason)):
+            return command(*args, **given)
+
+    by = click.option("--by", metavar="NAME", help="Who does this, for the audit; by default the user's name.")
+    return by(click.option("--reason", metavar="TEXT", help="Why, for the audit.")(called))  # type: ignore[return-value]
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no parameter for it

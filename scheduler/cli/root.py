@@ -30,6 +30,7 @@ COMMANDS = {
     "dlq": ("dlq", "Dead letters: what failed for good, and replaying it."),
     "cron": ("cron", "Recurring schedules."),
     "event": ("event", "Events that tasks await."),
+    "audit": ("audit", "Who changed what, when, and why."),
     "workers": ("workers", "Workers, what they run, and their leases."),
     "worker": ("workers", "One worker: let it drain, or claim again."),
     "gc": ("gc", "Remove what has outlived its retention, now."),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli.making import TaskOptionsGiven, made_fields, make_options, schedule
-from scheduler.cli.options import common_but_timeout
+from scheduler.cli.options import acts, common_but_timeout
 from scheduler.cli.session import Session, prints
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ COMMAND_KIND = "CommandTask"
 @click.argument("kind")
 @click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="A field of the payload.")
 @make_options
+@acts
 @common_but_timeout
 @prints(made_fields)
 def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **given: Any) -> None:
@@ -48,6 +49,7 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Added to the daemon's environment.")
 @click.option("--shell", is_flag=True, help="COMMAND is one text for /bin/sh -c.")
 @make_options
+@acts
 @common_but_timeout
 @prints(made_fields)
 def run_command(

@@ -131,7 +131,7 @@ def view_of(session: Session, task_id: int) -> dict[str, Any]:
     """All that ``show`` prints of a task. Raises UnknownTaskError."""
     from scheduler.cli.durable_views import checkpoint_view, wait_view
     from scheduler.store.durable import checkpoints, waits
-    from scheduler.store.read.dead_letters import audit
+    from scheduler.store.read.audit import of_task
     from scheduler.store.read.explain import why
     from scheduler.store.read.graph import dependencies, dependents
     from scheduler.store.read.history import attempt_log, attempts, stack_of
@@ -155,7 +155,7 @@ def view_of(session: Session, task_id: int) -> dict[str, Any]:
             "children": _children(connection, task_id),
             "recorded": [checkpoint_view(c) for c in checkpoints.records(connection, task_id)],
             "waits": [] if task.state.terminal else [wait_view(w) for w in waits.records(connection, task_id)],
-            "audit": [audit_view(a) for a in audit(connection, task_id)],
+            "audit": [audit_view(a) for a in of_task(connection, task_id)],
             "stack": None if hangs is None else hangs.splitlines(),
             "log": None if log is None else log.splitlines()[-LOG_LINES:],
         }

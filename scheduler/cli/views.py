@@ -9,7 +9,7 @@ import msgspec
 from scheduler.cli.output import seconds, time
 
 if TYPE_CHECKING:
-    from scheduler.store.read.dead_letters import AuditRecord
+    from scheduler.store.read.audit import AuditRecord
     from scheduler.store.read.graph import EdgeRecord
     from scheduler.store.read.history import AttemptRecord
     from scheduler.store.read.tasks import TaskRecord
@@ -208,12 +208,16 @@ def attempt_view(attempt: AttemptRecord) -> dict[str, Any]:
     }
 
 
-AUDIT_COLUMNS = ("at", "actor", "action", "detail")
+AUDIT_COLUMNS = ("at", "actor", "action", "reason", "via", "detail")
+AUDIT_FIELDS = (
+    *("id", "at", "actor", "action", "task_id", "subject", "reason", "via"),
+    *("bulk", "filter", "before", "after", "detail"),
+)
 
 
 def audit_view(entry: AuditRecord) -> dict[str, Any]:
-    """One entry of the dead letters' audit."""
-    return {"at": time(entry.at), "actor": entry.actor, "action": entry.action, "detail": entry.detail}
+    """One entry of the audit."""
+    return {**entry._asdict(), "at": time(entry.at)}
 
 
 WORKER_FIELDS = (

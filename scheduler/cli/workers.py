@@ -9,13 +9,15 @@ import click
 from scheduler.cli import exits
 from scheduler.cli.group import Group
 from scheduler.cli.looks import Poller
-from scheduler.cli.options import SPAN, Number, common, common_but_timeout
+from scheduler.cli.options import SPAN, Number, acts, common, common_but_timeout
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worker_view
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from scheduler.store.read.workers import Drained
 
 COLUMNS = (*WORKER_COLUMNS[:-1], "pools", "kinds", "running")
@@ -54,6 +56,7 @@ def worker_command() -> None:
 @click.argument("worker", metavar="ID", type=Number(1, 2**63 - 1))
 @click.option("--wait", is_flag=True, help="Wait until it holds nothing any more.")
 @click.option("--timeout", type=SPAN, metavar="S", help="Give up waiting after this long (30, 5m); status 124.")
+@acts
 @common_but_timeout
 @prints(_DRAINED)
 @click.pass_context
@@ -90,6 +93,7 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
 
 @worker_command.command(name="resume")
 @click.argument("worker", metavar="ID", type=Number(1, 2**63 - 1))
+@acts
 @common
 @prints(_DRAINED)
 def resume(session: Session, /, worker: int) -> None:
@@ -100,6 +104,7 @@ def resume(session: Session, /, worker: int) -> None:
 
 @worker_command.command(name="restart")
 @click.argument("worker", metavar="ID", type=Number(1, 2**63 - 1))
+@acts
 @common
 @prints(("id", "restarting"))
 def restart(session: Session, /, worker: int) -> None:
@@ -109,10 +114,16 @@ def restart(session: Session, /, worker: int) -> None:
     has timed out, any other goes back unused. It ends with status 75, and systemd starts it again. A program that
     runs a Scheduler of its own only says so in its log.
     """
+    from scheduler.store import audit
     from scheduler.store.workers import request_restart
 
     database = session.existing()
-    session.write(lambda c: request_restart(c, worker, database.now()))
+
+    def work(connection: sa.Connection) -> None:
+        request_restart(connection, worker, now := database.now())
+        audit.record(connection, now, "restart", subject=f"worker {worker}")
+
+    session.write(work)
     _tell(session, {"id": worker, "restarting": True}, f"worker {worker} is to restart")
 
 
@@ -122,10 +133,16 @@ def _tell(session: Session, view: dict[str, Any], text: str) -> None:
 
 
 def _ask(session: Session, worker: int, *, drain: bool) -> None:
+    from scheduler.store import audit
     from scheduler.store.workers import request_drain
 
     database = session.existing()
-    session.write(lambda c: request_drain(c, worker, database.now(), drain=drain))
+
+    def work(connection: sa.Connection) -> None:
+        request_drain(connection, worker, now := database.now(), drain=drain)
+        audit.record(connection, now, "drain" if drain else "resume", subject=f"worker {worker}")
+
+    session.write(work)
 
 
 def _look(session: Session, worker: int) -> Drained:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from scheduler.client.audit import AuditEntry, audit_entry
 from scheduler.client.builder import check_text
 from scheduler.client.info import TaskInfo, task_info
 from scheduler.errors import ConfigError, PayloadError
+from scheduler.model.actor import acting_as, in_bulk
 from scheduler.model.registry import MAX_KEY, Kind, encode_json
 from scheduler.model.spec import TaskId
 from scheduler.model.task import Task
@@ -19,6 +21,8 @@ from scheduler.model.texts import storable
 from scheduler.model.times import span_us, to_datetime
 from scheduler.store.admin import purge
 from scheduler.store.admin.replay import NewPayload, replay, replay_some
+from scheduler.store.audit import new_bulk
+from scheduler.store.read import audit as store_audit
 from scheduler.store.read import dead_letters as store
 from scheduler.store.read.dead_letters import BATCH, Filter
 from scheduler.store.read.tasks import get_task
@@ -59,17 +63,6 @@ class DeadLetterGroup(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """``412 × ConnectionRefused in EmailTask.run``."""
         return f"{self.count} × {self.error_class or 'error'} in {self.runs}"
-
-
-class AuditEntry(msgspec.Struct, frozen=True):
-    """One entry of a dead letter's audit. ``action``: replay, copy, copied, purge."""
-
-    id: int
-    task_id: int
-    at: datetime
-    actor: str | None
-    action: str
-    detail: dict[str, Any]
 
 
 class DeadLetters:
@@ -145,14 +138,12 @@ class DeadLetters:
         Raises UnknownTaskError, InvalidTransitionError if it is not dead (any more), DuplicateKeyError if another task
         holds its key or has completed under it since, PayloadError, UnregisteredKindError; then nothing is changed.
         """
-        actor = _actor(by)
         if key is not None:
             check_text(key, "a key", MAX_KEY)
         new = None if payload is None else self._payload(task_id, payload)
         now = self._owner.database.now
-        made = self._owner.database.change(
-            lambda c: replay(c, task_id, now(), by=actor, key=key, payload=new, copy=copy)
-        )
+        with acting_as(by):
+            made = self._owner.database.change(lambda c: replay(c, task_id, now(), key=key, payload=new, copy=copy))
         self._owner._notify()
         warn_left(made.left)
         return made.id
@@ -183,17 +174,19 @@ class DeadLetters:
             correlation=correlation,
             subject=subject,
         )
-        actor, at, more = _actor(by), (0, 0), True
+        at, more = (0, 0), True
         done: list[TaskId] = []
         database = self._owner.database
         database.open()  # opening reads the server's clock
         before = database.now() + 1
         wanted = Filter(kind, error_class, fingerprint, before, None, key, correlation, subject)
+        bulk = new_bulk()
         while more and len(done) < limit:
             count, since = min(_BATCH_SIZE, limit - len(done)), at
-            one = self._owner.database.change(
-                lambda c, n=count, s=since: replay_some(c, database.now(), wanted, limit=n, by=actor, after=s)  # type: ignore[misc]
-            )
+            with acting_as(by), in_bulk(bulk, wanted.chosen()):
+                one = self._owner.database.change(
+                    lambda c, n=count, s=since: replay_some(c, database.now(), wanted, limit=n, after=s)  # type: ignore[misc]
+                )
             done += [TaskId(i, created=False) for i in one.ids]
             for task_id, other in one.conflicts.items():
                 log.warning("not replayed: task %d has its key", other, extra={"task": task_id})
@@ -220,14 +213,14 @@ class DeadLetters:
         """
         if older_than is None:
             raise ConfigError("purge wants an age: older_than, in seconds or as a timedelta")
-        actor = _actor(by)
         wanted = self._filter(
             kind, error_class, fingerprint, older_than, None, key=key, correlation=correlation, subject=subject
         )
         removed, more = 0, True
-        while more:
-            one = self._owner.database.change(lambda c: purge.purge(c, self._owner.database.now(), wanted, by=actor))
-            removed, more = removed + one, one >= BATCH
+        with acting_as(by), in_bulk(new_bulk(), wanted.chosen()):
+            while more:
+                one = self._owner.database.change(lambda c: purge.purge(c, self._owner.database.now(), wanted))
+                removed, more = removed + one, one >= BATCH
         return removed
 
     def metrics(self) -> DeadLetterMetrics:
@@ -239,11 +232,14 @@ class DeadLetters:
         return DeadLetterMetrics(found.count, age, found.kinds)
 
     def audit(self, task_id: int | None = None, limit: int = 1000) -> Sequence[AuditEntry]:
-        """Who did what to a dead letter, or to all: the newest entries, in the order they were made. Also of removed
-        ones. Raises ConfigError."""
+        """Who did what to a task, or replayed, copied or purged any dead letter: the newest entries, in the order they
+        were made. Also of removed ones; ``jobs.audit()`` reads all that was changed. Raises ConfigError."""
         with self._owner.database.read() as connection:
-            found = store.audit(connection, task_id, _at_least_one(limit))
-        return [AuditEntry(a.id, a.task_id, to_datetime(a.at), a.actor, a.action, a.detail) for a in found]
+            if task_id is not None:
+                found = store_audit.of_task(connection, task_id, _at_least_one(limit))
+            else:
+                found = store_audit.of_dead_letters(connection, _at_least_one(limit))
+        return [audit_entry(record) for record in found]
 
     def _filter(
         self,
@@ -283,10 +279,6 @@ def warn_left(left: Mapping[int, Other]) -> None:
     """Log the tasks that were not revived because another task has their key."""
     for task_id, other in left.items():
         log.warning("not revived: task %d has its key %r", other.id, other.key, extra={"task": task_id})
-
-
-def _actor(by: str | None) -> str | None:
-    return None if by is None else check_text(by, "by")
 
 
 def check_filters(**texts: str | None) -> None:

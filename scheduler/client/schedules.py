@@ -55,7 +55,7 @@ class Schedules:
     def delete(self, name: str) -> None:
         """Delete the schedule; tasks that it made stay. Raises UnknownScheduleError."""
         with self._owner.database.write() as connection:
-            schedules.delete(connection, name)
+            schedules.delete(connection, name, self._owner.database.now())
         self._owner._forget_schedule(name)
 
     def next(self, name: str, n: int = 1) -> Sequence[datetime]:

@@ -25,6 +25,7 @@ from scheduler.errors import (
     UnknownDependencyError,
     UnknownTaskError,
 )
+from scheduler.model.actor import in_bulk
 from scheduler.model.checkpoint import MAX_VALUE
 from scheduler.model.registry import Registry, encode_json
 from scheduler.model.retry import RetryPolicy
@@ -42,6 +43,7 @@ from scheduler.model.state import (
 from scheduler.model.times import LONGEST, span_us
 from scheduler.model.typed import R
 from scheduler.ports import SECOND
+from scheduler.store import audit
 from scheduler.store.admin import retention
 from scheduler.store.admin.redrive import redrive
 from scheduler.store.db.database import Database
@@ -341,12 +343,13 @@ class TaskOperations:
         now = self.database.now
         wanted = Filter(kind, before=now() + 1, key=key, correlation=correlation, subject=subject)
         done: list[TaskId] = []
-        left, after, more = limit, (0, 0), True
+        left, after, more, bulk = limit, (0, 0), True, audit.new_bulk()
         while more and left > 0:
             count, since = min(BATCH_SIZE, left), after
-            one = self.database.change(
-                lambda c, n=count, s=since: redrive(c, now(), wanted, limit=n, downstream=downstream, after=s)  # type: ignore[misc]
-            )
+            with in_bulk(bulk, wanted.chosen()):
+                one = self.database.change(
+                    lambda c, n=count, s=since: redrive(c, now(), wanted, limit=n, downstream=downstream, after=s)  # type: ignore[misc]
+                )
             done += [TaskId(i, created=False) for i in one.ids]
             for task_id, other in one.conflicts.items():
                 log.warning("not retried: task %d has its key", other, extra={"task": task_id})
@@ -419,16 +422,22 @@ class TaskOperations:
         The first emit of a name wins; False if this was not the first, and nothing was changed. ``connection``: the
         caller's own; the event then commits with the caller's rows. Raises PayloadError.
         """
-        emit = [Emit(check_text(name, "an event's name"), event_payload(payload))]
+        emit = Emit(check_text(name, "an event's name"), event_payload(payload))
         if connection is not None:
             own = callers_connection(connection)
             self.database.open()
             hold_writes(own)
-            new, _ = events.emit(own, emit, self.database.now())
+            new = self._emit(own, emit)
             ring_after_commit(own, self._notify)
         else:
-            new, _ = self.database.change(lambda c: events.emit(c, emit, self.database.now()))
+            new = self.database.change(lambda c: self._emit(c, emit))
             self._notify()
+        return new
+
+    def _emit(self, connection: sa.Connection, emit: Emit) -> bool:
+        new, _ = events.emit(connection, [emit], now := self.database.now())
+        if new:
+            audit.record(connection, now, "event emitted", subject=f"event {emit.name}")
         return bool(new)
 
     def cleanup_events(self, older_than_hours: float) -> int:

@@ -90,7 +90,7 @@ class Log(Section, frozen=True):
 
 
 class Retention(Section, frozen=True):
-    """``[retention]``: how long ended tasks, outcomes of removed tasks, and events are kept.
+    """``[retention]``: how long ended tasks, outcomes of removed tasks, events, and the audit are kept.
 
     ``results`` and ``keys``: how long a success keeps its result and its key, unless its kind or its call says so."""
 
@@ -100,6 +100,7 @@ class Retention(Section, frozen=True):
     events: Duration = RETENTION["events"]
     results: Duration = RETENTION["results"]
     keys: Duration = RETENTION["keys"]
+    audit: Duration = RETENTION["audit"]
 
 
 class Command(Section, frozen=True):

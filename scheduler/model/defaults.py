@@ -14,6 +14,7 @@ RETENTION: Mapping[str, float] = {
     "events": 30 * 86400.0,
     "results": 86400.0,
     "keys": 86400.0,
+    "audit": 365 * 86400.0,
 }
 LEASE = 30.0
 DRAIN = 30.0

@@ -20,6 +20,7 @@ from scheduler.model.retry import MAX_COUNT
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
+from scheduler.store import audit
 from scheduler.store.broken_rows import unreadable
 from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.db.statements import run
@@ -92,7 +93,13 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
         is not None
     )
     if not fresh:
-        _tell_change(_locked(connection, dialect, spec.name), spec)
+        row = _locked(connection, dialect, spec.name)
+        _tell_change(row, spec)
+        was, becomes = _shown(row), {name: bound[name] for name in _SHOWN}
+        if was != becomes:
+            before, after = _changed(was, becomes)
+            about = f"schedule {spec.name}"
+            audit.record(connection, now, "schedule replaced", subject=about, before=before, after=after)
         connection.execute(
             prepared(
                 "UPDATE schedd_schedules SET kind = :kind, payload = :payload, options = :options, catchup = :catchup, "
@@ -104,7 +111,10 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
             ),
             bound,
         )
-    else:  # it may have been deleted, and brought back while a run of it goes on; not by walking down the primary key
+    else:
+        shown = {name: bound[name] for name in _SHOWN}
+        audit.record(connection, now, "schedule registered", subject=f"schedule {spec.name}", after=shown)
+        # it may have been deleted, and brought back while a run of it goes on; not by walking down the primary key
         connection.execute(
             prepared(
                 "UPDATE schedd_schedules SET last_task = (SELECT max(t.id + 0) FROM schedd_tasks t "
@@ -121,6 +131,19 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
                 fire = Fire(now, spec.recurrence.count_between(row.next_at - 1, now, row.anchor), row.next_at)
             _fire(connection, dialect, [_Due(row, [fire], _after(spec.recurrence, row.anchor, now))], now)
     return fresh
+
+
+_SHOWN = ("kind", "payload", "options", "recurrence", "catchup", "overlap")  # in the audit
+
+
+def _shown(row: sa.Row[Any] | None) -> dict[str, Any]:
+    return {} if row is None else {name: row._mapping[name] for name in _SHOWN}
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What differs, before and after."""
+    names = [name for name in _SHOWN if before.get(name) != after[name]]
+    return {name: before.get(name) for name in names}, {name: after[name] for name in names}
 
 
 def _tell_change(row: sa.Row[Any] | None, spec: ScheduleSpec) -> None:
@@ -374,6 +397,8 @@ def pause(connection: sa.Connection, name: str, now: int, paused: bool) -> None:
         ),
         {"name": name, "paused": int(paused), "next": next_at, "anchor": anchor, "now": now},
     )
+    if bool(row.paused) != paused:
+        audit.record(connection, now, f"schedule {'paused' if paused else 'resumed'}", subject=f"schedule {name}")
 
 
 def is_ahead(row: sa.Row[Any], now: int) -> bool:
@@ -403,11 +428,15 @@ def trigger(connection: sa.Connection, name: str, now: int) -> TaskId:
     except msgspec.MsgspecError as error:
         raise unreadable(name, error) from None
     spec = msgspec.structs.replace(spec, payload=row.payload, key=None, run_at=0, delay=0, schedule=name)
-    return enqueue(connection, [spec], now, ours=True)[0]
+    made = enqueue(connection, [spec], now, ours=True)[0]
+    audit.record(connection, now, "schedule triggered", tasks=[int(made)], subject=f"schedule {name}")
+    return made
 
 
-def delete(connection: sa.Connection, name: str) -> None:
+def delete(connection: sa.Connection, name: str, now: int) -> None:
     """Forget the schedule; tasks it made stay. Raises UnknownScheduleError."""
-    done = connection.execute(prepared("DELETE FROM schedd_schedules WHERE name = :name"), {"name": name})
-    if done.rowcount == 0:
+    row = _locked(connection, dialect_of(connection), name)
+    if row is None:
         raise UnknownScheduleError(name)
+    connection.execute(prepared("DELETE FROM schedd_schedules WHERE name = :name"), {"name": name})
+    audit.record(connection, now, "schedule deleted", subject=f"schedule {name}", before=_shown(row))

@@ -86,6 +86,7 @@ outcomes = 86400
 events = "2w"
 results = "2h"
 keys = "3h"
+audit = "1d"
 [command]
 enabled = true
 roots = ["/srv/work"]
@@ -442,6 +443,7 @@ def test_what_a_scheduler_is_made_with(empty_directory: Path) -> None:
         "events": 30 * 86400,
         "results": 86400,
         "keys": 86400,
+        "audit": 365 * 86400,
     }
     assert options["settings"]["command"] == {"enabled": False, "roots": []}
     assert options["settings"]["files"] == {

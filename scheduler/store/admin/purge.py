@@ -6,13 +6,14 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
+from scheduler.store import audit
 from scheduler.store.admin.retention import remove
 from scheduler.store.db.dialect import dialect_of, prepared
 from scheduler.store.graph.release import parents_removed
-from scheduler.store.read.dead_letters import BATCH, Filter, write_audit
+from scheduler.store.read.dead_letters import BATCH, Filter
 
 
-def purge(connection: sa.Connection, now: int, wanted: Filter, *, by: str | None = None, batch: int = BATCH) -> int:
+def purge(connection: sa.Connection, now: int, wanted: Filter, *, batch: int = BATCH) -> int:
     """Remove one batch, the oldest first; their outcomes and the audit stay. Returns how many.
 
     What waits for one of them to be retried ends as failed. Fewer than ``batch``: there are no more.
@@ -29,7 +30,7 @@ def purge(connection: sa.Connection, now: int, wanted: Filter, *, by: str | None
     if not rows:
         return 0
     ids = [row.id for row in rows]
-    write_audit(connection, dialect, [(row.id, "purge", {"error": row.error}) for row in rows], by, now)
+    audit.record(connection, now, "purge", tasks={row.id: {"error": row.error} for row in rows})
     parents_removed(connection, dialect, dict.fromkeys(ids, TaskState.DEAD), now)
     remove(connection, dialect, [(i, st.DEAD) for i in ids], now)
     return len(ids)

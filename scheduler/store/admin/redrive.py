@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import DuplicateKeyError
 from scheduler.model import state as st
+from scheduler.store import audit
 from scheduler.store.db.dialect import dialect_of, prepared
 from scheduler.store.read.dead_letters import Filter
 from scheduler.store.tasks.control import reopen
@@ -60,5 +61,6 @@ def redrive(
             continue
         conflicts |= {task_id: other.id for task_id, other in left.items()}
         done.append(row.id)
+    audit.record(connection, now, "retry", tasks=done, downstream=None if downstream else False)
     last = (rows[-1].finished_at, rows[-1].id) if rows else after
     return Redriven(done, conflicts, last, len(rows) >= limit)

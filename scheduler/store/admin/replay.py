@@ -14,8 +14,9 @@ from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
 from scheduler.ports import FAILPOINTS
+from scheduler.store import audit
 from scheduler.store.db.dialect import dialect_of, prepared
-from scheduler.store.read.dead_letters import Filter, not_dead, write_audit
+from scheduler.store.read.dead_letters import Filter, not_dead
 from scheduler.store.tasks import envelopes, keys
 from scheduler.store.tasks.attempts import write_values
 from scheduler.store.tasks.control import reopen
@@ -69,7 +70,6 @@ def replay(
     task_id: int,
     now: int,
     *,
-    by: str | None = None,
     key: str | None = None,
     payload: NewPayload | None = None,
     copy: bool = False,
@@ -81,15 +81,15 @@ def replay(
     """
     row = _locked(connection, task_id)
     if copy:
-        again = Reopened(_copy(connection, row, now, by, key, payload))
+        again = Reopened(_copy(connection, row, now, key, payload))
     else:
-        again = Reopened(TaskId(task_id, created=False), _again(connection, row, now, by, key, payload))
+        again = Reopened(TaskId(task_id, created=False), _again(connection, row, now, key, payload))
     FAILPOINTS.hit("before replay commit")
     return again
 
 
 def replay_some(
-    connection: sa.Connection, now: int, wanted: Filter, *, limit: int, by: str | None, after: tuple[int, int] = (0, 0)
+    connection: sa.Connection, now: int, wanted: Filter, *, limit: int, after: tuple[int, int] = (0, 0)
 ) -> Replayed:
     """Replay up to ``limit`` dead letters, the oldest first, beginning behind ``after`` (died at, id).
 
@@ -110,7 +110,7 @@ def replay_some(
     for row in rows:
         try:
             with connection.begin_nested():
-                again = replay(connection, row.id, now, by=by)
+                again = replay(connection, row.id, now)
             replayed.append(row.id)
             conflicts |= {task_id: other.id for task_id, other in again.left.items()}
         except DuplicateKeyError as error:
@@ -132,9 +132,8 @@ def _locked(connection: sa.Connection, task_id: int) -> sa.Row[Any]:
 
 
 def _again(
-    connection: sa.Connection, row: sa.Row[Any], now: int, by: str | None, key: str | None, payload: NewPayload | None
+    connection: sa.Connection, row: sa.Row[Any], now: int, key: str | None, payload: NewPayload | None
 ) -> dict[int, keys.Other]:
-    dialect = dialect_of(connection)
     if key is not None or payload is not None:
         envelopes.keep(connection, row.id)
     connection.execute(
@@ -147,7 +146,7 @@ def _again(
     left = reopen(connection, row.id, now, downstream=True)
     if payload is not None:
         _replace_payload(connection, row.id, payload)
-    write_audit(connection, dialect, [(row.id, "replay", _detail(row, key, payload))], by, now)
+    audit.record(connection, now, "replay", tasks=[row.id], **_detail(row, key, payload))
     return left
 
 
@@ -176,9 +175,7 @@ def _replace_payload(connection: sa.Connection, task_id: int, payload: NewPayloa
         write_values(connection, dialect_of(connection), [(task_id, "payload", payload.text)])
 
 
-def _copy(
-    connection: sa.Connection, row: sa.Row[Any], now: int, by: str | None, key: str | None, payload: NewPayload | None
-) -> TaskId:
+def _copy(connection: sa.Connection, row: sa.Row[Any], now: int, key: str | None, payload: NewPayload | None) -> TaskId:
     detail = _detail(row, key, payload)
     if payload is None:
         payload = NewPayload(_payload(connection, row), row.lane.lstrip("!"), row.schema_version)
@@ -205,11 +202,8 @@ def _copy(
         ),  # extras: an attempt reads original_id for its idempotency key
         {"id": int(made), "original": original, "count": row.replay_count + 1, "own": _own_key(row.key, made)},
     )
-    entries = [
-        (row.id, "copy", detail | {"copy": int(made)}),
-        (int(made), "copied", {"from": row.id}),
-    ]
-    write_audit(connection, dialect_of(connection), entries, by, now)
+    audit.record(connection, now, "copy", tasks=[row.id], **detail, copy=int(made))
+    audit.record(connection, now, "copied", tasks={int(made): {"from": row.id}})
     return made
 
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.model import state as st
+from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lives
 from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
+from scheduler.store import audit
 from scheduler.store.db.dialect import Dialect, bind_rows, prepared
 from scheduler.store.durable import checkpoints, events
 from scheduler.store.predicates import exists, is_parent, lives, same, state_of
@@ -23,6 +25,7 @@ BATCH = 500
 UNSUCCESSFUL = (st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED)
 FAILED_RECHECK = 86_400 * SECOND  # until a success that a failed task still needs is checked again
 RESCAN_BATCH = 20_000  # ids that one rescan reads
+AUDIT_RETENTION_S = RETENTION["audit"]
 WORKER_RETENTION = 7 * 86400 * SECOND  # how long a stopped or dead worker stays in the list
 
 
@@ -34,6 +37,7 @@ class Removed(NamedTuple):
     outcomes: int = 0
     workers: int = 0
     events: int = 0
+    audit: int = 0
     more: bool = False
 
     def plus(self, other: Removed) -> Removed:
@@ -44,6 +48,7 @@ class Removed(NamedTuple):
             self.outcomes + other.outcomes,
             self.workers + other.workers,
             self.events + other.events,
+            self.audit + other.audit,
             other.more,
         )
 
@@ -112,7 +117,7 @@ _WORKERS = (
 def purge_batch(
     connection: sa.Connection, dialect: Dialect, now: int, retention: Mapping[str, float], batch: int = BATCH
 ) -> Removed:
-    """Remove one batch of expired rows. ``retention``: seconds by success, failed, outcomes, events, results."""
+    """Remove one batch of expired rows. ``retention``: seconds by success, failed, outcomes, events, results, audit."""
     kept = _spans(retention)
     first = min(kept["success"], kept.get("results", Lives().result))
     successes = _successes(connection, dialect, now, kept["success"], first, batch)
@@ -124,19 +129,15 @@ def purge_batch(
         ),
         {"before": now - kept["outcomes"], "batch": batch},
     ).fetchall()
-    if gone:
-        connection.execute(
-            prepared(f"DELETE FROM schedd_audit WHERE task_id IN {dialect.ids()}"),
-            {"ids": bind_rows([row[0] for row in gone])},
-        )
     workers = connection.execute(prepared(f"DELETE {_WORKERS}"), {"before": now - WORKER_RETENTION})
     if workers.rowcount:
         connection.execute(
             prepared("DELETE FROM schedd_worker_kinds WHERE worker NOT IN (SELECT id FROM schedd_workers)")
         )
     old = events.cleanup(connection, now - kept["events"], batch)
-    more = successes.more or found >= batch or len(gone) >= batch or old >= batch
-    return successes.plus(Removed(expired, 0, len(gone), workers.rowcount, old, more))
+    audited = audit.clean(connection, now - kept.get("audit", round(AUDIT_RETENTION_S * SECOND)), batch)
+    more = successes.more or max(found, len(gone), old, audited) >= batch
+    return successes.plus(Removed(expired, 0, len(gone), workers.rowcount, old, audited, more))
 
 
 def remove_ended(
@@ -313,7 +314,9 @@ def dry_run(connection: sa.Connection, now: int, retention: Mapping[str, float])
     )
     outcomes = count(_OUTCOMES, before=now - kept["outcomes"])
     workers = count(_WORKERS, before=now - WORKER_RETENTION)
-    return Removed(successes + failed, results, outcomes, workers, events.count_old(connection, now - kept["events"]))
+    old = events.count_old(connection, now - kept["events"])
+    audited = audit.count_old(connection, now - kept.get("audit", round(AUDIT_RETENTION_S * SECOND)))
+    return Removed(successes + failed, results, outcomes, workers, old, audited)
 
 
 def _unneeded(connection: sa.Connection, dialect: Dialect, expired: list[tuple[int, int]]) -> list[tuple[int, int]]:

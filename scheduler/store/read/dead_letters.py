@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,13 +10,13 @@ import sqlalchemy as sa
 from scheduler.errors import InvalidTransitionError
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
+from scheduler.model.texts import rfc3339
 from scheduler.store.broken_rows import options_of
-from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.db.dialect import bind_rows, dialect_of, prepared
 from scheduler.store.read.tasks import TaskRecord, as_id, get_task, get_tasks
 
 BATCH = 500
 DEAD = f"t.state = {st.DEAD} AND t.state >= 7"  # the second for SQLite, which wants to see its index's own words
-_AUDIT_COLUMNS: dict[str, type] = {"task_id": int, "action": str, "detail": str}
 
 
 class Filter(NamedTuple):
@@ -53,6 +52,11 @@ class Filter(NamedTuple):
             bound["own"] = as_id(self.correlation)
         return where, bound
 
+    def chosen(self) -> dict[str, Any]:
+        """What was asked for, as the audit records it."""
+        given = {name: value for name, value in self._asdict().items() if value is not None}
+        return {name: rfc3339(value) if name in ("before", "after") else value for name, value in given.items()}
+
 
 class Group(NamedTuple):
     """Dead letters with one cause, ``number`` of them. ``runs``: what failed, such as ``EmailTask.run``; ``id`` and
@@ -76,17 +80,6 @@ class Metrics(msgspec.Struct, frozen=True):
     count: int
     oldest: int | None
     kinds: dict[str, int]
-
-
-class AuditRecord(NamedTuple):
-    """What somebody did to a dead letter at an instant (microseconds). ``action``: replay, copy, copied, purge."""
-
-    id: int
-    task_id: int
-    at: int
-    actor: str | None
-    action: str
-    detail: dict[str, Any]
 
 
 def find(connection: sa.Connection, wanted: Filter, limit: int) -> list[TaskRecord]:
@@ -179,39 +172,3 @@ def count(connection: sa.Connection, wanted: Filter) -> int:
     where, bound = wanted.where()
     found = connection.execute(prepared(f"SELECT count(*) FROM schedd_tasks t WHERE {where}"), bound)
     return int(found.scalar_one())
-
-
-def write_audit(
-    connection: sa.Connection,
-    dialect: Dialect,
-    entries: Sequence[tuple[int, str, dict[str, Any]]],
-    actor: str | None,
-    now: int,
-) -> None:
-    """Note who did what: entries (task id, action, detail). Values of None are left out of a detail."""
-    rows = [
-        (task_id, action, msgspec.json.encode({k: v for k, v in detail.items() if v is not None}).decode())
-        for task_id, action, detail in entries
-    ]
-    connection.execute(
-        prepared(
-            "INSERT INTO schedd_audit (task_id, at, actor, action, detail) "
-            f"SELECT task_id, :now, CAST(:actor AS text), action, detail FROM {dialect.rows(_AUDIT_COLUMNS)} j"
-        ),
-        {"rows": bind_rows(rows), "now": now, "actor": actor},
-    )
-
-
-def audit(connection: sa.Connection, task_id: int | None = None, limit: int = 1000) -> list[AuditRecord]:
-    """The newest ``limit`` entries in the order they were made, of one task or of all."""
-    where = "" if task_id is None else "WHERE task_id = :id"
-    rows = connection.execute(
-        prepared(
-            f"SELECT id, task_id, at, actor, action, detail FROM schedd_audit {where} ORDER BY id DESC LIMIT :limit"
-        ),
-        {"limit": limit} | ({} if task_id is None else {"id": task_id}),
-    ).fetchall()
-    return [
-        AuditRecord(r.id, r.task_id, r.at, r.actor, r.action, {} if r.detail is None else msgspec.json.decode(r.detail))
-        for r in reversed(rows)
-    ]

@@ -18,6 +18,7 @@ from scheduler.store.db import pg_blockers as row_locks
 from scheduler.store.db.dialect import dialect_of, prepared
 from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
+from scheduler.store.read import audit
 from scheduler.store.read import slot_usage as slots
 from scheduler.store.read.graph import dependencies
 from scheduler.store.read.workers import GONE, LOST, Fleet, WorkerRecord, slot_types, workers
@@ -45,7 +46,7 @@ def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
         return f"its state {row.state} is unknown: `schedctl doctor` tells what to do"
     state = TaskState.from_code(row.state)
     if state.terminal:
-        return f"{_ended(row, state, now)}{_key(connection, row, state, now)}"
+        return f"{_ended(row, state, now)}{_by_whom(connection, row, state)}{_key(connection, row, state, now)}"
     if state is TaskState.WAITING:
         return _waiting(connection, row)
     found = workers(connection, now)
@@ -72,6 +73,14 @@ def _ended(row: sa.Row[Any], state: TaskState, now: int) -> str:
     if row.ended_by is not None:
         return f"ended {state} at {at}, {error}"
     return f"ended {state} at {at} after {counted(row.attempt, 'attempt')}: {error}"
+
+
+def _by_whom(connection: sa.Connection, row: sa.Row[Any], state: TaskState) -> str:
+    """Who cancelled it, and why; empty where nobody did: its parent's end, or a policy of its own."""
+    if state is not TaskState.CANCELLED or row.ended_by is not None or row.cancel_requested is None:
+        return ""
+    entry = audit.last(connection, row.id, "cancel")
+    return "" if entry is None or entry.at < row.cancel_requested else f" {audit.said(entry)}"
 
 
 def _key(connection: sa.Connection, row: sa.Row[Any], state: TaskState, now: int) -> str:
@@ -121,7 +130,8 @@ def _held(
         return f"held by {worker}, which lost its lease{since}; the next live worker takes it back"
     hung = _hung(row, holder, now)
     if row.cancel_requested is not None:
-        asked = rfc3339(row.cancel_requested, exact=False)
+        entry = audit.last(connection, row.id, "cancel")
+        asked = rfc3339(row.cancel_requested, exact=False) + (f" {audit.said(entry)}" if entry is not None else "")
         return f"cancel requested at {asked}{_by_policy(row)}; it ends when its body on {worker} notices" + (
             f"; {hung}" if hung is not None else ""
         )

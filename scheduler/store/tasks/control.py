@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -12,6 +12,7 @@ from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER
+from scheduler.store import audit
 from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, fence, prepared
 from scheduler.store.db.statements import Columns, run, run_over
 from scheduler.store.durable import checkpoints
@@ -122,11 +123,15 @@ def cancel(
     down = below(connection, cancelled) if cascade else {}
     running = sorted({row[0] for row in requested} | {i for i, state in down.items() if state >= st.CLAIMED})
     release(connection, dialect, [(i, TaskState.CANCELLED) for i in cancelled], now)
+    affected = sorted(_terminal_among(connection, dialect, before) - set(cancelled))
+    changed = {i: {"before": states[i]} for i in sorted({*cancelled, *(row[0] for row in requested)})}
+    how: dict[str, Any] = {"cascade": cascade or None, "force": force or None, "dependants": len(affected) or None}
+    audit.record(connection, now, "cancel", tasks=changed, **how)
     return CancelResult(
         tuple(sorted(cancelled)),
         tuple(running),
         finished,
-        tuple(sorted(_terminal_among(connection, dialect, before) - set(cancelled))),
+        tuple(affected),
         tuple(sorted(below(connection, running, through_held=True))) if cascade else (),
     )
 
@@ -156,12 +161,16 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
         looked_at = "CASE WHEN check_at > :now THEN :now ELSE check_at END"  # max_delay counts from now on
         _set(connection, task_id, f"run_at = {due}, attempt_base = attempt, check_at = {looked_at}", now)
         checkpoints.reconsider(connection, dialect_of(connection), [task_id])
+        audit.record(connection, now, "retry", tasks={task_id: {"before": state}})
         return {}
     if state is TaskState.SUCCESS:
         raise InvalidTransitionError(f"task {task_id} has succeeded; only what failed or was cancelled can be retried")
     if not state.terminal:
         raise InvalidTransitionError(f"task {task_id} is {state}; it can be retried once it has ended")
-    return reopen(connection, task_id, now, downstream=downstream)
+    left = reopen(connection, task_id, now, downstream=downstream)
+    alone = None if downstream else False
+    audit.record(connection, now, "retry", tasks={task_id: {"before": state}}, downstream=alone)
+    return left
 
 
 def retry_all(

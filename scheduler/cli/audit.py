@@ -1,0 +1,46 @@
+"""``schedctl audit``: who changed what, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from scheduler.cli.options import AGO, TASK_ID, Number, common
+from scheduler.cli.output import print_rows
+from scheduler.cli.session import Session, note, prints
+from scheduler.cli.views import AUDIT_FIELDS, audit_view
+
+_COLUMNS = ("at", "actor", "action", "about", "reason", "via")
+
+
+@click.command(name="audit")
+@click.argument("task_id", metavar="[ID]", type=TASK_ID, required=False)
+@click.option("--action", metavar="A", help="This verb: cancel, retry, pause, …; schedule means all of schedules.")
+@click.option("--by", "actor", metavar="NAME", help="What this user did.")
+@click.option("--subject", metavar="S", help='About this, such as "queue mail"; queue means all queues.')
+@click.option("--via", metavar="V", help="Through this door: cli, python, page or http.")
+@click.option("--bulk", metavar="B", help="The entries of one change of many tasks.")
+@click.option("--since", type=AGO, metavar="T", help="Since then: a time with zone, or how long ago, like 2h.")
+@click.option("--until", type=AGO, metavar="T", help="Before then, likewise.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--cursor", type=Number(1, 2**63 - 1), metavar="ID", help="Only entries older than this one.")
+@common
+@prints(("about", *AUDIT_FIELDS))
+def audit_command(
+    session: Session, /, since: int | None, until: int | None, limit: int, cursor: int | None, **given: Any
+) -> None:
+    """Who changed what, the newest first: cancels, retries, replays, pauses, schedules, settings, events.
+
+    Each change is recorded in its own transaction, and stays for [retention] audit, also when its task is removed.
+    """
+    from scheduler.store.read.audit import AuditFilter, entries
+
+    database = session.existing()
+    with database.read() as connection:
+        now = database.clock.now()
+        first, end = (at + now if at is not None and at <= 0 else at for at in (since, until))
+        found, more = entries(connection, AuditFilter(**given, since=first, until=end), limit, cursor)
+    print_rows(session, [{"about": entry.about, **audit_view(entry)} for entry in found], _COLUMNS)
+    if more is not None:
+        note(f"stopped at {limit}, there are more: --cursor {more} shows the next ones")

@@ -1,0 +1,97 @@
+"""``jobs.acting`` and ``jobs.audit``: who changes something, and who changed what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from scheduler.errors import ConfigError
+from scheduler.model.actor import acting_as
+from scheduler.model.times import instant_us, to_datetime
+from scheduler.store.db.database import Database
+from scheduler.store.read import audit as store
+from scheduler.store.read.audit import AuditFilter, AuditRecord
+
+MAX_ENTRIES = 100_000
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """One change: ``actor`` did ``action`` (cancel, retry, replay, "schedule paused", …) to ``task_id`` or ``subject``.
+
+    ``via``: python, cli, page or http. ``bulk``: the same for all entries of one change of many tasks, which ``filter``
+    chose. ``before`` and ``after``: what the change replaced, and by what; ``detail``: what else is worth knowing.
+    """
+
+    id: int
+    task_id: int | None
+    at: datetime
+    actor: str | None
+    action: str
+    detail: dict[str, Any]
+    via: str = "python"
+    reason: str | None = None
+    subject: str | None = None
+    bulk: str | None = None
+    filter: dict[str, Any] | None = None
+    before: Any = None
+    after: Any = None
+
+
+def audit_entry(record: AuditRecord) -> AuditEntry:
+    """A stored entry as programs see it."""
+    return AuditEntry(*record._replace(at=to_datetime(record.at)))  # type: ignore[arg-type]
+
+
+class AuditOperations:
+    """The part of the Scheduler that records and reads who changed what. Needs ``database``."""
+
+    database: Database
+
+    def acting(
+        self, by: str | None = None, *, reason: str | None = None, via: str | None = None
+    ) -> AbstractContextManager[None]:
+        """Say who makes the changes within, and why: ``with jobs.acting("alice", reason="wrong customer"): …``.
+
+        Holds for this thread, or this coroutine and what it awaits, on every Scheduler. ``by``: by default the user of
+        the process; ``via``: the door (python, cli, page, http). Raises ConfigError for texts that are too long.
+        """
+        return acting_as(by, reason=reason, via=via)
+
+    def audit(
+        self,
+        task: int | None = None,
+        *,
+        action: str | None = None,
+        by: str | None = None,
+        subject: str | None = None,
+        via: str | None = None,
+        bulk: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        cursor: int | None = None,
+    ) -> Sequence[AuditEntry]:
+        """Who changed what, the newest first; also of tasks that were removed since.
+
+        ``action``: such as ``cancel``; ``schedule`` means all that begin so. ``subject``: such as ``queue mail``, or
+        ``queue`` for all queues. ``since`` and ``until``: aware datetimes. ``cursor``: only entries older than the one
+        with this id. Entries stay for ``[retention] audit``. Raises ConfigError, StoreUnavailableError.
+        """
+        for name, text in (("action", action), ("by", by), ("subject", subject), ("via", via), ("bulk", bulk)):
+            if text is not None and not isinstance(text, str):
+                raise ConfigError(f"{name} must be a text, not {text!r:.80}")
+        for name, number, most in (("task", task, 2**63), ("limit", limit, MAX_ENTRIES), ("cursor", cursor, 2**63)):
+            if number is None and name != "limit":
+                continue
+            if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
+                raise ConfigError(f"{name} must be a whole number from 1, not {number!r:.80}")
+        first = None if since is None else instant_us(since, "since")
+        end = None if until is None else instant_us(until, "until")
+        wanted = AuditFilter(task, action, by, subject, via, bulk, first, end)
+        with self.database.read() as connection:
+            found, _ = store.entries(connection, wanted, limit, cursor)
+        return [audit_entry(record) for record in found]

@@ -1,0 +1,114 @@
+"""Records who changed what, and why, in the transaction of the change itself."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.model.actor import actor
+from scheduler.model.spec import plain
+from scheduler.store.db.dialect import bind_rows, dialect_of, prepared
+from scheduler.store.db.statements import run
+
+_COLUMNS: dict[str, type] = {"task_id": int, "detail": str}
+
+
+def record(
+    connection: sa.Connection,
+    now: int,
+    action: str,
+    *,
+    tasks: Iterable[int] | Mapping[int, Mapping[str, Any]] | None = None,
+    subject: str | None = None,
+    before: Any = None,
+    after: Any = None,
+    **detail: Any,
+) -> None:
+    """Record a verb of the acting actor (:func:`scheduler.model.actor.actor`).
+
+    ``tasks``: one row for each of them, with details of its own where this is a mapping; nothing if there is none.
+    Without ``tasks`` one row about ``subject``, such as ``queue mail`` or ``schedule nightly``. ``before``, ``after``
+    and each ``detail`` are JSON values; None is left out.
+    """
+    who = actor()
+    common = {**detail, "before": before, "after": after, "filter": who.filter}
+    if tasks is None:
+        rows: list[tuple[int | None, str]] = [(None, _json(common))]
+    elif isinstance(tasks, Mapping):
+        rows = [(task_id, _json({**common, **own})) for task_id, own in tasks.items()]
+    else:
+        text = _json(common)
+        rows = [(int(task_id), text) for task_id in tasks]
+    if not rows:
+        return
+    run(
+        connection,
+        "INSERT INTO schedd_audit (task_id, at, actor, via, action, reason, subject, bulk, detail) "
+        "SELECT task_id, CAST(:now AS bigint), CAST(:actor AS text), CAST(:via AS text), CAST(:action AS text), "
+        "CAST(:reason AS text), CAST(:subject AS text), CAST(:bulk AS text), detail "
+        f"FROM {dialect_of(connection).rows(_COLUMNS)} j",
+        {
+            "rows": bind_rows(rows),
+            "now": now,
+            "actor": who.name if who.name is not None else user(),
+            "via": who.via,
+            "action": action,
+            "reason": who.reason,
+            "subject": subject,
+            "bulk": who.bulk,
+        },
+    )
+
+
+def _json(detail: Mapping[str, Any]) -> str:
+    kept = {name: value for name, value in detail.items() if value is not None}
+    return msgspec.json.encode(kept, enc_hook=plain).decode()
+
+
+def new_bulk() -> str:
+    """A name for one bulk, the same in all its transactions."""
+    return secrets.token_hex(6)
+
+
+def ranges(ids: Iterable[int]) -> str:
+    """Ids as a short text: ``1-500, 502``."""
+    found: list[list[int]] = []
+    for task_id in sorted(ids):
+        if found and task_id == found[-1][1] + 1:
+            found[-1][1] = task_id
+        else:
+            found.append([task_id, task_id])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
+@cache
+def user() -> str | None:
+    """The name of the user that this process runs as."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return None
+
+
+def clean(connection: sa.Connection, before: int, batch: int) -> int:
+    """Remove up to ``batch`` rows from before this instant. Returns how many."""
+    gone = connection.execute(
+        prepared(
+            "DELETE FROM schedd_audit WHERE id IN "
+            "(SELECT id FROM schedd_audit WHERE at < :before ORDER BY at LIMIT :batch)"
+        ),
+        {"before": before, "batch": batch},
+    )
+    return gone.rowcount
+
+
+def count_old(connection: sa.Connection, before: int) -> int:
+    """How many :func:`clean` would remove."""
+    found = connection.execute(prepared("SELECT count(*) FROM schedd_audit WHERE at < :before"), {"before": before})
+    return int(found.scalar_one())
