@@ -16,6 +16,7 @@ from scheduler.model.redact import redact, shown_url
 
 Count = Annotated[int, Meta(ge=0)]
 LogFormat = Literal["auto", "console", "json"]
+LogAttempts = Literal["auto", "notable", "all"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 
@@ -82,11 +83,11 @@ class Schedules(Section, frozen=True):
 
 
 class Log(Section, frozen=True):
-    """``[log]``: what the daemon writes on stderr."""
+    """``[log]``: what the daemon writes on stderr. ``attempts`` auto: all on a terminal, else notable."""
 
     format: LogFormat = "auto"
     level: LogLevel = "info"
-    attempts: Literal["notable", "all"] = "notable"
+    attempts: LogAttempts = "auto"
 
 
 class Retention(Section, frozen=True):

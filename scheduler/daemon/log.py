@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _QUIET = {"sqlalchemy": logging.WARNING, "alembic": logging.WARNING}
 _FIRST = ("timestamp", "level", "logger", "event")
 _ON_EVERY_LINE = frozenset({*_FIRST, *LOG_FIELDS, "exc_info"})
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+_DEBUG_PRIORITY = 7
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.ECONNRESET, errno.ENOTCONN})
 
 
@@ -50,6 +52,7 @@ def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str,
     from structlog.stdlib import ProcessorFormatter as Formatter
 
     target = stream if stream is not None else sys.stderr
+    handler = _JournalHandler(target) if is_journal(target, environ) else _Handler(target)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         _add_attempt,
@@ -64,7 +67,6 @@ def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str,
         wrapper_class=BoundLogger,
         cache_logger_on_first_use=True,
     )
-    handler = _Handler(target)
     handler.setFormatter(
         Formatter(
             processors=[Formatter.remove_processors_meta, *_renderers(settings, target, environ)],
@@ -78,6 +80,14 @@ def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str,
     set_level(settings.level)
     logging.captureWarnings(True)
     threading.excepthook = _thread_failed
+
+
+def settled(settings: Log, stream: TextIO | None = None) -> Log:
+    """The settings with ``attempts`` decided: a person at a terminal sees every attempt."""
+    if settings.attempts != "auto":
+        return settings
+    watched = is_terminal(stream if stream is not None else sys.stderr)
+    return msgspec.structs.replace(settings, attempts="all" if watched else "notable")
 
 
 def set_level(level: str) -> None:
@@ -153,6 +163,15 @@ def is_terminal(stream: TextIO) -> bool:
         return False
 
 
+def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether systemd's journal reads ``stream``: ``$JOURNAL_STREAM`` names its device and inode."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
 def _add_attempt(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Add the attempt that writes this line. Done for each line, so that silent attempts cost nothing."""
     attempt = current_attempt.get()
@@ -225,6 +244,19 @@ class _Handler(logging.Handler):
                 os.dup2(null, self.stream.fileno())
             finally:
                 os.close(null)
+
+
+class _JournalHandler(_Handler):
+    """Puts syslog's priority in front of each line, which the journal takes off again (see sd-daemon(3))."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = f"<{_priority(record.levelno)}>"
+        return prefix + super().format(record).replace("\n", f"\n{prefix}")
+
+
+def _priority(level: int) -> int:
+    """The syslog priority of a logging level."""
+    return next((priority for least, priority in _PRIORITIES if level >= least), _DEBUG_PRIORITY)
 
 
 def _thread_failed(args: threading.ExceptHookArgs) -> None:

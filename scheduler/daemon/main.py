@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from scheduler import interpreter
 from scheduler.config.load import load
 from scheduler.config.model import Config
@@ -48,6 +50,7 @@ def build(config: Config) -> Service:
 def serve(config: Config, factory: Factory) -> Ended:
     """Run the daemon with this configuration until a signal to stop. Raises SchedulerError."""
     notifier = SystemdNotifier.take()
+    config = msgspec.structs.replace(config, log=log.settled(config.log))
     log.configure(config.log)
     cgroups.set_up()
     service = factory(config)

@@ -252,6 +252,7 @@ class Supervisor:
     def _adopt(self, wanted: Config) -> None:
         """Apply the settings that can change while running, and log those that cannot."""
         old, replace = self.config, msgspec.structs.replace
+        wanted = replace(wanted, log=log.settled(wanted.log))
         kept = replace(
             old,
             tasks=replace(wanted.tasks, state=old.tasks.state),

@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,6 +134,38 @@ def test_which_format(setting: Any, terminal: bool, console: bool) -> None:
     logging.getLogger("x").info("hello")
     assert stream.getvalue().startswith("{") != console
     assert "hello" in stream.getvalue()
+
+
+@pytest.mark.parametrize("format", ["json", "console"])
+def test_the_journal_gets_priorities(format: Any, tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w+") as stream:
+        of = os.fstat(stream.fileno())
+        log.configure(Log(format=format, level="debug"), stream, {"JOURNAL_STREAM": f"{of.st_dev}:{of.st_ino}"})
+        logger = logging.getLogger("scheduler.x")
+        logger.setLevel(logging.DEBUG)
+        for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.CRITICAL):
+            logger.log(level, "hello")
+        logger.error("failed", exc_info=ValueError("two\nlines"))
+        stream.seek(0)
+        found = stream.read().splitlines()
+    assert [line[:3] for line in found[:4]] == ["<7>", "<6>", "<4>", "<2>"]
+    assert {line[:3] for line in found[4:]} == {"<3>"}
+    assert (len(found) > 5) == (format == "console")  # of a traceback each line has it
+
+
+@pytest.mark.parametrize("journal", ["", "1:2", "nonsense"])
+def test_other_streams_get_no_priorities(journal: str, tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+") as stream:
+        log.configure(Log(), stream, {"JOURNAL_STREAM": journal})
+        logging.getLogger("x").error("hello")
+        stream.seek(0)
+        assert stream.read().startswith("{")
+
+
+def test_a_person_at_a_terminal_sees_every_attempt() -> None:
+    assert log.settled(Log(), Terminal()).attempts == "all"
+    assert log.settled(Log(attempts="notable"), Terminal()).attempts == "notable"
+    assert log.settled(Log(), io.StringIO()).attempts == "notable"
 
 
 @pytest.mark.parametrize(

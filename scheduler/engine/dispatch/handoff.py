@@ -15,6 +15,7 @@ from scheduler.engine.dispatch.planner import SHORT_TASK_S, ClaimPlanner
 from scheduler.engine.slots import Slots, ThreadSlots
 from scheduler.engine.state import EngineState
 from scheduler.model.registry import PROCESS, SlotKey
+from scheduler.model.running import log_fields
 from scheduler.ports import SECOND
 from scheduler.store.durable.resume import Recorded
 from scheduler.store.tasks import claim as claims
@@ -60,6 +61,9 @@ class SlotFeeder:
         checkpoints by task.
         """
         engine_state = self.engine_state
+        if log.isEnabledFor(logging.DEBUG):
+            for one_claimed in claimed:
+                log.debug("task claimed", extra=log_fields(one_claimed) | {"claim": one_claimed.claim})
         at, timeout = engine_state.monotonic(), engine_state.options.default_timeout
         left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
         batches: dict[SlotKey, list[Attempt]] = {}

@@ -20,6 +20,13 @@ from scheduler.store.tasks.complete import Completion
 log = logging.getLogger("scheduler.engine")
 
 SLOW_SUCCESS_US = SECOND  # slower successes get a log line
+MILLISECOND = SECOND // 1000
+_LEVELS = {  # of other ends: debug
+    AttemptEnd.DEAD: logging.ERROR,
+    AttemptEnd.FAILED: logging.ERROR,
+    AttemptEnd.RETRIED: logging.WARNING,
+    AttemptEnd.REPLACED: logging.INFO,
+}
 
 Pairs = list[tuple[Attempt, Outcome]]
 
@@ -90,10 +97,9 @@ def finalize(engine_state: EngineState, ended: CompletedBatch, finished: Complet
 
 def _log_end(engine_state: EngineState, attempt: Attempt, o: Outcome) -> None:
     c = attempt.claimed
-    level = logging.DEBUG
-    if (
-        o.end in (AttemptEnd.RETRIED, AttemptEnd.DEAD, AttemptEnd.FAILED, AttemptEnd.REPLACED)
-        or (o.started_at is not None and o.finished_at - o.started_at > SLOW_SUCCESS_US)
+    level = _LEVELS.get(o.end, logging.DEBUG)
+    if level < logging.INFO and (
+        (o.started_at is not None and o.finished_at - o.started_at > SLOW_SUCCESS_US)
         or engine_state.options.log_attempts == "all"
     ):
         level = logging.INFO
@@ -106,7 +112,7 @@ def _log_end(engine_state: EngineState, attempt: Attempt, o: Outcome) -> None:
         "outcome": o.end.value,
     }
     if o.started_at is not None:
-        extra["seconds"] = round((o.finished_at - o.started_at) / SECOND, 6)
+        extra["ms"] = (o.finished_at - o.started_at) / MILLISECOND
     if o.failure is not None:
         extra |= {"error": o.failure.text, "error_class": o.failure.error_class}
         if o.failure.status is not None:

@@ -542,7 +542,14 @@ def test_a_tasks_way_is_logged_at_debug(fleet: Fleet, caplog: pytest.LogCaptureF
         ("task scheduled", parent),
         ("task waiting", child),
         ("task waiting", keyed),
+        ("task claimed", parent),
         ("task started", parent),
         ("task released", child),
+        ("task claimed", child),
         ("task started", child),
+    ]
+    ends = [r.__dict__ for r in caplog.records if r.getMessage().startswith("attempt ")]
+    assert [(end["task"], end["outcome"], end["ms"]) for end in ends] == [
+        (parent, "succeeded", 0),
+        (child, "succeeded", 0),
     ]
