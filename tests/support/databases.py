@@ -17,7 +17,7 @@ import pytest
 
 from support import postgres_server
 from support.leftovers import stopping_engines
-from support.session import directory_in_memory, locked, shared_directory
+from support.session import directory_in_memory, files_directory, locked, shared_directory
 
 DIALECTS = ("sqlite", "postgresql")
 # A test's mark: what it is about touches no database, only something has to hold its tasks.
@@ -100,10 +100,13 @@ def store_url(database: Database) -> str:
 
 
 class _short_directory:
-    """A directory with a short path: socket paths beside an SQLite database have to fit into 107 bytes."""
+    """A directory with a short path: socket paths beside an SQLite database have to fit into 107 bytes.
+
+    In memory where there is room, as each commit waits for the disk otherwise.
+    """
 
     def __enter__(self) -> Path:
-        self._path = tempfile.mkdtemp(prefix="t", dir=shared_directory())
+        self._path = tempfile.mkdtemp(prefix="t", dir=files_directory())
         return Path(self._path)
 
     def __exit__(self, *exc: object) -> None:
@@ -147,6 +150,7 @@ class PostgresDatabases:
         self._numbers = itertools.count(1)
         self._migrated: str | None = None
         self._made: dict[str, set[str]] = {}  # the migrations' tables, by the database
+        self._sessions: dict[str, Any] = {}  # of reset(), by the database
 
     def url(self, name: str) -> str:
         return postgres_server.url(self._directory, name)
@@ -190,7 +194,8 @@ class PostgresDatabases:
 
     def _tables(self, connection: Any, schema: str = "public") -> list[str]:
         rows = connection.execute(
-            "select quote_ident(tablename) from pg_tables where schemaname = %s and tablename <> 'alembic_version'",
+            "select quote_ident(relname) from pg_class where relnamespace = to_regnamespace(%s) and relkind = 'r'"
+            " and relname <> 'alembic_version'",
             (schema,),
         )
         return [name for (name,) in rows]
@@ -209,27 +214,41 @@ class PostgresDatabases:
                 connection.execute(f"create table kept.{table} as table public.{table}")
 
     def reset(self, name: str) -> None:
-        with self._connect(name) as connection:
-            connection.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where datname = current_database() and pid <> pg_backend_pid()"
-            )
-            connection.execute("set lock_timeout = '10s'")
-            for table in set(self._tables(connection)) - self._made[name]:  # of a test's own, that it left
-                connection.execute(f"drop table {table} cascade")
-            kept = self._tables(connection, "kept")
-            spent = {*self._filled(connection), *kept}
-            if spent:
-                connection.execute(f"truncate {', '.join(sorted(spent))} restart identity cascade")
-            used = connection.execute(
-                "select format('%I.%I', schemaname, sequencename) from pg_sequences"
-                " where last_value is not null or increment_by <> 1"
-            )
-            for (sequence,) in used.fetchall():
-                connection.execute(f"alter sequence {sequence} increment by 1 restart")
-            stopped = "select oid::regclass::text from pg_class where 'autovacuum_enabled=off' = any(reloptions)"
-            for (table,) in connection.execute(stopped).fetchall():
-                connection.execute(f"alter table {table} reset (autovacuum_enabled)")
-            connection.execute("set session_replication_role = 'replica'")  # no order of foreign keys to keep
-            for table in kept:
-                connection.execute(f"insert into {table} select * from kept.{table}")
+        """Empty a migrated database; on a session that stays, as a new one costs more than all that it does."""
+        import psycopg
+
+        try:
+            self._reset(self._session(name), name)
+        except psycopg.OperationalError:  # a test ended all sessions there are
+            self._sessions.pop(name).close()
+            self._reset(self._session(name), name)
+
+    def _session(self, name: str) -> Any:
+        if name not in self._sessions:
+            made = self._sessions[name] = self._connect(name)
+            made.execute("set lock_timeout = '10s'")
+            made.execute("set session_replication_role = 'replica'")  # no order of foreign keys to keep
+        return self._sessions[name]
+
+    def _reset(self, connection: Any, name: str) -> None:
+        connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
+        for table in set(self._tables(connection)) - self._made[name]:  # of a test's own, that it left
+            connection.execute(f"drop table {table} cascade")
+        kept = self._tables(connection, "kept")
+        spent = {*self._filled(connection), *kept}
+        if spent:
+            connection.execute(f"truncate {', '.join(sorted(spent))} restart identity cascade")
+        used = connection.execute(
+            "select seqrelid::regclass::text from pg_sequence"
+            " where pg_sequence_last_value(seqrelid) is not null or seqincrement <> 1"
+        )
+        for (sequence,) in used.fetchall():
+            connection.execute(f"alter sequence {sequence} increment by 1 restart")
+        stopped = "select oid::regclass::text from pg_class where 'autovacuum_enabled=off' = any(reloptions)"
+        for (table,) in connection.execute(stopped).fetchall():
+            connection.execute(f"alter table {table} reset (autovacuum_enabled)")
+        for table in kept:
+            connection.execute(f"insert into {table} select * from kept.{table}")

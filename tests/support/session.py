@@ -45,6 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
     _remove_leftovers()
     _shared = Path(tempfile.mkdtemp(prefix=PREFIX))
     _shared.chmod(0o755)  # PostgreSQL runs as another user when pytest runs as root
+    memory = directory_in_memory()
+    if memory is None:
+        (_shared / "files").mkdir()
+    else:
+        (_shared / "files").symlink_to(memory)
     _owner = os.open(_shared / "owner", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(_owner, fcntl.LOCK_EX)
 
@@ -75,9 +80,9 @@ def _remove(directory: Path) -> None:
     from support import postgres_server
 
     postgres_server.stop(directory)
-    data = postgres_server.data_of(directory)
-    if data.is_symlink():
-        shutil.rmtree(data.readlink(), ignore_errors=True)
+    for place in (postgres_server.data_of(directory), directory / "files"):
+        if place.is_symlink():
+            shutil.rmtree(place.readlink(), ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -108,6 +113,11 @@ def directory_in_memory() -> Path | None:
         return Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY))
     except OSError:
         return None
+
+
+def files_directory() -> Path:
+    """Where tests have the files of their databases."""
+    return (shared_directory() / "files").resolve()
 
 
 @contextmanager
