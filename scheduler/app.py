@@ -15,8 +15,8 @@ from scheduler import __version__, ports
 from scheduler.client.audit import AuditOperations
 from scheduler.client.batch import Batch
 from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
+from scheduler.client.steering import SteeringOperations
 from scheduler.client.submitter import TaskSubmitter
-from scheduler.client.tasks import TaskOperations
 from scheduler.engine.options import EngineOptions, ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.model.dead_letter import DeadLetter
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-class Scheduler(TaskOperations, AuditOperations):
+class Scheduler(SteeringOperations, AuditOperations):
     """Schedules tasks, and runs them between :meth:`start` and :meth:`stop`. No I/O before first use.
 
     ``url``: SQLAlchemy URL of a SQLite file or a PostgreSQL database. ``state``: the application's own object,

@@ -19,7 +19,6 @@ from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from scheduler.store.admin.replay import NewPayload
     from scheduler.store.read.dead_letters import Filter
     from scheduler.store.tasks.keys import Other
 
@@ -150,8 +149,9 @@ def replay(
 
     The same task runs again, and the tasks that ended because of it come back. --key, -P and --payload are for one ID.
     """
+    from scheduler.cli.changes import payload_maker
     from scheduler.store.admin.replay import replay as run_again
-    from scheduler.store.read.tasks import get_tasks
+    from scheduler.store.read.tasks import get_task, get_tasks
 
     wanted = list(dict.fromkeys(ids))
     if len(wanted) > 1 and (key is not None or params or payload is not None):
@@ -165,7 +165,8 @@ def replay(
     def work(connection: sa.Connection) -> tuple[list[dict[str, object]], dict[int, Other]]:
         new = None
         if params or payload is not None:
-            new = _new_payload(connection, wanted[0], params, payload)
+            task = get_task(connection, wanted[0])
+            new = payload_maker(connection, params, payload)(task.id, task.kind, task.payload or "null")
         made = [run_again(connection, i, database.now(), key=key, payload=new, copy=copy) for i in wanted]
         views = [task_view(task) for task in get_tasks(connection, [again.id for again in made])]
         return views, {task_id: other for again in made for task_id, other in again.left.items()}
@@ -173,32 +174,6 @@ def replay(
     rows, left = session.write(work)
     print_rows(session, rows)
     note_left(left)
-
-
-def _new_payload(connection: sa.Connection, task_id: int, params: tuple[str, ...], payload: str | None) -> NewPayload:
-    """The given payload, or the stored one with changed fields, checked against its kind's stored schema."""
-    import msgspec
-
-    from scheduler.cli.making import encode_payload, lane_of
-    from scheduler.cli.payload import read_params, validate
-    from scheduler.errors import UnregisteredKindError
-    from scheduler.store.admin.replay import NewPayload
-    from scheduler.store.read.kinds import get_kind
-    from scheduler.store.read.tasks import get_task
-
-    task = get_task(connection, task_id)
-    record = get_kind(connection, task.kind)
-    if record is None:
-        raise UnregisteredKindError(f"no worker has registered a kind {task.kind!r}: its payload cannot be checked")
-    try:
-        value = msgspec.json.decode(payload if payload is not None else task.payload or "null")
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise click.UsageError(f"--payload is not JSON: {error}") from None
-    if params:
-        value = (value if isinstance(value, dict) else {}) | read_params(params)
-    validate(record, value)
-    text = encode_payload(task.kind, value)
-    return NewPayload(text, lane_of(task.kind, value, record), record.schema_version)
 
 
 @dlq_command.command(name="replay-all")

@@ -165,12 +165,7 @@ class _Builder:
 
     def headers(self, headers: Mapping[str, Any]) -> Self:
         """Set JSON values that travel beside the payload. Raises PayloadError."""
-        if not isinstance(headers, Mapping):
-            raise PayloadError(f"headers must be a mapping, not {headers!r:.80}")
-        text = encode_json(dict(headers), "headers")
-        if len(text) > MAX_HEADERS:
-            raise PayloadError(f"headers are {len(text)} bytes of JSON, over the limit of {MAX_HEADERS}")
-        self._spec.headers = text
+        self._spec.headers = encode_headers(headers)
         return self
 
     def correlation(self, correlation_id: str) -> Self:
@@ -450,6 +445,16 @@ class SpecFactory:
         """The name of a kind: a class, a @task function or the name itself. Raises UnregisteredKindError."""
         registry = self._caller.registry
         return registry.named(kind).name if isinstance(kind, str) else registry.of(kind).name
+
+
+def encode_headers(headers: Mapping[str, Any]) -> str:
+    """Headers as JSON text. Raises PayloadError."""
+    if not isinstance(headers, Mapping):
+        raise PayloadError(f"headers must be a mapping, not {headers!r:.80}")
+    text = encode_json(dict(headers), "headers")
+    if len(text) > MAX_HEADERS:
+        raise PayloadError(f"headers are {len(text)} bytes of JSON, over the limit of {MAX_HEADERS}")
+    return text
 
 
 def check_text(value: object, what: str, longest: int = 255) -> str:

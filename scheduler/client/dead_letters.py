@@ -20,13 +20,14 @@ from scheduler.model.task import Task
 from scheduler.model.texts import storable
 from scheduler.model.times import span_us, to_datetime
 from scheduler.store.admin import purge
-from scheduler.store.admin.replay import NewPayload, replay, replay_some
+from scheduler.store.admin.replay import replay, replay_some
 from scheduler.store.audit import new_bulk
 from scheduler.store.read import audit as store_audit
 from scheduler.store.read import dead_letters as store
 from scheduler.store.read.dead_letters import BATCH, Filter
 from scheduler.store.read.tasks import get_task
 from scheduler.store.tasks.keys import Other
+from scheduler.store.tasks.patch import NewPayload
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations

@@ -88,7 +88,7 @@ TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
     # a handler that ends before the next dispatch cycle goes from claimed to its end in one write
     S.CLAIMED: frozenset({S.RUNNING, S.SCHEDULED}) | _ENDS,
     S.RUNNING: frozenset({S.SCHEDULED}) | _ENDS,
-    S.SUCCESS: frozenset(),
+    S.SUCCESS: _REOPENED,  # run again by hand
     S.FAILED: _REOPENED,
     S.DEAD: _REOPENED,
     S.CANCELLED: _REOPENED,

@@ -18,34 +18,25 @@ from scheduler.store import audit
 from scheduler.store.db.dialect import dialect_of, prepared
 from scheduler.store.read.dead_letters import Filter, not_dead
 from scheduler.store.tasks import envelopes, keys
-from scheduler.store.tasks.attempts import write_values
 from scheduler.store.tasks.control import reopen
 from scheduler.store.tasks.enqueue import enqueue
-from scheduler.store.tasks.row import INLINE
+from scheduler.store.tasks.patch import NewPayload, set_payload
 
 _WHENS, _OTHERWISES = tuple(When), tuple(Otherwise)
 # Columns that a copy takes over unchanged.
-_COPIED = (
+COPIED = (
     *("kind", "queue", "pool", "max_attempts", "retry", "timeout", "payload_ref", "message_type", "causation"),
     *("subject", "sequence", "headers", "key_retention", "slot", "missed", "missed_since", "result_ttl"),
     *("max_duration", "max_delay"),
 )
-_READ = ", ".join(
+READ = ", ".join(
     f"t.{name}"
     for name in (
         *("id", "state", "attempt", "error", "key", "lane", "payload", "schema_version", "dead_letter", "finished_at"),
         *("correlation", "original_id", "replay_count"),
-        *_COPIED,
+        *COPIED,
     )
 )
-
-
-class NewPayload(NamedTuple):
-    """A new payload: JSON text, its lane and its schema version."""
-
-    text: str
-    lane: str
-    schema_version: int
 
 
 class Replayed(NamedTuple):
@@ -122,7 +113,7 @@ def replay_some(
 def _locked(connection: sa.Connection, task_id: int) -> sa.Row[Any]:
     row = None
     if 0 < task_id < 2**63:
-        sql = prepared(f"SELECT {_READ} FROM schedd_tasks t WHERE t.id = :id {dialect_of(connection).lock}")
+        sql = prepared(f"SELECT {READ} FROM schedd_tasks t WHERE t.id = :id {dialect_of(connection).lock}")
         row = connection.execute(sql, {"id": int(task_id)}).first()
     if row is None:
         raise UnknownTaskError(task_id)
@@ -145,7 +136,7 @@ def _again(
     )
     left = reopen(connection, row.id, now, downstream=True)
     if payload is not None:
-        _replace_payload(connection, row.id, payload)
+        set_payload(connection, row.id, payload)
     audit.record(connection, now, "replay", tasks=[row.id], **_detail(row, key, payload))
     return left
 
@@ -156,33 +147,14 @@ def _detail(row: sa.Row[Any], key: str | None, payload: NewPayload | None) -> di
     return {"attempt": row.attempt, "error": row.error, "key": key, "payload": changed}
 
 
-def _replace_payload(connection: sa.Connection, task_id: int, payload: NewPayload) -> None:
-    inline = len(payload.text) <= INLINE
-    connection.execute(
-        prepared("UPDATE schedd_tasks SET payload = :text, lane = :lane, schema_version = :version WHERE id = :id"),
-        {
-            "id": task_id,
-            "text": payload.text if inline else None,
-            "lane": payload.lane,
-            "version": payload.schema_version,
-        },
-    )
-    if inline:
-        connection.execute(
-            prepared("DELETE FROM schedd_task_values WHERE task_id = :id AND name = 'payload'"), {"id": task_id}
-        )
-    else:
-        write_values(connection, dialect_of(connection), [(task_id, "payload", payload.text)])
-
-
 def _copy(connection: sa.Connection, row: sa.Row[Any], now: int, key: str | None, payload: NewPayload | None) -> TaskId:
     detail = _detail(row, key, payload)
     if payload is None:
-        payload = NewPayload(_payload(connection, row), row.lane.lstrip("!"), row.schema_version)
+        payload = NewPayload(payload_of(connection, row), row.lane.lstrip("!"), row.schema_version)
     if key is not None:
         _refuse(connection, row, key, now)
     spec = TaskSpec(
-        **{name: row._mapping[name] for name in _COPIED},
+        **{name: row._mapping[name] for name in COPIED},
         payload=payload.text,
         lane=payload.lane,
         schema_version=payload.schema_version,
@@ -190,7 +162,7 @@ def _copy(connection: sa.Connection, row: sa.Row[Any], now: int, key: str | None
         correlation=row.correlation or str(row.id),
         key=key,
         conflict="reject",
-        edges=_edges(connection, row.id),
+        edges=edges_of(connection, row.id),
     )
     made = enqueue(connection, [spec], now, ours=True)[0]
     original = row.original_id or row.id
@@ -220,7 +192,8 @@ def _own_key(key: str | None, made: int) -> str | None:
     return None if key is None else f"{key[: MAX_KEY - 30]}~copy-{int(made)}"
 
 
-def _payload(connection: sa.Connection, row: sa.Row[Any]) -> str:
+def payload_of(connection: sa.Connection, row: sa.Row[Any]) -> str:
+    """A task's payload as JSON text. Raises PayloadError if it is gone."""
     text = row.payload
     if text is None:
         sql = "SELECT value FROM schedd_task_values WHERE task_id = :id AND name = 'payload'"
@@ -230,7 +203,7 @@ def _payload(connection: sa.Connection, row: sa.Row[Any]) -> str:
     return str(text)
 
 
-def _edges(connection: sa.Connection, task_id: int) -> list[EdgeSpec]:
+def edges_of(connection: sa.Connection, task_id: int) -> list[EdgeSpec]:
     """The edges to parents whose end is still known: a copy reads their results, too."""
     rows = connection.execute(
         prepared(

@@ -50,3 +50,17 @@ def ended_below(connection: sa.Connection, dialect: Dialect, ids: Sequence[int])
     sql = _DOWN.format(among=dialect.among("id"), step=_ENDED_STEP[dialect.name])
     found = {row[0] for row in run(connection, sql, {"ids": dialect.bind_ids(ids)})}
     return sorted(found.difference(ids))
+
+
+_ANY_STEP = {
+    "sqlite": "SELECT e.child FROM down d CROSS JOIN schedd_edges e WHERE e.parent = d.id",
+    "postgresql": f"""SELECT e.child FROM down d
+  CROSS JOIN LATERAL (SELECT e.child FROM schedd_edges e WHERE {same("e.parent", "d.id")} OFFSET 0) e""",
+}
+
+
+def all_below(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> list[int]:
+    """Whatever edges lead to from these, and so on down, in any state; without these."""
+    sql = _DOWN.format(among=dialect.among("id"), step=_ANY_STEP[dialect.name])
+    found = {row[0] for row in run(connection, sql, {"ids": dialect.bind_ids(ids)})}
+    return sorted(found.difference(ids))

@@ -164,7 +164,9 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
         audit.record(connection, now, "retry", tasks={task_id: {"before": state}})
         return {}
     if state is TaskState.SUCCESS:
-        raise InvalidTransitionError(f"task {task_id} has succeeded; only what failed or was cancelled can be retried")
+        raise InvalidTransitionError(
+            f"task {task_id} has succeeded; only what failed or was cancelled can be retried: rerun it instead"
+        )
     if not state.terminal:
         raise InvalidTransitionError(f"task {task_id} is {state}; it can be retried once it has ended")
     left = reopen(connection, task_id, now, downstream=downstream)
@@ -190,7 +192,7 @@ def _set(connection: sa.Connection, task_id: int, what: str, now: int) -> None:
     connection.execute(prepared(f"UPDATE schedd_tasks SET {what} WHERE id = :id"), {"id": task_id, "now": now})
 
 
-_CLEAR = (
+CLEAR = (
     "state = 0, cancel_requested = NULL, cancel_cascade = 0, ended_by = NULL, finished_at = NULL, claimed_at = NULL, "
     "started_at = NULL, "
     "error = NULL, error_class = NULL, fingerprint = NULL, status_code = NULL, suspect = 0, deaths = 0, "
@@ -216,17 +218,17 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
     if refused:
         raise refused[task_id].error
     spawned = children.cancelled_with(connection, dialect, [task_id]) if downstream else []
-    _set(connection, task_id, _CLEAR + ", run_at = :now", now)
+    _set(connection, task_id, CLEAR + ", run_at = :now", now)
     revived = level = [task_id]
     left: dict[int, keys.Other] = {}
     while downstream and (ended := sorted({*ended_below(connection, dialect, level), *spawned})):
-        ended, refused = _with_keys(connection, dialect, ended, now)
+        ended, refused = with_keys(connection, dialect, ended, now)
         left |= refused
         spawned = children.cancelled_with(connection, dialect, ended)
         # A task that another transaction has revived meanwhile may be running already.
         cleared = connection.execute(
             prepared(
-                f"UPDATE schedd_tasks SET {_CLEAR}, run_at = CASE WHEN run_at >= {FOREVER} THEN :now ELSE run_at END "
+                f"UPDATE schedd_tasks SET {CLEAR}, run_at = CASE WHEN run_at >= {FOREVER} THEN :now ELSE run_at END "
                 f"WHERE id IN {dialect.ids()} AND state >= {st.FIRST_TERMINAL} RETURNING id"
             ),
             {"ids": bind_rows(ended), "now": now},
@@ -238,7 +240,7 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
     return left
 
 
-def _with_keys(
+def with_keys(
     connection: sa.Connection, dialect: Dialect, ended: list[int], now: int
 ) -> tuple[list[int], dict[int, keys.Other]]:
     """Those of these that may run again, now with their keys; and those whose keys are not free. What ended because of

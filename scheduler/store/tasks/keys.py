@@ -81,7 +81,7 @@ def free(connection: sa.Connection, task_id: int) -> None:
 
 
 class Ended(NamedTuple):
-    """A task that ended without success, and the key under which it may run again. ``at``: when it ended."""
+    """A task that has ended, and the key under which it may run again. ``at``: when it ended."""
 
     id: int
     kind: str
@@ -111,7 +111,7 @@ _HOLDS = (
 
 
 def completed_since(one: str, success: str, at: str = "finished_at") -> str:
-    """SQL: whether ``success`` completed after ``one``, of the same key, had ended without success.
+    """SQL: whether ``success`` completed after ``one``, of the same key, had ended.
 
     Ids show which task was stored later, even if a clock was set back.
     """
@@ -180,11 +180,12 @@ def take(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: i
 def _keyed(dialect: Dialect) -> sa.TextClause:
     return prepared(
         f"SELECT id, kind, key, finished_at FROM schedd_tasks WHERE id IN {dialect.ids()} AND key IS NOT NULL "
-        f"AND state > {st.SUCCESS} ORDER BY id"
+        f"AND state >= {st.SUCCESS} ORDER BY id"
     )
 
 
 def _take(dialect: Dialect) -> sa.TextClause:
     return prepared(
-        f"UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id IN {dialect.ids()} AND state > {st.SUCCESS}"
+        f"UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id IN {dialect.ids()} "
+        f"AND state >= {st.SUCCESS}"
     )

@@ -1,0 +1,79 @@
+"""``schedctl rerun`` and ``schedctl copy``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler.cli.change import note_left
+from scheduler.cli.changes import ChangesGiven, change_options
+from scheduler.cli.options import TASK_ID, acts, common, common_but_timeout
+from scheduler.cli.output import print_object, print_rows
+from scheduler.cli.session import Session, prints
+from scheduler.cli.streams import say
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.model.spec import TaskId
+    from scheduler.store.read.tasks import TaskRecord
+    from scheduler.store.tasks.keys import Other
+
+
+@click.command(name="rerun")
+@click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
+@click.option("--no-downstream", is_flag=True, help="Leave the tasks below these as they ended.")
+@acts
+@common
+@prints(("id", "kind", "state"))
+def rerun_command(session: Session, /, ids: tuple[int, ...], no_downstream: bool) -> None:
+    """Run tasks again that have ended, also successes, and all that is below them. All of them or none.
+
+    They begin anew: results and recorded steps are forgotten; the idempotency key stays. What has not begun below them
+    waits for them again. If a task below has begun and not ended, or another task has a key by now, the status is 4.
+    """
+    from scheduler.store.read.tasks import get_task
+    from scheduler.store.tasks.rerun import rerun_all
+
+    database = session.existing()
+    wanted = list(dict.fromkeys(ids))
+
+    def work(connection: sa.Connection) -> tuple[list[TaskRecord], dict[int, Other]]:
+        left = rerun_all(connection, wanted, database.now(), downstream=not no_downstream)
+        return [get_task(connection, task_id) for task_id in wanted], left
+
+    tasks, left = session.write(work)
+    note_left(left)
+    print_rows(session, [{"id": task.id, "kind": task.kind, "state": task.state.value} for task in tasks])
+
+
+@click.command(name="copy")
+@click.argument("task_id", metavar="ID", type=TASK_ID)
+@change_options("--queue")
+@click.option("--key", metavar="K", help="Its key; without this it has none.")
+@click.option("--no-dependencies", is_flag=True, help="Wait for nothing that the original waits or waited for.")
+@acts
+@common_but_timeout
+@prints(("id", "copied"))
+def copy_command(session: Session, /, task_id: int, key: str | None, no_dependencies: bool, **given: Any) -> None:
+    """Store a copy of a task, in whatever state that is, as new work; prints its id.
+
+    What no option changes is as in the original, but the time: the copy is due now, or once what it waits for has
+    ended. The payload is checked against the kind's schema.
+    """
+    from scheduler.store.admin.copy import copy
+
+    changes = ChangesGiven(**given)
+    changes.check()
+    if key is not None and not 1 <= len(key) <= 255:
+        raise click.UsageError("--key is a text of 1 to 255 characters")
+    database = session.existing()
+
+    def work(connection: sa.Connection) -> TaskId:
+        change = changes.patch(connection)
+        return copy(connection, task_id, database.now(), change, key=key, dependencies=not no_dependencies)
+
+    made = int(session.write(work))
+    if not print_object(session, {"id": made, "copied": task_id}):
+        say(made)

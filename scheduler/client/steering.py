@@ -1,0 +1,160 @@
+"""SteeringOperations, the part of the Scheduler that changes stored tasks: patch, rerun, copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypedDict, Unpack
+
+from msgspec import UNSET, MsgspecError, UnsetType, json
+
+from scheduler.client.builder import check_text, encode_headers
+from scheduler.client.dead_letters import warn_left
+from scheduler.client.tasks import TaskOperations, check_id
+from scheduler.errors import ConfigError, PayloadError
+from scheduler.model.names import check_name
+from scheduler.model.registry import MAX_KEY, encode_json
+from scheduler.model.retry import RetryPolicy
+from scheduler.model.spec import TaskId
+from scheduler.model.task import Priority, Task
+from scheduler.model.times import instant_us, span_us
+from scheduler.store.admin.copy import copy
+from scheduler.store.tasks.patch import NewPayload, Patch, patch_one
+from scheduler.store.tasks.rerun import rerun
+
+
+class Changes(TypedDict, total=False):
+    """What may be changed of a stored task.
+
+    ``at``: not before this aware datetime; ``after``: not before this long from now (seconds or timedelta).
+    ``payload``: another one, an instance of the kind or all its fields; ``fields``: some fields, the others stay.
+    ``retry``: None is one attempt. ``timeout``: seconds or timedelta, None for the worker's default. ``headers``: all
+    of them.
+    """
+
+    at: datetime
+    after: float | timedelta
+    priority: Priority | str
+    queue: str
+    payload: Any
+    fields: Mapping[str, Any]
+    headers: Mapping[str, Any]
+    retry: RetryPolicy | None
+    timeout: float | timedelta | None
+
+
+class SteeringOperations(TaskOperations):
+    """The verbs by which a program steers tasks that it, or another one, has stored."""
+
+    def update_task(self, task_id: int, **changes: Unpack[Changes]) -> None:
+        """Change a stored task that waits, is scheduled or waits for its retry; see :class:`Changes`.
+
+        A payload is checked by the registered kind. Payload and headers of a task with recorded steps stay. Raises
+        UnknownTaskError, InvalidTransitionError if it is under way or has ended, UnregisteredKindError, PayloadError,
+        InvalidScheduleError, ConfigError; then nothing is changed.
+        """
+        check_id(task_id)
+        change = self._patch(changes)
+        self.database.change(lambda c: patch_one(c, task_id, change, self.database.now()))
+        self._notify()
+
+    def rerun(self, task_id: int, downstream: bool = True) -> None:
+        """Run a task that has ended, also a success, again from its beginning: its result and steps are forgotten.
+
+        ``downstream``: whatever ended below it runs again after it. What has not begun below it waits for it again in
+        either case. The idempotency key stays. A descendant whose key another task has stays as it ended: a warning is
+        logged. Raises UnknownTaskError; InvalidTransitionError if it, or with ``downstream`` a task below it, has begun
+        and not ended; DuplicateKeyError if another task holds its key or has completed under it since.
+        """
+        check_id(task_id)
+        left = self.database.change(lambda c: rerun(c, task_id, self.database.now(), downstream=downstream))
+        self._notify()
+        warn_left(left)
+
+    def copy_task(
+        self, task_id: int, *, key: str | None = None, dependencies: bool = True, **changes: Unpack[Changes]
+    ) -> TaskId:
+        """Store a copy of a task, in whatever state that is, with these :class:`Changes`; returns its id.
+
+        The copy is new work: due now unless they say when, with no key but ``key`` and an idempotency key of its own.
+        It has the correlation of the original, and, with ``dependencies``, waits for the same tasks. Raises
+        UnknownTaskError, UnregisteredKindError, PayloadError, InvalidScheduleError, ConfigError; DuplicateKeyError if
+        another task holds ``key`` or has completed under it since the original ended.
+        """
+        check_id(task_id)
+        if key is not None:
+            check_text(key, "a key", MAX_KEY)
+        change = self._patch(changes, required=False)
+        made = self.database.change(
+            lambda c: copy(c, task_id, self.database.now(), change, key=key, dependencies=dependencies)
+        )
+        self._notify()
+        return made
+
+    def _patch(self, given: Changes, *, required: bool = True) -> Patch:
+        """Check changes. Raises ConfigError, PayloadError, InvalidScheduleError."""
+        unknown = set(given) - Changes.__optional_keys__
+        if unknown:
+            raise ConfigError(
+                f"a task has no {', '.join(sorted(unknown))} to change; "
+                f"there are {', '.join(sorted(Changes.__optional_keys__))}"
+            )
+        if "at" in given and "after" in given:
+            raise ConfigError("at and after exclude each other")
+        if "payload" in given and "fields" in given:
+            raise ConfigError("payload and fields exclude each other")
+        if required and not given:
+            raise ConfigError(f"say what to change: {', '.join(sorted(Changes.__optional_keys__))}")
+        return Patch(
+            run_at=instant_us(given["at"], "at") if "at" in given else UNSET,
+            delay=span_us(given["after"], "after") if "after" in given else UNSET,
+            pool=int(Priority.parse(given["priority"])) if "priority" in given else UNSET,
+            queue=check_name("queue", given["queue"]) if "queue" in given else UNSET,
+            headers=encode_headers(given["headers"]) if "headers" in given else UNSET,
+            retry=_retry(given["retry"]) if "retry" in given else UNSET,
+            timeout=_timeout(given["timeout"]) if "timeout" in given else UNSET,
+            payload=self._payloads(given),
+        )
+
+    def _payloads(self, given: Changes) -> Callable[[int, str, str], NewPayload] | UnsetType:
+        """What makes the new payload of a task: checked by its registered kind."""
+        if "payload" not in given and "fields" not in given:
+            return UNSET
+        fields = given.get("fields")
+        if fields is not None and not isinstance(fields, Mapping):
+            raise PayloadError(f"fields must be a mapping, not {fields!r:.80}")
+
+        def make(task_id: int, name: str, present: str) -> NewPayload:
+            kind = self.registry.named(name)
+            value = given.get("payload")
+            if fields is not None:
+                value = {**_decoded(task_id, present), **fields}
+            if not isinstance(value, Task):
+                value = kind.decode(encode_json(value, f"payload of {name}"))
+            elif self.registry.of_instance(value) is not kind:
+                raise PayloadError(f"task {task_id} is of kind {name}; {type(value).__name__} is another one")
+            return NewPayload(kind.encode(value), kind.lane(value), kind.options.schema_version)
+
+        return make
+
+
+def _decoded(task_id: int, text: str) -> dict[str, Any]:
+    try:
+        found = json.decode(text)
+    except (MsgspecError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise PayloadError(f"the payload of task {task_id} has no fields: give another one, whole")
+    return found
+
+
+def _retry(policy: RetryPolicy | None) -> tuple[str | None, int | None]:
+    if policy is None:
+        return None, 1
+    if not isinstance(policy, RetryPolicy):
+        raise ConfigError(f"retry must be a RetryPolicy or None, not {policy!r:.80}")
+    return policy.to_json(), policy.max_attempts
+
+
+def _timeout(given: float | timedelta | None) -> int | None:
+    return None if given is None else span_us(given, "timeout", positive=True)

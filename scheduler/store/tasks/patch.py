@@ -1,0 +1,204 @@
+"""Changes stored tasks that no worker holds: time, priority, queue, payload, headers, retries, timeout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import UNSET, UnsetType
+
+from scheduler.errors import InvalidTransitionError, PayloadError, UnknownTaskError
+from scheduler.model import state as st
+from scheduler.model.state import TaskState
+from scheduler.model.task import Priority
+from scheduler.model.texts import rfc3339
+from scheduler.ports import SECOND
+from scheduler.store import audit
+from scheduler.store.db.dialect import Dialect, dialect_of, prepared
+from scheduler.store.db.statements import run
+from scheduler.store.tasks import envelopes
+from scheduler.store.tasks.attempts import write_values
+from scheduler.store.tasks.row import INLINE
+
+_CHANGEABLE = (st.WAITING, st.SCHEDULED, st.RETRY)
+_COLUMNS = ("id", "state", "kind", "run_at", "pool", "queue", "headers", "retry", "max_attempts", "timeout")
+_READ = (
+    f"SELECT {', '.join(f't.{name}' for name in _COLUMNS)} FROM schedd_tasks t WHERE {{among}} ORDER BY t.id {{lock}}"
+)
+_WITH_STEPS = "SELECT DISTINCT task_id FROM schedd_checkpoints WHERE {among}"
+_PAYLOADS = (
+    "SELECT t.id, coalesce(t.payload, v.value) FROM schedd_tasks t "
+    "LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'payload' WHERE {among}"
+)
+
+
+class NewPayload(NamedTuple):
+    """A new payload: JSON text, its lane and its schema version."""
+
+    text: str
+    lane: str
+    schema_version: int
+
+
+class Patch(msgspec.Struct, frozen=True, kw_only=True):
+    """What to change; UNSET stays. Times and spans are microseconds.
+
+    ``run_at``: due at that time; ``delay``: due that long after the transaction's now. ``retry``: the policy as JSON
+    and its attempts. ``payload``: called with the id, the kind and the present payload of each task.
+    """
+
+    run_at: int | UnsetType = UNSET
+    delay: int | UnsetType = UNSET
+    pool: int | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    headers: str | UnsetType | None = UNSET
+    retry: tuple[str | None, int | None] | UnsetType = UNSET
+    timeout: int | UnsetType | None = UNSET
+    payload: Callable[[int, str, str], NewPayload] | UnsetType = UNSET
+
+    @property
+    def empty(self) -> bool:
+        """Whether it changes nothing."""
+        return all(getattr(self, name) is UNSET for name in self.__struct_fields__)
+
+
+class Patched(NamedTuple):
+    """``changed``: id -> the values before and after, for people; ``refused``: id -> why it stays as it is."""
+
+    changed: dict[int, dict[str, Any]]
+    refused: dict[int, str]
+
+
+def patch(connection: sa.Connection, ids: Sequence[int], change: Patch, now: int) -> Patched:
+    """Change those of these tasks that no worker holds and that are not in the middle of an attempt.
+
+    Payload and headers of a task with recorded steps stay: the steps belong to those that it has. Raises
+    UnknownTaskError for the first unknown id, PayloadError.
+    """
+    dialect = dialect_of(connection)
+    wanted = sorted(set(ids))
+    bound = {"ids": dialect.bind_ids(wanted)}
+    rows = {row[0]: row for row in run(connection, _READ.format(among=dialect.among("t.id"), lock=dialect.lock), bound)}
+    for task_id in ids:
+        if task_id not in rows:
+            raise UnknownTaskError(task_id)
+    refused = {i: _why_not(i, row[1]) for i, row in rows.items() if row[1] not in _CHANGEABLE}
+    if change.payload is not UNSET or change.headers is not UNSET:
+        stepped = run(connection, _WITH_STEPS.format(among=dialect.among("task_id")), bound)
+        refused |= {
+            row[0]: f"task {row[0]} has recorded steps; its payload and headers stay"
+            for row in stepped
+            if row[0] not in refused
+        }
+    free = [i for i in wanted if i not in refused]
+    if not free:
+        return Patched({}, refused)
+    values = _columns(change, now)
+    if change.payload is not UNSET:
+        _set_payloads(connection, dialect, {i: str(rows[i][2]) for i in free}, change.payload)
+    if values:
+        _set(connection, dialect, free, values, now)
+    changed = {i: _difference(rows[i], values, change) for i in free}
+    audit.record(connection, now, "patch", tasks={i: moved for i, moved in changed.items() if moved["after"]})
+    return Patched(changed, refused)
+
+
+def patch_one(connection: sa.Connection, task_id: int, change: Patch, now: int) -> None:
+    """:func:`patch` for one task. Raises InvalidTransitionError, too, if it cannot be changed (any more)."""
+    done = patch(connection, [task_id], change, now)
+    if done.refused:
+        raise InvalidTransitionError(done.refused[task_id])
+
+
+def _why_not(task_id: int, code: int) -> str:
+    state = TaskState.from_code(code)
+    return f"task {task_id} is {state}; it {'has ended' if state.terminal else 'is under way'} and cannot be changed"
+
+
+def _columns(change: Patch, now: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if change.run_at is not UNSET:
+        values["run_at"] = max(change.run_at, now)
+    elif change.delay is not UNSET:
+        values["run_at"] = now + change.delay
+    for name in ("pool", "queue", "headers", "timeout"):
+        given = getattr(change, name)
+        if given is not UNSET:
+            values[name] = given
+    if change.retry is not UNSET:
+        values["retry"], values["max_attempts"] = change.retry
+    return values
+
+
+def _set(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], values: Mapping[str, Any], now: int) -> None:
+    parts = [f"{name} = :{name}" for name in values]
+    if values.get("headers") is not None:
+        parts.append("extras = 1")  # an attempt reads them
+    if "run_at" in values:
+        parts.append("check_at = CASE WHEN check_at > :now THEN :now ELSE check_at END")  # max_delay counts from then
+    sql = f"UPDATE schedd_tasks SET {', '.join(parts)} WHERE {dialect.among('id')}"
+    run(connection, sql, {**values, "ids": dialect.bind_ids(ids), "now": now})
+
+
+def _set_payloads(
+    connection: sa.Connection,
+    dialect: Dialect,
+    kinds: Mapping[int, str],
+    make: Callable[[int, str, str], NewPayload],
+) -> None:
+    bound = {"ids": dialect.bind_ids(list(kinds))}
+    for task_id, text in run(connection, _PAYLOADS.format(among=dialect.among("t.id")), bound):
+        if text is None:
+            raise PayloadError(f"the payload of task {task_id} is missing from the database")
+        made = make(task_id, kinds[task_id], text)
+        envelopes.keep(connection, task_id)
+        set_payload(connection, task_id, made)
+
+
+def set_payload(connection: sa.Connection, task_id: int, payload: NewPayload) -> None:
+    """Give a task that no worker holds another payload."""
+    inline = len(payload.text) <= INLINE
+    connection.execute(
+        prepared(
+            "UPDATE schedd_tasks SET payload = :text, schema_version = :version, lane = "
+            "CASE WHEN substr(lane, 1, 1) = '!' THEN '!' || CAST(:lane AS text) ELSE CAST(:lane AS text) END "
+            "WHERE id = :id"  # what is in quarantine stays there
+        ),
+        {
+            "id": task_id,
+            "text": payload.text if inline else None,
+            "lane": payload.lane,
+            "version": payload.schema_version,
+        },
+    )
+    if inline:
+        connection.execute(
+            prepared("DELETE FROM schedd_task_values WHERE task_id = :id AND name = 'payload'"), {"id": task_id}
+        )
+    else:
+        write_values(connection, dialect_of(connection), [(task_id, "payload", payload.text)])
+
+
+_NAMES = {"pool": "priority"}
+_TEXTS: dict[str, Callable[[Any], Any]] = {
+    "run_at": rfc3339,
+    "pool": lambda code: Priority(code).label,
+    "headers": lambda text: None if text is None else "set",
+    "timeout": lambda us: None if us is None else us / SECOND,
+}
+
+
+def _difference(row: tuple[Any, ...], values: Mapping[str, Any], change: Patch) -> dict[str, Any]:
+    """What a patch changes of a task, without what may be secret."""
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+    for name, value in values.items():
+        had = row[_COLUMNS.index(name)]
+        if had != value:
+            text = _TEXTS.get(name, lambda same: same)
+            before[_NAMES.get(name, name)], after[_NAMES.get(name, name)] = text(had), text(value)
+    if change.payload is not UNSET:
+        after["payload"] = "replaced"
+    return {"before": before, "after": after}

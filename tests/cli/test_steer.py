@@ -1,0 +1,76 @@
+"""``rerun``, ``copy`` and ``set task``."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.bench import Bench, ring_and_step
+
+from .conftest import Ctl
+
+
+def test_rerun_of_a_success(ctl: Ctl, live: Bench) -> None:
+    a = int(live.step("a").schedule())
+    b = int(live.step("b", a).schedule())
+    live.drain()
+    assert f"task {a} has succeeded" in ctl.fails(4, "retry", a)
+    assert ctl.json("rerun", a, b) == [
+        {"id": a, "kind": "Step", "state": "scheduled"},
+        {"id": b, "kind": "Step", "state": "waiting"},
+    ]
+    assert live.drain() == ["a", "b"]
+    ctl("rerun", "--no-downstream", a)
+    assert live.drain() == ["a"]
+    assert ctl.fails(3, "rerun", 4711) == "schedctl: there is no task 4711\n"
+
+
+def test_rerun_waits_for_what_runs_below(ctl: Ctl, live: Bench) -> None:
+    a = int(live.step("a").schedule())
+    live.drain()
+    b = int(live.step("b", a).schedule())
+    ring_and_step(live.jobs)
+    assert f"task {b}, below task {a}, is claimed and has begun" in ctl.fails(4, "rerun", a)
+
+
+def test_copy_with_another_field(ctl: Ctl, live: Bench) -> None:
+    a = int(live.step("a").schedule())
+    live.drain()
+    made = ctl.json("copy", a, "-P", "name=b", "--priority", "high", "--key", "k")
+    assert made["copied"] == a
+    assert live.drain() == ["b"]
+    assert f"task {made['id']}" in ctl.fails(4, "copy", a, "--key", "k")
+    assert int(ctl("copy", a, "--in", "1h").stdout) > made["id"]
+    assert "payload of Step does not fit, at name" in ctl.fails(2, "copy", a, "-P", "name:=3")
+
+
+def test_set_task_changes_all_or_none(ctl: Ctl, live: Bench) -> None:
+    live.drain()  # publishes the kinds
+    a, b = int(live.step("a").schedule()), int(live.step("b").schedule())
+    rows = ctl.json("set", "task", a, b, "--priority", "high", "--to-queue", "q", "--in", "1h", "--retry", "2")
+    assert [(row["priority"], row["queue"], row["max_attempts"]) for row in rows] == [("high", "q", 3)] * 2
+    assert live.drain() == []
+    ctl("set", "task", a, "--in", "0", "--to-queue", "default", "-P", "name=other", "--headers", '{"x": 1}')
+    assert live.drain() == ["other"]
+    assert f"task {a} is success; it has ended" in ctl.fails(4, "set", "task", a, b, "--priority", "low")
+    assert ctl.json("show", b)["priority"] == "high"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "say what to change"),
+        (("--in", "1h", "--at", "2030-01-01T00:00:00Z"), "--in and --at exclude each other"),
+        (("-P", "name=a", "--payload", "{}"), "-P and --payload exclude each other"),
+        (("--payload", "{"), "--payload is not JSON"),
+        (("--headers", "["), "--headers is not JSON"),
+        (("--timeout", "0"), "--timeout must be more than 0"),
+        (("-P", "name"), "neither NAME=TEXT nor NAME:=JSON"),
+    ],
+)
+def test_set_task_refuses(ctl: Ctl, live: Bench, arguments: tuple[str, ...], text: str) -> None:
+    live.drain()
+    a = int(live.step("a").schedule())
+    result = ctl("set", "task", a, *arguments)
+    assert result.exit_code == 2, result.output
+    assert text in result.stderr
+    assert "Traceback" not in result.output
