@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
 from scheduler import __version__, ports
+from scheduler.client.async_tasks import AsyncTaskOperations
 from scheduler.client.audit import AuditOperations
 from scheduler.client.batch import Batch
 from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
-from scheduler.client.steering import SteeringOperations
 from scheduler.client.submitter import TaskSubmitter
+from scheduler.client.threads import CallThreads
 from scheduler.engine.options import EngineOptions, ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.model.dead_letter import DeadLetter
@@ -32,15 +33,13 @@ from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import Notifier, make_bell
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-    from sqlalchemy.orm import Session
-
+    from scheduler.client.submitter import AnyConnection
     from scheduler.engine.engine import Engine
 
 P = ParamSpec("P")
 
 
-class Scheduler(SteeringOperations, AuditOperations):
+class Scheduler(AsyncTaskOperations, AuditOperations):
     """Schedules tasks, and runs them between :meth:`start` and :meth:`stop`. No I/O before first use.
 
     ``url``: SQLAlchemy URL of a SQLite file or a PostgreSQL database. ``state``: the application's own object,
@@ -93,6 +92,7 @@ class Scheduler(SteeringOperations, AuditOperations):
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.database = Database(url, self.clock, auto_migrate=auto_migrate)
         self.registry = Registry()
+        self.threads = CallThreads()
         self.settings = settings if settings is not None else {}
         self.state = state
         self._drain = _seconds(drain, "drain")
@@ -112,7 +112,7 @@ class Scheduler(SteeringOperations, AuditOperations):
             processes=_processes(processes, process_grace, recycle_tasks, recycle_memory, child_state),
         )
         self._caller = TaskSubmitter(
-            self.database, self.registry, self._notify, self._engine_notifier, timezone, before_schedule
+            self.database, self.registry, self.threads, self._notify, self._engine_notifier, timezone, before_schedule
         )
         self._engine: Engine | None = None
         self._notifier: Notifier | None = None
@@ -173,8 +173,15 @@ class Scheduler(SteeringOperations, AuditOperations):
         """
         return make_builder(self._caller, None, task, args, kwargs)
 
-    def batch(self, correlation: str | None = None, connection: sa.Connection | Session | None = None) -> Batch:
-        """Store many tasks at once, all or none: ``with jobs.batch() as batch: batch.task(...)``."""
+    def batch(
+        self,
+        correlation: str | None = None,
+        connection: AnyConnection | None = None,
+    ) -> Batch:
+        """Store many tasks at once, all or none: ``with jobs.batch() as batch: batch.task(...)``.
+
+        ``async with`` stores them without blocking the event loop, and takes an AsyncSession or AsyncConnection.
+        """
         return Batch(self._caller, correlation, connection)
 
     def starting(self) -> AbstractContextManager[None]:
@@ -334,6 +341,7 @@ class Scheduler(SteeringOperations, AuditOperations):
     def close(self) -> None:
         """Stop, and close the connections; the end of ``with jobs:`` does the same. A later use opens them again."""
         self.stop()
+        self.threads.close()
         with self._lifecycle:
             if self._notifier is not None:
                 self._notifier.close()

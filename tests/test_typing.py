@@ -151,6 +151,12 @@ def main(app: object, upload_id: int, resize_id: TaskId) -> None:
 
 
 async def later(jobs: Scheduler) -> TaskId:
+    assert_type(await jobs.result_async(await jobs.task(resize, "a").schedule_async()), str)
+    ended: list[int] = [*await jobs.wait_async([1, 2], timeout=5, first=True)]
+    assert_type((await jobs.get_task_async(ended[0])).state, TaskState)
+    await jobs.cancel_async(ended[0], cascade=True)
+    await jobs.retry_async(ended[0])
+    await jobs.emit_event_async("paid", {"id": len(await jobs.list_tasks_async("failed", limit=5))})
     return await jobs.task(ping).schedule_async()
 """
 
@@ -203,6 +209,7 @@ def main(jobs: Scheduler) -> None:
     jobs.task(EmailTask("a")).depend_on("a")  # no id
     jobs.task(EmailTask("a")).catchup("some")  # no such policy
     name: int = jobs.task(EmailTask("a")).every(60).schedule()  # its name is a str
+    coroutine = jobs.cancel_async("5")  # no id
     jobs.task(EmailTask("a")).depend_on(1, when="done")  # no such end
     jobs.task(EmailTask("a")).priority("urgent")  # no such level
     jobs.list_tasks("finished")  # no such state

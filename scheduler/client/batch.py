@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 from scheduler.client.builder import TaskBuilder, check_text, make_builder
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError
-from scheduler.model.spec import TaskId
+from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.typed import R, Runs, RunsAsync
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-    from sqlalchemy.orm import Session
+    from scheduler.client.submitter import AnyConnection
 
 P = ParamSpec("P")
 
@@ -27,7 +26,7 @@ class Batch:
         self,
         caller: TaskSubmitter,
         correlation: str | None = None,
-        connection: sa.Connection | Session | None = None,
+        connection: AnyConnection | None = None,
     ) -> None:
         self._caller = caller
         self._correlation = None if correlation is None else check_text(correlation, "correlation")
@@ -72,8 +71,20 @@ class Batch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            return
+        if kind is None:
+            specs = self._specs()
+            self._ids = self._caller.store(specs, self._connection) if specs else []
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            specs = self._specs()
+            self._ids = await self._caller.store_async(specs, self._connection) if specs else []
+
+    def _specs(self) -> list[TaskSpec]:
         positions = {builder: i for i, builder in enumerate(self._builders)}
-        specs = [builder._finished(positions) for builder in self._builders]
-        self._ids = self._caller.store(specs, self._connection) if specs else []
+        return [builder._finished(positions) for builder in self._builders]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -31,6 +30,7 @@ from scheduler.store.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
 
     from scheduler.client.batch import Batch
@@ -299,13 +299,23 @@ class TaskBuilder(_Builder, Generic[R_co]):
         ``connection``: the caller's own; the task then commits or rolls back with the caller's rows. Raises
         UnknownDependencyError, DuplicateKeyError, StoreUnavailableError.
         """
-        if self._batch is not None:
-            raise ConfigError("this builder belongs to a batch, which stores it at its end; do not schedule() it")
+        self._check_alone()
         return self._caller.store_one(self._finished({}), connection)
 
-    async def schedule_async(self) -> TaskId[R_co]:
-        """:meth:`schedule` without blocking the event loop."""
-        return await asyncio.to_thread(self.schedule)
+    async def schedule_async(self, connection: AsyncConnection | AsyncSession | None = None) -> TaskId[R_co]:
+        """:meth:`schedule` without blocking the event loop.
+
+        ``connection``: the caller's own AsyncSession or AsyncConnection; the task then commits or rolls back with the
+        caller's rows.
+        """
+        if connection is None:
+            return await self._caller.threads.call(self.schedule)
+        self._check_alone()
+        return (await self._caller.store_async([self._finished({})], connection))[0]
+
+    def _check_alone(self) -> None:
+        if self._batch is not None:
+            raise ConfigError("this builder belongs to a batch, which stores it at its end; do not schedule() it")
 
     def _drafted(self) -> Draft:
         """The draft for a handler that spawns this task. Raises ConfigError."""
@@ -372,7 +382,7 @@ class RecurringBuilder(_Builder):
 
     async def schedule_async(self, *, replace: bool = False) -> str:
         """:meth:`schedule` without blocking the event loop."""
-        return await asyncio.to_thread(self.schedule, replace=replace)
+        return await self._caller.threads.call(self.schedule, replace=replace)
 
 
 def _conditions(when: str, otherwise: str | None) -> tuple[When, Otherwise]:

@@ -9,8 +9,9 @@ from typing import Any, TypedDict, Unpack
 from msgspec import UNSET, MsgspecError, UnsetType, json
 
 from scheduler.client.builder import check_text, encode_headers
+from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import warn_left
-from scheduler.client.tasks import TaskOperations, check_id
+from scheduler.client.tasks import TaskOperations
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.names import check_name
 from scheduler.model.registry import MAX_KEY, encode_json

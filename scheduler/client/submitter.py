@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from scheduler.client.threads import CallThreads
 from scheduler.errors import DuplicateScheduleError
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.registry import Registry
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.store import schedules
+from scheduler.store.db.async_connection import run_on
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import Notifier, ring_after_commit
 from scheduler.store.schedules import ScheduleSpec
 from scheduler.store.tasks.enqueue import callers_connection, enqueue, enqueue_alone, insert_alone, is_one_row
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import Session
+
+    AnyConnection = sa.Connection | Session | AsyncConnection | AsyncSession
 
 
 class TaskSubmitter:
@@ -24,6 +33,7 @@ class TaskSubmitter:
         self,
         database: Database,
         registry: Registry,
+        threads: CallThreads,
         ring: Callable[..., None],
         bell: Callable[[], Notifier],
         timezone: str = "UTC",
@@ -31,6 +41,7 @@ class TaskSubmitter:
     ) -> None:
         self.database = database
         self.registry = registry
+        self.threads = threads
         self.ring = ring
         self.bell = bell
         self.timezone = timezone
@@ -55,14 +66,24 @@ class TaskSubmitter:
         if connection is not None:
             own = callers_connection(connection)
             self.database.open()
-            ids = enqueue(own, specs, self.database.now(), ours=False)
-            ring_after_commit(own, self.ring)
-            return ids
+            return self._store_on(own, specs)
         if len(specs) == 1 and is_one_row(specs[0]):
             return [self.store_one(specs[0])]
         stored = self.database.change(lambda c: enqueue(c, specs, self.database.now(), ours=True))
         self.ring()
         return stored
+
+    def _store_on(self, own: Any, specs: list[TaskSpec]) -> list[TaskId]:
+        ids = enqueue(own, specs, self.database.now(), ours=False)
+        ring_after_commit(own, self.ring)
+        return ids
+
+    async def store_async(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
+        """:meth:`store` without blocking the event loop. ``connection``: an AsyncSession or AsyncConnection."""
+        if connection is None:
+            return await self.threads.call(self.store, specs)
+        await self.threads.call(self.database.open)
+        return await run_on(connection, lambda own: self._store_on(callers_connection(own), specs))
 
     def register_schedule(self, spec: ScheduleSpec, *, keyed: bool) -> None:
         """Store a schedule. Without a key a second recurrence of the same task would replace the first.

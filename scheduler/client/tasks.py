@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, overload
 
 from scheduler.client.builder import check_text
+from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import DeadLetters, check_filters, warn_left
 from scheduler.client.info import AttemptInfo, TaskInfo, TaskPage, attempt_info, task_info
 from scheduler.client.schedules import Schedules
+from scheduler.client.threads import CallThreads
+from scheduler.client.waiting import Wait
 from scheduler.errors import (
     ConfigError,
     CycleError,
@@ -53,7 +55,6 @@ from scheduler.store.durable.events import Emit
 from scheduler.store.graph.cycles import find_path
 from scheduler.store.read import tasks as read_tasks
 from scheduler.store.read.dead_letters import Filter
-from scheduler.store.read.explain import why
 from scheduler.store.read.tasks import EdgeRecord, TaskRecord
 from scheduler.store.tasks import control
 from scheduler.store.tasks.control import CancelResult
@@ -67,14 +68,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("scheduler")
 BATCH_SIZE = 100  # tasks retried in one transaction
 MOST_AT_ONCE = 10_000
-_POLL_PAUSES = (0.005, 0.25)  # seconds between looks while waiting: first, most
 
 
 class TaskOperations:
-    """Needs ``database``, ``registry``, ``_notify`` and ``_forget_schedule`` of the Scheduler."""
+    """Needs ``database``, ``registry``, ``threads``, ``_notify`` and ``_forget_schedule`` of the Scheduler."""
 
     database: Database
     registry: Registry
+    threads: CallThreads
 
     def _notify(self) -> None:
         raise NotImplementedError
@@ -203,16 +204,19 @@ class TaskOperations:
         Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, TimeoutError. A
         database that goes away, or does not answer, is handled as in :meth:`wait`.
         """
-        check_id(task_id)
-        with self.database.within(_seconds(timeout)):
-            return self._result(task_id, timeout)
+        wait = Wait(self.database, [task_id], timeout)
+        with self.database.within(wait.seconds):
+            task: TaskRecord | None = None
+            try:
+                task = self._waited(wait)[task_id]
+            except UnknownTaskError as error:
+                if error.gone:
+                    raise
+            return self._outcome(task_id, task)
 
-    def _result(self, task_id: int, timeout: float | timedelta | None) -> Any:
-        try:
-            task = self._wait([task_id], timeout)[task_id]
-        except UnknownTaskError as error:
-            if error.gone:
-                raise
+    def _outcome(self, task_id: int, task: TaskRecord | None) -> Any:
+        """What an ended task returned; None: its row is not there. Raises what it ended with."""
+        if task is None:
             with self.database.read() as connection:  # retention may have removed the row and kept its outcome
                 return read_tasks.result_of(connection, task_id, self.database.now())
         if task.state is TaskState.CANCELLED:
@@ -231,8 +235,10 @@ class TaskOperations:
         with suppress(StoreUnavailableError), self.database.write() as connection:
             retention.expire(connection, self.database.dialect, task_id, self.database.now())
 
-    def wait(self, ids: int | Iterable[int], timeout: float | timedelta | None = None) -> dict[int, TaskInfo]:
-        """Wait until all of these tasks have ended; returns them by id.
+    def wait(
+        self, ids: int | Iterable[int], timeout: float | timedelta | None = None, first: bool = False
+    ) -> dict[int, TaskInfo]:
+        """Wait until all of these tasks have ended; returns them by id. ``first``: until one has, and those that have.
 
         None waits for ever, 0 not at all (seconds or timedelta). If the database goes away meanwhile, and may come
         back, this waits for it. If it does not answer, this gives up less than a second after the time is up.
@@ -240,58 +246,15 @@ class TaskOperations:
         Raises TimeoutError, which says what they wait for; UnknownTaskError; StoreUnavailableError if the database is
         away at once, or still when the time is up.
         """
-        wanted = [check_id(task_id) for task_id in ([ids] if isinstance(ids, int) else ids)]
-        with self.database.within(_seconds(timeout)):
-            return {task_id: self._info(record) for task_id, record in self._wait(wanted, timeout).items()}
+        wait = Wait(self.database, ids, timeout, first)
+        with self.database.within(wait.seconds):
+            return {task_id: self._info(record) for task_id, record in self._waited(wait).items()}
 
-    def _wait(self, wanted: Sequence[int], timeout: float | timedelta | None) -> dict[int, TaskRecord]:
-        seconds = _seconds(timeout)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        pause, never = _POLL_PAUSES[0], threading.Event()
-        done: dict[int, TaskRecord] = {}
-        seen = False
-        while True:
-            trouble = None
-            try:
-                done |= self._ended([i for i in wanted if i not in done])
-                seen = True
-            except StoreUnavailableError as error:
-                if not (seen and error.heals):
-                    raise
-                trouble = error
-            if len(done) == len(set(wanted)):
-                return {task_id: done[task_id] for task_id in wanted}
-            left = float("inf") if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                if trouble is not None:
-                    raise trouble
-                still = [i for i in wanted if i not in done]
-                reason = self._reason(still[0], seconds)
-                raise TimeoutError(f"still not ended: {', '.join(map(str, still[:10]))}{reason}")
-            never.wait(min(pause, left))
-            pause = min(_POLL_PAUSES[1], pause * 1.5)
-
-    def _reason(self, task_id: int, seconds: float | None) -> str:
-        """What keeps a task from running, for the timeout's error; empty for a caller that did not wait."""
-        if not seconds:
-            return ""
-        with suppress(UnknownTaskError, StoreUnavailableError), self.database.read() as connection:
-            said = why(connection, task_id, self.database.now())
-            path = self.database.path
-            where = "" if path is None else f"; the database is {path.absolute()}"
-            return f"; task {task_id}: {said or 'it is running'}{where}"
-        return ""
-
-    def _ended(self, ids: Sequence[int]) -> dict[int, TaskRecord]:
-        """Those of these that have ended. Raises UnknownTaskError."""
-        with self.database.read() as connection:
-            # One statement for all tasks, and one for ended ones: there may be thousands.
-            ended = [i for i, end in read_tasks.ends(connection, ids).items() if end is not None]
-            found = {task.id: task for task in read_tasks.get_tasks(connection, ended)}
-        for task_id in ended:
-            if task_id not in found:
-                raise UnknownTaskError(task_id)  # its row has been removed
-        return {task_id: task for task_id, task in found.items() if task.state.terminal}
+    def _waited(self, wait: Wait) -> dict[int, TaskRecord]:
+        never = threading.Event()
+        while not wait.look():
+            never.wait(wait.pause())
+        return wait.ended()
 
     # changing
 
@@ -450,15 +413,6 @@ class TaskOperations:
         return removed
 
 
-def check_id(task_id: int) -> int:
-    """Check a task's id. Raises UnknownTaskError for a number out of range, ConfigError for another type."""
-    if not isinstance(task_id, int) or isinstance(task_id, bool):
-        raise ConfigError(f"a task's id is the number that schedule() returned, not {task_id!r:.80}")
-    if not 0 < task_id < 2**63:
-        raise UnknownTaskError(task_id)
-    return task_id
-
-
 def _hours(given: float) -> int:
     """As microseconds. Raises ConfigError."""
     if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 <= given <= LONGEST / SECOND / 3600:
@@ -491,7 +445,3 @@ def parse_states(given: str | Iterable[str]) -> Sequence[TaskState]:
             )
         found += matching
     return found
-
-
-def _seconds(timeout: float | timedelta | None) -> float | None:
-    return None if timeout is None else span_us(timeout, "timeout") / SECOND

@@ -153,7 +153,8 @@ def callers_connection(given: Any) -> sa.Connection:
         given.flush()
         given = given.connection()
     if not isinstance(given, sa.Connection):
-        raise ConfigError(f"connection= takes a SQLAlchemy Connection or Session, not {type(given).__name__}")
+        hint = "; schedule_async() and `async with` take that one" if hasattr(given, "run_sync") else ""
+        raise ConfigError(f"connection= takes a SQLAlchemy Connection or Session, not {type(given).__name__}{hint}")
     if given.dialect.name not in ("sqlite", "postgresql"):
         raise ConfigError(f"connection= is to {given.dialect.name}; schedd lives in SQLite or PostgreSQL")
     return given

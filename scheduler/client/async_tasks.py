@@ -1,0 +1,61 @@
+"""AsyncTaskOperations, the awaitable part of the Scheduler, for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, overload
+
+from scheduler.client.info import TaskInfo
+from scheduler.client.steering import SteeringOperations
+from scheduler.client.tasks import TaskOperations
+from scheduler.client.threads import in_thread
+from scheduler.client.waiting import Wait
+from scheduler.errors import UnknownTaskError
+from scheduler.model.spec import TaskId
+from scheduler.model.typed import R
+from scheduler.store.read.tasks import TaskRecord
+
+
+class AsyncTaskOperations(SteeringOperations):
+    """Each method as its namesake, awaited: what waits for the database has a thread of the Scheduler's meanwhile.
+
+    If the caller is cancelled meanwhile, a change that has begun may be made all the same.
+    """
+
+    get_task_async = in_thread(TaskOperations.get_task)
+    list_tasks_async = in_thread(TaskOperations.list_tasks)
+    cancel_async = in_thread(TaskOperations.cancel_task)
+    retry_async = in_thread(TaskOperations.retry_task)
+    rerun_async = in_thread(SteeringOperations.rerun)
+    copy_async = in_thread(SteeringOperations.copy_task)
+    update_async = in_thread(SteeringOperations.update_task)
+    emit_event_async = in_thread(TaskOperations.emit_event)
+
+    @overload
+    async def result_async(self, task_id: TaskId[R], timeout: float | timedelta | None = None) -> R: ...
+    @overload
+    async def result_async(self, task_id: int, timeout: float | timedelta | None = None) -> Any: ...
+    async def result_async(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
+        """:meth:`result` without blocking the event loop; any number of callers may wait at once."""
+        wait = Wait(self.database, [task_id], timeout)
+        task: TaskRecord | None = None
+        try:
+            task = (await self._awaited(wait))[task_id]
+        except UnknownTaskError as error:
+            if error.gone:
+                raise
+        return await self.threads.call(self._outcome, task_id, task)
+
+    async def wait_async(
+        self, ids: int | Iterable[int], timeout: float | timedelta | None = None, first: bool = False
+    ) -> dict[int, TaskInfo]:
+        """:meth:`wait` without blocking the event loop; any number of callers may wait at once."""
+        found = await self._awaited(Wait(self.database, ids, timeout, first))
+        return {task_id: self._info(record) for task_id, record in found.items()}
+
+    async def _awaited(self, wait: Wait) -> dict[int, TaskRecord]:
+        while not await self.threads.call(wait.look_in_time):  # noqa: ASYNC110
+            await asyncio.sleep(wait.pause())  # no thread waits: those are for the looks
+        return wait.ended()
