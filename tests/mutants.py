@@ -359,6 +359,88 @@ MUTANTS = (
         ("tests/store/tasks/test_lock_waits.py",),
         "postgresql",
     ),
+    Mutant(
+        "a failover that loses commits begins an epoch",
+        (
+            Change(
+                "scheduler/store/db/identity.py",
+                "return any(mine is not None and its is not None and mine != its for mine, its in pairs)",
+                "return not pairs",
+            ),
+        ),
+        ("tests/faults/test_failover.py::test_what_a_failover_loses_is_never_taken_for_what_comes_after_it",),
+    ),
+    Mutant(
+        "another file at the path is noticed",
+        (Change("scheduler/store/db/database.py", "if found == self._file:", "if found != ():"),),
+        ("tests/store/db/test_replaced_file.py",),
+    ),
+    Mutant(
+        "a handler past its timeout is reported",
+        (
+            Change(
+                "scheduler/engine/maintenance/hung_handlers.py",
+                "mono >= attempt.deadline + HUNG_AFTER_S",
+                "mono < 0",
+            ),
+        ),
+        ("tests/engine/maintenance/test_hung_handlers.py",),
+    ),
+    Mutant(
+        "a call that is not answered in time is cut",
+        (Change("scheduler/store/db/deadline.py", "                    self._cut()", "                    pass"),),
+        ("tests/store/db/test_time_limits.py",),
+        "postgresql",
+    ),
+    Mutant(
+        "a connection that was cut is not handed out",
+        (
+            Change(
+                "scheduler/store/db/pg_connections.py",
+                "self._distrusted.update(raw for raw, _ in found)",
+                "self._distrusted.update(())",
+            ),
+        ),
+        ("tests/store/db/test_time_limits.py",),
+        "postgresql",
+    ),
+    Mutant(
+        "an engine's statements wait for a lock for a while only",
+        (Change("scheduler/store/db/database.py", "max(MIN_LOCK_WAIT, LOCK_WAIT * idle)", "1e6"),),
+        ("tests/engine/test_locked_table.py",),
+        "postgresql",
+    ),
+    Mutant(
+        "nothing is claimed under a lease too short for the way",
+        (
+            Change(
+                "scheduler/engine/maintenance/lease.py",
+                "float(math.ceil(MIN_TRIPS_PER_LEASE * trip)) if _too_far(trip, lease) else None",
+                "None",
+            ),
+        ),
+        ("tests/engine/maintenance/test_far_server.py",),
+        "postgresql",
+    ),
+    Mutant(
+        "a database that takes no writes is named",
+        (
+            Change(
+                "scheduler/store/db/writable.py",
+                "if not os.access(one, os.W_OK):",
+                "if not one:",
+            ),
+            Change("scheduler/store/db/writable.py", "    if row.read_only:", "    if not row:"),
+            Change("scheduler/store/db/writable.py", "    if row.standby:", "    if not row:"),
+        ),
+        ("tests/store/db/test_writable.py",),
+        "postgresql",
+    ),
+    Mutant(
+        "an action for another server is refused",
+        (Change("tasks/actions/audience.py", "elif server not in named:", "elif not server:"),),
+        ("tests/tasks/test_actions.py",),
+    ),
 )
 
 
