@@ -130,7 +130,7 @@ MUTANTS = (
         (
             Change(
                 "scheduler/engine/processes/monitor.py",
-                "self._feeder.put_back([job for job in child.jobs.values() if not job.started])",
+                "self._queue.put_back([job for job in child.jobs.values() if not job.started])",
                 "pass",
             ),
         ),
@@ -157,8 +157,8 @@ MUTANTS = (
         (
             Change(
                 "scheduler/engine/processes/monitor.py",
-                "            tell()\n\n    def on_exit(",
-                "            pass\n\n    def on_exit(",
+                "        self._report_deferred(child)\n\n    def _report_deferred(",
+                "        pass\n\n    def _report_deferred(",
             ),
         ),
         ("tests/engine/processes/test_pool.py",),

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 # From the lowest floor to the highest. An import goes to a lower floor, never to the same one and never up; imports
 # that only a type checker sees count as well, since they hide circles. Inside one room all may import each other.
 HOUSE: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "interpreter", "ports"}),
+    frozenset({"backoff", "errors", "forking", "interpreter", "ports"}),
     frozenset({"model"}),
     frozenset({"config"}),
     frozenset({"store"}),
@@ -51,9 +51,7 @@ BUILDINGS = {"scheduler": HOUSE, "scheduler.store": STORE, "scheduler.engine": E
 UPWARD: dict[tuple[str, str], str] = {
     ("scheduler.app", "scheduler.testing"): "Scheduler.for_testing() makes what testing.py has, when it is called",
     ("scheduler.engine.attempt.attempt", "scheduler.engine.durable.calls"): "the type of an attempt's durable calls",
-    ("scheduler.engine.attempt.runtime", "scheduler.engine.execution.offload"): "the type of what ctx.cpu waits for",
     ("scheduler.engine.attempt.tasklog", "scheduler.engine.execution.context"): "the type of a handler's context",
-    ("scheduler.engine.state", "scheduler.engine.processes.pool"): "the type of the pool that the state holds",
 }
 DATABASE_MODULES = {"sqlalchemy", "sqlite3", "psycopg", "alembic"}
 SQL_PLACES = {"store", "migrations"}

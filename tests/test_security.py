@@ -12,7 +12,7 @@ from support.runner import Runner
 ROOT = Path(__file__).parents[1]
 PICKLES = {
     "scheduler/engine/child/main.py",
-    "scheduler/engine/processes/endings.py",
+    "scheduler/engine/processes/host.py",
     "scheduler/engine/processes/pool.py",
 }
 NEVER = {"marshal", "shelve", "dill", "cloudpickle", "yaml"}

@@ -27,8 +27,7 @@ from scheduler.engine.execution.event_loop import run_in_new_loop
 from scheduler.engine.execution.executor import execute, execute_async
 from scheduler.engine.execution.loop_pulse import Pulse
 from scheduler.engine.processes.host import ChildHost
-from scheduler.engine.processes.pool import ProcessPool
-from scheduler.engine.processes.processslots import ProcessSlots
+from scheduler.engine.processes.pool import ProcessPool, ProcessSlots
 from scheduler.engine.state import EngineState
 from scheduler.model.defaults import POOLS
 from scheduler.model.outcome import Outcome
@@ -411,16 +410,9 @@ def all_waiting(slots: Iterable[Slots]) -> list[Attempt]:
 def make_slots(engine_state: EngineState, spawn: Spawner, *, inline: bool) -> dict[SlotKey, Slots]:
     """The slots of every pool, by level and slot type."""
     made: dict[SlotKey, Slots] = {}
-    processes = engine_state.options.processes
+    processes, child_pool = engine_state.options.processes, None
     if processes.children and not inline:
-        engine_state.processes = ProcessPool(
-            processes,
-            ChildHost(engine_state, processes, spawn),
-            engine_state,
-            engine_state.report,
-            spawn,
-            engine_state.means,
-        )
+        engine_state.processes = child_pool = ProcessPool(ChildHost(engine_state, processes, spawn))
     for pool, name in enumerate(POOLS):
         threads, tasks = engine_state.options.pools.get(name, (0, 0))
         for sort, size in ((THREAD, threads), (ASYNC, tasks), (PROCESS, processes.children if threads + tasks else 0)):
@@ -433,6 +425,6 @@ def make_slots(engine_state: EngineState, spawn: Spawner, *, inline: bool) -> di
             elif sort == THREAD:
                 made[pool, sort] = ThreadSlots(name, size, engine_state, engine_state.report, spawn)
             else:
-                assert engine_state.processes is not None
-                made[pool, sort] = ProcessSlots(engine_state.processes, pool, size)
+                assert child_pool is not None
+                made[pool, sort] = ProcessSlots(child_pool, pool, size)
     return made

@@ -16,12 +16,11 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from itertools import compress, repeat
 from operator import attrgetter, sub
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from scheduler.engine.attempt.attempt import Attempt
-from scheduler.engine.attempt.runtime import StoredDrafts
+from scheduler.engine.attempt.runtime import CpuFuture, StoredDrafts
 from scheduler.engine.dead_letter_hook import DeadLetterHook
-from scheduler.engine.execution import offload as functions
 from scheduler.engine.options import EngineOptions
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.capacity import HungHandler
@@ -38,7 +37,7 @@ from scheduler.store.requests import children as asked_children
 from scheduler.store.requests.request import Answer
 
 if TYPE_CHECKING:
-    from scheduler.engine.processes.pool import ProcessPool
+    from scheduler.model.registry import Kind
 
 _POLL_S = 0.0003  # seconds between polls of the outcomes
 _MAX_IDLE_POLLS = 3  # polls without a new outcome that end the wait
@@ -65,6 +64,19 @@ class Request(NamedTuple):
     answer: Future[Answer]
     at: float
     again: bool = False
+
+
+class ChildProcesses(Protocol):
+    """What the engine needs of its pool of child processes; see ``engine/processes/pool.py``."""
+
+    @property
+    def ready_count(self) -> int: ...
+    @property
+    def backing_off(self) -> bool: ...
+    def can_run(self, kind: Kind) -> bool: ...
+    def submit_function(
+        self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]
+    ) -> CpuFuture[Any]: ...
 
 
 class EngineState:
@@ -107,7 +119,7 @@ class EngineState:
         self.hung: tuple[HungHandler, ...] = ()  # handlers that hang
         self.means: dict[str, float] = {}  # seconds by kind
         self.dead_letter_hook = DeadLetterHook(None, None)
-        self.processes: ProcessPool | None = None
+        self.processes: ChildProcesses | None = None
         self.drafts: StoredDrafts | None = None
         self.inline: Callable[[], None] | None = None  # set when attempts run in the engine's own thread
         self._rng = rng if rng is not None else random.Random()
@@ -188,11 +200,11 @@ class EngineState:
     def decided(self, attempt: Attempt, outcome: Outcome) -> None:
         attempt.decided = outcome
 
-    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> functions.CpuFuture[Any]:
+    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> CpuFuture[Any]:
         """Run a function in a child process; in the caller's own thread where there are none (tests)."""
         if self.processes is not None:
             return self.processes.submit_function(attempt, function, args)
-        done: functions.CpuFuture[Any] = functions.CpuFuture()
+        done: CpuFuture[Any] = CpuFuture()
         done.set_result(function(*args))
         return done
 

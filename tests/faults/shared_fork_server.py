@@ -61,7 +61,7 @@ class Lent(nursery.ForkServerClient):
             except EOFError:  # a test has killed it
                 self.end()
                 return
-        self.reply_expected = self.heard = False
+        self.reply_expected = self.reply_seen = False
         self.free = True
 
     def end(self) -> None:

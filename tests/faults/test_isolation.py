@@ -438,17 +438,17 @@ def deaf(database: Database, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iter
     """It hears nothing more of its children, of which one is ready, but what there is to hear when it is closed."""
     jobs = started(database, processes=1)
     run(jobs, kinds.Pid())
-    take_all = ChildMonitor.take_all
+    handle_all = ChildMonitor.handle_all
     pool = jobs.engine.engine_state.processes
     assert pool is not None
 
     def hear(hearing: ChildMonitor, child: ChildHandle, messages: Any) -> None:
         if pool._closed:
-            take_all(hearing, child, messages)
+            handle_all(hearing, child, messages)
         else:
             time.sleep(0.01)
 
-    monkeypatch.setattr(ChildMonitor, "take_all", hear)
+    monkeypatch.setattr(ChildMonitor, "handle_all", hear)
     yield jobs
     jobs.close()
 
@@ -520,14 +520,14 @@ def test_what_its_coroutines_raise_together_means_what_it_means_in_a_thread(jobs
 @one_database
 def test_what_is_written_right_before_the_end_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool reads what was written, then what was said: here the rest of the body falls between the two."""
-    heard = ChildHandle.heard
+    received = ChildHandle.received
 
     def late(child: ChildHandle, *args: Any, **options: Any) -> Any:
         if child.current is not None:
             until(lambda: b"done" in child.talk.recv(65_536, socket.MSG_PEEK | socket.MSG_DONTWAIT), "the body's end")
-        return heard(child, *args, **options)
+        return received(child, *args, **options)
 
-    monkeypatch.setattr(ChildHandle, "heard", late)
+    monkeypatch.setattr(ChildHandle, "received", late)
     assert "of another program" in log_of(jobs, run(jobs, kinds.Report()))
 
 

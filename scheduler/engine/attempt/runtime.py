@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from scheduler.engine.attempt.attempt import Attempt
-    from scheduler.engine.execution.offload import CpuFuture
     from scheduler.model.outcome import Lives, Outcome
+
+T = TypeVar("T")
+
+
+class CpuFuture(Future[T]):
+    """The future of a function in a child process, set when all its processes have ended.
+
+    ``cancel_remote``: ends the function there, which sets the future, too. Any thread may call it.
+    """
+
+    cancel_remote: Callable[[], None] = staticmethod(lambda: None)
 
 
 class Drafts(Protocol):

@@ -5,6 +5,7 @@ One write or read may hold several. They are never pickled: their content comes 
 
 from __future__ import annotations
 
+import socket
 import struct
 from typing import Any
 
@@ -83,3 +84,15 @@ def message_of(data: bytes) -> list[Any]:
     """The list in such a message."""
     message: list[Any] = _decoder.decode(memoryview(data)[8:])
     return message
+
+
+def socket_pair(kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets without a timeout.
+
+    If a task's module has called ``socket.setdefaulttimeout``, new sockets have non-blocking descriptors, also in the
+    process that inherits one.
+    """
+    pair = socket.socketpair(socket.AF_UNIX, kind)
+    for one in pair:
+        one.settimeout(None)
+    return pair

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.runtime import CpuFuture
 from scheduler.engine.child.imports import resolve
 from scheduler.engine.child.link import Link
-from scheduler.engine.execution import offload
 from scheduler.errors import ConfigError
 from scheduler.model.outcome import Lives, Outcome
 from scheduler.model.registry import Kind, bind, make_kind, parts_of
@@ -151,9 +151,9 @@ class RemoteRuntime:
         assert isinstance(attempt, RemoteAttempt)
         self.link.put("decided", attempt.number, outcome)
 
-    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> offload.CpuFuture[Any]:
+    def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> CpuFuture[Any]:
         """Call the function here: this is a child process already."""
-        done: offload.CpuFuture[Any] = offload.CpuFuture()
+        done: CpuFuture[Any] = CpuFuture()
         done.set_result(function(*args))
         return done
 

@@ -15,7 +15,7 @@ from scheduler.engine.durable.async_driver import active, drive_async
 from scheduler.engine.durable.calls import Durable, as_decorator
 from scheduler.engine.durable.thread_driver import drive
 from scheduler.engine.execution import leftovers
-from scheduler.engine.execution.offload import CpuFuture, wait_for, wait_for_async
+from scheduler.engine.execution.offload import wait_for, wait_for_async
 from scheduler.errors import PermanentError
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.spec import TaskId
@@ -26,7 +26,7 @@ from scheduler.model.typed import App_co, R, Runs, RunsAsync, Schedules
 
 if TYPE_CHECKING:
     from scheduler.engine.attempt.attempt import Attempt
-    from scheduler.engine.attempt.runtime import Runtime
+    from scheduler.engine.attempt.runtime import CpuFuture, Runtime
     from scheduler.engine.execution.transaction import AsyncTransactionBlock, TransactionBlock
 
 MAX_MESSAGE = 2000  # characters kept of a progress message

@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Any, TypeVar
 
+from scheduler.engine.attempt.runtime import CpuFuture
 from scheduler.engine.durable.async_driver import wait_uncancelled
 
 CANCEL_POLL_S = 0.05  # seconds between checks for a cancel while the function runs
 T = TypeVar("T")
-
-
-class CpuFuture(Future[T]):
-    """The future of a function in a child process, set when all its processes have ended.
-
-    ``cancel_remote``: ends the function there, which sets the future, too. Any thread may call it.
-    """
-
-    cancel_remote: Callable[[], None] = staticmethod(lambda: None)
 
 
 def wait_for(future: CpuFuture[T], check: Callable[[], None]) -> T:

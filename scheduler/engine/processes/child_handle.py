@@ -1,4 +1,4 @@
-"""One child process as the engine sees it: its sockets, what it was given, and how it ended."""
+"""One child process as the engine sees it: its sockets, its jobs, and how it ended."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from scheduler.engine.attempt.attempt import Attempt
-from scheduler.engine.child.pairs import socket_pair
-from scheduler.engine.child.protocol import frame, number_of, numbered_message
-from scheduler.engine.execution.offload import CpuFuture
-from scheduler.engine.processes.messages import Message, frames_of_child
+from scheduler.engine.attempt.runtime import CpuFuture
+from scheduler.engine.child.protocol import frame, number_of, numbered_message, socket_pair
+from scheduler.engine.processes.messages import Message, Over, frames_of_child
 from scheduler.model.limits import size_text
 
 CHUNK_BYTES = 256 * 1024
-MIN_PROGRESS_BYTES = 64 * 1024  # bytes
-MAX_PACKET_BYTES = 32 * 1024  # bytes from which on a job takes the way of the stream: a socket keeps few of these apart
+MIN_PROGRESS_BYTES = 64 * 1024  # a message must grow by this within its timeout
+MAX_PACKET_BYTES = 32 * 1024  # longer jobs go through the stream: a packet socket holds few of that length
 _SIGNALS = {
     signal.SIGSEGV: "segmentation fault",
     signal.SIGBUS: "bus error",
@@ -30,19 +29,19 @@ _SIGNALS = {
 
 
 class Job:
-    """Something for a child to do: an attempt, a function of ``ctx.cpu``, or a hook of an attempt whose child died."""
+    """Work for a child: an attempt, a function of ``ctx.cpu``, or a hook of an attempt whose child died."""
 
-    __slots__ = ("alone", "answer", "attempt", "level", "message", "number", "slots", "started", "withdrawn")
+    __slots__ = ("attempt", "cancelled", "future", "is_attempt", "level", "message", "number", "quarantined", "started")
 
-    def __init__(self, number: int, level: int, message: tuple[Any, ...], attempt: Attempt) -> None:
-        self.number = number
+    def __init__(self, level: int, message: tuple[Any, ...], attempt: Attempt) -> None:
+        self.number = 0
         self.level = level
         self.message = message
-        self.attempt = attempt
-        self.slots: Any = None  # what it goes back to, for an attempt
-        self.answer: CpuFuture[Any] | None = None  # for a function
-        self.withdrawn = False  # a function whose value nobody wants, but whose end somebody waits for
-        self.alone = False  # a suspect, whose death is counted apart
+        self.attempt = attempt  # for a function: the one that asked for it
+        self.is_attempt = False
+        self.future: CpuFuture[Any] | None = None  # of a function
+        self.cancelled = False  # a function of which only the end is waited for
+        self.quarantined = False  # a poison task: its crashes are counted
         self.started = False
 
 
@@ -54,44 +53,44 @@ class ChildHandle:
         self.only = only  # the one level it serves; None: all
         self.pid = 0
         self.place: str | None = None  # its control group
-        self.work, self.theirs = socket_pair(socket.SOCK_SEQPACKET)
+        self.work, self.peer = socket_pair(socket.SOCK_SEQPACKET)
         self.talk, talk = socket_pair(socket.SOCK_STREAM)
         self.output, output = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.output, False)
-        self.given = (self.theirs.fileno(), talk.fileno(), output)  # to be passed on, then closed here
-        self._talk_theirs = talk
+        self.fds = (self.peer.fileno(), talk.fileno(), output)  # to be passed on, then closed here
+        self._talk_peer = talk
         self.ready = False
         self.began = 0.0  # monotonic
         self.jobs: dict[int, Job] = {}  # given and not over, in order
         self.current: Job | None = None  # of these, the one that has started
         self.current_since = 0.0
-        self.decided_at: float | None = None  # the current job's handler has failed, and a hook of it may run
-        self.exclusive = False  # what it was given last is not known to be quick: nothing is to wait behind it
+        self.decided_at: float | None = None  # the current handler has failed, and its hook may run
+        self.exclusive = False  # its last job may be long: no other one is to wait behind it
         self.stopping: str | None = None  # why it takes nothing more
         self.kill_at: float | None = None
         self.killed = False
-        self.lapsed = False  # it was killed as the engine's lease had run out
-        self.lease_sent = 0.0  # until when it knows that the engine has its lease (monotonic)
-        self.held: list[Callable[[], None]] = []  # tell of ends, once all that their bodies started has gone
-        self.done = 0
-        self.idle_since = 0.0  # or since it was given something that it has not begun
+        self.lease_expired = False  # it was killed because the engine's lease had run out
+        self.lease_sent = 0.0  # the end of the lease that it knows (monotonic)
+        self.deferred_reports: list[tuple[Job, Over]] = []  # sent once all that their handlers started has ended
+        self.completed = 0  # jobs
+        self.idle_since = 0.0  # or since it was given a job that it has not begun
         self.init_error: str | None = None  # why it could not get ready
         self.frames = frames_of_child()
-        self.unfinished_since: float | None = None  # a message has begun to come, and does not come on (monotonic)
+        self.unfinished_since: float | None = None  # part of a message has come, and grows too slowly (monotonic)
         self._unfinished = 0  # bytes of it
         self.talk_over = False
         self.output_over = False
         self._out: deque[bytes] = deque()
 
-    def given_away(self) -> None:
-        """The fork server has its copies of what is the child's; of ``theirs`` we keep ours, to take work back."""
-        self._talk_theirs.close()
-        os.close(self.given[2])
+    def close_fds(self) -> None:
+        """The fork server has its copies of ``fds``. ``peer`` stays open here, to take work back."""
+        self._talk_peer.close()
+        os.close(self.fds[2])
 
     # giving and taking back
 
     def give(self, job: Job) -> bool:
-        """Hand over a job. False: there is no room for it now, or nobody to take it."""
+        """Hand over a job. False: the socket has no room for it now, or the child has died."""
         data = numbered_message(job.number, *job.message)
         if len(data) > MAX_PACKET_BYTES:
             if self.jobs:
@@ -106,11 +105,11 @@ class ChildHandle:
         return True
 
     def take_back(self) -> list[Job]:
-        """What was given and not begun, in order. What is not in the socket any more, the child has: so it is exact."""
+        """The jobs that were given and not begun, in order: those that are still in the socket."""
         taken = []
         while True:
             try:
-                data = self.theirs.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+                data = self.peer.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
             except OSError:
                 break
             if not data:
@@ -122,7 +121,7 @@ class ChildHandle:
 
     @property
     def ending(self) -> bool:
-        """Whether it is to be given nothing more, or not for now."""
+        """Whether it is given nothing more, or not for now."""
         return self.stopping is not None or self.kill_at is not None or self.killed
 
     @property
@@ -130,7 +129,7 @@ class ChildHandle:
         """How many jobs were given and have not started."""
         return len(self.jobs) - (self.current is not None)
 
-    # talking
+    # sending and receiving
 
     def say(self, *message: Any) -> None:
         self._out.append(frame(*message))
@@ -145,7 +144,7 @@ class ChildHandle:
             except BlockingIOError:
                 return
             except OSError:
-                self._out.clear()  # it has died; its end says so
+                self._out.clear()  # it has died: its exit follows
                 return
             if sent == len(data):
                 self._out.popleft()
@@ -156,9 +155,9 @@ class ChildHandle:
     def has_output(self) -> bool:
         return bool(self._out)
 
-    def heard(self, most: int = 4) -> Iterator[Message]:
-        """What the child has said by now, or so many chunks of it: others must not wait for one that never stops."""
-        for _ in range(most):
+    def received(self, max_chunks: int = 4) -> Iterator[Message]:
+        """The messages that have come. Few chunks at a time: others must not wait for a child that never stops."""
+        for _ in range(max_chunks):
             try:
                 data = self.talk.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
             except OSError:
@@ -168,16 +167,16 @@ class ChildHandle:
                 return
             yield from self.frames.feed(data)
             self._note_unfinished(len(data))
-            if self.frames.broken:  # a body has written into it
+            if self.frames.broken:  # a handler has written into it
                 self.talk_over = True
                 return
 
     def break_off(self) -> None:
-        """It has said what it cannot mean: what comes after it is not listened to."""
+        """Read nothing more: it has sent what is no message."""
         self.frames.broken = self.talk_over = True
 
     def _note_unfinished(self, came: int) -> None:
-        """A long message comes in large pieces. What a body wrote grows slowly, by what comes after it."""
+        """A long message comes in large pieces; what a handler wrote grows slowly, by the messages after it."""
         if not self.frames.unfinished:
             self.unfinished_since = None
         elif self.unfinished_since is None or self._unfinished + came > MIN_PROGRESS_BYTES:
@@ -186,7 +185,7 @@ class ChildHandle:
             self._unfinished += came
 
     def written(self) -> bytes:
-        """What the child, or a program that it started, has written past Python."""
+        """What the child, or a program that it started, has written past Python; some of it at a time."""
         try:
             data = os.read(self.output, CHUNK_BYTES)
         except OSError:
@@ -195,9 +194,9 @@ class ChildHandle:
         return data
 
     def close_work(self) -> None:
-        """There is nothing more to do: the child ends in good order."""
+        """The child ends in good order: there is no more work."""
         self.work.close()
-        self.theirs.close()
+        self.peer.close()
 
     def close(self) -> None:
         self.close_work()
@@ -207,16 +206,16 @@ class ChildHandle:
 
     def close_in_fork(self) -> None:
         """In a forked process."""
-        for one in (self.work, self.theirs, self.talk):
+        for one in (self.work, self.peer, self.talk):
             one.close()
         if self.output >= 0:
             os.close(self.output)
 
 
 def describe_exit(status: int | None, limits: Any, *, out_of_memory: bool, over_memory: bool = False) -> str:
-    """How a process ended, in words. ``status``: below 0 minus the signal; None: nobody saw it.
+    """How a process ended, in words. ``status``: minus the signal if below 0; None: unknown.
 
-    ``out_of_memory``: the system was; ``over_memory``: all that it had started was over the kind's limit.
+    ``out_of_memory``: the system was; ``over_memory``: with all that it had started it was over the kind's limit.
     """
     if status is None:
         return "its process died together with the one that forks them"

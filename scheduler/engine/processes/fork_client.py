@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler.engine.child.pairs import socket_pair
+from scheduler.engine.child.protocol import socket_pair
 
 CLOSE_TIMEOUT_S = 6.0  # seconds until it must have ended everything; a little more than its own patience
 SESSION_TIMEOUT_S = 1.0  # seconds that what a child has left behind may take to end, once it was killed
@@ -33,8 +33,8 @@ class ForkServerClient:
 
     def __init__(self) -> None:
         self.kills_at = float("inf")
-        self.reply_expected = False  # it was told something since it was last heard
-        self.heard = False  # since somebody looked
+        self.reply_expected = False  # it was told something since it last sent an event
+        self.reply_seen = False  # since it was last checked
         self.control, theirs = socket_pair(socket.SOCK_SEQPACKET)
         with theirs:
             # exec, not fork: this process has threads. A session of its own, so that no terminal's Ctrl-C reaches it.
@@ -65,8 +65,8 @@ class ForkServerClient:
         self.kills_at = when
         self._tell("kill at", when)
 
-    def ask(self) -> None:
-        """Ask for a sign of life, which is heard as an event."""
+    def ping(self) -> None:
+        """Ask for a sign of life, which comes as an event."""
         self._tell("sign")
 
     def _tell(self, *order: Any) -> None:
@@ -93,7 +93,7 @@ class ForkServerClient:
                 data = b""
             if not data:
                 raise EOFError
-            self.reply_expected, self.heard = False, True
+            self.reply_expected, self.reply_seen = False, True
             yield msgspec.msgpack.decode(data)
 
     def close(self) -> None:

@@ -1,19 +1,27 @@
-"""What a child process has to know of the engine it works for, and what its attempts may ask of it."""
+"""The engine as child processes see it: what they are told of it, what they may ask, and how their jobs end in it."""
 
 from __future__ import annotations
 
 import logging
+import pickle
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from scheduler.engine.attempt.capture import TASK_LOGGER
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
+from scheduler.engine.attempt.outcomes import crashed_in_quarantine, outcome_of_external_end, with_log
 from scheduler.engine.options import ProcessOptions
+from scheduler.engine.processes.child_handle import Job
 from scheduler.engine.processes.fork_client import import_path
-from scheduler.errors import ConfigError, SchedulerError
+from scheduler.engine.processes.messages import GarbledError
+from scheduler.engine.processes.orders import Asker, Orders, Reply
+from scheduler.engine.state import EngineState
+from scheduler.errors import ConfigError, ProcessDied, SchedulerError
 from scheduler.model import state as st
 from scheduler.model.checkpoint import failure_of
 from scheduler.model.outcome import AttemptEnd, Outcome
@@ -22,29 +30,31 @@ from scheduler.ports import Spawner
 from scheduler.store.tasks.claim import Claimed
 
 if TYPE_CHECKING:
-    from scheduler.engine.attempt.attempt import Attempt
-    from scheduler.engine.state import EngineState
     from scheduler.model.registry import Kind
 
-Answer = Callable[[bool, Any], None]  # whether it went well, and the answer, or the error as failure_of() tells it
 log = logging.getLogger("scheduler.engine")
 
 
 class ChildHost:
-    """See the module."""
+    """What the process pool has of its engine. Answers the children's requests by orders to the pool's thread."""
 
     def __init__(self, engine_state: EngineState, options: ProcessOptions, spawn: Spawner) -> None:
-        self._state = engine_state
-        self._options = options
-        self._spawn = spawn
+        self.runtime = engine_state
+        self.options = options
+        self.spawn = spawn
+        self.report = engine_state.report
+        self.means = engine_state.means  # seconds that attempts take, by kind
+        self.orders = Orders()
         self._references: dict[str, tuple[str, str | None]] = {}
-        self._questions: queue.SimpleQueue[tuple[Callable[[], Any], Answer] | None] = queue.SimpleQueue()
-        self._reader = False
+        self._reads: queue.SimpleQueue[tuple[Callable[[], Any], Asker] | None] = queue.SimpleQueue()
+        self._reader_started = False
         self._lock = threading.Lock()
+
+    # what children are told
 
     def message(self) -> dict[str, Any]:
         """What a child is told first."""
-        engine_state = self._state
+        engine_state = self.runtime
         kinds = [(k.name, *self.reference(k)) for k in list(engine_state.registry) if k.options.isolation == "process"]
         root = logging.getLogger()
         return {
@@ -52,14 +62,14 @@ class ChildHost:
             "main": main_source(),
             "kinds": kinds,
             "claimed": Claimed._fields,
-            "state": self._options.state,
+            "state": self.options.state,
             "has_state": engine_state.state is not None,
             "settings": msgspec.to_builtins(engine_state.settings, enc_hook=str),
             "around_run": self._around(),
             "root_level": root.level,
             "task_level": logging.getLogger(TASK_LOGGER).getEffectiveLevel(),
             "structlog": engine_state.options.capture_root,
-            "recycle_memory": self._options.recycle_memory,
+            "recycle_memory": self.options.recycle_memory,
         }
 
     def reference(self, kind: Kind) -> tuple[str, str | None]:
@@ -73,91 +83,165 @@ class ChildHost:
         return found
 
     def _around(self) -> str | None:
-        around = self._state.around_run
+        around = self.runtime.around_run
         return None if around is None else reference_of(around, "around_run")
 
     def can_run(self, kind: Kind) -> bool:
         """Whether a child can do for this kind what a thread does."""
-        if self._state.state is not None and self._options.state is None:
+        if self.runtime.state is not None and self.options.state is None:
             return False
         try:
-            self.reference(kind)
-            self._around()
+            self.check(kind)
         except ConfigError:
             return False
         return True
 
     def check(self, kind: Kind) -> None:
-        """Raises ConfigError for a kind that no child can run, and for what surrounds it."""
+        """Raises ConfigError for a kind that no child can run, and for an ``around_run`` that none can import."""
         self.reference(kind)
         self._around()
 
-    # what attempts ask
+    # what their attempts ask
 
-    def answer(self, attempt: Attempt | None, method: str, args: list[Any], answer: Answer) -> None:
-        """Answer what an attempt in a child asks. Never waits: what has to be waited for is answered later."""
-        engine_state = self._state
+    def answer(self, attempt: Attempt | None, method: str, args: list[Any], asker: Asker) -> None:
+        """Answer a request of an attempt in a child (None: it has ended). Never waits: some answers come later."""
+        engine_state = self.runtime
         if method == "request":
             if attempt is None:
-                answer(True, {"held": False})  # it has ended
+                self.reply(asker, {"held": False})
                 return
-            engine_state.request(attempt, *args).add_done_callback(lambda done: _pass_on(done.result, answer))
+            engine_state.request(attempt, *args).add_done_callback(lambda done: self._reply_with(done.result, asker))
         elif method == "load":
             if attempt is None:
-                answer(True, None)
+                self.reply(asker, None)
                 return
-            self._read(lambda: engine_state.load(attempt, *args), answer)
+            self._read(partial(engine_state.load, attempt, *args), asker)
         elif method == "store":
             where = {"url": engine_state.database.absolute_url(), "worker": engine_state.worker}
-            answer(True, where | {"lease": engine_state.options.lease, "lives": list(engine_state.lives)})
+            self.reply(asker, where | {"lease": engine_state.options.lease, "lives": list(engine_state.lives)})
         elif method == "settled":
             if attempt is not None:
                 self._settled(attempt, *args)
-            answer(True, None)
+            self.reply(asker, None)
         elif method == "path":
-            answer(True, import_path())
+            self.reply(asker, import_path())
         elif method == "spec":
-            self._read(lambda: self._stored(*args), answer)
+            self._read(partial(self._stored, *args), asker)
         else:
-            answer(False, failure_of(SchedulerError(f"a child process asked for {method!r}, which there is not")))
+            self.reply_error(asker, SchedulerError(f"a child process asked for {method!r}, which there is not"))
+
+    def reply(self, asker: Asker, value: Any) -> None:
+        self.orders.post(Reply(asker, True, value))
+
+    def reply_error(self, asker: Asker, error: Exception) -> None:
+        self.orders.post(Reply(asker, False, failure_of(error)))
+
+    def _reply_with(self, value_of: Callable[[], Any], asker: Asker) -> None:
+        try:
+            value = value_of()
+        except Exception as error:
+            if not isinstance(error, SchedulerError):
+                log.exception("a question of a child process could not be answered")
+            self.reply_error(asker, error)
+        else:
+            self.reply(asker, value)
 
     def _settled(self, attempt: Attempt, ready: int) -> None:
-        """Its success is in the database; how it ended comes when its body has."""
-        c, now = attempt.claimed, self._state.now()
+        """Its success is in the database; its end is reported when its handler has returned."""
+        c, now = attempt.claimed, self.runtime.now()
         outcome = Outcome(
             c.id, c.claim, c.attempt, AttemptEnd.SUCCEEDED, st.SUCCESS, c.claimed_at, attempt.started_at, now
         )
-        self._state.settled(attempt, outcome, ready)
+        self.runtime.settled(attempt, outcome, ready)
 
     def _stored(self, kind: str, payload: str) -> dict[str, Any]:
-        drafts = self._state.drafts
+        drafts = self.runtime.drafts
         assert drafts is not None, "an engine that runs handlers is given a drafter"
         spec: dict[str, Any] = msgspec.to_builtins(drafts.stored(kind, payload).finish())
         return spec
 
-    def _read(self, question: Callable[[], Any], answer: Answer) -> None:
-        """Ask the database in a thread of its own: the one that looks after the children must not wait for it."""
+    def _read(self, read: Callable[[], Any], asker: Asker) -> None:
+        """Read the database in a thread of its own: the pool's thread must not wait for it."""
         with self._lock:
-            if not self._reader:
-                self._spawn(self._answer_readers, "schedd-processes-reader")
-                self._reader = True
-        self._questions.put((question, answer))
+            if not self._reader_started:
+                self.spawn(self._serve_reads, "schedd-processes-reader")
+                self._reader_started = True
+        self._reads.put((read, asker))
+
+    def _serve_reads(self) -> None:
+        while (asked := self._reads.get()) is not None:
+            self._reply_with(*asked)
 
     def close(self) -> None:
-        """Nobody asks any more."""
-        self._questions.put(None)
+        """End the thread that reads."""
+        self._reads.put(None)
 
-    def _answer_readers(self) -> None:
-        while (asked := self._questions.get()) is not None:
-            _pass_on(*asked)
+    # how jobs end
+
+    def died(self, job: Job, how: str) -> Job | None:
+        """A job that had begun ended with its process. Returns the hook that another child has to run, if any."""
+        attempt = job.attempt
+        if job.future is not None:
+            resolve(job, error=ProcessDied(how))
+            return None
+        if not job.is_attempt:
+            log.error("a hook of %s ended its process: %s", attempt.kind.name, how)
+            return None
+        if attempt.decided is not None:
+            log.error("a hook of %s, or what its handler had left, ended its process: %s", attempt.kind.name, how)
+            self.report(attempt, with_log(attempt, attempt.decided))
+            return None
+        if job.quarantined and not (attempt.cancelled or attempt.timed_out or attempt.loss_delivered):
+            self.report(attempt, crashed_in_quarantine(attempt, self.runtime, how))
+            return None
+        error: SchedulerError = ProcessDied(how)
+        if attempt.timed_out:
+            error = attempt.timeout_error("; its process was killed")
+        outcome, hook = outcome_of_external_end(attempt, self.runtime, error)
+        self.report(attempt, outcome)
+        if hook is None:
+            return None
+        name = "on_attempt_failed" if outcome.end is AttemptEnd.RETRIED else "on_failed"
+        about = (type(error).__name__, str(error))
+        where = (attempt.kind.name, *self.reference(attempt.kind))
+        return Job(job.level, ("hook", *where, tuple(attempt.claimed), name, attempt.started_at, *about), attempt)
 
 
-def _pass_on(question: Callable[[], Any], answer: Answer) -> None:
-    try:
-        value = question()
-    except Exception as error:
-        if not isinstance(error, SchedulerError):
-            log.exception("a question of a child process could not be answered")
-        answer(False, failure_of(error))
+def resolve(job: Job, value: Any = None, *, error: BaseException | None = None) -> None:
+    """Set the future of a function, unless its caller has cancelled it."""
+    future = job.future
+    if future is None or not future.set_running_or_notify_cancel():
+        return
+    if error is None:
+        future.set_result(value)
     else:
-        answer(True, value)
+        future.set_exception(error)
+
+
+def resolve_pickled(job: Job, fine: bool, data: bytes) -> None:
+    """A function has returned or raised what was pickled into ``data``."""
+    try:
+        value = pickle.loads(data)
+    except BaseException as error:  # a class that cannot be made here
+        fine, value = False, error if isinstance(error, Exception) else ProcessDied(f"what it told raised {error!r}")
+    if not fine and not isinstance(value, BaseException):
+        value = ProcessDied("its process told what it had raised, but that is no error")
+    resolve(job, value) if fine else resolve(job, error=value)
+
+
+def replay_record(attempt: Attempt, fields: dict[str, Any]) -> None:
+    """Hand a log record of a child to this process's loggers, as if it had been made here inside the attempt.
+
+    Raises GarbledError if it is none.
+    """
+    types = (("name", str), ("levelno", int), ("msg", str))
+    if not all(type(fields.get(name)) is expected for name, expected in types) or fields.get("args"):
+        raise GarbledError("it logged what is no record")
+    logger = logging.getLogger(fields["name"])
+    if not logger.isEnabledFor(fields["levelno"]):
+        return
+    token = current_attempt.set(attempt)
+    try:
+        logger.handle(logging.makeLogRecord(fields))
+    finally:
+        current_attempt.reset(token)

@@ -1,24 +1,19 @@
-"""What children say and write, and how they die: each end of an attempt, a function or a hook is told from here.
+"""Reads what children send and write, notes their deaths, and ends them. Used by the pool's thread.
 
-Used by the pool's thread.
+Each end of an attempt, a function or a hook is reported from here.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
+from collections.abc import Iterable
 
 from scheduler.engine.attempt.outcomes import with_log
-from scheduler.engine.attempt.runtime import Runtime
 from scheduler.engine.child import cgroups
 from scheduler.engine.processes.child_handle import ChildHandle, Job, describe_exit, out_of_memory_kills
-from scheduler.engine.processes.children import ChildRegistry
-from scheduler.engine.processes.endings import computed, died, replay_record
-from scheduler.engine.processes.feeding import JobFeeder
-from scheduler.engine.processes.host import ChildHost
+from scheduler.engine.processes.children import ChildRegistry, Event, Exited, Readable, Written
+from scheduler.engine.processes.host import ChildHost, replay_record, resolve_pickled
 from scheduler.engine.processes.messages import (
     Ask,
     Computed,
@@ -35,71 +30,62 @@ from scheduler.engine.processes.messages import (
     Unfit,
     checked,
 )
-from scheduler.engine.processes.parting import ChildStopper
-from scheduler.engine.processes.queue import Report
-from scheduler.model.checkpoint import failure_of
+from scheduler.engine.processes.orders import Asker
+from scheduler.engine.processes.queue import JobQueue
 
 log = logging.getLogger("scheduler.engine")
 
 MAX_MESSAGE_CHUNKS = 100_000  # that a dead child may have left
-MAX_OUTPUT_CHUNKS = 64  # that a body may have left
+MAX_OUTPUT_CHUNKS = 64  # that a handler may have left
 GARBLED_TEXT = (
     "its process was killed: something in it had written into the socket through which it talks with the engine"
 )
 
 
 class ChildMonitor:
-    """See the module. ``tell``: an order for the pool's thread, from any thread; ``hook``: a job that another child has
-    to do."""
+    """See the module."""
 
-    def __init__(
-        self,
-        children: ChildRegistry,
-        feeder: JobFeeder,
-        stopper: ChildStopper,
-        spec: ChildHost,
-        runtime: Runtime,
-        report: Report,
-        tell: Callable[..., None],
-        hook: Callable[[Job], None],
-    ) -> None:
+    def __init__(self, children: ChildRegistry, queue: JobQueue, host: ChildHost) -> None:
         self._children = children
-        self._feeder = feeder
-        self._stopper = stopper
-        self._spec = spec
-        self._runtime = runtime
-        self._report = report
-        self._tell = tell
-        self._hook = hook
+        self._queue = queue
+        self._host = host
         self._oom_kills = 0
-        self._last = False  # all children are gone: what they ask is not answered
+        self._last = False  # all children are gone: their requests are not answered
 
     def begin(self) -> None:
-        """The first child is about to come."""
+        """Call it before the first child is started."""
         self._oom_kills = out_of_memory_kills()
 
-    def listen(self, child: ChildHandle) -> None:
+    def handle(self, event: Event) -> None:
+        match event:
+            case Readable(child):
+                self._on_readable(child)
+            case Written(child):
+                self._read_output(child)
+                if child.output_over:
+                    self._children.unwatch(child.output)
+            case Exited(child, status):
+                self.on_exit(child, status)
+
+    # what a child sends and writes
+
+    def _on_readable(self, child: ChildHandle) -> None:
         if child.has_output:
             child.flush()
             self._children.watch(child)
-        self._read_output(child)  # first, while the one that wrote it is the current one
-        self.hear(child)
+        self._read_output(child)  # first, while the job that wrote it is the current one
+        self.receive(child)
 
-    def hear(self, child: ChildHandle) -> None:
-        """Take what it says. One that speaks no more, or garbled, is ended."""
-        self.take_all(child, child.heard())
+    def receive(self, child: ChildHandle) -> None:
+        """Handle what it has sent. A child that closed its socket, or sent garbage, is killed."""
+        self.handle_all(child, child.received())
         if child.talk_over:
             self._children.unwatch(child.talk)
-            self._children.kill(child)  # it has died, or a body closed what it talks with
-            self._feeder.take_back(child)  # that end may be told late: what it has not begun need not wait
-
-    def read(self, child: ChildHandle) -> None:
-        self._read_output(child)
-        if child.output_over:
-            self._children.unwatch(child.output)
+            self._children.kill(child)  # it has died, or a handler closed its socket
+            self._queue.take_back(child)  # its exit may come late: what it has not begun need not wait
 
     def _read_output(self, child: ChildHandle) -> bool:
-        """What was written past Python belongs to the job under way, as far as anybody can tell."""
+        """Add what was written past Python to the output of the job under way, to which it most likely belongs."""
         data = child.written()
         job = child.current or next(iter(child.jobs.values()), None)
         if data and job is not None:
@@ -111,122 +97,162 @@ class ChildMonitor:
             if not self._read_output(child):
                 return
 
-    def take_all(self, child: ChildHandle, messages: Iterable[Message]) -> None:
+    def handle_all(self, child: ChildHandle, messages: Iterable[Message]) -> None:
         for message in messages:
             try:
-                self._take(child, message)
+                self._handle_message(child, message)
             except GarbledError as error:
                 log.warning("child process %d is ended: %s", child.pid, error)
                 child.break_off()
                 return
-            except Exception:  # of one message: the others tell how attempts have ended
+            except Exception:  # of one message: the others report how attempts have ended
                 log.exception("a message of a child process could not be dealt with")
 
-    def _take(self, child: ChildHandle, message: Message) -> None:
-        if isinstance(message, Ready):
-            self._children.is_ready(child)
-        elif isinstance(message, Unfit):
-            child.init_error = message.why
-        elif isinstance(message, Ask):
-            self._ask(child, message.job, message.asked, message.method, message.args)
-        else:
-            assert isinstance(message, Start | Said | Log | Decided | Over)
-            job = child.jobs.get(message.job)
-            if job is not None:
-                self._heard_of(child, job, message)
+    def _handle_message(self, child: ChildHandle, message: Message) -> None:
+        match message:
+            case Ready():
+                self._children.is_ready(child)
+            case Unfit():
+                child.init_error = message.why
+            case Ask():
+                self._ask(child, message)
+            case Start() | Said() | Log() | Decided() | Over():
+                job = child.jobs.get(message.job)
+                if job is not None:
+                    self._handle_job(child, job, message)
 
-    def _heard_of(self, child: ChildHandle, job: Job, message: Start | Said | Log | Decided | Over) -> None:
+    def _handle_job(self, child: ChildHandle, job: Job, message: Start | Said | Log | Decided | Over) -> None:
         attempt = job.attempt
-        if isinstance(message, Start):
-            child.current, job.started = job, True
-            child.current_since = time.monotonic()
-            if job.slots is not None:
-                attempt.started_mono = child.current_since
-                attempt.started_at = message.at
-                self._runtime.began(attempt.claimed.id, attempt.claimed.claim)
-        elif isinstance(message, Said):
-            attempt.capture(message.text)
-        elif isinstance(message, Log):
-            replay_record(attempt, message.fields)
-        elif isinstance(message, Decided):
-            if job.slots is None or not job.started:
-                raise GarbledError("it told the end of what it does not do")
-            attempt.decided = checked(message.outcome, attempt.claimed)
-            child.decided_at = time.monotonic()
+        match message:
+            case Start():
+                child.current, job.started = job, True
+                child.current_since = time.monotonic()
+                if job.is_attempt:
+                    attempt.started_mono = child.current_since
+                    attempt.started_at = message.at
+                    self._host.runtime.began(attempt.claimed.id, attempt.claimed.claim)
+            case Said():
+                attempt.capture(message.text)
+            case Log():
+                replay_record(attempt, message.fields)
+            case Decided():
+                if not job.is_attempt or not job.started:
+                    raise GarbledError("it told the end of what it does not do")
+                attempt.decided = checked(message.outcome, attempt.claimed)
+                child.decided_at = time.monotonic()
+            case Over():
+                self._job_over(child, job, message)
+
+    def _job_over(self, child: ChildHandle, job: Job, message: Over) -> None:
+        _check_end(job, message)
+        # Its output was written before it sent this; a program that it left behind may go on to write.
+        self._read_rest(child)
+        del child.jobs[job.number]
+        self._queue.forget(job.attempt)
+        child.current, child.idle_since, child.decided_at = None, time.monotonic(), None
+        child.completed += 1
+        if message.leaving is None:
+            child.kill_at = None  # if it was to be stopped, it has ended before it knew
+            self._conclude(job, message)
+            if 0 < self._host.options.recycle_tasks <= child.completed:
+                self.retire(child, "tasks")
         else:
-            tell = self._end_of(job, message)
-            # What it wrote is here before what it said; but not what a program that it left behind goes on to write.
-            self._read_rest(child)
-            del child.jobs[job.number]
-            self._feeder.forget(attempt)
-            child.current, child.idle_since, child.decided_at = None, time.monotonic(), None
-            child.done += 1
-            if message.leaving is None:
-                child.kill_at = None  # if it was to be stopped, it has ended before it knew
-                tell()
-                self._stopper.recycle(child)
-            else:
-                child.held.append(tell)
-                self._stopper.leave(child, message.leaving)
+            child.deferred_reports.append((job, message))
+            self._leave(child, message.leaving)
 
-    def _end_of(self, job: Job, message: Over) -> Callable[[], None]:
-        """What tells of it. Raises GarbledError for an end that is not this job's."""
-        if job.started and isinstance(message, Computed) and job.answer is not None:
-            return partial(computed, job, message.fine, message.value)
-        if job.started and isinstance(message, Done) and job.slots is not None:
-            outcome = checked(message.outcome, job.attempt.claimed)
-            return lambda: self._report(job.attempt, with_log(job.attempt, outcome))
-        if job.started and isinstance(message, Hooked) and job.answer is None and job.slots is None:
-            return lambda: None
-        raise GarbledError("it told the end of what it does not do")
+    def _conclude(self, job: Job, message: Over) -> None:
+        """Report the end of a job."""
+        match message:
+            case Computed():
+                resolve_pickled(job, message.fine, message.value)
+            case Done():
+                self._host.report(job.attempt, with_log(job.attempt, message.outcome))
 
-    def _ask(self, child: ChildHandle, number: int, asked: int, method: str, args: list[Any]) -> None:
+    def _ask(self, child: ChildHandle, message: Ask) -> None:
         if self._last:
-            return  # nobody hears the answer
-        tag = child.tag
-
-        def answer(fine: bool, value: Any) -> None:
-            self._tell("answer", tag, asked, fine, value)
-
-        job = child.jobs.get(number)
+            return  # the child is gone
+        asker, job = Asker(child.tag, message.asked), child.jobs.get(message.job)
         try:
-            self._spec.answer(job.attempt if job is not None else None, method, args, answer)
-        except Exception as error:  # such as no thread to be had: whoever asked must not wait for ever
-            answer(False, failure_of(error))
+            self._host.answer(job.attempt if job is not None else None, message.method, message.args, asker)
+        except Exception as error:  # such as no thread to be had: the attempt must not wait for ever
+            self._host.reply_error(asker, error)
             raise
 
+    # how it ended
+
     def read_last(self, child: ChildHandle) -> None:
-        """What has ended is not handed back to run again, and what has begun is in the history: even if it told us so
-        while nobody listened any more."""
+        """Report what the child sent while the pool was closing: what has ended must not run again, and what has begun
+        is in the history."""
         self._last = True
-        self.take_all(child, child.heard(most=MAX_MESSAGE_CHUNKS))
-        for tell in child.held:
-            tell()
+        self.handle_all(child, child.received(max_chunks=MAX_MESSAGE_CHUNKS))
+        self._report_deferred(child)
+
+    def _report_deferred(self, child: ChildHandle) -> None:
+        for job, message in child.deferred_reports:
+            self._conclude(job, message)
 
     def on_exit(self, child: ChildHandle, status: int | None) -> None:
-        """A child has ended, with all that it started. Only what had begun is blamed for it."""
-        self.take_all(child, child.heard(most=MAX_MESSAGE_CHUNKS))
+        """A child has ended, with all that it started. Only jobs that had begun are blamed for it."""
+        self.handle_all(child, child.received(max_chunks=MAX_MESSAGE_CHUNKS))
         self._read_rest(child)
         self._children.remove(child)
         begun = [job for job in child.jobs.values() if job.started]
-        self._feeder.take_back(child)
-        self._feeder.put_back([job for job in child.jobs.values() if not job.started])
+        self._queue.take_back(child)
+        self._queue.put_back([job for job in child.jobs.values() if not job.started])
         kills, self._oom_kills = self._oom_kills, out_of_memory_kills()
         memory = cgroups.killed_for_memory(child.place)
         for job in begun:
-            if child.lapsed and job.slots is not None:
+            if child.lease_expired and job.is_attempt:
                 job.attempt.lost = job.attempt.loss_delivered = True
-            limits = job.attempt.kind.options.limits if job.slots is not None else None
+            limits = job.attempt.kind.options.limits if job.is_attempt else None
             over = memory == "limit"
             out = self._oom_kills > kills if child.place is None else memory == "system"
             how = describe_exit(status, limits, out_of_memory=out, over_memory=over)
             self._died(job, GARBLED_TEXT if child.frames.broken else how)
-        for tell in child.held:
-            tell()
+        self._report_deferred(child)
         self._children.forget(child, status)
 
     def _died(self, job: Job, how: str) -> None:
-        self._feeder.forget(job.attempt)
-        hook = died(job, how, self._runtime, self._spec, self._report)
+        self._queue.forget(job.attempt)
+        hook = self._host.died(job, how)
         if hook is not None:
-            self._hook(hook)
+            self._queue.add(hook)
+
+    # ending it
+
+    def stop(self, child: ChildHandle, job: Job, why: str) -> None:
+        """End a job: the child is asked to, and its group gets SIGTERM; after the grace period, SIGKILL."""
+        self._queue.take_back(child)
+        if job.number not in child.jobs or child.kill_at is not None:
+            return  # it had not begun, or is being stopped already
+        child.kill_at = time.monotonic() + self._host.options.grace
+        self._children.say(child, "stop", job.number, why)
+
+    def retire(self, child: ChildHandle, why: str) -> None:
+        """Have a child end in good order once it has nothing to do: it may have begun the next job."""
+        self._queue.take_back(child)
+        child.stopping = why
+        if not child.jobs:
+            child.close_work()
+            child.kill_at = time.monotonic() + self._host.options.grace
+
+    def _leave(self, child: ChildHandle, why: str) -> None:
+        """The child has said that it takes nothing more."""
+        self._queue.take_back(child)
+        child.stopping = why
+        if why in ("stopped", "processes"):
+            self._children.kill(child)
+        else:
+            child.kill_at = time.monotonic() + self._host.options.grace
+
+
+def _check_end(job: Job, message: Over) -> None:
+    """Raises GarbledError for an end that is not this job's."""
+    if job.started and isinstance(message, Computed) and job.future is not None:
+        return
+    if job.started and isinstance(message, Done) and job.is_attempt:
+        checked(message.outcome, job.attempt.claimed)
+        return
+    if job.started and isinstance(message, Hooked) and job.future is None and not job.is_attempt:
+        return
+    raise GarbledError("it told the end of what it does not do")

@@ -1,113 +1,181 @@
-"""What waits for a child process, by level: attempts, functions and hooks. Used by the pool's thread."""
+"""Jobs that wait for a child process, and where each went. Used by the pool's thread.
+
+Children are started while more jobs wait than there are children for them. Each child is given what it has room for.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.outcomes import outcome_of_external_end, released
-from scheduler.engine.attempt.runtime import Runtime
 from scheduler.engine.fair_rotation import FairRotation
-from scheduler.engine.processes.child_handle import Job
-from scheduler.engine.processes.endings import resolve
-from scheduler.engine.processes.host import ChildHost
+from scheduler.engine.processes.child_handle import ChildHandle, Job
+from scheduler.engine.processes.children import ChildRegistry
+from scheduler.engine.processes.host import ChildHost, resolve
 from scheduler.errors import Cancelled, ProcessDied
-from scheduler.model.outcome import Outcome
 
-if TYPE_CHECKING:
-    from scheduler.engine.processes.processslots import ProcessSlots
-
-Report = Callable[[Attempt, Outcome], None]
+SHORT_TASK_S = 0.002  # seconds: kinds that take less on average are given to a child several at a time
+MAX_AHEAD_S = 0.02  # seconds of work that a child may have waiting
+MAX_JOBS_AHEAD = 64
+LEVELS = (0, 1, 2)
+HIGH_LEVEL = 0
 
 
 class JobQueue:
-    """See the module. ``levels``: the slots of each, whose attempts wait; the rest is of the pool's own making."""
+    """Attempts, functions and hooks by level. ``levels``: the waiting attempts; the engine adds and removes some."""
 
-    def __init__(self, spec: ChildHost, runtime: Runtime, report: Report) -> None:
-        self.levels: dict[int, ProcessSlots] = {}
-        self._spec = spec
-        self._runtime = runtime
-        self._report = report
+    def __init__(self, children: ChildRegistry, host: ChildHost) -> None:
+        self.levels: dict[int, deque[Attempt]] = {}
+        self._children = children
+        self._host = host
         self._functions: dict[int, deque[Job]] = {}  # functions and hooks, by level
         self._numbers = 0
-        self._turns = FairRotation()
+        self._rotation = FairRotation()
+        self._given: dict[int, tuple[ChildHandle, Job]] = {}  # by id() of the attempt
+
+    # what waits
 
     def count(self, level: int) -> int:
-        return len(self.levels[level].waiting if level in self.levels else ()) + len(self._functions.get(level, ()))
+        return len(self.levels.get(level, ())) + len(self._functions.get(level, ()))
 
     def attempts(self) -> Iterator[Attempt]:
-        """Those that wait, of all levels."""
-        for slots in self.levels.values():
-            yield from list(slots.waiting)
+        """The waiting attempts of all levels."""
+        for waiting in self.levels.values():
+            yield from list(waiting)
 
     def functions(self) -> Iterator[Job]:
-        """Functions and hooks that wait, of all levels."""
+        """The waiting functions and hooks of all levels."""
         for waiting in self._functions.values():
             yield from list(waiting)
 
     def add(self, job: Job) -> None:
-        """A function or a hook."""
+        """Add a function or a hook."""
         self._functions.setdefault(job.level, deque()).append(job)
 
     def drop(self, job: Job) -> None:
-        """Nobody wants it any more. Whoever asked is told, if it waits here."""
+        """Remove a cancelled function, if it waits here, and tell its caller."""
         for waiting in self._functions.values():
             if job in waiting:
                 waiting.remove(job)
                 resolve(job, error=_not_begun())
 
+    def next(self, only: int | None) -> Job | None:
+        """The next job, of this level only or of any. Reports the waiting attempts that must not run any more."""
+        levels = [level for level in (LEVELS if only is None else (only,)) if self.count(level)]
+        if not levels:
+            return None
+        for level in self._rotation.order(levels):
+            functions = self._functions.get(level)
+            job = functions.popleft() if functions else self._next_attempt(level)
+            if job is not None:
+                self._rotation.record(levels, {level})
+                self._numbers += 1
+                job.number = self._numbers
+                return job
+        return None
+
+    def _next_attempt(self, level: int) -> Job | None:
+        waiting, runtime = self.levels.get(level), self._host.runtime
+        while waiting:
+            try:
+                attempt = waiting.popleft()
+            except IndexError:
+                break  # the engine has just taken it back
+            if attempt.lost or runtime.monotonic() >= runtime.lease_expires_at:
+                self._host.report(attempt, released(attempt, runtime.now()))
+            elif attempt.cancelled:
+                self._host.report(attempt, outcome_of_external_end(attempt, runtime, Cancelled("cancelled"))[0])
+            else:
+                return self._job(attempt, level)
+        return None
+
+    def _job(self, attempt: Attempt, level: int) -> Job:
+        runtime, kind = self._host.runtime, attempt.kind
+        clock_offset = runtime.now() - time.time_ns() // 1000
+        about: tuple[Any, ...] = (kind.name, *self._host.reference(kind), tuple(attempt.claimed), attempt.start_by)
+        job = Job(level, ("run", *about, clock_offset, runtime.lease_expires_at), attempt)
+        job.is_attempt, job.quarantined = True, attempt.isolated
+        return job
+
+    # children for it
+
+    def start_children(self) -> None:
+        """Start children while more work waits than there are free children."""
+        if self._children.backing_off:
+            return
+        waits = [self.count(level) for level in LEVELS]
+        if not any(waits):
+            return
+        living = [c for c in self._children.children.values() if c.stopping is None and not c.killed]
+        common = [c for c in living if c.only is None]
+        free = sum(1 for c in common if not c.jobs)
+        missing = self._host.options.children - len(common)
+        for _ in range(min(sum(waits) - free, missing)):
+            if not self._children.start(None, self._host.message()):
+                return
+        taken = missing <= 0 and all(c.current is not None for c in common)
+        lower = any(c.current is not None and c.current.level != HIGH_LEVEL for c in common)
+        if waits[HIGH_LEVEL] and taken and lower and all(c.only is None for c in living):
+            self._children.start(HIGH_LEVEL, self._host.message())
+
+    # given and taken back
+
+    def feed(self) -> None:
+        """Give the children what they have room for, the least busy first."""
+        takers = [c for c in self._children.children.values() if c.ready and not c.ending]
+        takers.sort(key=lambda c: len(c.jobs))
+        while takers:
+            for child in list(takers):
+                if not self.give(child):
+                    takers.remove(child)
+
+    def give(self, child: ChildHandle) -> bool:
+        """Give one job to a child, if it has room for one more."""
+        if child.jobs and (child.exclusive or len(child.jobs) >= MAX_JOBS_AHEAD):
+            return False
+        job = self.next(child.only)
+        if job is None:
+            return False
+        known = job.is_attempt and not job.quarantined
+        mean = self._host.means.get(job.attempt.kind.name, 1.0) if known else 1.0
+        too_long = child.jobs and (mean > SHORT_TASK_S or len(child.jobs) * mean > MAX_AHEAD_S)
+        if too_long or not child.give(job):
+            self.put_back([job])
+            return False
+        child.exclusive = mean > SHORT_TASK_S
+        if len(child.jobs) == 1:
+            child.idle_since = time.monotonic()
+        self._children.watch(child)
+        if job.is_attempt:
+            self._given[id(job.attempt)] = (child, job)
+        return True
+
     def put_back(self, jobs: list[Job]) -> None:
-        """What was given to a child and did not begin goes to the front, in order, but for what nobody wants."""
+        """Put jobs that did not begin back at the front, in order. Ends the cancelled functions among them."""
         for job in reversed(jobs):
-            if job.slots is not None:
-                job.slots.waiting.appendleft(job.attempt)
-            elif job.withdrawn:
+            if job.is_attempt:
+                self.forget(job.attempt)
+                self.levels[job.level].appendleft(job.attempt)
+            elif job.cancelled:
                 resolve(job, error=_not_begun())
             else:
                 self._functions.setdefault(job.level, deque()).appendleft(job)
 
-    def next(self, only: int | None) -> Job | None:
-        """The next job, of this level only or of any. What is not to be run any more is reported."""
-        levels = [level for level in ((0, 1, 2) if only is None else (only,)) if self.count(level)]
-        if not levels:
-            return None
-        for level in self._turns.order(levels):
-            functions = self._functions.get(level)
-            if functions:
-                self._turns.record(levels, {level})
-                return self._numbered(functions.popleft())
-            slots = self.levels.get(level)
-            while slots is not None and slots.waiting:
-                try:
-                    attempt = slots.waiting.popleft()
-                except IndexError:
-                    break  # the engine has just taken it back
-                if attempt.lost or self._runtime.monotonic() >= self._runtime.lease_expires_at:
-                    self._report(attempt, released(attempt, self._runtime.now()))
-                    continue
-                if attempt.cancelled:
-                    self._report(attempt, outcome_of_external_end(attempt, self._runtime, Cancelled("cancelled"))[0])
-                    continue
-                self._turns.record(levels, {level})
-                return self._numbered(self._job(attempt, level, slots))
-        return None
+    def take_back(self, child: ChildHandle) -> None:
+        """Take back what the child has not begun."""
+        self.put_back(child.take_back())
 
-    def _job(self, attempt: Attempt, level: int, slots: ProcessSlots) -> Job:
-        kind = attempt.kind
-        clock_offset = self._runtime.now() - time.time_ns() // 1000
-        about: tuple[Any, ...] = (kind.name, *self._spec.reference(kind), tuple(attempt.claimed), attempt.start_by)
-        job = Job(0, level, ("run", *about, clock_offset, self._runtime.lease_expires_at), attempt)
-        job.slots = slots
-        job.alone = attempt.isolated
-        return job
+    def find(self, attempt: Attempt) -> tuple[ChildHandle, Job] | None:
+        """The child that has the attempt, while it has not ended."""
+        return self._given.get(id(attempt))
 
-    def _numbered(self, job: Job) -> Job:
-        self._numbers += 1
-        job.number = self._numbers
-        return job
+    def forget(self, attempt: Attempt) -> None:
+        """The attempt has ended."""
+        self._given.pop(id(attempt), None)
 
 
 def _not_begun() -> ProcessDied:

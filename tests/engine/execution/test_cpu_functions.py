@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.engine.execution.offload import CpuFuture, wait_for, wait_for_async
+from scheduler.engine.attempt.runtime import CpuFuture
+from scheduler.engine.execution.offload import wait_for, wait_for_async
 from scheduler.errors import Cancelled, LeaseLost, TaskTimeout
 
 

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.runtime import CpuFuture
 from scheduler.engine.child.protocol import FrameDecoder, frame
 from scheduler.engine.execution.executor import execute
-from scheduler.engine.execution.offload import CpuFuture
 from scheduler.engine.options import ProcessOptions
 from scheduler.engine.processes import children as children
 from scheduler.engine.processes import timeouts as patience
 from scheduler.engine.processes.child_handle import CHUNK_BYTES, ChildHandle, Job
 from scheduler.engine.processes.host import ChildHost
-from scheduler.engine.processes.pool import ProcessPool
-from scheduler.engine.processes.processslots import ProcessSlots
+from scheduler.engine.processes.orders import Cancel, Submit
+from scheduler.engine.processes.pool import ProcessPool, ProcessSlots
 from scheduler.errors import ProcessDied
 from scheduler.model.registry import PROCESS
 from scheduler.ports import spawn_thread
@@ -45,18 +45,33 @@ class Pool:
         self.told: list[tuple[int, str]] = []
         self.means: dict[str, float] = {}
         self.options = options
-        self.pool = self.made(ChildHost(self.engine_state, options, spawn_thread))
+        self.pool = self.made()
         self.slots = ProcessSlots(self.pool, MEDIUM, options.children)
         self.bell = os.eventfd(0, os.EFD_CLOEXEC)
         self.pool.children.groups = None
-        self.pool.children.open(self.bell, lambda: None)
+        self.pool.children.open(self.bell)
         self.child = ChildHandle(1, None)
         self.child.ready = True
         self.pool.children.children[1] = self.child
         self.pool.children.listen_to(self.child)
 
-    def made(self, spec: ChildHost) -> ProcessPool:
-        return ProcessPool(self.options, spec, self.engine_state, self._report, spawn_thread, self.means)
+    def made(self) -> ProcessPool:
+        host = ChildHost(self.engine_state, self.options, spawn_thread)
+        host.report, host.means = self._report, self.means  # type: ignore[method-assign]
+        return ProcessPool(host)
+
+    def obey(self) -> None:
+        """Do what was posted to the pool."""
+        for order in self.pool.orders.take():
+            self.pool._obey(order)
+
+    def hear(self, messages: int = 4) -> None:
+        """Handle what the child has said."""
+        self.pool.monitor.handle_all(self.child, self.child.received(messages))
+
+    def hear_fork_server(self) -> None:
+        for event in self.pool.children.read_fork_server():
+            self.pool.monitor.handle(event)
 
     def _report(self, attempt: Attempt, outcome: Any) -> None:
         self.told.append((attempt.claimed.id, outcome.end.value))
@@ -77,16 +92,16 @@ class Pool:
         for attempt in attempts:
             self.means[attempt.kind.name] = 0.0001  # so that several go to one child
             attempt.slot = self.slots
-            assert self.pool.feeder.give(self.child)
-            self.child.theirs.recv(CHUNK_BYTES)
+            assert self.pool.queue.give(self.child)
+            self.child.peer.recv(CHUNK_BYTES)
         return list(self.child.jobs)
 
     def says(self, *message: Any) -> None:
-        self.child._talk_theirs.send(frame(*message))
+        self.child._talk_peer.send(frame(*message))
 
     def told_child(self) -> list[Any]:
         """What was said to the child last."""
-        return FrameDecoder().feed(self.child._talk_theirs.recv(CHUNK_BYTES))[-1]
+        return FrameDecoder().feed(self.child._talk_peer.recv(CHUNK_BYTES))[-1]
 
 
 @pytest.fixture
@@ -94,7 +109,7 @@ def made(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Pool]:
     """With one child at most, or as the test has it (indirectly)."""
     made = Pool(bench, getattr(request, "param", ProcessOptions(children=1)))
     yield made
-    made.child.given_away()
+    made.child.close_fds()
     os.close(made.bell)
 
 
@@ -107,7 +122,7 @@ def test_only_what_had_begun_dies_with_its_process(made: Pool) -> None:
     made.pool.monitor.on_exit(made.child, -11)
     assert made.told == [(first.claimed.id, "dead")]
     assert list(made.slots.waiting) == [second, third]
-    assert not made.pool.feeder._where
+    assert not made.pool.queue._given
     made.pool.children.close()
 
 
@@ -120,12 +135,12 @@ def test_a_child_that_is_to_be_replaced_is_given_the_time_for_what_it_has_begun(
     made.says("start", first, made.engine_state.now())
     made.says("done", first, None, outcomes[0])
     made.says("start", second, made.engine_state.now())
-    made.pool.monitor.take_all(made.child, made.child.heard())
+    made.hear()
     assert made.child.ending
     assert made.child.kill_at is None, "the grace period is for who is told to end"
     assert made.child.work.fileno() >= 0
     made.says("done", second, None, outcomes[1])
-    made.pool.monitor.take_all(made.child, made.child.heard())
+    made.hear()
     assert [end for _, end in made.told] == ["succeeded"] * 2
     assert made.child.work.fileno() == -1
     made.pool.children.close()
@@ -145,8 +160,8 @@ def test_children_that_there_are_work_on_while_no_more_can_be_started(
     first, second, third = made.claim("first", "second", "third")
     made.slots.waiting.extend([first, second, third])
     for _ in range(3):
-        made.pool.feeder.grow()
-        made.pool.feeder.feed()
+        made.pool.queue.start_children()
+        made.pool.queue.feed()
     assert [job.attempt for job in made.child.jobs.values()] == [first]
     assert len(caplog.records) == 1
     assert "Too many open files" in caplog.text
@@ -164,7 +179,7 @@ def test_one_that_has_begun_while_its_engine_stood_still_is_not_ended(made: Pool
     one, _ = made.give(first, second)
     made.says("start", one, made.engine_state.now())
     made.child.idle_since -= patience.NOT_BEGUN_TIMEOUT_S + 1
-    made.pool.timeouts.look()
+    made.pool.timeouts.check()
     assert made.child.current is not None
     assert not made.child.killed
     made.pool.children.close()
@@ -178,9 +193,9 @@ def test_what_has_ended_is_told_at_a_hard_stop_though_its_processes_have_not(mad
     made.says("start", number, made.engine_state.now())
     outcome = execute(attempt, made.engine_state)
     made.says("done", number, "processes", list(outcome))
-    made.pool.monitor.take_all(made.child, made.child.heard())
+    made.hear()
     assert made.told == []
-    assert not made.pool.feeder._where
+    assert not made.pool.queue._given
     made.pool._end()
     assert made.told == [(attempt.claimed.id, "succeeded")]
 
@@ -191,12 +206,12 @@ def test_a_function_that_no_child_has_taken_ends_with_the_pool(made: Pool) -> No
     (attempt,) = made.claim("task")
     answers: list[CpuFuture[Any]] = []
     for _ in range(2):
-        job = Job(0, MEDIUM, ("cpu", "os:getpid", b""), attempt)
-        job.answer = CpuFuture()
-        answers.append(job.answer)
-        made.pool.post("submit", job)
+        job = Job(MEDIUM, ("cpu", "os:getpid", b""), attempt)
+        job.future = CpuFuture()
+        answers.append(job.future)
+        made.pool.orders.post(Submit(job))
         if len(answers) == 1:
-            made.pool._handle_commands()  # this one has been heard of, the other has not
+            made.obey()  # this one has been heard of, the other has not
     made.pool._end()
     for answer in answers:
         assert isinstance(answer.exception(0), ProcessDied)
@@ -205,10 +220,10 @@ def test_a_function_that_no_child_has_taken_ends_with_the_pool(made: Pool) -> No
 def asked(made: Pool) -> Job:
     """A function that somebody waits for."""
     (attempt,) = made.claim("task")
-    job = Job(0, MEDIUM, ("cpu", "os:getpid", b""), attempt)
-    job.answer = CpuFuture()
-    made.pool.post("submit", job)
-    made.pool._handle_commands()
+    job = Job(MEDIUM, ("cpu", "os:getpid", b""), attempt)
+    job.future = CpuFuture()
+    made.pool.orders.post(Submit(job))
+    made.obey()
     return job
 
 
@@ -217,18 +232,18 @@ def asked(made: Pool) -> Job:
 def test_a_function_that_nobody_wants_any_more_does_not_begin(made: Pool, where: str) -> None:
     """Whoever asked waits for its end, and is told at once."""
     job = asked(made)
-    assert job.answer is not None
+    assert job.future is not None
     if where != "it waits":
-        assert made.pool.feeder.give(made.child)
+        assert made.pool.queue.give(made.child)
         if where != "it was given":
-            made.child.theirs.recv(CHUNK_BYTES)
-    made.pool.post("cancel", job)
-    made.pool._handle_commands()
+            made.child.peer.recv(CHUNK_BYTES)
+    made.pool.orders.post(Cancel(job))
+    made.obey()
     if where == "it was taken, and its process has died":
-        assert not job.answer.done()
+        assert not job.future.done()
         made.pool.monitor.on_exit(made.child, -9)
-    assert isinstance(job.answer.exception(0), ProcessDied)
-    assert made.pool._waiting.next(None) is None
+    assert isinstance(job.future.exception(0), ProcessDied)
+    assert made.pool.queue.next(None) is None
     made.pool.children.close()
 
 
@@ -236,25 +251,25 @@ def test_a_function_that_nobody_wants_any_more_does_not_begin(made: Pool, where:
 @pytest.mark.parametrize("how", ["it says so", "its process dies", "the pool is closed"])
 def test_a_function_that_nobody_wants_any_more_has_ended_when_it_is_told(made: Pool, how: str) -> None:
     job = asked(made)
-    assert job.answer is not None
-    assert made.pool.feeder.give(made.child)
-    made.child.theirs.recv(CHUNK_BYTES)
+    assert job.future is not None
+    assert made.pool.queue.give(made.child)
+    made.child.peer.recv(CHUNK_BYTES)
     made.says("start", job.number, 0)
-    made.pool.monitor.take_all(made.child, made.child.heard())
-    made.pool.post("cancel", job)
-    made.pool._handle_commands()
+    made.hear()
+    made.pool.orders.post(Cancel(job))
+    made.obey()
     assert made.child.kill_at is not None
     if how == "it says so":
         made.says("computed", job.number, "stopped", True, pickle.dumps(7))
-        made.pool.monitor.take_all(made.child, made.child.heard())
-    assert not job.answer.done(), "what it has started may be there still"
+        made.hear()
+    assert not job.future.done(), "what it has started may be there still"
     if how == "the pool is closed":
         made.pool._end()
     else:
         made.pool.monitor.on_exit(made.child, -9)
         made.pool.children.close()
-    assert job.answer.done()
-    assert (job.answer.exception() is None) is (how == "it says so")
+    assert job.future.done()
+    assert (job.future.exception() is None) is (how == "it says so")
 
 
 @pytest.mark.case(17)
@@ -265,10 +280,10 @@ def test_a_function_for_which_no_thread_can_be_started_is_refused_and_forgotten(
     def refuse(*_: Any) -> Any:
         raise RuntimeError("can't start new thread")
 
-    made.pool._spawn = refuse  # type: ignore[assignment]
+    made.pool.host.spawn = refuse  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="can't start new thread"):
         made.pool.submit_function(attempt, os.getpid, ())
-    assert not made.pool._orders
+    assert not made.pool.orders
     made.pool.children.close()
 
 
@@ -288,7 +303,7 @@ def test_what_others_may_have_by_now_is_not_given_to_a_child(made: Pool, why: st
         attempt.lost = True
     else:
         made.engine_state.lease_expires_at = made.engine_state.monotonic()
-    assert not made.pool.feeder.give(made.child)
+    assert not made.pool.queue.give(made.child)
     assert made.told == [(attempt.claimed.id, "handed back")]
     assert not made.child.jobs
     made.pool.children.close()
@@ -300,15 +315,15 @@ def test_what_was_killed_for_the_lease_had_run_out_uses_no_attempt(made: Pool) -
     (attempt,) = made.claim("task")
     (number,) = made.give(attempt)
     made.says("start", number, made.engine_state.now())
-    made.pool.monitor.take_all(made.child, made.child.heard())
+    made.hear()
     children, later = made.pool.children, ChildHandle(2, None)
     children.children[2] = later
     events = [("started", 1, 4711), ("lapsed",), ("started", 2, 4712), ("ended", 4711, -9)]
     children.fork_server = SimpleNamespace(events=lambda: events)  # type: ignore[assignment]
-    children._read_fork_server()
+    made.hear_fork_server()
     assert made.told == [(attempt.claimed.id, "handed back")]
-    assert not later.lapsed
-    later.given_away()
+    assert not later.lease_expired
+    later.close_fds()
     later.close()
     children.close()
 
@@ -317,7 +332,7 @@ class ForkServer:
     """The hold on one that answers nothing. ``told``: what it was told."""
 
     pid = 4711
-    reply_expected = heard = False
+    reply_expected = reply_seen = False
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -335,11 +350,11 @@ def clock(made: Pool, monkeypatch: pytest.MonkeyPatch) -> Any:
     def pass_(seconds: int) -> None:
         for _ in range(seconds):
             clock.now += 1
-            made.pool.timeouts.look()
+            made.pool.timeouts.check()
 
     clock.pass_ = pass_
     made.child.idle_since = clock.now + 3600  # it has its time
-    made.pool.timeouts.look()
+    made.pool.timeouts.check()
     return clock
 
 
@@ -351,15 +366,15 @@ def test_a_fork_server_that_does_not_answer_is_told_of_and_ended(
     children.fork_server = server  # type: ignore[assignment]
     made.child.pid, made.child.killed = 4712, True
     clock.pass_(9)
-    assert (server.told, made.pool.backing_off) == (["ask"], False)
+    assert (server.told, made.pool.backing_off) == (["ping"], False)
     clock.pass_(1)
-    assert (server.told, made.pool.backing_off) == (["ask", "resume"], True)
+    assert (server.told, made.pool.backing_off) == (["ping", "resume"], True)
     (record,) = caplog.records
     assert "the process that forks child processes, 4711, has not answered for 10 s" in record.message
     clock.pass_(49)
-    assert server.told == ["ask", "resume"]
+    assert server.told == ["ping", "resume"]
     clock.pass_(1)
-    assert server.told == ["ask", "resume", "kill_server"]
+    assert server.told == ["ping", "resume", "kill_server"]
     assert len(caplog.records) == 1
     children.fork_server = None
     children.close()
@@ -372,16 +387,16 @@ def test_a_fork_server_is_given_the_time_it_needs(made: Pool, clock: Any, why: s
     made.child.pid, made.child.killed = 4712, True
     clock.pass_(5)
     if why == "it says something":
-        server.heard = True  # such as that it is there; the child cannot be killed, so it is asked again
+        server.reply_seen = True  # such as that it is there; the child cannot be killed, so it is asked again
         clock.pass_(1)
     elif why == "this process stood still":
         clock.now += 600
-        made.pool.timeouts.look()
+        made.pool.timeouts.check()
     else:
         made.child.killed = False
         clock.pass_(60)
     clock.pass_(3)
-    assert server.told == (["ask", "ask"] if why == "it says something" else ["ask"])
+    assert server.told == (["ping", "ping"] if why == "it says something" else ["ping"])
     assert not made.pool.backing_off
 
 
@@ -391,7 +406,7 @@ def test_a_fork_server_that_answers_late_is_used_again(made: Pool, clock: Any) -
     made.child.pid, made.child.killed = 4712, True
     clock.pass_(10)
     assert made.pool.backing_off
-    server.heard = True
+    server.reply_seen = True
     clock.pass_(1)
     assert not made.pool.backing_off
     children.fork_server = None
@@ -404,7 +419,7 @@ def test_a_child_that_was_to_be_killed_before_it_had_a_number_is(made: Pool) -> 
     children = made.pool.children
     children.kill(made.child)
     children.fork_server = SimpleNamespace(kill=killed.append, events=lambda: [("started", 1, 4711)])  # type: ignore[assignment]
-    children._read_fork_server()
+    made.hear_fork_server()
     assert killed == [4711]
     children.close()
 
@@ -414,37 +429,37 @@ def test_a_question_is_answered_though_no_thread_can_be_started_for_it(made: Poo
     """Or the body would wait for ever, and so would all that ask later."""
     (attempt,) = made.claim("task")
     (number,) = made.give(attempt)
-    spec, asks = made.pool.spec, ("load", ["failures", {}])
-    spawn = spec._spawn
+    host, asks = made.pool.host, ("load", ["failures", {}])
+    spawn = host.spawn
 
     def refuse(*_: Any) -> Any:
         raise RuntimeError("can't start new thread")
 
-    spec._spawn = refuse  # type: ignore[assignment]
+    host.spawn = refuse  # type: ignore[assignment]
     made.says("ask", number, 1, *asks)
-    made.pool.monitor.take_all(made.child, made.child.heard())
-    made.pool._handle_commands()
+    made.hear()
+    made.obey()
     what, asked, fine, failure = made.told_child()
     assert (what, asked, fine, failure["args"]) == ("answer", 1, False, ["can't start new thread"])
 
-    spec._spawn = spawn
+    host.spawn = spawn
     told = threading.Event()
-    made.pool.monitor._tell = lambda *order: (made.pool._orders.append(order), told.set())  # type: ignore[assignment]
+    post = host.orders.post
+    host.orders.post = lambda order: (post(order), told.set())  # type: ignore[assignment, method-assign, func-returns-value]
     made.says("ask", number, 2, *asks)
-    made.pool.monitor.take_all(made.child, made.child.heard())
+    made.hear()
     assert told.wait(10)
-    made.pool._handle_commands()
+    made.obey()
     assert made.told_child() == ["answer", 2, True, []]
-    spec.close()
+    host.close()
     made.pool.children.close()
 
 
 def test_nothing_stays_open_of_a_pool_that_was_closed(made: Pool) -> None:
     """One descriptor of each engine that had used child processes did."""
-    spec = made.pool.spec
-    pool = made.made(spec)
+    pool = made.made()
     pool.wake()
-    bell = f"/proc/self/fd/{pool._bell}"
+    bell = f"/proc/self/fd/{pool.orders.bell}"
     pool.close()
     assert os.readlink(bell) == "anon_inode:[eventfd]", "who wakes it late does no harm"
     del pool
@@ -456,10 +471,12 @@ def test_nothing_stays_open_of_a_pool_that_was_closed(made: Pool) -> None:
 def test_one_that_is_buried_is_not_listened_to_in_the_same_round(made: Pool) -> None:
     """After a standstill the fork server tells that it has ended, and its sockets tell it, too, at the same time."""
     pool = made.pool
-    pool.children.selector.modify(made.bell, selectors.EVENT_READ, lambda: pool.monitor.on_exit(made.child, -9))
+    pool.children.fork_server = SimpleNamespace(events=lambda: [("started", 1, 4711), ("ended", 4711, -9)])  # type: ignore[assignment]
+    pool.children.selector.modify(made.bell, selectors.EVENT_READ, children.FORK_SERVER)
     os.eventfd_write(made.bell, 1)
-    made.child._talk_theirs.close()
-    pool.children.wait(1.0)
+    made.child._talk_peer.close()
+    for event in pool.children.wait(1.0):
+        pool.monitor.handle(event)
     assert not pool.children.children
     assert made.child.talk.fileno() == -1
     pool.children.close()
@@ -478,11 +495,12 @@ class ExitsWhenLoaded:
 @pytest.mark.parametrize("value", [b"no pickle", pickle.dumps("no error"), pickle.dumps(ExitsWhenLoaded())])
 def test_a_function_whose_process_tells_nonsense_has_failed(made: Pool, value: bytes) -> None:
     (attempt,) = made.claim("first")
-    job = Job(1, MEDIUM, (), attempt)
-    job.answer, job.started = CpuFuture(), True
+    job = Job(MEDIUM, (), attempt)
+    job.number = 1
+    job.future, job.started = CpuFuture(), True
     made.child.jobs[1] = job
     made.says("computed", 1, None, False, value)
-    made.pool.monitor.take_all(made.child, made.child.heard())
-    assert job.answer.exception(0) is not None
+    made.hear()
+    assert job.future.exception(0) is not None
     assert not made.child.talk_over
     made.pool.children.close()
