@@ -16,7 +16,7 @@ from scheduler import Scheduler
 from scheduler.engine.processes import children as children
 from support.databases import Database
 from support.leftovers import MARK, none_left
-from support.session import shared_directory
+from support.session import files_directory
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def mother() -> Iterator[Mother]:
 @pytest.fixture
 def fleet(database: Database, mother: Mother) -> Iterator[Fleet]:
     """Starts worker processes on the test's database, and leaves none behind."""
-    directory = Path(tempfile.mkdtemp(prefix="f", dir=shared_directory()))
+    directory = Path(tempfile.mkdtemp(prefix="f", dir=files_directory()))
     made = Fleet(database.url, directory, mother)
     yield made
     made.close()

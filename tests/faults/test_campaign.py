@@ -24,7 +24,7 @@ from faults.injected import Fault
 from scheduler import Scheduler
 from support.own_server import OwnServer
 from support.proxy import Proxy
-from support.session import shared_directory
+from support.session import files_directory
 
 pytestmark = pytest.mark.faults
 Tell = Callable[[str], None]
@@ -96,7 +96,7 @@ class Ground:
 
 @pytest.fixture(params=[pytest.param(SHORT, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.soak)])
 def ground(request: pytest.FixtureRequest, mother: Mother, tell: Tell) -> Iterator[Ground]:
-    directory = Path(tempfile.mkdtemp(prefix="c", dir=shared_directory()))
+    directory = Path(tempfile.mkdtemp(prefix="c", dir=files_directory()))
     made = Ground(request.param, mother, directory, tell)
     with made.stack:
         yield made

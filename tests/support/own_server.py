@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from support import postgres_server
-from support.session import locked, shared_directory
+from support.session import files_directory, locked, shared_directory
 
 JOBS = "jobs"  # a database that is there, and migrated, in each of a run
 
@@ -30,7 +30,7 @@ class OwnServer:
         template = _template() if place is None else None
         place = place or shared_directory()
         self._binaries = postgres_server._binaries(place)
-        self.directory = Path(tempfile.mkdtemp(prefix="s", dir=place))
+        self.directory = Path(tempfile.mkdtemp(prefix="s", dir=files_directory() if self._copied else place))
         self.directory.chmod(0o755)
         self.data = self.directory / "pg"
         self._settings = {**postgres_server.SETTINGS, **settings}

@@ -23,6 +23,7 @@ import pytest
 
 PREFIX = "schedd-tests-"
 MEMORY = Path("/dev/shm")
+TESTS = Path(__file__).parents[1]
 ROOM = 4 * 2**30  # bytes that have to be free there
 _shared: Path | None = None
 _owner: int | None = None  # the descriptor of the lock, in the controller only
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if memory is None:
         (_shared / "files").mkdir()
     else:
+        memory.chmod(0o755)
         (_shared / "files").symlink_to(memory)
     _owner = os.open(_shared / "owner", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(_owner, fcntl.LOCK_EX)
@@ -60,6 +62,11 @@ def _hear_signals() -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is about the whole comes first: whole programs take longest, and would keep one worker at the end."""
+    items.sort(key=lambda item: item.path.parent != TESTS)
 
 
 @pytest.hookimpl(optionalhook=True)
