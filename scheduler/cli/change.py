@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.options import TASK_ID, Number, acts, common
+from scheduler.cli.filters import (
+    CANCELLED_FIELDS,
+    cancel_chosen,
+    chosen_by_filters,
+    filter_options,
+    retry_chosen,
+)
+from scheduler.cli.options import TASK_ID, acts, common
 from scheduler.cli.output import print_object, print_rows
-from scheduler.cli.session import Session, note, note_kind, prints
+from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
@@ -21,19 +28,34 @@ if TYPE_CHECKING:
     from scheduler.store.tasks.control import CancelResult
     from scheduler.store.tasks.keys import Other
 
-_MOST = 10_000
+_CANCEL_FIELDS = ("cancelled", "requested", "finished", "dependants", "later")
 
 
 @click.command(name="cancel")
-@click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
+@click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
+@filter_options("what has not ended")
+@click.option("--yes", is_flag=True, help="With filters: do not ask.")
 @click.option("--cascade", is_flag=True, help="End what waits for their success too, as cancelled.")
 @click.option("--force", is_flag=True, help="End what is running without waiting for its handler.")
 @click.option("--dry-run", is_flag=True, help="Only say what would end.")
 @acts
 @common
-@prints(("cancelled", "requested", "finished", "dependants", "later"))
-def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool, force: bool, dry_run: bool) -> None:
-    """End tasks: what is not running at once, what is running at its next look. All of them or none.
+@prints(lambda given: _CANCEL_FIELDS if given["ids"] else CANCELLED_FIELDS)
+def cancel_command(
+    session: Session,
+    /,
+    ids: tuple[int, ...],
+    cascade: bool,
+    force: bool,
+    dry_run: bool,
+    yes: bool,
+    limit: int | None,
+    **given: Any,
+) -> int:
+    """End tasks: what is not running at once, what is running at its next look. Of IDs all or none.
+
+    Without IDs, what the filters choose of what has not ended, 500 in a transaction: should that break off, the same
+    command goes on. It says first what would end, and asks; --dry-run says so only.
 
     Tasks that have ended already are left as they are. Without --cascade, dependants end or run as their
     edges say; with it, those that wait for success end cancelled, at the moment that what they wait for does.
@@ -41,6 +63,13 @@ def cancel_command(session: Session, /, ids: tuple[int, ...], cascade: bool, for
     A handler that hangs never looks. With --force its worker ends the task as cancelled at once, and what waits for
     that goes on; the handler keeps its slot until it ends, or until `schedctl worker restart`.
     """
+    if chosen_by_filters(ids, given, limit):
+        return cancel_chosen(session, given, limit, cascade=cascade, force=force, dry_run=dry_run, yes=yes)
+    _cancel(session, ids, cascade=cascade, force=force, dry_run=dry_run)
+    return exits.DONE
+
+
+def _cancel(session: Session, ids: tuple[int, ...], *, cascade: bool, force: bool, dry_run: bool) -> None:
     from scheduler.model.texts import counted, listed
     from scheduler.store.tasks import control
 
@@ -105,65 +134,36 @@ class _NotReally(Exception):
 @click.command(name="retry")
 @click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
 @click.option("--no-downstream", is_flag=True, help="Leave the tasks alone that ended because of these.")
-@click.option("--kind", metavar="K", help="Instead of IDs: what failed of this kind.")
-@click.option("--key", metavar="K", help="Instead of IDs: what failed with this key.")
-@click.option("--correlation", metavar="C", help="Instead of IDs: what failed of what belongs together so.")
-@click.option("--subject", metavar="S", help="Instead of IDs: what failed about this subject.")
-@click.option("--limit", type=Number(1, _MOST), help="How many of these at most; 100 by default.")
+@filter_options("what failed or died by itself, or ended as --status says")
+@click.option("--dry-run", is_flag=True, help="With filters: only say what would run again.")
 @acts
 @common
 @prints(("id", "kind", "state"))
 def retry_command(
-    session: Session, /, ids: tuple[int, ...], no_downstream: bool, limit: int | None, **filters: Any
+    session: Session,
+    /,
+    ids: tuple[int, ...],
+    no_downstream: bool,
+    dry_run: bool,
+    limit: int | None,
+    **given: Any,
 ) -> int:
-    """Run tasks again that failed, died, were cancelled or skipped, with a new budget. All of them or none.
+    """Run tasks again that failed, died, were cancelled or skipped, with a new budget. Of IDs all or none.
 
     Revives the tasks that ended because of them. A task that waits for its retry or its time runs now. A task does not
     run again under a key that another task holds or has completed since: then the status is 4.
 
-    Without IDs, what the filters choose of those that failed or died by themselves, those that ended first before
-    others. One whose key another task has stays as it is; then the status is 4.
+    Without IDs, what the filters choose of those that failed or died by themselves, or that ended as --status says,
+    those that ended first before others, 100 if --limit does not say more. One whose key another task has stays as it
+    is; then the status is 4.
     """
-    chosen = any(value is not None for value in filters.values())
-    if bool(ids) == chosen:
-        raise click.UsageError("say either IDs, or one or more of --kind, --key, --correlation and --subject")
-    if ids and limit is not None:
-        raise click.UsageError("--limit goes with filters")
-    if chosen:
-        return _retry_failed(session, 100 if limit is None else limit, not no_downstream, filters)
+    if chosen_by_filters(ids, given, limit):
+        limit = 100 if limit is None else limit
+        return retry_chosen(session, given, limit, downstream=not no_downstream, dry_run=dry_run)
+    if dry_run:
+        raise click.UsageError("--dry-run goes with filters")
     _retry(session, ids, no_downstream)
     return exits.DONE
-
-
-def _retry_failed(session: Session, limit: int, downstream: bool, filters: dict[str, Any]) -> int:
-    from scheduler.cli.dlq import in_batches
-    from scheduler.model.actor import in_bulk
-    from scheduler.store.admin.redrive import redrive
-    from scheduler.store.audit import new_bulk
-    from scheduler.store.read.dead_letters import Filter
-    from scheduler.store.read.tasks import get_tasks
-
-    database = session.existing()
-    with database.read():
-        wanted = Filter(before=database.now() + 1, **filters)  # what fails again meanwhile is for another call
-    with in_bulk(new_bulk(), wanted.chosen()):
-        done, conflicts = in_batches(
-            limit,
-            "retried",
-            lambda count, after: session.write(
-                lambda c: redrive(c, database.now(), wanted, limit=count, downstream=downstream, after=after)
-            ),
-        )
-    for task_id, holder in conflicts.items():
-        note(f"task {task_id} was not retried: task {holder} has its key")
-    with database.read() as connection:
-        rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(connection, done)]
-        if not done and not conflicts:
-            note_kind(connection, wanted.kind)
-    print_rows(session, rows)
-    if len(done) >= limit:
-        note(f"{limit} were retried; there may be more")
-    return exits.CONFLICT if conflicts else exits.DONE
 
 
 def note_left(left: Mapping[int, Other]) -> None:

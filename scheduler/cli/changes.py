@@ -55,10 +55,12 @@ class ChangesGiven:
     retry: int | None
     timeout: int | None
 
-    def check(self) -> None:
+    def check(self, *, required: bool = True) -> None:
         """Refuse options that exclude each other, or are no JSON. Raises UsageError."""
         from scheduler.cli.payload import read_params
 
+        if required and not any(getattr(self, name) not in (None, ()) for name in self.__dataclass_fields__):
+            raise click.UsageError("say what to change: --in, --at, --priority, --to-queue, -P, --payload, …")
         if self.delay is not None and self.run_at is not None:
             raise click.UsageError("--in and --at exclude each other")
         if self.params and self.payload is not None:

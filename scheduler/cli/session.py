@@ -110,6 +110,10 @@ class Session:
                 return done
         raise AssertionError("the last try returns or raises")
 
+    def wake(self) -> None:
+        """Wake idle workers, after a change."""
+        self._notify(self.database)
+
     @staticmethod
     def _notify(database: Database) -> None:
         from scheduler.store.db.notifier import make_bell

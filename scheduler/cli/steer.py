@@ -65,7 +65,7 @@ def copy_command(session: Session, /, task_id: int, key: str | None, no_dependen
     from scheduler.store.admin.copy import copy
 
     changes = ChangesGiven(**given)
-    changes.check()
+    changes.check(required=False)
     if key is not None and not 1 <= len(key) <= 255:
         raise click.UsageError("--key is a text of 1 to 255 characters")
     database = session.existing()

@@ -31,6 +31,9 @@ class AsyncTaskOperations(SteeringOperations):
     rerun_async = in_thread(SteeringOperations.rerun)
     copy_async = in_thread(SteeringOperations.copy_task)
     update_async = in_thread(SteeringOperations.update_task)
+    cancel_tasks_async = in_thread(SteeringOperations.cancel_tasks)
+    retry_tasks_async = in_thread(SteeringOperations.retry_tasks)
+    update_tasks_async = in_thread(SteeringOperations.update_tasks)
     emit_event_async = in_thread(TaskOperations.emit_event)
 
     @overload

@@ -1,17 +1,18 @@
-"""SteeringOperations, the part of the Scheduler that changes stored tasks: patch, rerun, copy."""
+"""SteeringOperations, the part of the Scheduler that changes stored tasks: patch, rerun, copy, one or many."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypedDict, Unpack
 
+import msgspec
 from msgspec import UNSET, MsgspecError, UnsetType, json
 
 from scheduler.client.builder import check_text, encode_headers
 from scheduler.client.checks import check_id
-from scheduler.client.dead_letters import warn_left
-from scheduler.client.tasks import TaskOperations
+from scheduler.client.dead_letters import check_filters, warn_left
+from scheduler.client.tasks import TaskOperations, parse_states, warn_conflicts
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.names import check_name
 from scheduler.model.registry import MAX_KEY, encode_json
@@ -19,7 +20,9 @@ from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import TaskId
 from scheduler.model.task import Priority, Task
 from scheduler.model.times import instant_us, span_us
+from scheduler.store.admin.bulk import Bulk, cancel_many, patch_many, retry_many
 from scheduler.store.admin.copy import copy
+from scheduler.store.read.choose import TaskFilter
 from scheduler.store.tasks.patch import NewPayload, Patch, patch_one
 from scheduler.store.tasks.rerun import rerun
 
@@ -42,6 +45,45 @@ class Changes(TypedDict, total=False):
     headers: Mapping[str, Any]
     retry: RetryPolicy | None
     timeout: float | timedelta | None
+
+
+class Filters(TypedDict, total=False):
+    """Which tasks; each condition that is given must hold, and one at least is needed.
+
+    ``kind``: one or several. ``status``: states or short names. ``correlation`` also means the task with this id and
+    none of its own; ``message_type`` is the kind where none was given. ``payload``: field -> value, ``a.b`` is field b
+    of object a. ``older_than`` and ``newer_than``: stored longer ago than this, or since (seconds or timedelta).
+    """
+
+    kind: str | Iterable[str]
+    queue: str
+    status: str | Iterable[str]
+    key: str
+    correlation: str
+    subject: str
+    message_type: str
+    payload: Mapping[str, Any]
+    older_than: float | timedelta
+    newer_than: float | timedelta
+
+
+class BulkResult(msgspec.Struct, frozen=True):
+    """What a change of many tasks did, or (``dry_run``) would do.
+
+    ``ids``: those cancelled, retried or changed; ``requested``: running ones that were asked to end. ``dependants``:
+    how many other tasks ended because of it; of a dry run, how many may end, or run again. ``kinds``: kind -> state
+    before -> how many. ``conflicts``: id -> the task that has its key, so that it stays; ``refused``: id -> why it
+    stays. ``more``: ``limit`` was reached, and there may be more.
+    """
+
+    ids: list[int]
+    requested: list[int]
+    dependants: int
+    kinds: dict[str, dict[str, int]]
+    conflicts: dict[int, int]
+    refused: dict[int, str]
+    more: bool
+    dry_run: bool
 
 
 class SteeringOperations(TaskOperations):
@@ -92,6 +134,107 @@ class SteeringOperations(TaskOperations):
         self._notify()
         return made
 
+    def cancel_tasks(
+        self,
+        *,
+        cascade: bool = False,
+        force: bool = False,
+        dry_run: bool = False,
+        limit: int | None = None,
+        **filters: Unpack[Filters],
+    ) -> BulkResult:
+        """:meth:`cancel_task` for what these :class:`Filters` choose of what has not ended, the newest first.
+
+        500 tasks in a transaction: should it break off, the same call goes on with the rest. ``dry_run``: only says
+        what would end. ``force``: running ones end without waiting for their handlers. Raises ConfigError.
+        """
+        done = cancel_many(
+            self.database,
+            self._chosen(filters),
+            cascade=cascade,
+            force=force,
+            limit=_limit(limit),
+            dry_run=dry_run,
+            each=lambda _: self._notify(),
+        )
+        return _result(done, dry_run)
+
+    def retry_tasks(
+        self,
+        *,
+        downstream: bool = True,
+        dry_run: bool = False,
+        limit: int | None = None,
+        **filters: Unpack[Filters],
+    ) -> BulkResult:
+        """:meth:`retry_task` for what these :class:`Filters` choose, those that ended first before others.
+
+        Of what failed or died by itself, unless ``status`` says which: failed, dead, cancelled or skipped. 100 tasks in
+        a transaction: should it break off, the same call goes on with the rest, and retries what failed again
+        meanwhile. One whose key another task holds, or has completed since, stays as it is: a warning is logged. Raises
+        ConfigError.
+        """
+        done = retry_many(
+            self.database,
+            self._chosen(filters),
+            downstream=downstream,
+            limit=_limit(limit),
+            dry_run=dry_run,
+            each=lambda _: self._notify(),
+        )
+        warn_conflicts(done)
+        return _result(done, dry_run)
+
+    def update_tasks(
+        self, chosen: Filters, *, dry_run: bool = False, limit: int | None = None, **changes: Unpack[Changes]
+    ) -> BulkResult:
+        """:meth:`update_task` for what these :class:`Filters` choose of what can be changed, the newest first.
+
+        ``jobs.update_tasks({"kind": "Mail", "subject": "ada"}, queue="slow")``. 500 tasks in a transaction: should it
+        break off, the same call goes on. Raises ConfigError, PayloadError, InvalidScheduleError,
+        UnregisteredKindError; what was committed before stays.
+        """
+        change = self._patch(changes)
+        done = patch_many(
+            self.database,
+            self._chosen(chosen),
+            lambda _: change,
+            limit=_limit(limit),
+            dry_run=dry_run,
+            each=lambda _: self._notify(),
+        )
+        return _result(done, dry_run)
+
+    def _chosen(self, given: Filters) -> TaskFilter:
+        """Check filters. Raises ConfigError."""
+        unknown = set(given) - Filters.__optional_keys__
+        if unknown or not given:
+            said = f"there is no filter {', '.join(sorted(unknown))}" if unknown else "say which tasks"
+            raise ConfigError(f"{said}: by {', '.join(sorted(Filters.__optional_keys__))}")
+        kind, fields = given.get("kind", ()), given.get("payload", {})
+        kinds = (kind,) if isinstance(kind, str) else tuple(kind)
+        for name in kinds:
+            check_filters(kind=name)
+        texts: dict[str, Any] = {
+            name: given.get(name) for name in ("queue", "key", "correlation", "subject", "message_type")
+        }
+        check_filters(**texts)
+        if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
+            raise ConfigError(f"payload must map fields to values, not {fields!r:.80}")
+        self.database.open()  # opening reads the server's clock
+        now = self.database.now()
+        wanted = TaskFilter(
+            kinds=kinds,
+            states=tuple(parse_states(given["status"])) if "status" in given else (),
+            payload=dict(fields),
+            before=now - span_us(given["older_than"], "older_than") if "older_than" in given else None,
+            since=now - span_us(given["newer_than"], "newer_than") if "newer_than" in given else None,
+            **texts,
+        )
+        if wanted.empty:
+            raise ConfigError(f"say which tasks: by {', '.join(sorted(Filters.__optional_keys__))}")
+        return wanted
+
     def _patch(self, given: Changes, *, required: bool = True) -> Patch:
         """Check changes. Raises ConfigError, PayloadError, InvalidScheduleError."""
         unknown = set(given) - Changes.__optional_keys__
@@ -137,6 +280,18 @@ class SteeringOperations(TaskOperations):
             return NewPayload(kind.encode(value), kind.lane(value), kind.options.schema_version)
 
         return make
+
+
+def _result(done: Bulk, dry_run: bool) -> BulkResult:
+    return BulkResult(
+        done.changed, done.requested, done.dependants, done.kinds, done.conflicts, done.refused, done.more, dry_run
+    )
+
+
+def _limit(limit: int | None) -> int | None:
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise ConfigError(f"limit must be a whole number from 1, not {limit!r:.80}")
+    return limit
 
 
 def _decoded(task_id: int, text: str) -> dict[str, Any]:

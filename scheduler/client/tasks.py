@@ -27,7 +27,6 @@ from scheduler.errors import (
     UnknownDependencyError,
     UnknownTaskError,
 )
-from scheduler.model.actor import in_bulk
 from scheduler.model.checkpoint import MAX_VALUE
 from scheduler.model.registry import Registry, encode_json
 from scheduler.model.retry import RetryPolicy
@@ -47,14 +46,14 @@ from scheduler.model.typed import R
 from scheduler.ports import SECOND
 from scheduler.store import audit
 from scheduler.store.admin import retention
-from scheduler.store.admin.redrive import redrive
+from scheduler.store.admin.bulk import Bulk, retry_many
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import ring_after_commit
 from scheduler.store.durable import events
 from scheduler.store.durable.events import Emit
 from scheduler.store.graph.cycles import find_path
 from scheduler.store.read import tasks as read_tasks
-from scheduler.store.read.dead_letters import Filter
+from scheduler.store.read.choose import TaskFilter
 from scheduler.store.read.tasks import EdgeRecord, TaskRecord
 from scheduler.store.tasks import control
 from scheduler.store.tasks.control import CancelResult
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("scheduler")
-BATCH_SIZE = 100  # tasks retried in one transaction
 MOST_AT_ONCE = 10_000
 
 
@@ -302,24 +300,10 @@ class TaskOperations:
             raise ConfigError("retry_failed wants to know which: kind, key, correlation or subject")
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_AT_ONCE:
             raise ConfigError(f"limit must be a whole number from 1 to {MOST_AT_ONCE}, not {limit!r}")
-        self.database.open()  # opening reads the server's clock
-        now = self.database.now
-        wanted = Filter(kind, before=now() + 1, key=key, correlation=correlation, subject=subject)
-        done: list[TaskId] = []
-        left, after, more, bulk = limit, (0, 0), True, audit.new_bulk()
-        while more and left > 0:
-            count, since = min(BATCH_SIZE, left), after
-            with in_bulk(bulk, wanted.chosen()):
-                one = self.database.change(
-                    lambda c, n=count, s=since: redrive(c, now(), wanted, limit=n, downstream=downstream, after=s)  # type: ignore[misc]
-                )
-            done += [TaskId(i, created=False) for i in one.ids]
-            for task_id, other in one.conflicts.items():
-                log.warning("not retried: task %d has its key", other, extra={"task": task_id})
-            left, after, more = left - len(one.ids), one.last, one.more
-            if one.ids:
-                self._notify()
-        return done
+        wanted = TaskFilter(kinds=() if kind is None else (kind,), key=key, correlation=correlation, subject=subject)
+        done = retry_many(self.database, wanted, downstream=downstream, limit=limit, each=lambda _: self._notify())
+        warn_conflicts(done)
+        return [TaskId(i, created=False) for i in done.changed]
 
     def add_dependency(
         self,
@@ -411,6 +395,12 @@ class TaskOperations:
             batch = self.database.change(lambda c: events.cleanup(c, self.database.now() - span))
             removed += batch
         return removed
+
+
+def warn_conflicts(done: Bulk) -> None:
+    """Log the tasks that stay ended because another task has their key."""
+    for task_id, other in done.conflicts.items():
+        log.warning("not retried: task %d has its key", other, extra={"task": task_id})
 
 
 def _hours(given: float) -> int:

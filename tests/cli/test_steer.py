@@ -74,3 +74,42 @@ def test_set_task_refuses(ctl: Ctl, live: Bench, arguments: tuple[str, ...], tex
     assert result.exit_code == 2, result.output
     assert text in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_cancel_by_filter_says_its_plan_first(ctl: Ctl, live: Bench) -> None:
+    ids = [int(live.step(name).subject("ada").schedule()) for name in "abc"]
+    child = int(live.step("child", ids[0]).schedule())
+    shown = ctl("cancel", "--subject", "ada", "--dry-run")
+    assert shown.stdout == (
+        "KIND  STATE      TASKS\nStep  scheduled      3\n\nwould cancel 3 tasks; 1 other task may end or run again\n"
+    ).replace("\n\n", "\n")
+    refused = ctl("cancel", "--subject", "ada")
+    assert (refused.exit_code, "this would cancel 3 tasks: say --yes" in refused.stderr) == (2, True)
+    assert live.states(*ids) == ["scheduled"] * 3
+    done = ctl("cancel", "--subject", "ada", "--field", "name=b", "--yes", "--reason", "wrong")
+    assert done.stdout == "1 task cancelled\n0 dependants ended with them\n"
+    made = ctl.json("cancel", "--subject", "ada", "--yes")
+    assert (made["cancelled"], made["dependants"], made["dry_run"]) == ([ids[0], ids[2]], 1, False)
+    assert live.states(*ids, child) == [*["cancelled"] * 3, "failed"]
+    assert ctl.json("cancel", "--subject", "ada", "--yes")["cancelled"] == []
+
+
+def test_retry_by_filter_has_a_dry_run(ctl: Ctl, live: Bench) -> None:
+    dead = live.die("a", "b", subject="ada")
+    planned = ctl("-o", "json", "retry", "--subject", "ada", "--status", "dead", "--dry-run")
+    assert planned.exit_code == 0
+    assert "a dry run: nothing was retried" in planned.stderr
+    assert live.states(*dead) == ["dead", "dead"]
+    assert [row["id"] for row in ctl.json("retry", "--subject", "ada", "--field", "name=b")] == [dead[1]]
+    assert "--dry-run goes with filters" in ctl("retry", dead[0], "--dry-run").stderr
+    assert "cannot be chosen here" in ctl.fails(2, "retry", "--status", "success")
+
+
+def test_set_task_by_filter(ctl: Ctl, live: Bench) -> None:
+    ids = [int(live.step(name).schedule()) for name in "abc"]
+    assert "would change 3 tasks" in ctl("set", "task", "--kind", "Step", "--priority", "low", "--dry-run").stdout
+    done = ctl.json("set", "task", "--kind", "Step", "--field", "name=a", "--to-queue", "q", "--yes")
+    assert done["changed"] == [ids[0]]
+    assert [live.jobs.get_task(i).queue for i in ids] == ["q", "default", "default"]
+    assert ctl("set", "task", "--kind", "Step", "--yes").exit_code == 2
+    assert ctl("set", "task", ids[0], "--kind", "Step", "--priority", "low").exit_code == 2

@@ -8,9 +8,10 @@ import sqlalchemy as sa
 
 from scheduler.errors import DuplicateKeyError
 from scheduler.model import state as st
+from scheduler.model.state import TERMINAL, TaskState
 from scheduler.store import audit
-from scheduler.store.db.dialect import dialect_of, prepared
-from scheduler.store.read.dead_letters import Filter
+from scheduler.store.db.dialect import dialect_of
+from scheduler.store.read.choose import Row, TaskFilter, still
 from scheduler.store.tasks.control import reopen
 
 # Failed by itself: a task that a parent's end ended comes back with that parent. SQLite needs the first term verbatim
@@ -20,47 +21,72 @@ _FAILED = f"t.state >= 7 AND t.state IN ({st.FAILED}, {st.DEAD}) AND t.ended_by 
 
 class Redriven(NamedTuple):
     """``ids``: what runs again; ``conflicts``: id -> the task that has its key, also of what would have been revived
-    with those; ``last``: where the next batch begins; ``more``: whether there may be one."""
+    with those; ``last``: where the next batch begins; ``more``: whether there may be one; ``rows``: those that run
+    again, as they were."""
 
     ids: list[int]
     conflicts: dict[int, int]
     last: tuple[int, int]
     more: bool
+    rows: list[Row]
 
 
 def redrive(
     connection: sa.Connection,
     now: int,
-    wanted: Filter,
+    wanted: TaskFilter,
     *,
     limit: int,
     downstream: bool = True,
     after: tuple[int, int] = (0, 0),
 ) -> Redriven:
-    """Retry up to ``limit`` tasks that are failed or dead, the oldest first, beginning behind ``after`` (ended at, id).
+    """Retry up to ``limit`` ended tasks, the oldest first, beginning behind ``after`` (ended at, id).
 
-    Each has its whole budget again. One whose key another task holds, or has completed since, is left as it is: its
-    message was sent anew. Skips rows that another transaction is changing.
+    Those that failed or died by themselves, if ``wanted`` names no states. Each has its whole budget again. One whose
+    key another task holds, or has completed since, is left as it is: its message was sent anew. Skips rows that another
+    transaction is changing.
     """
-    dialect = dialect_of(connection)
-    where, bound = wanted.where(_FAILED)
-    rows = connection.execute(
-        prepared(
-            f"SELECT t.id, t.finished_at FROM schedd_tasks t WHERE {where} AND t.finished_at >= :at "
-            f"AND (t.finished_at > :at OR t.id > :id) ORDER BY t.finished_at, t.id LIMIT :limit {dialect.skip_locked}"
-        ),
-        bound | {"at": after[0], "id": after[1], "limit": limit},
-    ).fetchall()
-    done: list[int] = []
+    found = choose(connection, wanted, limit, after, dialect_of(connection).skip_locked)
+    done: list[Row] = []
     conflicts: dict[int, int] = {}
-    for row in rows:
+    for row in found.rows:
+        if wanted.states and done and not still(connection, [row.id], TERMINAL):
+            continue  # it came back with another one
         try:
             left = reopen(connection, row.id, now, downstream=downstream)
         except DuplicateKeyError as error:
             conflicts[row.id] = error.existing_id
             continue
         conflicts |= {task_id: other.id for task_id, other in left.items()}
-        done.append(row.id)
-    audit.record(connection, now, "retry", tasks=done, downstream=None if downstream else False)
-    last = (rows[-1].finished_at, rows[-1].id) if rows else after
-    return Redriven(done, conflicts, last, len(rows) >= limit)
+        done.append(row)
+    audit.record(connection, now, "retry", tasks=[row.id for row in done], downstream=None if downstream else False)
+    return Redriven([row.id for row in done], conflicts, found.last, found.more, done)
+
+
+class Found(NamedTuple):
+    """A page of ended tasks; ``last`` and ``more`` as in :class:`Redriven`."""
+
+    rows: list[Row]
+    last: tuple[int, int]
+    more: bool
+
+
+def choose(
+    connection: sa.Connection, wanted: TaskFilter, limit: int, after: tuple[int, int] = (0, 0), lock: str = ""
+) -> Found:
+    """The next ``limit`` tasks that :func:`redrive` would retry, or fewer: conditions on the payload come last."""
+    where, bound = wanted.where("t.state >= 7" if wanted.states else _FAILED)
+    text = "NULL"
+    if wanted.payload:
+        text = "(SELECT v.value FROM schedd_task_values v WHERE v.task_id = t.id AND v.name = 'payload')"
+        text = f"coalesce(t.payload, {text})"
+    rows = connection.execute(
+        sa.text(
+            f"SELECT t.id, t.finished_at, t.kind, t.state, {text} FROM schedd_tasks t WHERE {where} "
+            "AND t.finished_at >= :at AND (t.finished_at > :at OR t.id > :id) "
+            f"ORDER BY t.finished_at, t.id LIMIT :limit {lock}"
+        ),
+        bound | {"at": after[0], "id": after[1], "limit": limit},
+    ).fetchall()
+    fitting = [Row(row[0], row[2], TaskState.from_code(row[3])) for row in rows if wanted.fits(row[4])]
+    return Found(fitting, (rows[-1][1], rows[-1][0]) if rows else after, len(rows) >= limit)

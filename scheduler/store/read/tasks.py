@@ -259,11 +259,11 @@ def list_tasks(
         bound["type"] = message_type
     if since is not None:
         conditions += ["t.created_at >= :since", "t.id >= :first"]
-        bound |= {"since": since, "first": _first_id(connection, since - _CREATED_SLACK)}
+        bound |= {"since": since, "first": first_id(connection, since - _CREATED_SLACK)}
     codes = None if states is None else sorted({state.code for state in states})
     bound |= {"limit": limit + 1, "cursor": _BIGGEST if cursor is None else cursor}
     narrow = any(value is not None for value in (key, subject, correlation))
-    page = _page(connection, conditions, codes, narrow=narrow)
+    page = page_of(connection, conditions, codes, narrow=narrow)
     sql = f"SELECT {_NAMES} FROM schedd_tasks t JOIN ({page}) p ON p.id = t.id ORDER BY t.id DESC"
     rows = connection.execute(sa.text(sql), bound).fetchall()
     shown = rows[:limit]
@@ -294,7 +294,7 @@ _GROUPS = (
 )
 
 
-def _page(connection: sa.Connection, conditions: list[str], codes: list[int] | None, *, narrow: bool) -> str:
+def page_of(connection: sa.Connection, conditions: list[str], codes: list[int] | None, *, narrow: bool) -> str:
     """The SELECT of a page's ids: down the primary key, or by an index where that would walk far for little.
 
     ``id + 0`` keeps the planners from walking the primary key.
@@ -323,7 +323,7 @@ def _are_rare(connection: sa.Connection, clauses: list[str]) -> bool:
     return seen < _MAX_SORTED
 
 
-def _first_id(connection: sa.Connection, since: int) -> int:
+def first_id(connection: sa.Connection, since: int) -> int:
     """About the first id created at or after ``since``: a search by halves, as ids grow with time."""
     # Two statements: asked for both at once, SQLite walks the table.
     low = connection.execute(prepared("SELECT min(id) FROM schedd_tasks")).scalar() or 0

@@ -1,0 +1,244 @@
+"""The filters of commands that change many tasks, and what such a command does and prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from scheduler.cli import exits
+from scheduler.cli.options import SPAN, Number, read_states
+from scheduler.cli.output import print_object, print_rows, print_table
+from scheduler.cli.session import Session, note, note_kind
+from scheduler.cli.streams import say
+
+if TYPE_CHECKING:
+    from scheduler.store.admin.bulk import Bulk, Each
+    from scheduler.store.read.choose import TaskFilter
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CANCELLED_FIELDS = ("cancelled", "requested", "dependants", "kinds", "more", "dry_run")
+CHANGED_FIELDS = ("changed", "refused", "kinds", "more", "dry_run")
+_MOST = 100_000_000
+
+
+def filter_options(what: str) -> Callable[[F], F]:
+    """Adds the filters, which choose among ``what``; they arrive as :func:`task_filter` reads them."""
+    options = (
+        click.option("--kind", metavar="K[,K…]", help=f"Instead of IDs: {what}, of these kinds."),
+        click.option("--queue", metavar="Q", help="Of this queue."),
+        click.option("--status", "states", multiple=True, callback=read_states, metavar="S", help="In these states."),
+        click.option("--key", metavar="K", help="With this key."),
+        click.option("--correlation", metavar="C", help="That belong together under this id."),
+        click.option("--subject", metavar="S", help="About this subject."),
+        click.option("--message-type", metavar="M", help="Of this type, which is the kind where none was given."),
+        click.option(
+            "--field", "fields", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="With this in the payload."
+        ),
+        click.option("--older-than", type=SPAN, metavar="2h", help="Stored longer ago than this."),
+        click.option("--newer-than", type=SPAN, metavar="2h", help="Stored since."),
+        click.option("--limit", type=Number(1, _MOST), metavar="N", help="How many of these at most."),
+    )
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def chosen_by_filters(ids: tuple[int, ...], given: Mapping[str, Any], limit: int | None) -> bool:
+    """Whether filters choose, and not IDs. Raises UsageError if both do, or neither."""
+    chosen = any(value is not None and value != () for value in given.values())
+    if bool(ids) == chosen:
+        raise click.UsageError("say either IDs, or one or more filters, such as --kind, --key or --correlation")
+    if ids and limit is not None:
+        raise click.UsageError("--limit goes with filters")
+    return chosen
+
+
+def task_filter(session: Session, given: Mapping[str, Any]) -> TaskFilter:
+    """The filter of the options. Raises UsageError."""
+    from scheduler.cli.payload import read_params
+    from scheduler.store.read.choose import TaskFilter
+
+    database = session.existing()
+    database.open()  # opening reads the server's clock
+    now = database.now()
+    kinds = () if given["kind"] is None else tuple(name for name in given["kind"].split(",") if name)
+    return TaskFilter(
+        kinds=kinds,
+        queue=given["queue"],
+        states=tuple(given["states"] or ()),
+        key=given["key"],
+        correlation=given["correlation"],
+        subject=given["subject"],
+        message_type=given["message_type"],
+        payload=read_params(given["fields"]),
+        before=None if given["older_than"] is None else now - given["older_than"],
+        since=None if given["newer_than"] is None else now - given["newer_than"],
+    )
+
+
+def cancel_chosen(
+    session: Session,
+    given: Mapping[str, Any],
+    limit: int | None,
+    *,
+    cascade: bool,
+    force: bool,
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    """Cancel what the filters choose, after saying what that is. Returns the exit status."""
+    from scheduler.model.texts import counted
+    from scheduler.store.admin.bulk import cancel_many
+
+    wanted = task_filter(session, given)
+
+    def cancel(*, dry_run: bool, each: Each) -> Bulk:
+        return cancel_many(
+            session.database, wanted, cascade=cascade, force=force, limit=limit, dry_run=dry_run, each=each
+        )
+
+    done = _planned(session, wanted, "cancel", cancel, dry_run=dry_run, yes=yes)
+    if done is None:
+        return exits.FAILED
+    view = {
+        "cancelled": done.changed,
+        "requested": done.requested,
+        "dependants": done.dependants,
+        "kinds": done.kinds,
+        "more": done.more,
+        "dry_run": dry_run,
+    }
+    if not print_object(session, view) and not dry_run:
+        asked = f", {counted(len(done.requested), 'running one')} asked to end" if done.requested else ""
+        say(f"{counted(len(done.changed), 'task')} cancelled{asked}")
+        say(f"{counted(done.dependants, 'dependant')} ended with them")
+    _note_more(done)
+    return exits.DONE
+
+
+def change_chosen(
+    session: Session,
+    given: Mapping[str, Any],
+    limit: int | None,
+    change: Callable[[Any], Any],
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    """Change what the filters choose, after saying what that is. Returns the exit status."""
+    from scheduler.model.texts import counted
+    from scheduler.store.admin.bulk import patch_many
+
+    wanted = task_filter(session, given)
+
+    def patch(*, dry_run: bool, each: Each) -> Bulk:
+        return patch_many(session.database, wanted, change, limit=limit, dry_run=dry_run, each=each)
+
+    done = _planned(session, wanted, "change", patch, dry_run=dry_run, yes=yes)
+    if done is None:
+        return exits.FAILED
+    refused = {str(i): why for i, why in done.refused.items()}
+    view = {"changed": done.changed, "refused": refused, "kinds": done.kinds, "more": done.more, "dry_run": dry_run}
+    if not print_object(session, view) and not dry_run:
+        say(f"{counted(len(done.changed), 'task')} changed")
+    for why in done.refused.values():
+        note(why)
+    _note_more(done)
+    return exits.DONE
+
+
+def _planned(
+    session: Session, wanted: TaskFilter, verb: str, work: Callable[..., Bulk], *, dry_run: bool, yes: bool
+) -> Bulk | None:
+    """Say what ``work`` would do, ask, and do it; None: the answer was no. Raises UsageError without a terminal."""
+    from scheduler.model.texts import counted
+
+    if dry_run or not yes:
+        plan = work(dry_run=True, each=lambda _: None)
+        if not plan.size:
+            with session.database.read() as connection:
+                for kind in wanted.kinds:
+                    note_kind(connection, kind)
+        if session.output == "table" or not dry_run:
+            _print_plan(plan, verb)
+        if dry_run or not plan.size:
+            return plan
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"this would {verb} {counted(plan.size, 'task')}: say --yes")
+        if not click.confirm(f"{verb.capitalize()} {counted(plan.size, 'task')}?", err=True):
+            note("nothing was changed")
+            return None
+    with _breaking_off(session, verb) as each:
+        return work(dry_run=False, each=each)
+
+
+@contextmanager
+def _breaking_off(session: Session, verb: str) -> Iterator[Each]:
+    """What to call after each transaction of a bulk: wakes workers. Notes how far it came if it breaks off."""
+    from scheduler.model.texts import counted
+
+    sofar: list[Bulk] = []
+
+    def each(done: Bulk) -> None:
+        sofar[:] = [done]
+        session.wake()
+
+    try:
+        yield each
+    except BaseException:
+        if sofar:
+            done = counted(sofar[0].size, "task")
+            note(f"broke off: {verb} was done for {done} by then; the same command goes on")
+        raise
+
+
+def _print_plan(plan: Bulk, verb: str) -> None:
+    """What a bulk would do, on stderr's side of a question or as a dry run's output."""
+    from scheduler.model.texts import counted
+
+    rows = [
+        {"kind": kind, "state": state, "tasks": number}
+        for kind, states in sorted(plan.kinds.items())
+        for state, number in sorted(states.items())
+    ]
+    if rows:
+        print_table(rows, ("kind", "state", "tasks"))
+    say(f"would {verb} {counted(plan.size, 'task')}; {counted(plan.dependants, 'other task')} may end or run again")
+
+
+def retry_chosen(session: Session, given: Mapping[str, Any], limit: int, *, downstream: bool, dry_run: bool) -> int:
+    """Retry what the filters choose. Returns the exit status."""
+    from scheduler.store.admin.bulk import retry_many
+    from scheduler.store.read.tasks import get_tasks
+
+    database = session.existing()
+    wanted = task_filter(session, given)
+    with _breaking_off(session, "retry") as each:
+        done = retry_many(database, wanted, downstream=downstream, limit=limit, dry_run=dry_run, each=each)
+    for task_id, holder in done.conflicts.items():
+        note(f"task {task_id} was not retried: task {holder} has its key")
+    with database.read() as connection:
+        rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(connection, done.changed)]
+        if not done.changed and not done.conflicts:
+            for kind in wanted.kinds:
+                note_kind(connection, kind)
+    print_rows(session, rows)
+    if dry_run:
+        note(f"a dry run: nothing was retried; up to {done.dependants} other tasks would run again with them")
+    elif len(done.changed) >= limit:
+        note(f"{limit} were retried; there may be more")
+    return exits.CONFLICT if done.conflicts else exits.DONE
+
+
+def _note_more(done: Bulk) -> None:
+    if done.more:
+        note("--limit was reached; there may be more")

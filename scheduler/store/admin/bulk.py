@@ -1,0 +1,215 @@
+"""Changes many tasks that a filter chooses, in bounded transactions: cancel, retry, patch.
+
+What is chosen is read apart from what changes it, so no transaction is long. A bulk that breaks off is gone on with by
+the same call: what it has done is not chosen any more, or changed to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.errors import ConfigError
+from scheduler.model.actor import in_bulk
+from scheduler.model.state import LIVE, TERMINAL, TaskState
+from scheduler.store import audit
+from scheduler.store.admin.redrive import choose, redrive
+from scheduler.store.db.database import Database
+from scheduler.store.db.dialect import dialect_of
+from scheduler.store.graph import spawned
+from scheduler.store.graph.cancel_cascade import below
+from scheduler.store.graph.descendants import ended_below, tasks_below
+from scheduler.store.read.choose import Row, TaskFilter, chosen_tasks, still
+from scheduler.store.tasks.control import cancel
+from scheduler.store.tasks.patch import Patch, patch
+
+BATCH = 500  # tasks changed in one transaction
+_RETRIED = 100  # each is several statements
+_PAGE = 2000  # tasks read at a time
+UNSUCCESSFUL = TERMINAL - {TaskState.SUCCESS}
+_CHANGEABLE = (TaskState.WAITING, TaskState.SCHEDULED, TaskState.RETRY)
+
+
+class Bulk(msgspec.Struct):
+    """What a bulk did, or (a dry run) would do.
+
+    ``changed``: ids cancelled, retried or patched; ``requested``: running ones that were asked to end; ``dependants``:
+    other tasks that ended, or ran again, because of it: of a dry run those that may. ``kinds``: kind -> state before ->
+    how many of ``changed`` and ``requested``. ``conflicts``: id -> the task that has its key; ``refused``: id -> why it
+    stays. ``more``: a limit was reached.
+    """
+
+    changed: list[int] = msgspec.field(default_factory=list)
+    requested: list[int] = msgspec.field(default_factory=list)
+    dependants: int = 0
+    kinds: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    conflicts: dict[int, int] = msgspec.field(default_factory=dict)
+    refused: dict[int, str] = msgspec.field(default_factory=dict)
+    more: bool = False
+
+    def count(self, rows: list[Row]) -> None:
+        """Count these among ``kinds``."""
+        for row in rows:
+            states = self.kinds.setdefault(row.kind, {})
+            states[row.state] = states.get(row.state, 0) + 1
+
+    @property
+    def size(self) -> int:
+        """How many tasks it concerns by themselves."""
+        return len(self.changed) + len(self.requested)
+
+
+Each = Callable[[Bulk], object]
+
+
+def cancel_many(
+    database: Database,
+    wanted: TaskFilter,
+    *,
+    cascade: bool = False,
+    force: bool = False,
+    limit: int | None = None,
+    dry_run: bool = False,
+    each: Each = lambda _: None,
+) -> Bulk:
+    """Cancel what is chosen and has not ended, the newest first. ``each``: called after each transaction."""
+    done, also = Bulk(), set[int]()
+    wanted = _among(wanted, LIVE)
+    name = audit.new_bulk()
+    for rows in _batches(database, wanted, limit, done):
+        by_id = {row.id: row for row in rows}
+        if dry_run:
+            with database.read() as connection:
+                also |= _may_end(connection, list(by_id), cascade=cascade)
+            done.changed += [i for i, row in by_id.items() if row.state not in (TaskState.CLAIMED, TaskState.RUNNING)]
+            done.requested += [i for i, row in by_id.items() if row.state in (TaskState.CLAIMED, TaskState.RUNNING)]
+            done.count(rows)
+            continue
+        with in_bulk(name, wanted.chosen()):
+            one = database.change(
+                lambda c, ids=list(by_id): cancel(  # type: ignore[misc]
+                    c, still(c, ids, LIVE), database.now(), cascade=cascade, force=force
+                )
+            )
+        done.changed += one.cancelled
+        done.requested += [i for i in one.requested if i in by_id]
+        also |= {*one.affected, *(i for i in one.requested if i not in by_id)}
+        done.count([by_id[i] for i in (*one.cancelled, *one.requested) if i in by_id])
+        each(done)
+    done.dependants = len(also.difference(done.changed, done.requested))
+    return done
+
+
+def retry_many(
+    database: Database,
+    wanted: TaskFilter,
+    *,
+    downstream: bool = True,
+    limit: int | None = None,
+    dry_run: bool = False,
+    each: Each = lambda _: None,
+) -> Bulk:
+    """Retry what is chosen of what has ended without success, the oldest first; by themselves failed or dead ones, if
+    no states are named. What fails again meanwhile is not retried twice."""
+    done, also = Bulk(), set[int]()
+    _among(wanted, UNSUCCESSFUL)
+    database.open()  # opening reads the server's clock
+    if wanted.ended_before is None:
+        wanted = msgspec.structs.replace(wanted, ended_before=database.now() + 1)
+    name, after, more = audit.new_bulk(), (0, 0), True
+    while more and (limit is None or len(done.changed) < limit):
+        count = _RETRIED if limit is None else min(_RETRIED, limit - len(done.changed))
+        if dry_run:
+            with database.read() as connection:
+                found = choose(connection, wanted, count, after)
+                ids = [row.id for row in found.rows]
+                if downstream and ids:
+                    also.update(ended_below(connection, dialect_of(connection), ids))
+            done.changed += ids
+            done.count(found.rows)
+            after, more = found.last, found.more
+            continue
+        with in_bulk(name, wanted.chosen()):
+            one = database.change(
+                lambda c, n=count, a=after: redrive(  # type: ignore[misc]
+                    c, database.now(), wanted, limit=n, downstream=downstream, after=a
+                )
+            )
+        done.changed += one.ids
+        done.conflicts |= one.conflicts
+        done.count(one.rows)
+        after, more = one.last, one.more
+        each(done)
+    done.more = more
+    done.dependants = len(also.difference(done.changed))
+    return done
+
+
+def patch_many(
+    database: Database,
+    wanted: TaskFilter,
+    change: Callable[[sa.Connection], Patch],
+    *,
+    limit: int | None = None,
+    dry_run: bool = False,
+    each: Each = lambda _: None,
+) -> Bulk:
+    """Change what is chosen and can be changed, the newest first. ``change``: makes the patch in each transaction."""
+    done = Bulk()
+    wanted = _among(wanted, _CHANGEABLE)
+    name = audit.new_bulk()
+    for rows in _batches(database, wanted, limit, done):
+        if dry_run:
+            done.changed += [row.id for row in rows]
+            done.count(rows)
+            continue
+        with in_bulk(name, wanted.chosen()):
+            one = database.change(
+                lambda c, ids=[row.id for row in rows]: patch(  # type: ignore[misc]
+                    c, still(c, ids, _CHANGEABLE), change(c), database.now()
+                )
+            )
+        done.changed += one.changed
+        done.refused |= one.refused
+        done.count([row for row in rows if row.id in one.changed])
+        each(done)
+    return done
+
+
+def _among(wanted: TaskFilter, states: Collection[TaskState]) -> TaskFilter:
+    """The filter with all of these states, if it names none. Raises ConfigError if it names another one."""
+    for state in wanted.states:
+        if state not in states:
+            raise ConfigError(f"{state} tasks cannot be chosen here; there are {', '.join(sorted(states))}")
+    return msgspec.structs.replace(wanted, states=wanted.states or tuple(sorted(states)))
+
+
+def _batches(database: Database, wanted: TaskFilter, limit: int | None, done: Bulk) -> Iterator[list[Row]]:
+    """What is chosen, in batches of a transaction each."""
+    below_id: int | None = None
+    left = limit
+    more = True
+    while more:
+        with database.read() as connection:
+            page, below_id = chosen_tasks(connection, wanted, below_id, _PAGE)
+        more = below_id is not None
+        if left is not None and len(page) > left:
+            page, more, done.more = page[:left], False, True
+        for start in range(0, len(page), BATCH):
+            yield page[start : start + BATCH]
+        if left is not None:
+            left -= len(page)
+            if left == 0 and more:
+                more, done.more = False, True
+
+
+def _may_end(connection: sa.Connection, ids: list[int], *, cascade: bool) -> set[int]:
+    """Other tasks that a cancel of these ends, or may end."""
+    dialect = dialect_of(connection)
+    found = spawned.below(connection, dialect, ids)
+    found |= set(tasks_below(connection, dialect, ids))
+    if cascade:
+        found |= set(below(connection, ids, through_held=True))
+    return found

@@ -1,0 +1,148 @@
+"""Chooses tasks for a change of many: by kind, queue, state, envelope, fields of the payload, and age."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.model.state import TaskState
+from scheduler.ports import SECOND
+from scheduler.store.db.dialect import dialect_of
+from scheduler.store.db.statements import run
+from scheduler.store.read.tasks import as_id, first_id, page_of
+
+_BIGGEST = 2**63 - 1
+_MISSING = object()
+_SLACK = 600 * SECOND  # ids and creation times may be this much out of step
+
+
+class Row(NamedTuple):
+    """A chosen task."""
+
+    id: int
+    kind: str
+    state: TaskState
+
+
+class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tasks. Each condition that is given must hold.
+
+    ``payload``: field -> value; ``a.b`` is field b of object a. ``before`` and ``since``: stored before, or at or
+    after, this instant; ``ended_before``: ended before it (microseconds). ``correlation`` also means the task that has
+    this id and no correlation of its own; ``message_type`` is the kind where none was given.
+    """
+
+    kinds: tuple[str, ...] = ()
+    queue: str | None = None
+    states: tuple[TaskState, ...] = ()
+    key: str | None = None
+    correlation: str | None = None
+    subject: str | None = None
+    message_type: str | None = None
+    payload: Mapping[str, Any] = {}
+    before: int | None = None
+    since: int | None = None
+    ended_before: int | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether it would choose every task."""
+        return not self.chosen()
+
+    def chosen(self) -> dict[str, Any]:
+        """What it chooses by, for the audit; not by which end of a bulk's own it is bounded."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__ if name != "ended_before"}
+        given["kind"] = self.kinds[0] if len(self.kinds) == 1 else list(given.pop("kinds"))
+        given["status"] = [state.value for state in given.pop("states")]
+        return {name: value for name, value in given.items() if value is not None and value not in ([], {})}
+
+    def where(self, base: str | None = None) -> tuple[str, dict[str, Any]]:
+        """The condition on ``t``, but for the payload, and what it binds. ``base``: a condition in front of it."""
+        equal = {"queue": self.queue, "key": self.key, "subject": self.subject}
+        bound: dict[str, Any] = {name: value for name, value in equal.items() if value is not None}
+        parts = [*([] if base is None else [base]), *(f"t.{name} = :{name}" for name in bound)]
+        if self.kinds:
+            names = {f"kind{number}": name for number, name in enumerate(self.kinds)}
+            parts.append(f"t.kind IN ({', '.join(f':{name}' for name in names)})")
+            bound |= names
+        if self.states:
+            parts.append(f"t.state IN ({', '.join(str(state.code) for state in self.states)})")
+        if self.correlation is not None:
+            parts.append(
+                "t.id IN (SELECT id FROM schedd_tasks WHERE correlation = :correlation "
+                "UNION ALL SELECT id FROM schedd_tasks WHERE id = :own AND correlation IS NULL)"
+            )
+            bound |= {"correlation": self.correlation, "own": as_id(self.correlation)}
+        if self.message_type is not None:
+            parts.append("(t.message_type = :type OR (t.message_type IS NULL AND t.kind = :type))")
+            bound["type"] = self.message_type
+        for name, condition in (
+            ("before", "t.created_at < :before"),
+            ("since", "t.created_at >= :since"),
+            ("ended_before", "t.finished_at < :ended_before"),
+        ):
+            if getattr(self, name) is not None:
+                parts.append(condition)
+                bound[name] = getattr(self, name)
+        return " AND ".join(parts or ["true"]), bound
+
+    def fits(self, payload: str | None) -> bool:
+        """Whether a payload has the fields that are asked for."""
+        if not self.payload:
+            return True
+        try:
+            found = msgspec.json.decode(payload or "null")
+        except (msgspec.MsgspecError, RecursionError):
+            return False  # a text of the type's own, without fields
+        return all(_same(_at(found, path), value) for path, value in self.payload.items())
+
+
+def _at(value: Any, path: str) -> Any:
+    if isinstance(value, dict) and path in value:
+        return value[path]
+    for name in path.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return _MISSING
+        value = value[name]
+    return value
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
+
+
+def chosen_tasks(
+    connection: sa.Connection, wanted: TaskFilter, below: int | None, limit: int
+) -> tuple[list[Row], int | None]:
+    """Up to ``limit`` tasks, the newest first, with ids under ``below``; and from where to go on, None at the end.
+
+    The newest first: a task is mostly newer than what it waits for. With conditions on the payload there may be fewer,
+    or none, although there are more further down.
+    """
+    where, bound = wanted.where()
+    if wanted.before is not None:
+        below = min(_BIGGEST if below is None else below, first_id(connection, wanted.before + _SLACK) + 1)
+    bound |= {"limit": limit, "cursor": _BIGGEST if below is None else below}
+    codes = sorted({state.code for state in wanted.states}) or None
+    narrow = any(value is not None for value in (wanted.key, wanted.subject, wanted.correlation))
+    page = page_of(connection, [where], codes, narrow=narrow)
+    texts = "NULL"
+    source = f"schedd_tasks t JOIN ({page}) p ON p.id = t.id"
+    if wanted.payload:
+        source += " LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'payload'"
+        texts = "coalesce(t.payload, v.value)"
+    sql = f"SELECT t.id, t.kind, t.state, {texts} FROM {source} ORDER BY t.id DESC"
+    rows = connection.execute(sa.text(sql), bound).fetchall()
+    found = [Row(row[0], row[1], TaskState.from_code(row[2])) for row in rows if wanted.fits(row[3])]
+    return found, rows[-1][0] if len(rows) == limit else None
+
+
+def still(connection: sa.Connection, ids: Sequence[int], states: Collection[TaskState]) -> list[int]:
+    """Those of these tasks that are in one of these states now, in the order of their ids."""
+    dialect = dialect_of(connection)
+    codes = ", ".join(str(state.code) for state in states)
+    sql = f"SELECT t.id FROM schedd_tasks t WHERE {dialect.among('t.id')} AND t.state IN ({codes}) ORDER BY t.id"
+    return [row[0] for row in run(connection, sql, {"ids": dialect.bind_ids(ids)})]

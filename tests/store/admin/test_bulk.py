@@ -1,0 +1,199 @@
+"""Cancel, retry and change of what a filter chooses: bounded transactions, plans, and going on after a break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import field
+
+from scheduler import ConfigError, Context, Task
+from scheduler.store.admin import bulk
+from support.bench import Bench, Soft, Step, ring_and_step
+
+
+class Order(Task):
+    customer: str
+    lines: dict[str, Any] = field(default_factory=dict)
+    paid: bool = False
+
+    def run(self, ctx: Context) -> Any:
+        return ctx.state.play(self.customer, ctx)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BATCH", "_RETRIED", "_PAGE"):
+        monkeypatch.setattr(bulk, name, 2)
+
+
+def steps(bench: Bench, count: int, **options: Any) -> list[int]:
+    made = []
+    for number in range(count):
+        builder = bench.step(f"s{number}")
+        for method, value in options.items():
+            builder = getattr(builder, method)(value)
+        made.append(int(builder.schedule()))
+    return made
+
+
+def test_each_filter_chooses(bench: Bench) -> None:
+    bench.jobs.register(Order)
+    old = int(bench.step("old").schedule())
+    bench.clock.advance(3600)
+    soft = int(bench.jobs.task(Soft("soft")).schedule())
+    mail = int(bench.step("mail").queue("mail").schedule())
+    keyed = int(bench.step("keyed").key("k").schedule())
+    together = int(bench.step("together").correlation("c").schedule())
+    about = int(bench.step("about").subject("ada").schedule())
+    typed = int(bench.step("typed").message_type("com.example").schedule())
+    later = int(bench.step("waiting", old).schedule())
+    ada = int(bench.jobs.task(Order("ada", {"first": {"id": 1}}, paid=True)).schedule())
+    bench.jobs.task(Order("bob", {"first": {"id": 2}})).schedule()
+    long = int(bench.jobs.task(Order("x" * 2000)).schedule())
+
+    def chosen(**filters: Any) -> list[int]:
+        plan = bench.jobs.cancel_tasks(dry_run=True, **filters)
+        assert plan.dry_run
+        return sorted(plan.ids)
+
+    assert chosen(kind="Soft") == [soft]
+    assert chosen(kind=["Soft", "Order"], payload={"customer": "ada"}) == [ada]
+    assert chosen(queue="mail") == [mail]
+    assert chosen(key="k") == [keyed]
+    assert chosen(correlation="c") == [together]
+    assert chosen(correlation=str(soft)) == [soft]
+    assert chosen(subject="ada") == [about]
+    assert chosen(message_type="com.example") == [typed]
+    assert chosen(message_type="Soft") == [soft]
+    assert chosen(status="waiting") == [later]
+    assert chosen(older_than=1800) == [old]
+    assert chosen(newer_than=1800, kind="Soft") == [soft]
+    assert chosen(payload={"lines.first.id": 1}) == [ada]
+    assert chosen(payload={"paid": True, "customer": "ada"}) == [ada]
+    assert chosen(payload={"paid": 1}) == []  # yes is not one
+    assert chosen(payload={"customer": "x" * 2000}) == [long]
+    assert chosen(payload={"nothing": None}) == []
+    assert not bench.jobs.list_tasks("cancelled")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_cancel_of_many_batches_ends_all_as_cancelled(bench: Bench) -> None:
+    parents = steps(bench, 3, correlation="c")
+    children = [int(bench.step("child", parent).correlation("c").schedule()) for parent in parents]
+    below = int(bench.step("below", children[0]).schedule())
+    other = int(bench.step("other").schedule())
+    plan = bench.jobs.cancel_tasks(correlation="c", dry_run=True)
+    assert (sorted(plan.ids), plan.dependants) == (parents + children, 1)
+    assert plan.kinds == {"Step": {"scheduled": 3, "waiting": 3}}
+    with bench.jobs.acting("alice", reason="wrong order"):
+        done = bench.jobs.cancel_tasks(correlation="c")
+    assert (sorted(done.ids), done.dependants, done.kinds, done.more) == (parents + children, 1, plan.kinds, False)
+    assert bench.states(*parents, *children) == ["cancelled"] * 6
+    assert bench.states(below, other) == ["failed", "scheduled"]
+    entries = [entry for entry in bench.jobs.audit() if entry.action == "cancel"]
+    assert {entry.task_id for entry in entries} == {*parents, *children}
+    assert {(entry.actor, str(entry.filter)) for entry in entries} == {
+        ("alice", str({"correlation": "c", "status": entries[0].filter["status"]}))  # type: ignore[index]
+    }
+    assert len({entry.bulk for entry in entries}) == 1
+
+
+def test_what_runs_is_asked_to_end(bench: Bench) -> None:
+    running = int(bench.step("running").schedule())
+    ring_and_step(bench.jobs)
+    waiting = int(bench.step("child", running).schedule())
+    done = bench.jobs.cancel_tasks(kind="Step", cascade=True)
+    assert (done.ids, done.requested, done.dependants) == ([waiting], [running], 0)
+    bench.drain()
+    assert bench.states(running, waiting) == ["cancelled", "cancelled"]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("verb", ["cancel", "change"])
+def test_the_same_call_goes_on_after_a_break(bench: Bench, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    ids = steps(bench, 5)
+    name = "cancel" if verb == "cancel" else "patch"
+    real, calls = getattr(bulk, name), []
+
+    def breaks(*args: Any, **given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*args, **given)
+
+    monkeypatch.setattr(bulk, name, breaks)
+
+    def work() -> Any:
+        if verb == "cancel":
+            return bench.jobs.cancel_tasks(kind="Step")
+        return bench.jobs.update_tasks({"kind": "Step"}, queue="slow")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    changed = "cancelled" if verb == "cancel" else "scheduled"
+    assert bench.states(*ids[3:]) == [changed] * 2  # the newest, in the transaction that had been committed
+    assert bench.states(*ids[:3]) == ["scheduled"] * 3
+    assert len(work().ids) == (3 if verb == "cancel" else 5)
+    tasks = [bench.jobs.get_task(i) for i in ids]
+    assert {task.state.value if verb == "cancel" else task.queue for task in tasks} == {
+        "cancelled" if verb == "cancel" else "slow"
+    }
+
+
+@pytest.mark.usefixtures("small")
+def test_retries_are_chosen_and_bounded(bench: Bench) -> None:
+    dead = bench.die("a", "b", "c", subject="ada")
+    (other,) = bench.die("d", subject="bob")
+    child = int(bench.step("child", dead[0]).schedule())
+    cancelled = int(bench.step("e").subject("ada").schedule())
+    bench.jobs.cancel_task(cancelled)
+    plan = bench.jobs.retry_tasks(subject="ada", dry_run=True)
+    assert (plan.ids, plan.dependants) == (dead, 1)
+    assert bench.jobs.retry_tasks(subject="ada", payload={"name": "b"}).ids == [dead[1]]
+    first = bench.jobs.retry_tasks(subject="ada", limit=1)
+    assert (first.ids, first.more) == ([dead[0]], True)
+    assert bench.states(child) == ["waiting"]
+    done = bench.jobs.retry_tasks(subject="ada", status=["dead", "cancelled"])
+    assert (done.ids, done.kinds) == ([dead[2], cancelled], {"Step": {"dead": 1, "cancelled": 1}})
+    assert bench.states(other) == ["dead"]
+
+
+def test_a_retry_of_many_leaves_a_key_that_another_task_has(bench: Bench) -> None:
+    (dead,) = bench.die("a", key="k")
+    bench.script.failing.clear()
+    holder = int(bench.step("again").key("k").schedule())
+    assert bench.jobs.retry_tasks(kind="Step").conflicts == {dead: holder}
+
+
+def test_a_change_of_many(bench: Bench) -> None:
+    ids = steps(bench, 3)
+    running = int(bench.step("running").priority("high").schedule())
+    plan = bench.jobs.update_tasks({"kind": "Step"}, priority="low", dry_run=True)
+    assert sorted(plan.ids) == [*ids, running]
+    done = bench.jobs.update_tasks({"payload": {"name": "s1"}}, fields={"name": "other"}, priority="high")
+    assert done.ids == [ids[1]]
+    assert "other" in bench.drain()
+    assert bench.jobs.update_tasks({"kind": "Step"}, priority="low").ids == []
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda jobs: jobs.cancel_tasks(), "say which tasks"),
+        (lambda jobs: jobs.cancel_tasks(kind=[]), "say which tasks"),
+        (lambda jobs: jobs.cancel_tasks(colour="red"), "there is no filter colour"),
+        (lambda jobs: jobs.cancel_tasks(status="success"), "success tasks cannot be chosen here"),
+        (lambda jobs: jobs.retry_tasks(status="success"), "success tasks cannot be chosen here"),
+        (lambda jobs: jobs.cancel_tasks(status="gone"), "there is no state 'gone'"),
+        (lambda jobs: jobs.cancel_tasks(kind="Step", limit=0), "limit must be"),
+        (lambda jobs: jobs.cancel_tasks(payload=3), "payload must map"),
+        (lambda jobs: jobs.cancel_tasks(key=3), "key must be a text"),
+        (lambda jobs: jobs.update_tasks({"kind": "Step"}), "say what to change"),
+    ],
+)
+def test_wrong_filters_change_nothing(bench: Bench, call: Any, text: str) -> None:
+    task_id = int(bench.jobs.task(Step("a")).schedule())
+    with pytest.raises(ConfigError, match=text):
+        call(bench.jobs)
+    assert bench.states(task_id) == ["scheduled"]
