@@ -16,6 +16,7 @@ from scheduler.client.async_tasks import AsyncTaskOperations
 from scheduler.client.audit import AuditOperations
 from scheduler.client.batch import Batch
 from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
+from scheduler.client.pauses import PauseOperations
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.client.threads import CallThreads
 from scheduler.engine.options import EngineOptions, ProcessOptions
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-class Scheduler(AsyncTaskOperations, AuditOperations):
+class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations):
     """Schedules tasks, and runs them between :meth:`start` and :meth:`stop`. No I/O before first use.
 
     ``url``: SQLAlchemy URL of a SQLite file or a PostgreSQL database. ``state``: the application's own object,
@@ -201,6 +202,12 @@ class Scheduler(AsyncTaskOperations, AuditOperations):
                 engine.bell.ring()
         elif others:
             self._own_notifier().ring()
+
+    def _notify_of_pauses(self) -> None:
+        """Let our own engine see at once what is paused, and wake those of other processes."""
+        if self._engine is not None:
+            self._engine.look_soon()
+        self._notify()
 
     def _engine_notifier(self) -> Notifier:
         """The notifier that wakes engines of other processes.

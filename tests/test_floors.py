@@ -26,7 +26,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"schema"}),
     frozenset({"db"}),
     frozenset({"audit", "broken_rows", "predicates"}),
-    frozenset({"durable"}),
+    frozenset({"durable", "pauses"}),
     frozenset({"graph"}),
     frozenset({"tasks"}),
     frozenset({"workers"}),

@@ -27,6 +27,8 @@ COMMANDS = {
     "rerun": ("steer", "Run tasks again that have ended, also successes."),
     "copy": ("steer", "Store a copy of a task, with other arguments."),
     "set": ("set", "Change stored tasks."),
+    "pause": ("pause", "Claim nothing of a queue, of a kind, or at all."),
+    "resume": ("pause", "Claim again what was paused."),
     "wait": ("follow", "Wait until tasks have ended."),
     "logs": ("follow", "What a task's attempts wrote."),
     "graph": ("graph", "The tasks that edges connect with a task."),

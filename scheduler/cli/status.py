@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(name="status")
 @common
-@prints(("at", "states", "pools", "oldest_ready", "dead_letters", "workers", "stuck"))
+@prints(("at", "states", "pools", "oldest_ready", "dead_letters", "workers", "stuck", "paused"))
 def status_command(session: Session, /) -> None:
     """How things stand: tasks by state and pool, the oldest ready task, workers, and what is stuck."""
     from scheduler.store.read.status import status
@@ -57,6 +57,17 @@ def _view(found: Status, now: int) -> dict[str, Any]:
         "stuck": [
             {"problem": s.problem, "text": s.text, "number": s.number, "tasks": list(s.tasks)} for s in found.stuck
         ],
+        "paused": [
+            {
+                "scope": p.scope,
+                "name": p.name or None,
+                "since": time(p.at),
+                "by": p.actor,
+                "reason": p.reason,
+                "due": due,
+            }
+            for p, due in found.paused
+        ],
     }
 
 
@@ -80,6 +91,10 @@ def _print(found: Status, now: int) -> None:
         age = span_text(max(0, now - found.oldest_dead))
         dead = counted(found.states.get("dead", 0), "dead letter")
         say(f"{dead}, the oldest for {age}: `schedctl dlq list` shows the causes")
+        say()
+    for pause, due in found.paused:
+        say(f"{pause.describe()} ({counted(due, 'task')} due); `{pause.remedy}` ends that")
+    if found.paused:
         say()
     if found.workers:
         rows = [worker_row(worker, now) | {"kinds": len(worker.kinds)} for worker in found.workers]

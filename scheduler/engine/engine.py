@@ -173,6 +173,10 @@ class Engine:
         """There may be new work."""
         self.engine_state.ring()
 
+    def look_soon(self) -> None:
+        """Read what is due, and what is paused, before the next claim."""
+        self.periodic.timers.bring_forward("looks")
+
     @property
     def bell(self) -> Notifier:
         """The notifier that wakes the engines of other processes."""
@@ -404,7 +408,8 @@ class Engine:
         freed |= periodic.watch_attempts(connection, self._reported, rung=False)
         if freed:
             self.bell.ring()
-        self._needs_scan |= reclaimed or fired or woken or freed
+        self._needs_scan |= reclaimed or fired or woken or freed or self.dispatch.pauses_changed
+        self.dispatch.pauses_changed = False
         return fired
 
     def _after_wakeup(self, connection: sa.Connection, fired: bool) -> None:

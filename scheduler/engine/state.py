@@ -26,6 +26,7 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.model.capacity import HungHandler
 from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lives, Outcome, OutcomeColumns
+from scheduler.model.pauses import Pauses
 from scheduler.model.registry import Registry
 from scheduler.ports import SECOND
 from scheduler.store.db.begun import Begun
@@ -109,6 +110,8 @@ class EngineState:
         self.freed: deque[int] = deque()  # counts of tasks that attempts' own commits have made ready
         self.worker = 0  # the id that this engine's claims are held under
         self.identity: Identity | None = None  # of the store that this worker is registered in
+        self.pauses = Pauses()  # what this engine knows to be paused
+        self.pauses_read: str | None = None  # as it was stored
         self.claims_above = 0  # what the numbers of its claims are above
         self.begun: Begun | None = None  # notes which handlers have begun; None: nowhere
         self.began: Callable[[int, int], None] = _not_noted

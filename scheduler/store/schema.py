@@ -212,6 +212,17 @@ Index(
     postgresql_where=text("task_id IS NOT NULL"),
 )
 
+pauses = Table(  # of which no worker claims a task
+    "schedd_pauses",
+    metadata,
+    Column("scope", Text, nullable=False),  # all, queue, kind
+    Column("name", Text, nullable=False),  # of the queue or kind; '' for all
+    Column("at", BigInteger, nullable=False),
+    Column("actor", Text),
+    Column("reason", Text),
+    PrimaryKeyConstraint("scope", "name"),
+)
+
 checkpoints = Table(  # what attempts recorded on their way, so that later ones need not do it again
     "schedd_checkpoints",
     metadata,

@@ -19,6 +19,7 @@ from scheduler.model.capacity import SLOT_TYPES, Capacity
 from scheduler.model.registry import Kind
 from scheduler.store.db.dialect import prepared
 from scheduler.store.db.statements import run
+from scheduler.store.pauses import IN_EFFECT
 
 LIVE, DRAINING, STOPPED, DEAD = range(4)
 WORKER_STATES = ("live", "draining", "stopped", "dead")
@@ -159,16 +160,18 @@ class Commands(NamedTuple):
     dead: bool
     drain: bool
     restart: bool
+    pauses: str | None = None  # see Pauses.of()
 
 
 def commands(connection: sa.Connection, worker: int) -> Commands:
     """Read the worker's own row."""
-    sql = "SELECT state, drain_requested, restart_requested FROM schedd_workers WHERE id = :worker"
+    paused = IN_EFFECT[connection.dialect.name]
+    sql = f"SELECT state, drain_requested, restart_requested, {paused} FROM schedd_workers WHERE id = :worker"
     rows = run(connection, sql, {"worker": worker})
     if not rows:
         return Commands(True, False, False)
-    ((state, drain, restart),) = rows
-    return Commands(state >= STOPPED, drain is not None, restart is not None)
+    ((state, drain, restart, pauses),) = rows
+    return Commands(state >= STOPPED, drain is not None, restart is not None, pauses)
 
 
 def request_drain(connection: sa.Connection, worker: int, now: int, *, drain: bool) -> None:

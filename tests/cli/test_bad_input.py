@@ -21,8 +21,8 @@ one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
     ("given", "said"),
     [
         (["stauts"], "No such command 'stauts'; did you mean 'status'? (see `schedctl --help`)"),
-        (["pause", "nightly"], "No such command 'pause'; did you mean 'cron pause'? (see `schedctl --help`)"),
-        (["resume", "x"], "did you mean 'cron resume' or 'worker resume'?"),
+        (["trigger", "nightly"], "No such command 'trigger'; did you mean 'cron trigger'? (see `schedctl --help`)"),
+        (["resume", "x"], "say --queue x or --kind x; `schedctl cron resume x` is for a schedule"),
         (["schedules"], "did you mean 'cron list'?"),
         (["xyzzy"], "No such command 'xyzzy' (see `schedctl --help`)"),
         (["status", "--json"], "; `-o json` prints that (see `schedctl status --help`)"),

@@ -27,6 +27,7 @@ from scheduler.engine.slots import Slots, all_waiting, take_waiting
 from scheduler.engine.state import EngineState
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import AttemptEnd
+from scheduler.model.pauses import Pauses
 from scheduler.model.registry import SlotKey
 from scheduler.ports import FAILPOINTS, FOREVER
 from scheduler.store.durable import waits
@@ -122,6 +123,7 @@ class DispatchCycle:
         self.slots = slots
         self.limits = Limits(engine_state)
         self.worker = 0
+        self.pauses_changed = False  # and no cycle has scanned since
         self.lost_commits = LostCommits(engine_state, self.limits)
         self._last_lane: LaneHead | None = None  # from which something was claimed
         self.planner = ClaimPlanner(engine_state, slots, self.limits)
@@ -325,7 +327,8 @@ class DispatchCycle:
         if self.lanes.whole:
             cycle.every = due
         elif known:
-            due = list({claims.LANE_OF(h): h for h in (*self.limits.freed(cycle.ended.pairs), *due)}.values())
+            freed = [head for head in self.limits.freed(cycle.ended.pairs) if self.planner.serves(head)]
+            due = list({claims.LANE_OF(h): h for h in (*freed, *due)}.values())
         return due
 
     def _failed(self, cycle: _Cycle, error: BaseException) -> None:
@@ -459,8 +462,25 @@ class DispatchCycle:
                 back += [(a, released(a, engine_state.now())) for a in take_waiting(slots, since)]
         return back
 
+    def apply_pauses(self, stored: str | None) -> bool:
+        """Claim by what is paused now, as it is stored. Returns whether that is something new: then a cycle must scan.
+
+        What no slot has started is released, if something is paused that was not.
+        """
+        state = self.engine_state
+        if stored == state.pauses_read:
+            return False
+        before, state.pauses, state.pauses_read = state.pauses, Pauses.of(stored), stored
+        log.info("paused: %s; before: %s", state.pauses.describe(), before.describe())
+        self._last_lane = None
+        self.lanes.forget()
+        if state.pauses:
+            self.return_waiting()
+        self.pauses_changed = True
+        return True
+
     def return_waiting(self) -> None:
-        """Release everything that no slot has started: the worker drains."""
+        """Release everything that no slot has started: the worker drains, or something is paused."""
         for attempt in all_waiting(self.slots.values()):
             self.engine_state.report(attempt, released(attempt, self.engine_state.now()))
 

@@ -120,12 +120,20 @@ class LaneScanner:
             self._empty_until = 0.0 if due else self._known_until
             return due
         if fresh and self._used:
-            due += [head for head in heads_of(connection, list(self._used)) if head.run_at <= now]
+            used = heads_of(connection, list(self._used))
+            due += [head for head in used if head.run_at <= now and serves(head)]
         return list((self._known | {LANE_OF(head): head for head in due}).values())
 
     def reset(self) -> None:
         """Rely on no earlier scan: there may be work in other lanes."""
         self._known_nonempty, self._empty_until = [], 0.0
+
+    def forget(self) -> None:
+        """Forget every lane that was read: others may be served from now on."""
+        self.reset()
+        self._known.clear()
+        self._cursor = None
+        self._first_later = self._last_later = FOREVER
 
     def on_claimed(self, picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> None:
         """Note a claim. A lane that gave less than asked is empty: scan all before the worker is idle."""

@@ -48,11 +48,14 @@ class ClaimPlanner:
         self._told: set[str] = set()
 
     def serves(self, head: LaneHead) -> bool:
+        """Whether this worker claims tasks of the lane: of its queues and kinds, none of them paused."""
         queues = self.engine_state.options.queues
         if "*" not in queues and head.queue not in queues:
             return False
         kind = claims.kind_of(head.lane)
         if self.engine_state.registry.get(kind) is None:
+            return False
+        if self.engine_state.pauses and self.engine_state.pauses.hold(head.queue, kind):
             return False
         return not self._deferred_kinds or self._deferred_kinds.get(kind, 0.0) <= self.engine_state.monotonic()
 

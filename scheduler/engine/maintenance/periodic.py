@@ -210,6 +210,7 @@ class PeriodicWork:
         if seen is None:
             return True
         self._has_missed, self._has_expired = seen.missed, seen.judged
+        self.dispatch.apply_pauses(seen.pauses)
         if scheduled:
             self.schedules.note_next(seen.next_fire)
         return seen.claimable or not polls

@@ -184,8 +184,9 @@ class WorkerRegistration:
         if told.restart and not self._restart_requested:
             self._restart_requested = True
             self._restart()
+        paused = self.dispatch.apply_pauses(told.pauses)
         if told.drain == self.drain_requested:
-            return False
+            return paused
         self.drain_requested = told.drain
         log.info("told to drain: no new tasks" if told.drain else "told to claim tasks again")
         self.periodic.timers.bring_forward("renew")  # which writes the new state

@@ -18,6 +18,7 @@ from scheduler.model.state import Otherwise
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
+from scheduler.store import pauses
 from scheduler.store.broken_rows import UNREADABLE, broken_rows
 from scheduler.store.db import horizon, migrate
 from scheduler.store.db import pg_blockers as row_locks
@@ -102,6 +103,7 @@ def check(connection: sa.Connection, now: int) -> list[Finding]:
                 "replaced, and still what it was",
                 stale(connection),
             ),
+            "pauses": lambda: _pauses(connection),
             "schedules": lambda: _schedules(connection, now),
             "schedules' tasks": lambda: _runs(connection, now),
         },
@@ -140,6 +142,13 @@ def _broken(connection: sa.Connection) -> Finding:
     tasks = tuple(dict.fromkeys(one.task for one in found if one.task is not None))
     remedy = "no schedd wrote that: set it right with SQL, or delete the row (state 9 is cancelled)"
     return Finding("rows", PROBLEM, f"{listed([one.text for one in found], 20)}; {remedy}", tasks)
+
+
+def _pauses(connection: sa.Connection) -> Finding:
+    found = pauses.records(connection)
+    if not found:
+        return Finding("pauses", OK, "nothing is paused")
+    return Finding("pauses", NOTE, "; ".join(f"{one.describe()} (`{one.remedy}`)" for one in found))
 
 
 def _finding(name: str, fine: str, wrong: str, ids: Sequence[int]) -> Finding:

@@ -14,6 +14,7 @@ from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import FOREVER
+from scheduler.store import pauses
 from scheduler.store.db import pg_blockers as row_locks
 from scheduler.store.db.dialect import dialect_of, prepared
 from scheduler.store.durable import deadlocks as standoffs
@@ -57,7 +58,7 @@ def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
     fleet = Fleet(found, slot_types(connection))
     if row.run_at > now:
         awaited = _awaited(connection, row.id) if state is TaskState.SUSPENDED else ""
-        return _later(row, state, now, fleet, awaited)
+        return f"{_later(row, state, now, fleet, awaited)}{_paused_later(connection, row)}"
     return _due(connection, row, now, fleet)
 
 
@@ -206,6 +207,11 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: 
     return f"due at {at}{tail}"
 
 
+def _paused_later(connection: sa.Connection, row: sa.Row[Any]) -> str:
+    paused = pauses.of_task(connection, row.queue, row.kind)
+    return "" if paused is None else f"; at present {paused.describe()}"
+
+
 def _unserved(row: sa.Row[Any], fleet: Fleet) -> str | None:
     level = None if row.lane.startswith(QUARANTINE_LANE) else row.pool  # a suspect may run in slots of another sort
     return fleet.unserved(row.queue, row.kind, row.schema_version, level)
@@ -213,6 +219,9 @@ def _unserved(row: sa.Row[Any], fleet: Fleet) -> str | None:
 
 def _due(connection: sa.Connection, row: sa.Row[Any], now: int, fleet: Fleet) -> str:
     since = f"due since {rfc3339(ready_since(connection, row.id, row.run_at), exact=False)}"
+    paused = pauses.of_task(connection, row.queue, row.kind)
+    if paused is not None:
+        return f"{since}, but {paused.describe()}; `{paused.remedy}` ends that"
     unserved = _unserved(row, fleet)
     if unserved is not None:
         return f"{since}, but {unserved}"

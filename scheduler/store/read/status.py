@@ -13,9 +13,11 @@ from scheduler.model.state import Otherwise, TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
+from scheduler.store import pauses
 from scheduler.store.broken_rows import UNREADABLE, broken_rows
 from scheduler.store.db.dialect import prepared
 from scheduler.store.db.writable import no_writes
+from scheduler.store.pauses import Pause
 from scheduler.store.read import dead_letters
 from scheduler.store.read.counts import by_state
 from scheduler.store.read.explain import ready_since
@@ -72,6 +74,13 @@ class Stuck(NamedTuple):
     tasks: tuple[int, ...] = ()
 
 
+class PausedWork(NamedTuple):
+    """A pause, and how many tasks are due behind it, up to a bound."""
+
+    pause: Pause
+    due: int
+
+
 class Status(NamedTuple):
     """What ``schedctl status`` tells."""
 
@@ -81,6 +90,7 @@ class Status(NamedTuple):
     oldest_dead: int | None  # when the oldest dead letter died
     workers: list[WorkerRecord]
     stuck: list[Stuck]
+    paused: list[PausedWork]
 
 
 def status(connection: sa.Connection, now: int) -> Status:
@@ -122,7 +132,17 @@ def status(connection: sa.Connection, now: int) -> Status:
         dead_letters.oldest(connection),
         found,
         stuck,
+        paused_work(connection, due, now),
     )
+
+
+def paused_work(connection: sa.Connection, due: list[LaneHead], now: int) -> list[PausedWork]:
+    """What is paused, and how many of the due lanes' tasks wait behind each pause."""
+    found = []
+    for pause in pauses.records(connection):
+        behind = [head for head in due if pause.holds(head.queue, kind_of(head.lane))]
+        found.append(PausedWork(pause, sum(len(_due_ids(connection, head, now)) for head in behind[:_MAX_HEADS])))
+    return found
 
 
 def _pools(connection: sa.Connection, fleet: Fleet, now: int) -> dict[str, PoolCount]:

@@ -1,0 +1,94 @@
+"""``jobs.pause`` and ``jobs.resume``: keep a queue, a kind or everything from being claimed, over the whole fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from scheduler.errors import ConfigError
+from scheduler.model.actor import acting_as
+from scheduler.model.names import check_name
+from scheduler.model.pauses import ALL, KIND, QUEUE
+from scheduler.model.times import to_datetime
+from scheduler.store import pauses as store
+from scheduler.store.db.database import Database
+
+
+class PauseInfo(msgspec.Struct, frozen=True):
+    """A pause: ``scope`` all, queue or kind; ``name`` of the queue or kind, "" for all; since when, by whom and why."""
+
+    scope: str
+    name: str
+    since: datetime
+    by: str | None
+    reason: str | None
+
+
+class PauseOperations:
+    """The part of the Scheduler that pauses and resumes. Needs ``database`` and ``_notify_of_pauses``."""
+
+    database: Database
+
+    def _notify_of_pauses(self) -> None:
+        raise NotImplementedError
+
+    def pause(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        all: bool = False,  # the name is part of the interface
+        reason: str | None = None,
+        by: str | None = None,
+    ) -> bool:
+        """Let no worker of the fleet claim tasks of a queue, of a kind, or any task, until :meth:`resume`.
+
+        Takes effect within a second. What runs goes on, schedules go on making tasks, and what was claimed and has not
+        begun goes back without using an attempt. ``reason`` and ``by`` are shown by ``schedctl status``, ``show`` and
+        the audit. Returns False if it was paused already. Raises ConfigError unless exactly one of ``queue``, ``kind``
+        and ``all`` is given; StoreUnavailableError.
+        """
+        scope, name = check_scope(queue, kind, all)
+        with acting_as(by, reason=reason):
+            fresh = self.database.change(lambda c: store.pause(c, scope, name, self.database.now()))
+        self._notify_of_pauses()
+        return fresh
+
+    def resume(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        all: bool = False,  # the name is part of the interface
+        reason: str | None = None,
+        by: str | None = None,
+    ) -> bool:
+        """End the pause of a queue, of a kind, or of all; ``all`` leaves pauses of single queues and kinds as they are.
+
+        Returns False if there was none. Raises as :meth:`pause`.
+        """
+        scope, name = check_scope(queue, kind, all)
+        with acting_as(by, reason=reason):
+            ended = self.database.change(lambda c: store.resume(c, scope, name, self.database.now()))
+        self._notify_of_pauses()
+        return ended
+
+    def pauses(self) -> Sequence[PauseInfo]:
+        """What is paused, the oldest pause first. Raises StoreUnavailableError."""
+        with self.database.read() as connection:
+            found = store.records(connection)
+        return [PauseInfo(p.scope, p.name, to_datetime(p.at), p.actor, p.reason) for p in found]
+
+
+def check_scope(queue: str | None, kind: str | None, everything: bool) -> tuple[str, str]:
+    """(scope, name) of a pause. Raises ConfigError."""
+    given = [one for one in (queue, kind, everything or None) if one is not None]
+    if len(given) != 1:
+        raise ConfigError("say exactly one of queue, kind and all")
+    if queue is not None:
+        return QUEUE, check_name("queue", queue)
+    if kind is not None:
+        return KIND, check_name("kind", kind)
+    return ALL, ""
