@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Stats": "client.stats",
+    "KindStats": "client.stats",
+    "Spread": "client.stats",
     "TaskInfo": "client.info",
     "ScheduleInfo": "client.info",
     "AttemptInfo": "client.info",
@@ -73,6 +76,9 @@ if TYPE_CHECKING:
     from scheduler.client.info import AttemptInfo as AttemptInfo
     from scheduler.client.info import ScheduleInfo as ScheduleInfo
     from scheduler.client.info import TaskInfo as TaskInfo
+    from scheduler.client.stats import KindStats as KindStats
+    from scheduler.client.stats import Spread as Spread
+    from scheduler.client.stats import Stats as Stats
     from scheduler.engine.execution.context import AsyncContext as AsyncContext
     from scheduler.engine.execution.context import Context as Context
     from scheduler.errors import ConfigError as ConfigError

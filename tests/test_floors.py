@@ -29,7 +29,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"durable", "pauses"}),
     frozenset({"graph"}),
     frozenset({"tasks"}),
-    frozenset({"workers"}),
+    frozenset({"rollups", "workers"}),
     frozenset({"reaper", "requests"}),
     frozenset({"schedules"}),
     frozenset({"read"}),

@@ -336,6 +336,22 @@ starts = Table(  # attempt starts of kinds with a rate, by the end of the sub-wi
     sqlite_with_rowid=False,
 )
 
+rollups = Table(  # how attempts ended, ran and waited, by minute, hour and day: see store/rollups.py
+    "schedd_rollups",
+    metadata,
+    Column("span", Integer, nullable=False),  # seconds
+    Column("at", BigInteger, nullable=False),  # its start
+    Column("kind", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("outcome", SmallInteger, nullable=False),  # AttemptEnd.code
+    Column("measure", SmallInteger, nullable=False),
+    Column("bucket", SmallInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("total", BigInteger, nullable=False),  # microseconds
+    PrimaryKeyConstraint("span", "at", "kind", "queue", "outcome", "measure", "bucket"),
+    sqlite_with_rowid=False,
+)
+
 worker_kinds = Table(
     "schedd_worker_kinds",
     metadata,

@@ -101,7 +101,14 @@ class Retention(Section, frozen=True):
     events: Duration = RETENTION["events"]
     results: Duration = RETENTION["results"]
     keys: Duration = RETENTION["keys"]
+    stats: Duration = RETENTION["stats"]
     audit: Duration = RETENTION["audit"]
+
+
+class Metrics(Section, frozen=True):
+    """``[metrics]``: ``rollups``: keep how many attempts ended how, and how long they ran and waited."""
+
+    rollups: bool = True
 
 
 class Command(Section, frozen=True):
@@ -187,6 +194,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     schedules: Schedules = Schedules()
     log: Log = Log()
     retention: Retention = Retention()
+    metrics: Metrics = Metrics()
     command: Command = Command()
     files: Files = Files()
     http: Http = Http()

@@ -32,6 +32,7 @@ def scheduler_options(config: Config) -> dict[str, Any]:
         "timezone": config.schedules.timezone,
         "misfire_grace": config.schedules.misfire_grace,
         "retention": msgspec.structs.asdict(config.retention),
+        "rollups": config.metrics.rollups,
         "log_attempts": "notable" if config.log.attempts == "auto" else config.log.attempts,
         "settings": task_settings(config),
     }

@@ -393,6 +393,7 @@ class Engine:
             if self.dispatch.completer.completion_thread is not None:
                 self.dispatch.completer.completion_thread.forget_plans()
             periodic.learn_limits(connection)
+            periodic.write_rollups(connection)
         periodic.publish_worker(connection)
         if timers.due("look", self.options.lease / 3):
             self.registration.commands_may_wait = True
@@ -522,11 +523,16 @@ class Engine:
             held = [a for key, a in list(self.engine_state.held.items()) if key not in done]
             extra = [(a, outcome_at_stop(a, self.engine_state, RELEASE_DELAY_US)) for a in held]
         self.handed_back = sorted(self.dispatch.run(connection, claiming=False, extra=extra).given_back)
+        self.periodic.write_rollups(connection)
         with self.database.write(connection) as c:
             workers.stop(c, self.worker, self.engine_state.now())
         self.bell.ring()
 
     # inline (tests)
+
+    def write_rollups(self) -> None:
+        """Write the numbers of what has ended so far."""
+        self.periodic.write_rollups(self._conn())
 
     def _inline_requests(self) -> None:
         self.dispatch.run(self._conn(), claiming=False)

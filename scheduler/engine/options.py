@@ -24,7 +24,7 @@ class EngineOptions(NamedTuple):
     """Pools are (thread slots, async slots) by name; times are seconds.
 
     ``ahead``: how far ahead of the slots to claim; ``give_back``: attempts not started by then are released;
-    ``default_timeout``: microseconds, of tasks that have none; 0: none either.
+    ``default_timeout``: microseconds, of tasks that have none; 0: none either. ``rollups``: keep numbers of attempts.
     """
 
     queues: tuple[str, ...] = ("*",)
@@ -40,3 +40,4 @@ class EngineOptions(NamedTuple):
     log_attempts: str = "notable"
     capture_root: bool = False
     processes: ProcessOptions = ProcessOptions()
+    rollups: bool = True

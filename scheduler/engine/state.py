@@ -28,6 +28,7 @@ from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lives, Outcome, OutcomeColumns
 from scheduler.model.pauses import Pauses
 from scheduler.model.registry import Registry
+from scheduler.model.rollup import RollupCounter
 from scheduler.ports import SECOND
 from scheduler.store.db.begun import Begun
 from scheduler.store.db.database import Database
@@ -36,6 +37,7 @@ from scheduler.store.durable import checkpoints
 from scheduler.store.graph import parents as relatives
 from scheduler.store.requests import children as asked_children
 from scheduler.store.requests.request import Answer
+from scheduler.store.tasks.claim import DUE_AT, GROUP_OF
 
 if TYPE_CHECKING:
     from scheduler.model.registry import Kind
@@ -121,6 +123,7 @@ class EngineState:
         self.losing: set[tuple[int, int]] = set()  # claims taken from attempts that still run
         self.hung: tuple[HungHandler, ...] = ()  # handlers that hang
         self.means: dict[str, float] = {}  # seconds by kind
+        self.rollups = RollupCounter(GROUP_OF, DUE_AT) if options.rollups else None  # of what the loop recorded
         self.dead_letter_hook = DeadLetterHook(None, None)
         self.processes: ChildProcesses | None = None
         self.drafts: StoredDrafts | None = None

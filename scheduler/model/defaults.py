@@ -15,6 +15,7 @@ RETENTION: Mapping[str, float] = {
     "results": 86400.0,
     "keys": 86400.0,
     "audit": 365 * 86400.0,
+    "stats": 365 * 86400.0,
 }
 LEASE = 30.0
 DRAIN = 30.0

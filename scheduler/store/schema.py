@@ -56,7 +56,7 @@ tasks = Table(
     Column("finished_at", BigInteger),
     # what is asked of the handler
     Column("payload", Text),  # NULL: in task_values
-    Column("extras", SmallInteger, nullable=False, server_default=text("0")),  # 1: one of RARE in claim.py is set
+    Column("extras", SmallInteger, nullable=False, server_default=text("0")),  # bits, see HAS_RARE in claim.py
     Column("payload_ref", Text),
     Column("schema_version", Integer, nullable=False, server_default=text("1")),
     Column("message_type", Text),
@@ -341,6 +341,22 @@ starts = Table(  # attempt starts of kinds with a rate, by the end of the sub-wi
     Column("until", BigInteger, nullable=False),
     Column("starts", Integer, nullable=False),
     PrimaryKeyConstraint("kind", "until"),
+    sqlite_with_rowid=False,
+)
+
+rollups = Table(  # how attempts ended, ran and waited, by minute, hour and day: see store/rollups.py
+    "schedd_rollups",
+    metadata,
+    Column("span", Integer, nullable=False),  # seconds
+    Column("at", BigInteger, nullable=False),  # its start
+    Column("kind", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("outcome", SmallInteger, nullable=False),  # AttemptEnd.code
+    Column("measure", SmallInteger, nullable=False),  # model.rollup.Measure
+    Column("bucket", SmallInteger, nullable=False),  # of model.rollup.BOUNDS
+    Column("number", BigInteger, nullable=False),
+    Column("total", BigInteger, nullable=False),  # microseconds
+    PrimaryKeyConstraint("span", "at", "kind", "queue", "outcome", "measure", "bucket"),
     sqlite_with_rowid=False,
 )
 

@@ -68,12 +68,16 @@ def finalize(engine_state: EngineState, ended: CompletedBatch, finished: Complet
     ends = ended.ends
     engine_state.remove_held(ended.attempts, ends)
     lost = {(o.task_id, o.claim) for o in finished.lost}
+    plain = ends.plain and not lost
+    runs: list[int] = list(map(sub, ends.finished_at, ends.started_at)) if plain else []  # pyright: ignore[reportArgumentType]
+    longest = max(runs, default=0)
+    if engine_state.rollups is not None and ended.attempts:
+        if plain and not finished.overridden:
+            engine_state.rollups.add_successes(engine_state.now(), ended.attempts, ends, runs)
+        else:
+            engine_state.rollups.add(engine_state.now(), ended.attempts, ends, lost, finished.overridden)
     all_logged = log.isEnabledFor(logging.DEBUG) or engine_state.options.log_attempts == "all"
-    if (
-        ends.plain
-        and not (all_logged or lost)
-        and max(map(sub, ends.finished_at, ends.started_at), default=0) <= SLOW_SUCCESS_US  # pyright: ignore[reportArgumentType]
-    ):
+    if plain and not all_logged and longest <= SLOW_SUCCESS_US:
         return  # as nearly always: hundreds of which there is nothing to tell
     for attempt, o in ended.pairs:
         if (

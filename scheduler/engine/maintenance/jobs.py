@@ -9,7 +9,7 @@ from scheduler.engine.maintenance.stalls import take_away
 from scheduler.engine.state import EngineState
 from scheduler.model.outcome import AttemptEnd
 from scheduler.ports import FOREVER, SECOND
-from scheduler.store import schedules
+from scheduler.store import rollups, schedules
 from scheduler.store.admin import retention
 from scheduler.store.durable import waits
 from scheduler.store.tasks import control
@@ -145,6 +145,20 @@ def keep_logs(engine_state: EngineState, connection: sa.Connection) -> None:
         attempt.tail_written = added
 
 
+def write_rollups(engine_state: EngineState, connection: sa.Connection) -> None:
+    """Add what was counted to the stored numbers; it is counted on if that fails."""
+    counter = engine_state.rollups
+    if not counter:
+        return
+    cells = counter.take()
+    try:
+        with engine_state.database.write(connection) as c:
+            rollups.add(c, engine_state.database.dialect, cells)
+    except BaseException:
+        counter.put_back(cells)
+        raise
+
+
 class RetentionJob:
     """Removes what is over, batch by batch, so that no work is kept waiting."""
 
@@ -168,10 +182,13 @@ class RetentionJob:
             if after is not None and not removed.more:
                 reviewed, after = retention.rescan(c, dialect, now, kept, after)
                 removed = removed.plus(reviewed)
+            busy = removed.more or after is not None
+            if not busy:
+                busy = rollups.compact(c, dialect, now, round(kept["stats"] * SECOND))
         self._review = after
         if removed.tasks or removed.results:
             log.debug("retention removed %d tasks, and the results of %d", removed.tasks, removed.results)
-        return removed.more or after is not None
+        return busy
 
     def _fit(self, took: float) -> None:
         """Let the next batch be as large as fits into its time: a high task that comes meanwhile waits for its end."""

@@ -16,6 +16,7 @@ from scheduler.engine.maintenance.jobs import (
     keep_logs,
     pass_on_cancels,
     wake_missed,
+    write_rollups,
 )
 from scheduler.engine.maintenance.lease import Lease
 from scheduler.engine.maintenance.stalls import watch_stalls
@@ -155,6 +156,11 @@ class PeriodicWork:
                 self.dispatch.limits.learn(c)
 
         self.attempt("reading the kinds' limits", learn)
+
+    def write_rollups(self, connection: sa.Connection) -> None:
+        """Write what was counted since the last time; a transaction of its own, which no lease depends on."""
+        if self.engine_state.rollups:
+            self.attempt("writing numbers of attempts", lambda: write_rollups(self.engine_state, connection))
 
     def reap(self, connection: sa.Connection, bell: Notifier, *, polls: bool) -> bool:
         """Take back what dead workers held. True: there was something.

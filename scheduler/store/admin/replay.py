@@ -168,7 +168,7 @@ def _copy(connection: sa.Connection, row: sa.Row[Any], now: int, key: str | None
     original = row.original_id or row.id
     connection.execute(
         prepared(
-            "UPDATE schedd_tasks SET original_id = :original, replay_count = :count, extras = 1, "
+            "UPDATE schedd_tasks SET original_id = :original, replay_count = :count, extras = extras | 1, "
             f"key = coalesce(key, :own), held_key = CASE WHEN state < {st.FIRST_TERMINAL} THEN coalesce(key, :own) END "
             "WHERE id = :id"
         ),  # extras: an attempt reads original_id for its idempotency key

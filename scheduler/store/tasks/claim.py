@@ -21,6 +21,7 @@ from scheduler.store.db.statements import Columns, run, run_over
 if TYPE_CHECKING:
     from scheduler.store.tasks.ready_children import ReadyChildren
 
+HAS_RARE, HAS_PARENTS = 1, 2  # bits of ``extras``: a column of RARE is set; it waits, or has waited, for others
 QUARANTINE_LANE = "!"  # prefix of the lane of a task in quarantine
 
 
@@ -60,6 +61,7 @@ class Claimed(NamedTuple):
     correlation: str | None
     created_at: int
     extras: int
+    run_at: int
     queue: str
     lane: str
     pool: int
@@ -83,9 +85,12 @@ class Claimed(NamedTuple):
 
 
 LANE_OF = attrgetter("queue", "lane", "pool")  # of a head, a pick, or what was claimed
+GROUP_OF = itemgetter(*(Claimed._fields.index(name) for name in ("kind", "queue", "extras")))  # in rollups
+DUE_AT = itemgetter(Claimed._fields.index("run_at"))
 RARE = tuple(name for name in Claimed._fields if name in Claimed._field_defaults and name != "epoch")
 _USUAL = tuple(name for name in Claimed._fields if name not in Claimed._field_defaults)
 _NAMES = ", ".join(f"t.{name}" for name in _USUAL)
+_RUN_AT = _USUAL.index("run_at")
 _LANE_OF_ROW = itemgetter(*(_USUAL.index(name) for name in ("queue", "lane", "pool")))
 _KNOWN = ("queue", "lane", "pool", "kind", "claimed_at")  # on SQLite each pick is a statement of its own and knows them
 _GROWN = {"claim": "claim + 1", "attempt": f"attempt + CASE WHEN {{t}}state = {st.SUSPENDED} THEN 0 ELSE 1 END"}
@@ -152,7 +157,7 @@ WITH {{{{rows}}}}, picked AS MATERIALIZED (
   WHERE EXISTS ({_LIVE})
 )
 UPDATE schedd_tasks t SET {_SET_PG} WHERE t.id = ANY(ARRAY(SELECT id FROM picked))
-RETURNING {_NAMES}, t.run_at
+RETURNING {_NAMES}
 """
 _PG_CLAIM = _PG_CLAIM_IN.format(start="")
 _PG_CLAIM_FROM = _PG_CLAIM_IN.format(start="AND (t.run_at, t.id) >= (p.from_at, p.from_id)")
@@ -164,7 +169,7 @@ UPDATE schedd_tasks SET {_SET.format(t="", claim="{claim}")} WHERE id = (
   ORDER BY t.run_at, t.id LIMIT 1 {{skip_locked}})
 RETURNING {", ".join(_USUAL)}
 """
-_BY_TIME = itemgetter(-1, 0)
+_BY_TIME = itemgetter(_RUN_AT, 0)
 _PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int), ("n", int))
 _PICK_FROM_COLUMNS: Columns = (*_PICK_COLUMNS, ("from_at", int), ("from_id", int))
 _START = (-(2**62), 0)
@@ -241,8 +246,8 @@ def claim(
             rows = run_over(connection, _PG_CLAIM, _PICK_COLUMNS, picks, bound)
         rows.sort(key=_BY_TIME)  # they come as they were found
         if start:
-            start.update((_LANE_OF_ROW(row), (row[-1], row[0])) for row in rows)
-        claimed = [_new(Claimed, row[:-1] + _NOTHING_RARE) for row in rows]
+            start.update((_LANE_OF_ROW(row), (row[_RUN_AT], row[0])) for row in rows)
+        claimed = [_new(Claimed, row + _NOTHING_RARE) for row in rows]
     return _completed(connection, dialect, claimed)
 
 
@@ -258,11 +263,11 @@ def claim_one(
 
 def _completed(connection: sa.Connection, dialect: Dialect, claimed: list[Claimed]) -> list[Claimed]:
     """Add long payloads and rare columns to the tasks that have them."""
-    wanting = [c for c in claimed if c.extras or c.payload is None]
+    wanting = [c for c in claimed if c.payload is None or c.extras & HAS_RARE]
     if not wanting:
         return claimed
     long = [c.id for c in wanting if c.payload is None]
-    rare = [c.id for c in wanting if c.extras]
+    rare = [c.id for c in wanting if c.extras & HAS_RARE]
     values = f"SELECT task_id, value FROM schedd_task_values WHERE name = 'payload' AND task_id IN {dialect.ids()}"
     payloads = dict(run(connection, values, {"ids": bind_rows(long)}))
     columns = f"SELECT id, {', '.join(RARE)} FROM schedd_tasks WHERE id IN {dialect.ids()}"

@@ -24,6 +24,7 @@ from scheduler.store.graph.release import break_only, release
 from scheduler.store.predicates import bind_parents, from_parents, lives, recorded, same, state_of
 from scheduler.store.tasks import keys
 from scheduler.store.tasks.attempts import write_values
+from scheduler.store.tasks.claim import HAS_PARENTS
 from scheduler.store.tasks.replace import cancel_rerun
 from scheduler.store.tasks.row import edge_row, insert_edges, read_parents
 
@@ -285,7 +286,8 @@ def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int],
         prepared(
             "WITH d AS MATERIALIZED (SELECT i.id, (SELECT CAST(count(*) AS integer) FROM schedd_edges e "
             f"WHERE e.child = i.id AND (e.ok & {bit}) = 0) AS n FROM schedd_tasks i WHERE {dialect.among('i.id')}) "
-            "UPDATE schedd_tasks SET unmet = d.n, state = CASE WHEN d.n = 0 THEN 1 ELSE 0 END FROM d "
+            "UPDATE schedd_tasks SET unmet = d.n, state = CASE WHEN d.n = 0 THEN 1 ELSE 0 END, "
+            f"extras = extras | CASE WHEN d.n > 0 THEN {HAS_PARENTS} ELSE 0 END FROM d "
             f"WHERE schedd_tasks.id = d.id AND schedd_tasks.state <= {st.SCHEDULED}"
         ),
         bound,

@@ -30,7 +30,7 @@ _KEPT = ("id", "kind", "key", "held_key", "schedule", "slot", "missed", "missed_
 _TAKEN = tuple(name for name in COLUMNS if name not in _KEPT)
 _REPLACE = (
     f"UPDATE schedd_tasks SET {', '.join(f'{name} = :{name}' for name in _TAKEN if name != 'extras')}, "
-    "extras = CASE WHEN original_id IS NULL AND schedule IS NULL THEN :extras ELSE 1 END, "
+    "extras = CASE WHEN original_id IS NULL AND schedule IS NULL THEN :extras ELSE :extras | 1 END, "
     "held_key = CASE WHEN :live = 1 THEN held_key END, cancel_requested = :cancelled, cancel_cascade = 0, "
     "attempt_base = attempt, worker = NULL, rerun = 0, suspect = 0, deaths = 0, claimed_at = NULL, "
     "started_at = NULL, progress = NULL, progress_message = NULL, last_heartbeat_at = NULL, result = NULL, "

@@ -16,7 +16,7 @@ from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import EdgeVerdict, Otherwise, TaskState, When, edge_verdict, satisfied_mask
 from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.graph.messages import broken_text, removed_text
-from scheduler.store.tasks.claim import RARE
+from scheduler.store.tasks.claim import HAS_PARENTS, RARE
 
 INLINE = 1024  # longer values go to schedd_task_values, so that claim and finish do not rewrite them
 COLUMNS: dict[str, type] = {
@@ -197,7 +197,7 @@ def values_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None)
         made,  # created_at
         now if end else None,  # finished_at
         spec.payload if len(spec.payload) <= INLINE else None,
-        int(_rare_of(spec) != _NOTHING_RARE),  # extras
+        int(_rare_of(spec) != _NOTHING_RARE) | (HAS_PARENTS if spec.edges else 0),  # extras
         spec.payload_ref,
         spec.schema_version,
         spec.message_type,

@@ -1,0 +1,95 @@
+"""How often attempts ended how, and how long they ran and waited, over a time: read from the rollups."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model.outcome import AttemptEnd
+from scheduler.model.rollup import DAY, HOUR, MINUTE, Histogram, Measure
+from scheduler.ports import SECOND
+from scheduler.store.db.dialect import prepared
+from scheduler.store.rollups import HOURS_KEPT, MINUTES_KEPT, floor
+
+FINISHED = (AttemptEnd.SUCCEEDED, AttemptEnd.FAILED, AttemptEnd.RETRIED, AttemptEnd.DEAD)
+FAILURES = FINISHED[1:]
+_READ = (
+    "SELECT kind, outcome, measure, bucket, sum(number) AS number, sum(total) AS total FROM schedd_rollups "
+    f"WHERE span IN ({MINUTE}, {HOUR}, {DAY}) AND at >= :since AND at < :until"
+)
+
+
+class Numbers:
+    """The numbers of a kind, or of several."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[AttemptEnd, int] = {}
+        self.run = Histogram()  # of attempts that succeeded or failed
+        self.wait = Histogram()
+
+    def add(self, outcome: AttemptEnd, measure: int, bucket: int, number: int, total: int) -> None:
+        """Add one bucket of the rollups."""
+        if measure == Measure.RUN:
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + number
+            if outcome in FINISHED:
+                self.run.add(bucket, number, total)
+        elif measure == Measure.WAIT:
+            self.wait.add(bucket, number, total)
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts have ended, however they did."""
+        return sum(self.outcomes.values())
+
+    @property
+    def failure_rate(self) -> float | None:
+        """The share of failures among the attempts that succeeded or failed; None if there are none."""
+        finished = sum(self.outcomes.get(end, 0) for end in FINISHED)
+        return sum(self.outcomes.get(end, 0) for end in FAILURES) / finished if finished else None
+
+
+class StatsRecord(NamedTuple):
+    """The numbers of a time (microseconds): of all, and by kind, the most frequent first."""
+
+    since: int
+    until: int
+    total: Numbers
+    kinds: dict[str, Numbers]
+
+
+def window(now: int, since: int, until: int) -> tuple[int, int]:
+    """The time whose numbers are there: widened to whole minutes, or to the hours or days that old ones are kept in."""
+
+    def span_at(at: int) -> int:
+        if at >= floor(now - MINUTES_KEPT * SECOND, HOUR):
+            return MINUTE
+        return HOUR if at >= floor(now - HOURS_KEPT * SECOND, DAY) else DAY
+
+    end = floor(until - 1, span_at(until)) + span_at(until) * SECOND
+    return floor(since, span_at(since)), min(max(until, now), end)
+
+
+def stats(
+    connection: sa.Connection,
+    now: int,
+    since: int,
+    until: int,
+    *,
+    kind: str | None = None,
+    queue: str | None = None,
+) -> StatsRecord:
+    """The numbers from ``since`` to ``until`` (microseconds). Reads rollups only, however many tasks there are."""
+    since, until = window(now, since, until)
+    sql, bound = _READ, {"since": since, "until": until}
+    asked = {name: value for name, value in (("kind", kind), ("queue", queue)) if value is not None}
+    for name in asked:
+        sql += f" AND {name} = :{name}"
+    rows = connection.execute(prepared(f"{sql} GROUP BY kind, outcome, measure, bucket"), bound | asked)
+    total, found = Numbers(), dict[str, Numbers]()
+    for row in rows:
+        end = AttemptEnd.from_code(row.outcome)
+        for numbers in (total, found.setdefault(row.kind, Numbers())):
+            numbers.add(end, row.measure, row.bucket, int(row.number), int(row.total))
+    ordered = sorted(found.items(), key=lambda item: (-item[1].attempts, item[0]))
+    return StatsRecord(since, until, total, dict(ordered))
