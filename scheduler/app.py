@@ -17,6 +17,7 @@ from scheduler.client.audit import AuditOperations
 from scheduler.client.batch import Batch
 from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
 from scheduler.client.pauses import PauseOperations
+from scheduler.client.recurring_graph import RecurringGraph
 from scheduler.client.stats import StatsOperations
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.client.threads import CallThreads
@@ -188,6 +189,13 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
         ``async with`` stores them without blocking the event loop, and takes an AsyncSession or AsyncConnection.
         """
         return Batch(self._caller, correlation, connection)
+
+    def recurring(self, name: str) -> RecurringGraph:
+        """Register several tasks that recur as one: ``with jobs.recurring("nightly").daily_at(2, 30) as dag: ...``.
+
+        Raises PayloadError for a name that is none.
+        """
+        return RecurringGraph(self._caller, name)
 
     def starting(self) -> AbstractContextManager[None]:
         """Surround a program's ``setup()``: if it fails, the next call may register other recurrences."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 SECOND = 1_000_000
 FOREVER = 2**62  # "no time": sorts behind every real instant, and no column needs NULL for it
+NEVER = FOREVER + 1  # a schedule whose last fire time has passed
 
 
 IN_CHILD = False  # whether this is a child process of an engine

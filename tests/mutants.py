@@ -205,10 +205,10 @@ MUTANTS = (
     Mutant(
         "one task per (schedule, slot)",
         (
-            *_index_off("ux_schedd_tasks_slot", '"schedule", "slot"'),
+            *_index_off("ux_schedd_tasks_slot", '"schedule", "slot", "key"'),
             Change(
                 "scheduler/store/schedules.py",
-                "_present(connection, dialect, [(one.row.name, fire.slot) for one in due for fire in one.fires])",
+                "present(connection, dialect, [(one.row.name, fire.slot) for one in due for fire in one.fires])",
                 "set()",
             ),
         ),

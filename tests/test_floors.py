@@ -31,7 +31,9 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"tasks"}),
     frozenset({"rollups", "workers"}),
     frozenset({"reaper", "requests"}),
+    frozenset({"schedule_runs"}),
     frozenset({"schedules"}),
+    frozenset({"schedule_sets"}),
     frozenset({"read"}),
     frozenset({"admin", "due_work"}),
 )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli.group import Group
-from scheduler.cli.options import Number, acts, common
-from scheduler.cli.output import print_object, print_rows, time
+from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
+from scheduler.cli.output import print_object, print_rows, seconds, time
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 
@@ -23,9 +23,15 @@ if TYPE_CHECKING:
 _COLUMNS = ("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan")
 _FIELDS = (
     *("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan"),
-    *("unserved", "catchup", "overlap", "payload", "created_at", "updated_at", "seen_at"),
+    *("unserved", "catchup", "overlap", "jitter", "owner", "tasks", "payload"),
+    *("created_at", "updated_at", "seen_at"),
 )
 _PAUSED = ("name", "paused", "next_at")
+_RUN_COLUMNS = ("first", "slot", "state", "tasks", "origin", "finished_at", "error")
+_RUN_FIELDS = (
+    *("first", "run", "slot", "origin", "state", "tasks", "states", "created_at", "started_at", "finished_at"),
+    "error",
+)
 _HOUR = 3_600 * 1_000_000
 
 
@@ -66,7 +72,10 @@ def list_(session: Session, /) -> None:
             "unserved": unserved[r.name].reason if r.name in unserved else None,
             "catchup": r.catchup,
             "overlap": r.overlap,
-            "payload": decoded(r.payload),
+            "jitter": seconds(r.jitter),
+            "owner": r.owner,
+            "tasks": None if r.graph is None else _nodes(r.graph),
+            "payload": None if r.graph is not None else decoded(r.payload),
             "created_at": time(r.created_at),
             "updated_at": time(r.updated_at),
             "seen_at": time(r.seen_at),
@@ -74,6 +83,17 @@ def list_(session: Session, /) -> None:
         for r in found
     ]
     print_rows(session, rows, _COLUMNS)
+
+
+def _nodes(graph: str) -> list[dict[str, Any]]:
+    """The tasks of a recurring graph: names, kinds, and the names of those that each waits for."""
+    from scheduler.store.schedule_runs import decode_graph
+
+    tasks = decode_graph(graph)
+    return [
+        {"name": spec.key, "kind": spec.kind, "depends_on": [tasks[edge.parent].key for edge in spec.edges]}
+        for spec in tasks
+    ]
 
 
 def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
@@ -104,6 +124,7 @@ def next_(session: Session, /, name: str, count: int) -> None:
     are still to be run: with catch-up skip and last one for all of them.
     """
     from scheduler.model.recurrence import fold_marks
+    from scheduler.ports import FOREVER
     from scheduler.store.read.schedules import record, upcoming
     from scheduler.store.read.unserved import describe, unserved_schedules
     from scheduler.store.read.workers import read_fleet
@@ -118,7 +139,9 @@ def next_(session: Session, /, name: str, count: int) -> None:
     slots = upcoming(found, count, now)
     if found.paused:
         note(f"schedule {name!r} is paused")
-    if not slots:
+    if not slots and found.next_at > FOREVER:
+        note("its last slot has passed")
+    elif not slots:
         note("its run is under way; the delay counts from its end")
     marks = fold_marks([now, *slots], found.recurrence.tz or "UTC")  # the first of them may be the first after a change
     rows: list[dict[str, Any]] = []
@@ -171,17 +194,71 @@ def resume(session: Session, /, name: str) -> None:
 
 @cron_command.command()
 @click.argument("name")
+@click.option("--slot", type=INSTANT, metavar="T", help="The run of this slot (with its zone), if it has none.")
 @acts
 @common
-@prints(("id",))
-def trigger(session: Session, /, name: str) -> None:
-    """Run once now, beside the slots; prints the task's id."""
-    from scheduler.store import schedules
+@prints(("id", "created"))
+def trigger(session: Session, /, name: str, slot: int | None) -> None:
+    """Run once now, beside the slots or for a slot that has no run; prints the id of the run's first task."""
+    from scheduler.store import schedule_sets
 
     database = session.existing()
-    made = session.write(lambda c: schedules.trigger(c, name, database.now()))
-    if not print_object(session, {"id": int(made)}):
+    made = session.write(lambda c: schedule_sets.trigger(c, name, database.now(), slot))
+    if not made.created:
+        note(f"this slot has a run already, from task {int(made)} on; `schedctl retry` runs a failed task again")
+    if not print_object(session, {"id": int(made), "created": made.created}):
         say(int(made))
+
+
+@cron_command.command()
+@click.argument("name")
+@click.option("--limit", type=Number(1, 10_000), default=20, show_default=True, help="How many at most.")
+@click.option("--cursor", type=TASK_ID, metavar="ID", help="Only runs before the one whose first task this is.")
+@common
+@prints(_RUN_FIELDS)
+def runs(session: Session, /, name: str, limit: int, cursor: int | None) -> None:
+    """The runs of a schedule whose tasks are stored, newest first: one line each, also of a graph."""
+    from scheduler.store.read import schedules
+
+    with session.existing().read() as connection:
+        found = schedules.runs(connection, name, limit + 1, cursor)
+    rows = [
+        {
+            "first": r.first,
+            "run": r.run,
+            "slot": time(r.slot),
+            "origin": r.origin,
+            "state": r.state.value,
+            "tasks": sum(r.states.values()),
+            "states": {state.value: count for state, count in r.states.items()},
+            "created_at": time(r.created_at),
+            "started_at": time(r.started_at),
+            "finished_at": time(r.finished_at),
+            "error": r.error,
+        }
+        for r in found[:limit]
+    ]
+    print_rows(session, rows, _RUN_COLUMNS)
+    if len(found) > limit:
+        note(f"stopped at {limit}, there are more: --cursor {found[limit - 1].first} shows the next ones")
+
+
+@cron_command.command()
+@click.argument("name")
+@click.option("--slot", type=INSTANT, metavar="T", help="Only the run of this slot (with its zone).")
+@click.option("--run", metavar="RUN", help="Only this run, as `cron runs -o json` names it.")
+@acts
+@common
+@prints(("name", "cancelled", "requested"))
+def cancel(session: Session, /, name: str, slot: int | None, run: str | None) -> None:
+    """Cancel the tasks of a schedule's runs that have not ended. The schedule itself goes on."""
+    from scheduler.store import schedule_sets
+
+    database = session.existing()
+    done = session.write(lambda c: schedule_sets.cancel_runs(c, name, database.now(), slot=slot, run=run))
+    view = {"name": name, "cancelled": list(done.cancelled), "requested": list(done.requested)}
+    if not print_object(session, view):
+        say(f"{len(done.cancelled)} cancelled, {len(done.requested)} running asked to end")
 
 
 @cron_command.command()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scheduler.store.read.kinds import KindRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
+_MAX_JITTER = 24 * 3_600 * 1_000_000
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
@@ -37,6 +38,9 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--at", "run_at", type=INSTANT, metavar="T", help="Not before this time (with its zone)."),
     click.option("--cron", metavar="EXPR", help="Again and again: a cron expression of five fields."),
     click.option("--tz", metavar="ZONE", help="The zone of --cron; else [schedules] timezone."),
+    click.option("--starts", type=INSTANT, metavar="T", help="With --cron: no slot before this time (with its zone)."),
+    click.option("--ends", type=INSTANT, metavar="T", help="With --cron: no slot after this time."),
+    click.option("--jitter", type=SPAN, metavar="5m", help="With --cron: due up to this long after each slot."),
     click.option("--retry", type=Number(0), metavar="N", help="Retry up to N times after failures."),
     click.option("--priority", type=click.Choice(POOLS, case_sensitive=False), help="Its level."),
     click.option("--key", metavar="K", help="Your name for it: the same kind and key is the same task."),
@@ -73,6 +77,9 @@ class TaskOptionsGiven:
     run_at: int | None = None
     cron: str | None = None
     tz: str | None = None
+    starts: int | None = None
+    ends: int | None = None
+    jitter: int | None = None
     retry: int | None = None
     priority: str | None = None
     key: str | None = None
@@ -88,6 +95,11 @@ class TaskOptionsGiven:
             raise click.UsageError("--in and --at exclude each other")
         if self.cron is None and self.tz is not None:
             raise click.UsageError("--tz belongs to --cron")
+        for name in ("starts", "ends", "jitter"):
+            if self.cron is None and getattr(self, name) is not None:
+                raise click.UsageError(f"--{name} belongs to --cron")
+        if self.jitter is not None and self.jitter > _MAX_JITTER:
+            raise click.UsageError("--jitter is at most 24h")
         if self.cron is not None and (self.delay is not None or self.run_at is not None or self.edges):
             raise click.UsageError("--cron goes with neither --in, --at nor --depend-on: each run is a new task")
         for name in ("key", "correlation", "subject"):
@@ -218,10 +230,12 @@ def _register(session: Session, given: TaskOptionsGiven, spec: TaskSpec) -> None
     from scheduler.store.schedules import ScheduleSpec
 
     database = session.database
-    recurrence = cron(given.cron or "", given.tz or session.config.schedules.timezone)
+    recurrence = msgspec.structs.replace(
+        cron(given.cron or "", given.tz or session.config.schedules.timezone), start_us=given.starts, end_us=given.ends
+    )
     name = spec.key or f"{spec.kind}-cli-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
     task = msgspec.structs.replace(spec, key=None)
-    wanted = ScheduleSpec(name, recurrence, task, replace=spec.conflict == "replace")
+    wanted = ScheduleSpec(name, recurrence, task, replace=spec.conflict == "replace", jitter=given.jitter or 0)
     fresh = session.write(lambda c: schedules.register(c, database.dialect, wanted, database.now()), database)
     if not fresh:
         note(f"there was a schedule {name!r} already; it is updated")

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, get_args
 
 import msgspec
 
+from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
-from scheduler.model import recurrence as recur
-from scheduler.model.catchup import CATCHUPS, OVERLAPS
 from scheduler.model.names import check_name
-from scheduler.model.recurrence import Recurrence, Weekday
+from scheduler.model.recurrence import Recurrence
 from scheduler.model.registry import MAX_KEY, Kind, bind, encode_json, parts_of
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.running import inherit
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from scheduler.client.batch import Batch
+    from scheduler.client.recurring_graph import RecurringGraph
 
 MAX_HEADERS = 16 * 1024
 _ITS_OWN_TIMES = "a recurring schedule has times of its own: at() and after() are for single tasks"
@@ -43,16 +43,12 @@ Seconds = float | timedelta
 Conflict = Literal["keep", "reject", "replace"]
 
 
-class _Builder:
+class _Builder(RecurrenceCalls["RecurringBuilder"]):
     """The common base of builders for single tasks and recurrences."""
 
-    # Class attributes: most builders of a large batch keep the defaults, and need no memory for them.
-    _catchup: str | None = None
-    _overlap: str | None = None
-    _run_on_startup = False
-    _recurrence: Recurrence | None = None
-
-    def __init__(self, caller: TaskSubmitter, kind: Kind, value: Any, batch: Batch | None = None) -> None:
+    def __init__(
+        self, caller: TaskSubmitter, kind: Kind, value: Any, batch: Batch | RecurringGraph | None = None
+    ) -> None:
         self._caller = caller
         self._kind = kind
         self._batch = batch
@@ -233,55 +229,6 @@ class _Builder:
         made._recurrence = recurrence
         return made
 
-    def _zone(self, tz: str | None) -> str:
-        return self._caller.timezone if tz is None else tz
-
-    def cron(self, expression: str, tz: str | None = None) -> RecurringBuilder:
-        """Fire as a cron expression of five fields says. Raises InvalidScheduleError."""
-        return self._recurring(recur.cron(expression, self._zone(tz)))
-
-    def daily_at(self, hour: int, minute: int, tz: str | None = None) -> RecurringBuilder:
-        """Every day at this time. Raises InvalidScheduleError."""
-        return self._recurring(recur.daily_at(hour, minute, self._zone(tz)))
-
-    def hourly_at(self, minute: int, tz: str | None = None) -> RecurringBuilder:
-        """Every hour at this minute. Raises InvalidScheduleError."""
-        return self._recurring(recur.hourly_at(minute, self._zone(tz)))
-
-    def weekly_on(self, weekday: Weekday, hour: int, minute: int, tz: str | None = None) -> RecurringBuilder:
-        """Every week on this day at this time. Raises InvalidScheduleError."""
-        return self._recurring(recur.weekly_on(weekday, hour, minute, self._zone(tz)))
-
-    def monthly_on(self, day: int, hour: int, minute: int, tz: str | None = None) -> RecurringBuilder:
-        """Every month that has this day, at this time. Raises InvalidScheduleError."""
-        return self._recurring(recur.monthly_on(day, hour, minute, self._zone(tz)))
-
-    def every(self, interval: Seconds, mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate") -> RecurringBuilder:
-        """Fire at an interval: fixed rate counts from the first registration, fixed delay from the end of each run.
-
-        Raises InvalidScheduleError.
-        """
-        return self._recurring(recur.every(interval, mode))
-
-    def catchup(self, policy: Literal["skip", "last", "all", "none"]) -> Self:
-        """Set what happens to missed fire times. Raises ConfigError."""
-        if policy not in CATCHUPS:
-            raise ConfigError(f"catchup must be one of {', '.join(CATCHUPS)}, not {policy!r}")
-        self._catchup = policy
-        return self
-
-    def overlap(self, policy: Literal["allow", "skip"]) -> Self:
-        """Set whether the schedule fires while its previous run has not ended. Raises ConfigError."""
-        if policy not in OVERLAPS:
-            raise ConfigError(f"overlap must be one of {', '.join(OVERLAPS)}, not {policy!r}")
-        self._overlap = policy
-        return self
-
-    def run_on_startup(self) -> Self:
-        """Run once at registration if the schedule is new or overdue."""
-        self._run_on_startup = True
-        return self
-
 
 class TaskBuilder(_Builder, Generic[R_co]):
     """Builds one task, and stores it."""
@@ -324,10 +271,12 @@ class TaskBuilder(_Builder, Generic[R_co]):
         return Draft(self._kind.name, lambda: self._finished({}))
 
     def _finished(self, positions: Mapping[TaskBuilder[Any], int]) -> TaskSpec:
-        if self._catchup or self._overlap or self._run_on_startup:
-            raise InvalidScheduleError(
-                "catchup, overlap and run_on_startup need a recurrence such as cron() or every()"
-            )
+        self._refuse_recurrence_settings()
+        spec = self._with_edges(positions)
+        inherit(spec)
+        return spec
+
+    def _with_edges(self, positions: Mapping[TaskBuilder[Any], int]) -> TaskSpec:
         if self._caller.before_schedule is not None:
             self._caller.before_schedule(self)
         spec = copy.copy(self._spec) if self._batch is None else self._spec  # a batch stores it once
@@ -338,7 +287,6 @@ class TaskBuilder(_Builder, Generic[R_co]):
                 else EdgeSpec(int(p), when, other)
                 for p, (when, other) in self._parents.items()
             ]
-        inherit(spec)
         return spec
 
 
@@ -360,25 +308,25 @@ class RecurringBuilder(_Builder):
         """
         if connection is not None:
             raise ConfigError("connection= is for single tasks; a recurring schedule is registered by itself")
-        assert self._recurrence is not None
+        made = self._schedule_spec(replace)
+        self._caller.register_schedule(made, keyed=self._spec.key is not None)
+        return made.name
+
+    def _schedule_spec(self, replace: bool = False) -> ScheduleSpec:
         if self._caller.before_schedule is not None:
             self._caller.before_schedule(self)
         spec = self._spec
         kept = spec.key_retention if spec.key is not None else self._kind.options.key_retention
-        name = spec.key or f"{spec.kind}-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
-        self._caller.register_schedule(
-            ScheduleSpec(
-                name,
-                self._recurrence,
-                msgspec.structs.replace(spec, key=None, key_retention=kept),
-                self._catchup or "skip",
-                self._overlap or "allow",
-                self._run_on_startup,
-                replace,
-            ),
-            keyed=spec.key is not None,
+        return ScheduleSpec(
+            spec.key or f"{spec.kind}-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}",
+            self._bounded_recurrence(),
+            msgspec.structs.replace(spec, key=None, key_retention=kept),
+            self._catchup or "skip",
+            self._overlap or "allow",
+            self._run_on_startup,
+            replace,
+            self._jitter,
         )
-        return name
 
     async def schedule_async(self, *, replace: bool = False) -> str:
         """:meth:`schedule` without blocking the event loop."""
@@ -404,7 +352,11 @@ def _known_conditions(when: str, otherwise: str | None) -> tuple[When, Otherwise
 
 
 def make_builder(
-    caller: TaskSubmitter, batch: Batch | None, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    caller: TaskSubmitter,
+    batch: Batch | RecurringGraph | None,
+    task: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> TaskBuilder[Any]:
     """Make a builder for a Task instance, or for a call of a @task function.
 

@@ -19,8 +19,9 @@ from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
 from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
-from scheduler.store.read.schedules import ScheduleRecord
+from scheduler.store.read.schedules import RunRecord, ScheduleRecord
 from scheduler.store.read.tasks import AttemptRecord, TaskRecord
+from scheduler.store.schedule_runs import decode_graph
 
 
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,8 +121,11 @@ class TaskPage(list[TaskInfo]):
 
 
 class ScheduleInfo(NamedTuple):
-    """A recurring schedule. ``next_at`` is None while the run is under way that a fixed delay counts from.
+    """A recurring schedule. ``next_at`` is None while the run is under way that a fixed delay counts from, and once its
+    end has passed.
 
+    ``owner``: the set of ``schedules.sync()`` that it belongs to. ``jitter``: a run is due up to so long after its fire
+    time. ``tasks``: how many tasks one run has; more than one, or kind ``(graph)``, for a recurring graph.
     ``trouble`` says why what is stored cannot be read, if it cannot; ``recurrence`` only says so, too, then.
     """
 
@@ -139,6 +143,39 @@ class ScheduleInfo(NamedTuple):
     updated_at: datetime
     seen_at: datetime
     trouble: str | None = None
+    jitter: timedelta = timedelta()
+    owner: str | None = None
+    tasks: int = 1
+
+
+class RunInfo(NamedTuple):
+    """One run of a schedule: the task of one fire time, or all tasks of its graph.
+
+    ``run``: the run's name: ``name@slot``, for a graph the correlation of its tasks. ``slot``: the fire time; None for
+    a run beside those. ``origin``: ``schedule``, ``backfill`` or ``trigger``. ``state``: of the whole; of several tasks
+    ``running`` once one has begun, and how the worst has ended once all have. ``states``: how many tasks are in each
+    state. ``first``: the id of its first task. ``error``: of a task that ended without success.
+    """
+
+    schedule: str
+    run: str
+    slot: datetime | None
+    origin: str
+    state: TaskState
+    states: dict[TaskState, int]
+    first: int
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    error: str | None
+
+
+def run_info(record: RunRecord) -> RunInfo:
+    """The public form of a schedule's run."""
+    values = record._asdict()
+    for name in ("slot", "created_at", "started_at", "finished_at"):
+        values[name] = instant(values[name])
+    return RunInfo(**values)
 
 
 def instant(us: int | None) -> datetime | None:
@@ -195,4 +232,7 @@ def schedule_info(record: ScheduleRecord) -> ScheduleInfo:
         to_datetime(record.updated_at),
         to_datetime(record.seen_at),
         record.trouble,
+        timedelta(microseconds=record.jitter),
+        record.owner,
+        1 if record.graph is None else len(decode_graph(record.graph)),
     )

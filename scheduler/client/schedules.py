@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from scheduler.client.info import ScheduleInfo, schedule_info
+from scheduler.client.builder import RecurringBuilder, check_text
+from scheduler.client.info import RunInfo, ScheduleInfo, run_info, schedule_info
+from scheduler.client.recurring_graph import RecurringGraph
+from scheduler.errors import ConfigError, DuplicateScheduleError
 from scheduler.model.spec import TaskId
-from scheduler.model.times import to_datetime
-from scheduler.store import schedules
+from scheduler.model.times import instant_us, to_datetime
+from scheduler.store import schedule_sets, schedules
 from scheduler.store.read import schedules as read_schedules
+from scheduler.store.schedule_sets import SetChange
+from scheduler.store.tasks.control import CancelResult
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
@@ -45,12 +51,72 @@ class Schedules:
             schedules.pause(connection, name, self._owner.database.now(), paused)
         self._owner._notify()
 
-    def trigger(self, name: str) -> TaskId:
-        """Run it once now, besides its fire times. Raises UnknownScheduleError."""
-        with self._owner.database.write() as connection:
-            made = schedules.trigger(connection, name, self._owner.database.now())
+    def sync(
+        self, wanted: Sequence[RecurringBuilder | RecurringGraph], *, owner: str = "default", dry_run: bool = False
+    ) -> SetChange:
+        """Make these the schedules of ``owner``, all or none: adds, updates, and deletes what the owner has besides.
+
+        ``wanted``: builders that are not scheduled. ``owner``: a name of 1 to 255 characters. Programs that share a
+        store need an owner each, since a schedule of the owner that is not in the set is deleted. Schedules of other
+        owners, and those registered by ``schedule()``, are never deleted; one of the latter that is in the set becomes
+        the owner's. ``dry_run``: change nothing, and return what would be changed.
+
+        Raises DuplicateScheduleError for a name that is twice in the set, another owner's or another kind's;
+        ConfigError, PayloadError.
+        """
+        check_text(owner, "owner")
+        specs = []
+        for builder in wanted:
+            if not isinstance(builder, RecurringBuilder | RecurringGraph):
+                raise ConfigError(f"sync takes recurring builders that are not scheduled, not {builder!r:.80}")
+            specs.append(builder._schedule_spec()._replace(owner=owner))
+        seen: set[str] = set()
+        for spec in specs:
+            if spec.name in seen:
+                raise DuplicateScheduleError(spec.name, "is twice in the set: give each of its schedules a key()")
+            seen.add(spec.name)
+        owned = self._owner.database
+        done = owned.change(lambda c: schedule_sets.sync(c, owned.dialect, specs, owner, owned.now(), dry_run=dry_run))
+        if not dry_run:
+            for name in done.removed:
+                self._owner._forget_schedule(name)
+            self._owner._notify()
+        return done
+
+    def runs(self, name: str, *, limit: int = 50, cursor: int | None = None) -> builtins.list[RunInfo]:
+        """The runs of one schedule whose tasks are still stored, newest first, at most ``limit``.
+
+        ``cursor``: only runs before the one whose ``first`` this is, for the next page. Raises UnknownScheduleError.
+        """
+        for what, number in (("limit", limit), ("cursor", 1 if cursor is None else cursor)):
+            if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**63:
+                raise ConfigError(f"{what} must be a whole number from 1, not {number!r:.80}")
+        with self._owner.database.read() as connection:
+            return [run_info(record) for record in read_schedules.runs(connection, name, limit, cursor)]
+
+    def trigger(self, name: str, slot: datetime | None = None) -> TaskId:
+        """Run it once now, besides its fire times; or ``slot``: the run of this fire time (aware), if it has none.
+
+        Returns the id of the run's first task; of a fire time whose run is stored that one's, with ``created`` False.
+        Raises UnknownScheduleError; InvalidScheduleError for an instant that is no fire time of it.
+        """
+        at = None if slot is None else instant_us(slot, "slot")
+        made = self._owner.database.change(lambda c: schedule_sets.trigger(c, name, self._owner.database.now(), at))
         self._owner._notify()
         return made
+
+    def cancel(self, name: str, slot: datetime | None = None, *, run: str | None = None) -> CancelResult:
+        """Cancel the tasks of its runs that have not ended: of all runs, of that of a fire time, or of the named one.
+
+        ``run``: as :meth:`runs` names it. Running tasks are asked to end. The schedule itself goes on. Raises
+        UnknownScheduleError.
+        """
+        at = None if slot is None else instant_us(slot, "slot")
+        done = self._owner.database.change(
+            lambda c: schedule_sets.cancel_runs(c, name, self._owner.database.now(), slot=at, run=run)
+        )
+        self._owner._notify()
+        return done
 
     def delete(self, name: str) -> None:
         """Delete the schedule; tasks that it made stay. Raises UnknownScheduleError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import NamedTuple
 
 from scheduler.model.recurrence import Recurrence
@@ -25,12 +26,21 @@ class Plan(NamedTuple):
     next_at: int
 
 
-def plan(recurrence: Recurrence, anchor: int, next_at: int, now: int, catchup: str, grace: int) -> Plan:
+def jitter_of(name: str, slot: int, most: int) -> int:
+    """How long after its fire time a run is due: from 0 to ``most`` microseconds, the same for the same fire time."""
+    if not most:
+        return 0
+    return int.from_bytes(blake2b(f"{name}@{slot}".encode(), digest_size=8).digest()) % (most + 1)
+
+
+def plan(
+    recurrence: Recurrence, anchor: int, next_at: int, now: int, catchup: str, grace: int, most: int = PER_TICK
+) -> Plan:
     """Plan at ``now`` for a schedule that was due at ``next_at`` (<= now). All in microseconds.
 
     A fire time is missed once it is ``grace`` late. ``skip`` runs only the newest of the missed ones, and none of them
     if a later fire time is still on time. ``last`` does the same, and passes on how many the run stands for. ``all``
-    runs each, at most PER_TICK in one tick. ``none`` runs only fire times that are on time.
+    runs each, at most ``most`` in one tick. ``none`` runs only fire times that are on time.
     """
     if recurrence.mode == "fixed_delay":
         late = now - next_at >= grace
@@ -38,10 +48,10 @@ def plan(recurrence: Recurrence, anchor: int, next_at: int, now: int, catchup: s
             return Plan([], recurrence.next_after(now))
         return Plan([Fire(next_at)], FOREVER)  # due again once this run has ended
     if catchup == "all":
-        slots, more = recurrence.slots_between(next_at - 1, now, PER_TICK, anchor)
+        slots, more = recurrence.slots_between(next_at - 1, now, most, anchor)
         return Plan([Fire(s) for s in slots], recurrence.next_after(slots[-1] if more else now, anchor))
     edge = max(next_at - 1, now - grace)
-    on_time, more = recurrence.slots_between(edge, now, PER_TICK, anchor)
+    on_time, more = recurrence.slots_between(edge, now, most, anchor)
     following = recurrence.next_after(on_time[-1] if more else now, anchor)
     missed = recurrence.count_between(next_at - 1, edge, anchor)
     fires = [Fire(s) for s in on_time]

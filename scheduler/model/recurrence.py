@@ -17,8 +17,10 @@ from msgspec.structs import force_setattr
 
 from scheduler.errors import ConfigError, InvalidScheduleError
 from scheduler.model.cron import normalise
-from scheduler.model.times import SECOND, span_us
+from scheduler.model.texts import rfc3339
+from scheduler.model.times import SECOND, instant_us, span_us
 from scheduler.model.zoned import DAY_US, ZonedCron, offset_us, zone_of, zoned_cron
+from scheduler.ports import NEVER
 
 Mode = Literal["fixed_rate", "fixed_delay"]
 SHORTEST_US = SECOND  # each fire time makes a task with its own row: work that comes more often belongs into one task
@@ -41,8 +43,8 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """A cron expression in a zone, or an interval. Build it with ``cron()``, ``daily_at()``, ``every()`` …
 
     ``expression`` (kept in one spelling: capitals, single blanks) and ``tz`` belong to kind cron,
-    ``interval_us`` and ``mode`` to kind interval. Raises InvalidScheduleError for what is invalid or could
-    never fire.
+    ``interval_us`` and ``mode`` to kind interval. ``start_us`` and ``end_us``: no fire time is earlier or later.
+    Raises InvalidScheduleError for what is invalid or could never fire.
     """
 
     kind: Literal["cron", "interval"]
@@ -50,8 +52,18 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     tz: str = ""
     interval_us: int = 0
     mode: Mode | Literal[""] = ""
+    start_us: int | None = None
+    end_us: int | None = None
 
     def __post_init__(self) -> None:
+        self._check()
+        if self.start_us is not None and self.end_us is not None:
+            first = self.start_us if self.mode == "fixed_delay" else self.next_after(self.start_us - 1, self.start_us)
+            if first > self.end_us:
+                span = f"from {rfc3339(self.start_us, exact=False)} to {rfc3339(self.end_us, exact=False)}"
+                raise InvalidScheduleError(f"it never fires: {span} there is no slot")
+
+    def _check(self) -> None:
         if self.kind == "cron":
             zoned_cron(self.expression, self.tz)
             force_setattr(self, "expression", normalise(self.expression))
@@ -67,14 +79,38 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
         ``anchor_us``: the schedule's first registration, needed by fixed rate: it fires at anchor + k * interval with
         k from 1. For fixed delay ``after_us`` is the end of the last run (the registration, if there was none), and
-        the schedule fires one interval later. Raises InvalidScheduleError outside the years 2 to 9998.
+        the schedule fires one interval later, ``start_us`` at the earliest. A fixed rate with a start counts from that.
+        NEVER once the end has passed. Raises InvalidScheduleError outside the years 2 to 9998.
         """
+        if self.end_us is not None and after_us >= self.end_us:
+            return NEVER
+        slot = self._following(self._from_start(after_us), anchor_us)
+        return slot if self.end_us is None or slot <= self.end_us else NEVER
+
+    def _following(self, after_us: int, anchor_us: int | None) -> int:
         if self.kind == "cron":
             return self._cron.next_after(after_us)
         if self.mode == "fixed_delay":
-            return after_us + self.interval_us
-        anchor = _anchor(anchor_us)
+            return max(after_us + self.interval_us, self.start_us or 0)
+        anchor = self._anchor(anchor_us)
         return anchor + (self._passed(after_us, anchor) + 1) * self.interval_us
+
+    def _from_start(self, after_us: int) -> int:
+        """The instant, or the one before the start if that is later."""
+        if self.start_us is None or self.mode == "fixed_delay":
+            return after_us
+        return max(after_us, self.start_us - 1)
+
+    def _to_end(self, until_us: int) -> int:
+        return until_us if self.end_us is None else min(until_us, self.end_us)
+
+    def _anchor(self, anchor_us: int | None) -> int:
+        """What a fixed rate counts from: its first slot is one interval later."""
+        if self.start_us is not None:
+            return self.start_us - self.interval_us
+        if anchor_us is None:
+            raise ValueError("a fixed rate counts from its first registration; pass it as anchor_us")
+        return anchor_us
 
     def slots_between(
         self, after_us: int, until_us: int, limit: int, anchor_us: int | None = None
@@ -99,25 +135,27 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     def count_between(self, after_us: int, until_us: int, anchor_us: int | None = None) -> int:
         """Count the fire times in (after, until], without a visit of each."""
+        after_us, until_us = self._from_start(after_us), self._to_end(until_us)
         if until_us <= after_us:
             return 0
         if self.kind == "cron":
             return self._cron.count_between(after_us, until_us)
         if self.mode == "fixed_delay":
-            return int(after_us + self.interval_us <= until_us)
-        anchor = _anchor(anchor_us)
+            return int(self._following(after_us, None) <= until_us)
+        anchor = self._anchor(anchor_us)
         return self._passed(until_us, anchor) - self._passed(after_us, anchor)
 
     def newest_between(self, after_us: int, until_us: int, anchor_us: int | None = None) -> int | None:
         """The last fire time in (after, until], or None. For cron it searches HORIZON_YEARS at most."""
+        after_us, until_us = self._from_start(after_us), self._to_end(until_us)
         if until_us <= after_us:
             return None
         if self.kind == "cron":
             return self._cron.newest_between(after_us, until_us)
         if self.mode == "fixed_delay":
-            slot = after_us + self.interval_us
+            slot = self._following(after_us, None)
         else:
-            anchor = _anchor(anchor_us)
+            anchor = self._anchor(anchor_us)
             slot = anchor + self._passed(until_us, anchor) * self.interval_us
             if slot == anchor:
                 return None
@@ -126,8 +164,20 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def describe(self) -> str:
         """One line for people, such as ``30 2 * * * Europe/Berlin`` or ``every 1 h 30 min, fixed rate``."""
         if self.kind == "cron":
-            return f"{self.expression} {self.tz}"
-        return f"every {_span(self.interval_us)}, {self.mode.replace('_', ' ')}"
+            text = f"{self.expression} {self.tz}"
+        else:
+            text = f"every {_span(self.interval_us)}, {self.mode.replace('_', ' ')}"
+        for word, at in (("from", self.start_us), ("to", self.end_us)):
+            text += "" if at is None else f", {word} {rfc3339(at, exact=False)}"
+        return text
+
+    def within(self, start: datetime | None, end: datetime | None) -> Recurrence:
+        """The same recurrence from ``start`` to ``end`` (aware, both included, None: open).
+
+        Raises InvalidScheduleError.
+        """
+        bounds = [None if at is None else instant_us(at, what) for what, at in (("starts_at", start), ("ends_at", end))]
+        return msgspec.structs.replace(self, start_us=bounds[0], end_us=bounds[1])
 
     def to_json(self) -> str:
         """The recurrence as compact JSON, the same text for equal recurrences."""
@@ -232,12 +282,6 @@ def fold_marks(instants_us: Iterable[int], tz: str | ZoneInfo) -> list[ZoneMark]
         marks.append(ZoneMark(instant, local, local[19:], before is not None and offset != before))
         before = offset
     return marks
-
-
-def _anchor(anchor_us: int | None) -> int:
-    if anchor_us is None:
-        raise ValueError("a fixed rate counts from its first registration; pass it as anchor_us")
-    return anchor_us
 
 
 def _zone_name(tz: object) -> str:

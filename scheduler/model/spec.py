@@ -50,6 +50,7 @@ class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycl
     key_retention: int | None = None
     schedule: str | None = None
     slot: int | None = None
+    slot_tz: str | None = None
     missed: int | None = None
     missed_since: int | None = None
     result_ttl: int | None = None

@@ -12,6 +12,7 @@ from scheduler.errors import InvalidScheduleError, SchedulerError
 from scheduler.model.capacity import Capacity
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.recurrence import Recurrence
+from scheduler.model.spec import TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
 from scheduler.model.task import Priority
 from scheduler.store.schema import metadata
@@ -47,6 +48,7 @@ _TEXTS: tuple[tuple[str, str, Callable[[str], object]], ...] = (
     ("schedd_workers", "pools", lambda text: msgspec.json.decode(text, type=Capacity)),
     ("schedd_schedules", "recurrence", Recurrence.from_json),
     ("schedd_schedules", "options", lambda text: msgspec.json.decode(text, type=dict[str, Any])),
+    ("schedd_schedules", "graph", lambda text: msgspec.json.decode(text, type=list[TaskSpec])),
 )
 
 

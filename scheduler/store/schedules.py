@@ -16,34 +16,43 @@ from scheduler.model import state as st
 from scheduler.model.catchup import PER_TICK, Fire, plan
 from scheduler.model.fingerprint import describe
 from scheduler.model.recurrence import Recurrence
-from scheduler.model.retry import MAX_COUNT
 from scheduler.model.spec import TaskId, TaskSpec
-from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
 from scheduler.store import audit
 from scheduler.store.broken_rows import unreadable
 from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.db.statements import run
-from scheduler.store.predicates import exists, same
+from scheduler.store.schedule_runs import (
+    GRAPH,
+    encode_graph,
+    last_ends,
+    present,
+    specs_of_run,
+    still_going,
+    template_of,
+)
 from scheduler.store.tasks.enqueue import enqueue
 
 log = logging.getLogger("scheduler.store")
 
 _BATCH = 256  # schedules that one tick fires: work that waits goes on between two ticks
 # By name, as everywhere: of a * PostgreSQL refuses what it has prepared once the next version has added a column.
-_ROW = (
-    "SELECT name, kind, payload, options, recurrence, catchup, overlap, anchor, next_at, paused, last_task "
-    "FROM schedd_schedules t"
+ROW = (
+    "SELECT name, kind, payload, options, graph, recurrence, catchup, overlap, jitter, owner, anchor, next_at, paused, "
+    "last_slot, last_task FROM schedd_schedules t"
 )
 NEXT_LOOK = (
-    f"SELECT min(CASE WHEN next_at >= {FOREVER} THEN 0 ELSE next_at END) FROM schedd_schedules "
-    f"WHERE paused = 0 OR next_at >= {FOREVER}"
+    f"SELECT min(CASE WHEN next_at = {FOREVER} THEN 0 ELSE next_at END) FROM schedd_schedules "
+    f"WHERE paused = 0 OR next_at = {FOREVER}"
 )
 
 
 class ScheduleSpec(NamedTuple):
-    """A recurrence to register: its name, when, and the task that each slot makes. ``replace``: also in place of a
-    schedule of another kind."""
+    """A recurrence to register: its name, when, and the task that each slot makes, or the graph of tasks.
+
+    ``replace``: also in place of a schedule of another kind or owner. ``jitter``: microseconds. ``owner``: the set that
+    it belongs to (schedule_sets.py).
+    """
 
     name: str
     recurrence: Recurrence
@@ -52,6 +61,24 @@ class ScheduleSpec(NamedTuple):
     overlap: str = "allow"
     run_on_startup: bool = False
     replace: bool = False
+    jitter: int = 0
+    owner: str | None = None
+    graph: Sequence[TaskSpec] | None = None
+
+    def columns(self) -> dict[str, object]:
+        """What the schedule's row says, but for its times."""
+        own = self.graph is None
+        return {
+            "kind": self.task.kind if own else GRAPH,
+            "payload": self.task.payload,
+            "options": msgspec.json.encode(msgspec.structs.replace(self.task, payload="")).decode(),
+            "graph": None if self.graph is None else encode_graph(self.graph),
+            "recurrence": self.recurrence.to_json(),
+            "catchup": self.catchup,
+            "overlap": self.overlap,
+            "jitter": self.jitter,
+            "owner": self.owner,
+        }
 
 
 class Fired(NamedTuple):
@@ -65,28 +92,19 @@ class Fired(NamedTuple):
 def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, now: int) -> bool:
     """Insert or update by name; the slot that stands keeps standing unless the recurrence changed.
 
-    Returns whether the schedule is new. Raises DuplicateScheduleError if it is one of another kind, unless ``replace``.
+    Returns whether the schedule is new. Raises DuplicateScheduleError if it is one of another kind, or belongs to
+    another owner's set, unless ``replace``.
     With ``run_on_startup`` a fresh or overdue schedule runs once now; with
     catch-up ``all`` an overdue one runs through the slots that it missed, which are due at once and none of them lost.
     """
-    recurrence = spec.recurrence.to_json()
-    bound = {
-        "name": spec.name,
-        "kind": spec.task.kind,
-        "payload": spec.task.payload,
-        "options": msgspec.json.encode(msgspec.structs.replace(spec.task, payload="")).decode(),
-        "recurrence": recurrence,
-        "catchup": spec.catchup,
-        "overlap": spec.overlap,
-        "now": now,
-        "next_at": spec.recurrence.next_after(now, now),
-    }
+    columns = spec.columns()
+    bound = columns | {"name": spec.name, "now": now, "next_at": spec.recurrence.next_after(now, now)}
     fresh = (
         connection.execute(
             prepared(
-                "INSERT INTO schedd_schedules (name, kind, payload, options, recurrence, catchup, overlap, anchor, "
-                "next_at, created_at, updated_at, seen_at) VALUES (:name, :kind, :payload, :options, :recurrence, "
-                ":catchup, :overlap, :now, :next_at, :now, :now, :now) ON CONFLICT (name) DO NOTHING RETURNING name"
+                f"INSERT INTO schedd_schedules (name, {', '.join(columns)}, anchor, next_at, created_at, updated_at, "
+                f"seen_at) VALUES (:name, {', '.join(f':{name}' for name in columns)}, :now, :next_at, :now, :now, "
+                ":now) ON CONFLICT (name) DO NOTHING RETURNING name"
             ),
             bound,
         ).first()
@@ -94,31 +112,31 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
     )
     if not fresh:
         row = _locked(connection, dialect, spec.name)
-        _tell_change(row, spec)
-        was, becomes = _shown(row), {name: bound[name] for name in _SHOWN}
-        if was != becomes:
-            before, after = _changed(was, becomes)
+        changed = log_change(row, spec)
+        if row is not None and changed:
+            before = {name: row._mapping[name] for name in changed}
+            after = {name: columns[name] for name in changed}
             about = f"schedule {spec.name}"
             audit.record(connection, now, "schedule replaced", subject=about, before=before, after=after)
         connection.execute(
             prepared(
-                "UPDATE schedd_schedules SET kind = :kind, payload = :payload, options = :options, catchup = :catchup, "
-                "overlap = :overlap, seen_at = :now, "
-                "updated_at = CASE WHEN recurrence = :recurrence AND payload = :payload THEN updated_at ELSE :now END, "
+                f"UPDATE schedd_schedules SET {', '.join(f'{n} = :{n}' for n in columns if n != 'recurrence')}, "
+                "seen_at = :now, updated_at = CASE WHEN :changed = 0 THEN updated_at ELSE :now END, "
                 "anchor = CASE WHEN recurrence = :recurrence THEN anchor ELSE :now END, "
                 "next_at = CASE WHEN recurrence = :recurrence THEN next_at ELSE :next_at END, "
                 "recurrence = :recurrence WHERE name = :name"
             ),
-            bound,
+            bound | {"changed": len(changed)},
         )
     else:
-        shown = {name: bound[name] for name in _SHOWN}
+        shown = {name: value for name, value in columns.items() if value is not None}
         audit.record(connection, now, "schedule registered", subject=f"schedule {spec.name}", after=shown)
         # it may have been deleted, and brought back while a run of it goes on; not by walking down the primary key
+        going = f"FROM schedd_tasks t WHERE t.schedule = :name AND t.slot IS NOT NULL AND t.state < {st.FIRST_TERMINAL}"
         connection.execute(
             prepared(
-                "UPDATE schedd_schedules SET last_task = (SELECT max(t.id + 0) FROM schedd_tasks t "
-                f"WHERE t.schedule = :name AND t.slot IS NOT NULL AND t.state < {st.FIRST_TERMINAL}) WHERE name = :name"
+                f"UPDATE schedd_schedules SET last_task = (SELECT max(t.id + 0) {going}), "
+                f"last_slot = (SELECT max(t.slot) {going}) WHERE name = :name"
             ),
             {"name": spec.name},
         )
@@ -129,41 +147,63 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
             fire = Fire(now)
             if overdue and spec.catchup == "last" and spec.recurrence.mode != "fixed_delay":
                 fire = Fire(now, spec.recurrence.count_between(row.next_at - 1, now, row.anchor), row.next_at)
-            _fire(connection, dialect, [_Due(row, [fire], _after(spec.recurrence, row.anchor, now))], now)
+            following = _after(spec.recurrence, row.anchor, now)
+            _fire(connection, dialect, [_Due(row, template_of(row), [fire], following, at=now)], now)
     return fresh
 
 
-_SHOWN = ("kind", "payload", "options", "recurrence", "catchup", "overlap")  # in the audit
+_SHOWN = ("kind", "payload", "options", "graph", "recurrence", "catchup", "overlap", "jitter", "owner")  # in the audit
 
 
-def _shown(row: sa.Row[Any] | None) -> dict[str, Any]:
-    return {} if row is None else {name: row._mapping[name] for name in _SHOWN}
+def _shown(row: sa.Row[Any]) -> dict[str, Any]:
+    return {name: value for name in _SHOWN if (value := row._mapping[name]) is not None}
 
 
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What differs, before and after."""
-    names = [name for name in _SHOWN if before.get(name) != after[name]]
-    return {name: before.get(name) for name in names}, {name: after[name] for name in names}
+def changes_of(row: sa.Row[Any], spec: ScheduleSpec) -> list[str]:
+    """The columns that registering the schedule would change."""
+    return [name for name, value in spec.columns().items() if getattr(row, name) != value]
 
 
-def _tell_change(row: sa.Row[Any] | None, spec: ScheduleSpec) -> None:
-    """Names are chosen by people, and each is one schedule: what takes another's place by mistake is refused."""
-    if row is None:
+def check_change(row: sa.Row[Any], spec: ScheduleSpec) -> None:
+    """Names are chosen by people, and each is one schedule: what takes another's place by mistake is refused.
+
+    Raises DuplicateScheduleError.
+    """
+    if spec.replace:
         return
-    if row.kind != spec.task.kind:
-        if not spec.replace:
-            raise DuplicateScheduleError(
-                spec.name,
-                f"makes tasks of kind {row.kind}: give the one of kind {spec.task.kind} another key(), or say "
-                f"schedule(replace=True), or delete the present one (`schedctl cron delete {spec.name}`)",
-            )
-        log.warning("schedule %r was one of kind %s, and is one of %s now", spec.name, row.kind, spec.task.kind)
-    elif row.recurrence != spec.recurrence.to_json():
+    kind = spec.columns()["kind"]
+    whose = None
+    if row.owner is not None and row.owner != spec.owner:
+        whose = f"belongs to the set of {row.owner!r} (schedules.sync): give this one another key()"
+    elif row.kind != kind:
+        whose = f"makes tasks of kind {row.kind}: give the one of kind {kind} another key()"
+    if whose is not None:
+        raise DuplicateScheduleError(
+            spec.name,
+            f"{whose}, or say schedule(replace=True), or delete the present one (`schedctl cron delete {spec.name}`)",
+        )
+
+
+def log_change(row: sa.Row[Any] | None, spec: ScheduleSpec) -> list[str]:
+    """Check and log what registering the schedule changes; returns the columns. Raises DuplicateScheduleError."""
+    if row is None:
+        return []
+    check_change(row, spec)
+    changed = changes_of(row, spec)
+    kind = spec.columns()["kind"]
+    if row.owner is not None and row.owner != spec.owner:
+        log.warning("schedule %r is no longer in the set of %r", spec.name, row.owner)
+    if row.kind != kind:
+        log.warning("schedule %r was one of kind %s, and is one of %s now", spec.name, row.kind, kind)
+    elif "recurrence" in changed:
         try:
             before = Recurrence.from_json(row.recurrence).describe()
         except InvalidScheduleError:
             before = "unreadable"
         log.info("schedule %r was %s, and is %s now", spec.name, before, spec.recurrence.describe())
+    elif changed:
+        log.info("schedule %r has another %s now", spec.name, ", ".join(changed))
+    return changed
 
 
 def _after(recurrence: Recurrence, anchor: int, now: int) -> int:
@@ -171,7 +211,7 @@ def _after(recurrence: Recurrence, anchor: int, now: int) -> int:
 
 
 def _locked(connection: sa.Connection, dialect: Dialect, name: str) -> sa.Row[Any] | None:
-    return connection.execute(prepared(f"{_ROW} WHERE name = :name {dialect.lock}"), {"name": name}).first()
+    return connection.execute(prepared(f"{ROW} WHERE name = :name {dialect.lock}"), {"name": name}).first()
 
 
 def next_due(connection: sa.Connection, dialect: Dialect, aside: Collection[str] = ()) -> int:
@@ -197,11 +237,16 @@ def _names(aside: Collection[str]) -> dict[str, str]:
 
 
 class _Due(NamedTuple):
-    """A schedule's row, the slots of it that are to become tasks, and when it is due next."""
+    """A schedule's row, the tasks of each run, the slots of it that are to become runs, and when it is due next.
+
+    ``at``: when the runs are due, if not at their slots.
+    """
 
     row: sa.Row[Any]
+    template: list[TaskSpec]
     fires: list[Fire]
     next_at: int
+    at: int | None = None
 
 
 def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, aside: Collection[str] = ()) -> list[Fired]:
@@ -213,7 +258,7 @@ def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, asid
     _, done = end_delays(connection, now, aside)
     rows = connection.execute(
         prepared(
-            f"{_ROW} WHERE paused = 0 AND next_at <= :now {_but(dialect, aside)} "
+            f"{ROW} WHERE paused = 0 AND next_at <= :now {_but(dialect, aside)} "
             f"ORDER BY next_at LIMIT {_BATCH} {dialect.skip_locked}"
         ),
         {"now": now} | _names(aside),
@@ -225,13 +270,14 @@ def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, asid
             break
         try:
             recurrence = Recurrence.from_json(row.recurrence)
-            fires, next_at = plan(recurrence, row.anchor, row.next_at, now, row.catchup, grace)
-            _spec_of(row)
+            template = template_of(row)
+            most = max(1, PER_TICK // len(template))
+            fires, next_at = plan(recurrence, row.anchor, row.next_at, now, row.catchup, grace, most)
         except Exception as error:
             done.append(Fired(row.name, [], describe(error).text))
             continue
-        planned += len(fires)
-        due.append(_Due(row, fires, next_at))
+        planned += len(fires) * len(template)
+        due.append(_Due(row, template, fires, next_at))
     return done + _fire_apart(connection, dialect, due, now)
 
 
@@ -258,11 +304,15 @@ def end_delays(connection: sa.Connection, now: int, aside: Collection[str] = ())
     dialect = dialect_of(connection)
     rows = connection.execute(
         prepared(
-            "SELECT t.name, t.recurrence, t.last_task, r.state, r.finished_at FROM schedd_schedules t "
+            "SELECT t.name, t.graph, t.recurrence, t.last_task, t.last_slot, r.state, r.finished_at "
+            "FROM schedd_schedules t "
             f"LEFT JOIN schedd_tasks r ON r.id = t.last_task WHERE t.next_at = {FOREVER} "
             f"AND (r.id IS NULL OR r.state >= {st.FIRST_TERMINAL}) {dialect.skip_locked}"
         )
     ).fetchall()
+    graphs = [row for row in rows if row.graph is not None]
+    going, finished = still_going(connection, dialect, graphs), last_ends(connection, dialect, graphs)
+    rows = [row for row in rows if row.name not in going]
     ended: list[tuple[str, int, int]] = []
     troubles = []
     for row in rows:
@@ -270,7 +320,8 @@ def end_delays(connection: sa.Connection, now: int, aside: Collection[str] = ())
             continue
         try:
             recurrence = Recurrence.from_json(row.recurrence)
-            following = _after_end(recurrence, now if row.finished_at is None else row.finished_at, now)
+            end = finished.get(row.name, row.finished_at)
+            following = _after_end(recurrence, now if end is None else end, now)
         except Exception as error:
             troubles.append(Fired(row.name, [], describe(error).text))
             continue
@@ -294,47 +345,27 @@ def _after_end(recurrence: Recurrence, end: int, now: int) -> int:
     return recurrence.next_after(end, end) if recurrence.mode == "fixed_delay" else now
 
 
-def _spec_of(row: sa.Row[Any]) -> TaskSpec:
-    """The task that each slot of the schedule makes. Raises msgspec.MsgspecError."""
-    spec = msgspec.json.decode(row.options, type=TaskSpec)
-    spec.payload = row.payload
-    return spec
-
-
 def _fire(connection: sa.Connection, dialect: Dialect, due: Sequence[_Due], now: int) -> list[list[TaskId]]:
     """Make the tasks of these schedules' slots. Returns the new tasks of each schedule."""
     if not due:
         return []
-    present = _present(connection, dialect, [(one.row.name, fire.slot) for one in due for fire in one.fires])
-    in_turn = {one.row.name: one.row.last_task for one in due if one.row.overlap == "skip" or one.next_at >= FOREVER}
-    going = _still_going(connection, dialect, [task_id for task_id in in_turn.values() if task_id is not None])
+    there = present(connection, dialect, [(one.row.name, fire.slot) for one in due for fire in one.fires])
+    in_turn = [one.row for one in due if one.row.overlap == "skip" or one.next_at == FOREVER]
+    going = still_going(connection, dialect, in_turn)
     left: list[list[Fire]] = []
     tasks: list[TaskSpec] = []
-    for row, fires, _ in due:
-        fires = [fire for fire in fires if (row.name, fire.slot) not in present]
-        if in_turn.get(row.name) in going:
+    for row, template, fires, _, at in due:
+        fires = [fire for fire in fires if (row.name, fire.slot) not in there]
+        if row.name in going:
             fires = []  # a fixed delay that was changed meanwhile waits for that run: next_at is FOREVER
         elif row.overlap == "skip" and len(fires) > 1:  # several at once would overlap each other
             first, *_, last = fires
             fires = [last._replace(missed=first.missed, missed_since=first.missed_since)]
         left.append(fires)
-        spec = _spec_of(row)
-        tasks += [
-            msgspec.structs.replace(
-                spec,
-                run_at=fire.slot,
-                delay=0,
-                key=slot_key(row.name, fire.slot),
-                conflict="keep",
-                schedule=row.name,
-                slot=fire.slot,
-                missed=None if fire.missed is None else min(fire.missed, MAX_COUNT),
-                missed_since=fire.missed_since,
-            )
-            for fire in fires
-        ]
+        for fire in fires:
+            tasks += specs_of_run(row, template, fire, len(tasks), at=at)
     ids = iter(enqueue(connection, tasks, now, ours=True) if tasks else [])
-    made = [list(islice(ids, len(fires))) for fires in left]
+    made = [list(islice(ids, len(fires) * len(one.template))) for one, fires in zip(due, left, strict=True)]
     changes = [
         (one.row.name, one.next_at, fires[-1].slot if fires else None, int(new[-1]) if new else None)
         for one, fires, new in zip(due, left, made, strict=True)
@@ -348,35 +379,6 @@ def _fire(connection: sa.Connection, dialect: Dialect, due: Sequence[_Due], now:
         {"rows": bind_rows(changes)},
     )
     return made
-
-
-def _present(connection: sa.Connection, dialect: Dialect, slots: list[tuple[str, int]]) -> set[tuple[str, int]]:
-    """Slots (schedule, time) that have a task already, whatever became of it: a clock that jumps back must not run them
-    again."""
-    if not slots:
-        return set()
-    there = exists("t.schedule", f"FROM schedd_tasks t WHERE {same('t.schedule', 'j.name')} AND t.slot = j.slot")
-    rows = connection.execute(
-        prepared(f"SELECT j.name, j.slot FROM {dialect.rows({'name': str, 'slot': int})} j WHERE {there}"),
-        {"rows": bind_rows(slots)},
-    )
-    return {(row[0], row[1]) for row in rows}
-
-
-def _still_going(connection: sa.Connection, dialect: Dialect, ids: list[int]) -> set[int]:
-    """Those of these tasks that have not ended."""
-    if not ids:
-        return set()
-    rows = connection.execute(
-        prepared(f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} AND t.state < {st.FIRST_TERMINAL}"),
-        {"ids": bind_rows(ids)},
-    )
-    return {row[0] for row in rows}
-
-
-def slot_key(name: str, slot: int) -> str:
-    """The key of a slot's task: ``name@2026-01-31T02:30:00Z``."""
-    return f"{name}@{to_datetime(slot).isoformat().replace('+00:00', 'Z')}"
 
 
 def pause(connection: sa.Connection, name: str, now: int, paused: bool) -> None:
@@ -416,21 +418,6 @@ def _readable(name: str, text: str) -> Recurrence:
         return Recurrence.from_json(text)
     except InvalidScheduleError as error:
         raise unreadable(name, error) from None
-
-
-def trigger(connection: sa.Connection, name: str, now: int) -> TaskId:
-    """One run now, beside the slots. Raises UnknownScheduleError, InvalidScheduleError if it cannot be read."""
-    row = connection.execute(prepared(f"{_ROW} WHERE name = :name"), {"name": name}).first()
-    if row is None:
-        raise UnknownScheduleError(name)
-    try:
-        spec = msgspec.json.decode(row.options, type=TaskSpec)
-    except msgspec.MsgspecError as error:
-        raise unreadable(name, error) from None
-    spec = msgspec.structs.replace(spec, payload=row.payload, key=None, run_at=0, delay=0, schedule=name)
-    made = enqueue(connection, [spec], now, ours=True)[0]
-    audit.record(connection, now, "schedule triggered", tasks=[int(made)], subject=f"schedule {name}")
-    return made
 
 
 def delete(connection: sa.Connection, name: str, now: int) -> None:

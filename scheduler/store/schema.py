@@ -73,6 +73,7 @@ tasks = Table(
     # recurrence
     Column("schedule", Text),
     Column("slot", BigInteger),
+    Column("slot_tz", Text),  # the zone of its schedule; NULL: UTC
     Column("missed", Integer),
     Column("missed_since", BigInteger),
     # while it runs
@@ -124,7 +125,7 @@ _partial("ix_schedd_tasks_waiting", "id", where="state = 0")
 _partial("ix_schedd_tasks_succeeded", "kept_until", "finished_at", where="state = 6")
 _partial("ix_schedd_tasks_done", "state", "finished_at", where="state >= 7")
 _partial("ux_schedd_tasks_held_key", "kind", "held_key", where="held_key IS NOT NULL", unique=True)
-_partial("ux_schedd_tasks_slot", "schedule", "slot", where="schedule IS NOT NULL", unique=True)
+_partial("ux_schedd_tasks_slot", "schedule", "slot", "key", where="schedule IS NOT NULL", unique=True)
 _partial("ix_schedd_tasks_check", "check_at", where="check_at IS NOT NULL")
 _partial("ix_schedd_tasks_key", "key", where="key IS NOT NULL")
 _partial("ix_schedd_tasks_key_ended", "kind", "key", where="key IS NOT NULL AND state >= 7")
@@ -186,8 +187,17 @@ outcomes = Table(  # what is remembered of a task that retention removed
     Column("task_id", BigInteger, primary_key=True, autoincrement=False),
     Column("state", SmallInteger, nullable=False),
     Column("removed_at", BigInteger, nullable=False),
+    Column("schedule", Text),
+    Column("slot", BigInteger),
 )
 Index("ix_schedd_outcomes_removed_at", outcomes.c.removed_at)
+Index(  # fire times that have run, so that a backfill leaves them out
+    "ix_schedd_outcomes_slot",
+    outcomes.c.schedule,
+    outcomes.c.slot,
+    sqlite_where=text("schedule IS NOT NULL"),
+    postgresql_where=text("schedule IS NOT NULL"),
+)
 
 audit = Table(  # who changed what, and why; kept for a time of its own
     "schedd_audit",
@@ -290,9 +300,12 @@ schedules = Table(
     Column("kind", Text, nullable=False),
     Column("payload", Text, nullable=False),
     Column("options", Text, nullable=False),  # the task's other columns, JSON
+    Column("graph", Text),  # the tasks of each run, JSON; NULL: the one of payload and options
     Column("recurrence", Text, nullable=False),
     Column("catchup", Text, nullable=False),
     Column("overlap", Text, nullable=False),
+    Column("jitter", BigInteger, nullable=False, server_default=text("0")),
+    Column("owner", Text),  # the set of jobs.schedules.sync() that it belongs to
     Column("anchor", BigInteger, nullable=False),
     Column("next_at", BigInteger, nullable=False),  # FOREVER while a fixed-delay run is under way
     Column("paused", SmallInteger, nullable=False, server_default=text("0")),

@@ -133,6 +133,14 @@ class _ContextBase(Generic[App_co]):
         return None if slot is None else to_datetime(slot)
 
     @property
+    def slot_local(self) -> datetime | None:
+        """The schedule's fire time on the clock of the schedule's time zone; UTC for an interval."""
+        from zoneinfo import ZoneInfo
+
+        slot = self.slot
+        return None if slot is None else slot.astimezone(ZoneInfo(self._attempt.claimed.slot_tz or "UTC"))
+
+    @property
     def missed(self) -> int:
         """How many missed fire times this run stands for (catch-up ``last``)."""
         return self._attempt.claimed.missed or 0

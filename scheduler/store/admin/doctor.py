@@ -332,7 +332,7 @@ def _schedules(connection: sa.Connection, now: int) -> Finding:
             bad.append(f"{row.name} (unreadable: {error})")
             continue
         ended = row.state is None or row.state >= st.FIRST_TERMINAL
-        if row.next_at >= FOREVER and ended and (row.finished_at or 0) < now - _LATE and not row.paused:
+        if row.next_at == FOREVER and ended and (row.finished_at or 0) < now - _LATE and not row.paused:
             bad.append(f"{row.name} (its run has ended, yet it has no next slot)")
         elif row.next_at < now - _LATE and not row.paused:
             late.append(f"{row.name} (overdue by {span_text(now - row.next_at)})")

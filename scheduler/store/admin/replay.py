@@ -26,8 +26,8 @@ _WHENS, _OTHERWISES = tuple(When), tuple(Otherwise)
 # Columns that a copy takes over unchanged.
 COPIED = (
     *("kind", "queue", "pool", "max_attempts", "retry", "timeout", "payload_ref", "message_type", "causation"),
-    *("subject", "sequence", "headers", "key_retention", "slot", "missed", "missed_since", "result_ttl"),
-    *("max_duration", "max_delay"),
+    *("subject", "sequence", "headers", "key_retention", "slot", "slot_tz", "missed", "missed_since"),
+    *("result_ttl", "max_duration", "max_delay"),
 )
 READ = ", ".join(
     f"t.{name}"

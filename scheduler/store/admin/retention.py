@@ -344,8 +344,9 @@ def remove(connection: sa.Connection, dialect: Dialect, expired: Sequence[tuple[
     rows = dialect.rows({"id": int, "state": int})
     connection.execute(
         prepared(
-            "INSERT INTO schedd_outcomes (task_id, state, removed_at) "
-            f"SELECT id, state, :now FROM {rows} j WHERE true ON CONFLICT (task_id) DO NOTHING"
+            "INSERT INTO schedd_outcomes (task_id, state, removed_at, schedule, slot) "
+            f"SELECT j.id, j.state, :now, t.schedule, t.slot FROM {rows} j LEFT JOIN schedd_tasks t ON t.id = j.id "
+            "WHERE true ON CONFLICT (task_id) DO NOTHING"
         ),
         {"rows": bind_rows(expired), "now": now},
     )

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from scheduler.errors import InvalidScheduleError, UnknownScheduleError
+from scheduler.model import state as st
 from scheduler.model.recurrence import Recurrence, Unreadable
+from scheduler.model.state import TaskState
 from scheduler.model.times import LAST
 from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import numbers_of, unreadable
 from scheduler.store.db.dialect import prepared
+from scheduler.store.schedule_runs import slot_key
 
 
 class ScheduleRecord(NamedTuple):
     """A stored schedule. Instants are microseconds, UTC; ``next_at`` is FOREVER while a fixed-delay run goes on.
 
-    ``trouble`` says why the recurrence cannot be read, if it cannot.
+    NEVER once its end has passed. ``jitter``: microseconds. ``graph``: the tasks of each run as JSON, None for
+    one task. ``trouble`` says why the recurrence cannot be read, if it cannot.
     """
 
     name: str
@@ -34,12 +38,15 @@ class ScheduleRecord(NamedTuple):
     created_at: int
     updated_at: int
     seen_at: int
+    jitter: int = 0
+    owner: str | None = None
+    graph: str | None = None
     trouble: str | None = None
 
 
 _RECORD = (
     "SELECT name, kind, payload, recurrence, catchup, overlap, anchor, next_at, paused, last_slot, last_task, "
-    "created_at, updated_at, seen_at FROM schedd_schedules"
+    "created_at, updated_at, seen_at, jitter, owner, graph FROM schedd_schedules"
 )
 
 
@@ -84,6 +91,8 @@ def upcoming(schedule: ScheduleRecord, count: int, now: int) -> list[int]:
     if schedule.next_at >= FOREVER:
         return []
     instants = [_first(schedule, now)]
+    if instants[0] >= FOREVER:
+        return []
     while len(instants) < count and schedule.recurrence.mode != "fixed_delay":
         after = instants[-1] if schedule.catchup == "all" else max(instants[-1], now)
         try:
@@ -106,3 +115,83 @@ def _first(schedule: ScheduleRecord, now: int) -> int:
         return next_at
     newest = recurrence.newest_between(next_at - 1, now, anchor)  # which one run for all of them has
     return next_at if newest is None else newest
+
+
+class RunRecord(NamedTuple):
+    """One run of a schedule: the task of one fire time, or the tasks of its graph. Instants are microseconds, UTC.
+
+    ``run``: the run's name. ``slot``: None for one that was triggered beside the fire times. ``origin``: schedule,
+    backfill or trigger. ``states``: how many tasks are in each state. ``first``: the first task's id.
+    """
+
+    schedule: str
+    run: str
+    slot: int | None
+    origin: str
+    state: TaskState
+    states: dict[TaskState, int]
+    first: int
+    created_at: int
+    started_at: int | None
+    finished_at: int | None
+    error: str | None
+
+
+_OF_STATE = ", ".join(f"sum(CASE WHEN t.state = {s.code} THEN 1 ELSE 0 END) AS s{s.code}" for s in TaskState)
+# A task alone that was triggered has no key, and the tasks of a graph have one correlation.
+_BY_HAND = (
+    "CASE WHEN t.slot IS NOT NULL THEN NULL WHEN t.key IS NULL THEN CAST(t.id AS text) "
+    "ELSE coalesce(t.correlation, CAST(t.id AS text)) END"
+)
+_RUNS = (
+    f"SELECT t.slot, {_BY_HAND} AS by_hand, min(t.id) AS first, min(t.created_at) AS created_at, "
+    "min(t.started_at) AS started_at, max(t.finished_at) AS finished_at, min(t.causation) AS causation, "
+    f"min(CASE WHEN t.state > {st.SUCCESS} THEN t.error END) AS error, {_OF_STATE} "
+    f"FROM schedd_tasks t WHERE t.schedule = :name GROUP BY t.slot, {_BY_HAND} HAVING min(t.id) < :cursor "
+    "ORDER BY min(t.id) DESC LIMIT :limit"
+)
+
+
+def runs(connection: sa.Connection, name: str, limit: int, cursor: int | None = None) -> list[RunRecord]:
+    """The runs of a schedule whose tasks are still there, newest first. ``cursor``: only those before this first id.
+
+    Also of a schedule that was deleted. Raises UnknownScheduleError if there is neither the schedule nor a run.
+    """
+    bound = {"name": name, "limit": limit, "cursor": 2**63 - 1 if cursor is None else cursor}
+    found = [_run_of(name, row) for row in connection.execute(prepared(_RUNS), bound)]
+    if not found and cursor is None:
+        record(connection, name)
+    return found
+
+
+def _run_of(name: str, row: sa.Row[Any]) -> RunRecord:
+    states = {s: int(count) for s in TaskState if (count := getattr(row, f"s{s.code}"))}
+    state = _state_of(states)
+    cause = (row.causation or "").partition(":")[0]
+    origin = cause if cause in ("backfill", "trigger") else "schedule"
+    return RunRecord(
+        name,
+        row.by_hand if row.slot is None else slot_key(name, row.slot),
+        row.slot,
+        "trigger" if row.slot is None else origin,
+        state,
+        states,
+        row.first,
+        row.created_at,
+        row.started_at,
+        row.finished_at if state.terminal else None,
+        row.error,
+    )
+
+
+def _state_of(states: dict[TaskState, int]) -> TaskState:
+    """The state of a run by those of its tasks: running once one has begun; how the worst has ended once all have."""
+    if len(states) == 1:
+        return next(iter(states))
+    if any(not state.terminal for state in states):
+        begun = any(state.code >= st.RETRY for state in states)
+        return TaskState.RUNNING if begun else TaskState.SCHEDULED
+    for state in (TaskState.DEAD, TaskState.FAILED, TaskState.CANCELLED, TaskState.SUCCESS):
+        if state in states:
+            return state
+    return TaskState.SKIPPED

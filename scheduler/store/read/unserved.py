@@ -16,9 +16,15 @@ from scheduler.store.read.workers import Fleet
 class _Options(msgspec.Struct):
     """Of the task that each slot makes."""
 
-    queue: str
-    pool: int
+    queue: str = "default"
+    pool: int = 1
     schema_version: int = 1
+
+
+class _Node(_Options):
+    """A task of a recurring graph."""
+
+    kind: str = ""
 
 
 class Unserved(NamedTuple):
@@ -33,15 +39,19 @@ def unserved_schedules(connection: sa.Connection, fleet: Fleet) -> list[Unserved
     """Those that are not paused, by name."""
     found = []
     for row in connection.execute(
-        prepared("SELECT name, kind, options, seen_at FROM schedd_schedules WHERE paused = 0 ORDER BY name")
+        prepared("SELECT name, kind, options, graph, seen_at FROM schedd_schedules WHERE paused = 0 ORDER BY name")
     ):
         try:
-            options = msgspec.json.decode(row.options, type=_Options)
+            tasks = [(row.kind, msgspec.json.decode(row.options, type=_Options))]
+            if row.graph is not None:
+                tasks = [(one.kind, one) for one in msgspec.json.decode(row.graph, type=list[_Node])]
         except msgspec.MsgspecError:
             continue  # told as a schedule that cannot be read
-        reason = fleet.unserved(options.queue, row.kind, options.schema_version, options.pool)
-        if reason is not None:
-            found.append(Unserved(row.name, reason, row.seen_at))
+        for kind, options in tasks:
+            reason = fleet.unserved(options.queue, kind, options.schema_version, options.pool)
+            if reason is not None:
+                found.append(Unserved(row.name, reason, row.seen_at))
+                break
     return found
 
 

@@ -76,6 +76,7 @@ class Claimed(NamedTuple):
     headers: str | None = None
     schedule: str | None = None
     slot: int | None = None
+    slot_tz: str | None = None
     missed: int | None = None
     missed_since: int | None = None
     original_id: int | None = None

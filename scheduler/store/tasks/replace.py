@@ -26,7 +26,7 @@ log = logging.getLogger("scheduler.store")
 
 _ASIDE = "replacement"
 # The id, the schedule's slot, the lineage and the counts of claims and attempts stay.
-_KEPT = ("id", "kind", "key", "held_key", "schedule", "slot", "missed", "missed_since")
+_KEPT = ("id", "kind", "key", "held_key", "schedule", "slot", "slot_tz", "missed", "missed_since")
 _TAKEN = tuple(name for name in COLUMNS if name not in _KEPT)
 _REPLACE = (
     f"UPDATE schedd_tasks SET {', '.join(f'{name} = :{name}' for name in _TAKEN if name != 'extras')}, "

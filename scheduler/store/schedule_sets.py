@@ -1,0 +1,149 @@
+"""Changes of schedules by hand and as sets: an exact set of one owner, runs beside the fire times, cancelled runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.errors import InvalidScheduleError, UnknownScheduleError
+from scheduler.model import state as st
+from scheduler.model.catchup import Fire
+from scheduler.model.recurrence import Recurrence
+from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.model.texts import rfc3339
+from scheduler.ports import FOREVER
+from scheduler.store import audit
+from scheduler.store.broken_rows import unreadable
+from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.schedule_runs import specs_by_hand, specs_of_run, template_of
+from scheduler.store.schedules import ROW, ScheduleSpec, changes_of, check_change, delete, register
+from scheduler.store.tasks.control import CancelResult, cancel
+from scheduler.store.tasks.enqueue import enqueue
+
+
+class SetChange(NamedTuple):
+    """What applying a set of schedules changed: names in the order of the set, removed ones by name."""
+
+    added: tuple[str, ...]
+    updated: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+def sync(
+    connection: sa.Connection,
+    dialect: Dialect,
+    specs: Sequence[ScheduleSpec],
+    owner: str,
+    now: int,
+    *,
+    dry_run: bool = False,
+) -> SetChange:
+    """Make these the schedules of ``owner``: register each, and delete what the owner has besides.
+
+    Schedules without an owner become the owner's if they are in the set; those of another owner are refused and never
+    deleted. ``dry_run``: change nothing. Raises DuplicateScheduleError.
+    """
+    rows = connection.execute(
+        prepared(
+            f"{ROW} WHERE owner = :owner OR name IN (SELECT name FROM {dialect.rows({'name': str})} j) "
+            f"ORDER BY name {dialect.lock}"
+        ),
+        {"owner": owner, "rows": bind_rows([(spec.name,) for spec in specs])},
+    ).fetchall()
+    present = {row.name: row for row in rows}
+    added: list[str] = []
+    updated: list[str] = []
+    unchanged: list[str] = []
+    for spec in specs:
+        row = present.get(spec.name)
+        if row is None:
+            added.append(spec.name)
+        else:
+            check_change(row, spec)
+            (updated if changes_of(row, spec) else unchanged).append(spec.name)
+    wanted = {spec.name for spec in specs}
+    removed = [row.name for row in rows if row.owner == owner and row.name not in wanted]
+    if not dry_run:
+        for spec in specs:
+            register(connection, dialect, spec, now)
+        for name in removed:
+            delete(connection, name, now)
+    return SetChange(tuple(added), tuple(updated), tuple(unchanged), tuple(removed))
+
+
+def read(connection: sa.Connection, name: str, lock: str = "") -> tuple[sa.Row[Any], Recurrence, list[TaskSpec]]:
+    """A schedule's row, recurrence and tasks. Raises UnknownScheduleError, InvalidScheduleError if unreadable."""
+    row = connection.execute(prepared(f"{ROW} WHERE name = :name {lock}"), {"name": name}).first()
+    if row is None:
+        raise UnknownScheduleError(name)
+    try:
+        return row, Recurrence.from_json(row.recurrence), template_of(row)
+    except (msgspec.MsgspecError, InvalidScheduleError) as error:
+        raise unreadable(name, error) from None
+
+
+def trigger(connection: sa.Connection, name: str, now: int, slot: int | None = None) -> TaskId:
+    """One run now: beside the fire times, or the one of a fire time that has no run. Returns its first task.
+
+    Of a fire time that has a run already the id of that, with ``created`` False. Raises UnknownScheduleError,
+    InvalidScheduleError if it cannot be read, and for an instant that is no fire time of it.
+    """
+    row, recurrence, template = read(connection, name, dialect_of(connection).lock)
+    about = f"schedule {name}"
+    if slot is None:
+        made = enqueue(connection, specs_by_hand(row, template), now, ours=True)
+        audit.record(connection, now, "schedule triggered", tasks=[int(i) for i in made], subject=about)
+        return made[0]
+    _check_slot(row, recurrence, slot)
+    there = connection.execute(
+        prepared("SELECT min(t.id + 0) FROM schedd_tasks t WHERE t.schedule = :name AND t.slot = :slot"),
+        {"name": name, "slot": slot},
+    ).scalar()
+    if there is not None:
+        return TaskId(there, created=False)
+    cause = f"trigger:{rfc3339(now, exact=False)}"
+    made = enqueue(connection, specs_of_run(row, template, Fire(slot), 0, at=now, causation=cause), now, ours=True)
+    audit.record(connection, now, "schedule triggered", tasks=[int(i) for i in made], subject=about, slot=rfc3339(slot))
+    return made[0]
+
+
+def _check_slot(row: sa.Row[Any], recurrence: Recurrence, slot: int) -> None:
+    refuse_fixed_delay(row.name, recurrence)
+    following = recurrence.next_after(slot - 1, row.anchor)
+    if following == slot:
+        return
+    day = 86_400_000_000
+    before = recurrence.newest_between(slot - 400 * day, slot, row.anchor)
+    near = [rfc3339(at) for at in (before, following) if at is not None and at < FOREVER]
+    hint = f"; near it are {' and '.join(near)}" if near else ""
+    raise InvalidScheduleError(f"{rfc3339(slot)} is no slot of schedule {row.name!r}{hint}")
+
+
+def refuse_fixed_delay(name: str, recurrence: Recurrence) -> None:
+    """Raises InvalidScheduleError for a fixed delay, whose fire times follow from the ends of its runs."""
+    if recurrence.mode == "fixed_delay":
+        raise InvalidScheduleError(f"schedule {name!r} has a fixed delay: its slots follow from the ends of its runs")
+
+
+def cancel_runs(
+    connection: sa.Connection, name: str, now: int, *, slot: int | None = None, run: str | None = None
+) -> CancelResult:
+    """Cancel all tasks of the schedule's runs that have not ended, or of one run: by its fire time or its name.
+
+    Raises UnknownScheduleError if there is no such schedule, nor a task of it.
+    """
+    one = "" if slot is None else " AND t.slot = :slot"
+    if run is not None:
+        one += " AND (t.key = :run OR t.correlation = :run OR CAST(t.id AS text) = :run)"
+    given = {"slot": slot, "run": run}
+    bound = {"name": name} | {key: value for key, value in given.items() if value is not None}
+    rows = connection.execute(
+        prepared(f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.schedule = :name{one} ORDER BY t.id"), bound
+    ).fetchall()
+    if not rows:
+        read(connection, name)
+    return cancel(connection, [row.id for row in rows if row.state < st.FIRST_TERMINAL], now)
