@@ -14,6 +14,7 @@ from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
 from scheduler.cli.output import print_object, print_rows, seconds, time
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
+from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -43,6 +44,7 @@ def cron_command() -> None:
 @cron_command.command(name="list")
 @common
 @prints(_FIELDS)
+@watchable
 def list_(session: Session, /) -> None:
     """All schedules, with their next slot.
 

@@ -10,6 +10,7 @@ from scheduler.cli.options import TASK_ID, Number, common
 from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
+from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
     from scheduler.store.read.graph import Graph, GraphEdge, GraphNode
@@ -30,6 +31,7 @@ _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dea
 @click.option("--limit", type=Number(1, 10_000), default=200, show_default=True, help="Tasks at most.")
 @common
 @prints(("nodes", "edges", "truncated"))
+@watchable
 def graph_command(session: Session, /, task_id: int, style: str, limit: int) -> None:
     """The tasks that edges connect with a task, directly or not."""
     from scheduler.store.read.graph import graph

@@ -32,7 +32,16 @@ def _limit(ctx: click.Context, _param: click.Parameter, value: int | None) -> No
 
 
 def common(command: F) -> F:
-    """Adds ``--config``, ``-o``, ``--columns`` and ``--timeout``; they may stand before or after the command's name."""
+    """Adds the options of every command; they may stand before or after the command's name."""
+    command = click.option(
+        "--tz",
+        "zone",
+        type=ZONE,
+        metavar="ZONE",
+        expose_value=False,
+        callback=_store("zone"),
+        help="Show the times of tables in this zone, such as Europe/Berlin, or local; UTC by default.",
+    )(common_but_timeout(command))
     return click.option(
         "--timeout",
         type=SPAN,
@@ -40,17 +49,25 @@ def common(command: F) -> F:
         expose_value=False,
         callback=_limit,
         help="Give up a database that has not answered all within this long (30, 5m).",
-    )(common_but_timeout(command))
+    )(command)
 
 
 def common_but_timeout(command: F) -> F:
-    """The same for a command with its own ``--timeout``: the common one stands before its name."""
+    """The same for a command with its own ``--timeout`` or ``--tz``: the common ones stand before its name."""
     command = click.option(
         "--columns",
         metavar="A,B,…",
         expose_value=False,
         callback=_store("columns"),
         help="Show these columns (or fields) only, in this order.",
+    )(command)
+    command = click.option(
+        "--color",
+        "colour",
+        type=click.Choice(("auto", "always", "never")),
+        expose_value=False,
+        callback=_store("colour"),
+        help="Colours; auto: on a terminal, unless NO_COLOR is set.",
     )(command)
     command = click.option(
         "-o",
@@ -135,6 +152,18 @@ class _Instant(_Type):
         return instant_us(found, "time")
 
 
+class _Zone(_Type):
+    """The name of a time zone, or ``local``."""
+
+    name = "zone"
+
+    def read(self, text: str) -> str:
+        from scheduler.cli.instants import zone_of
+
+        zone_of(text)
+        return text
+
+
 class _Span(_Type):
     """Microseconds from 90, 90s, 5m, 1h30m or 2d."""
 
@@ -178,7 +207,7 @@ class _Edge(_Type):
         return EdgeSpec(TASK_ID.read(parent), end, other)
 
 
-TASK_ID, INSTANT, SPAN, AGO, EDGE = _TaskId(), _Instant(), _Span(), _Ago(), _Edge()
+TASK_ID, INSTANT, SPAN, AGO, EDGE, ZONE = _TaskId(), _Instant(), _Span(), _Ago(), _Edge(), _Zone()
 
 
 def read_states(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> list[Any] | None:

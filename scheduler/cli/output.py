@@ -8,10 +8,12 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 import click
 
+from scheduler.cli.instants import brief, distance, instant_of, shown, zone_of
 from scheduler.cli.session import Session
 from scheduler.cli.streams import is_utf8
 from scheduler.model.printable import printable_json
@@ -36,6 +38,24 @@ _COLOURS = {
     "skipped": "magenta",
 }
 _COLOURED = frozenset({"state", "level", "outcome"})
+_OWN_TEXTS = frozenset({"key", "subject", "correlation", "causation", "payload", "result", "error", "progress message"})
+# What a terminal that is too narrow leaves out first.
+_SPARE = (
+    *(
+        "created_at",
+        "priority",
+        "version",
+        "pid",
+        "incarnation",
+        "last_slot",
+        "last_task",
+        "finished_at",
+        "heartbeat_at",
+    ),
+    *("run_at", "attempt", "worker", "queues", "replay_count", "fingerprint", "started_at", "via"),
+)
+_LAST_ROOM = 24  # columns that the last column of a table wants at least, where its rows are longer
+_ROOMS = (32, 20, 14)  # what the other columns are cut to, one after the other, where that is not enough
 
 
 def time(us: int | None) -> str | None:
@@ -60,7 +80,9 @@ def print_rows(
     """
     chosen = session.chosen or session.fields
     if session.output == "table":
-        print_table(rows, session.chosen or columns or session.fields, whole=whole)
+        print_table(
+            rows, session.chosen or columns or session.fields, whole=whole, all_columns=session.chosen is not None
+        )
         return
     picked = [{name: row.get(name) for name in chosen} for row in rows]
     if session.output == "jsonl":
@@ -105,19 +127,52 @@ def cell(value: object) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def print_table(rows: Iterable[Row], columns: Sequence[str], indent: str = "", *, whole: bool = False) -> None:
+def print_table(
+    rows: Iterable[Row], columns: Sequence[str], indent: str = "", *, whole: bool = False, all_columns: bool = False
+) -> None:
     """An aligned table with a head; cut at the terminal's width when there is a terminal, the last column not if
-    ``whole``."""
+    ``whole``. Of columns that do not fit the less important ones are left out, unless ``all_columns`` are wanted."""
     rows = list(rows)
+    limit = None if whole else terminal_width()
     cells = [[_shown(name, row.get(name)) for name in columns] for row in rows]
     head = [name.replace("_", " ").upper() for name in columns]
     widths = [max(_width(line[i]) for line in [head, *cells]) for i in range(len(columns))]
+    if limit is not None and not all_columns:
+        kept = _fitting(columns, widths, limit - _width(indent))
+        columns, head = [columns[i] for i in kept], [head[i] for i in kept]
+        widths = [widths[i] for i in kept]
+        cells = [[line[i] for i in kept] for line in cells]
+        widths = _narrowed(columns, widths, limit - _width(indent))
     right = [_numbers([row.get(name) for row in rows]) for name in columns]
-    limit = None if whole else terminal_width()
     _print_line(head, widths, right, limit, indent, [None] * len(columns))
     for row, line in zip(rows, cells, strict=True):
         colours = [_COLOURS.get(str(row.get(name))) if name in _COLOURED else None for name in columns]
         _print_line(line, widths, right, limit, indent, colours)
+
+
+def _wanted(widths: Sequence[int]) -> int:
+    """How wide a table is that shows enough of its last column."""
+    return sum(widths[:-1]) + min(widths[-1], _LAST_ROOM) + len(_GAP) * (len(widths) - 1)
+
+
+def _fitting(columns: Sequence[str], widths: Sequence[int], limit: int) -> list[int]:
+    """The positions of the columns that are shown."""
+    kept = list(range(len(columns)))
+    for name in _SPARE:
+        if _wanted([widths[i] for i in kept]) <= limit:
+            break
+        kept = [i for i in kept if columns[i] != name or i == len(columns) - 1]
+    return kept
+
+
+def _narrowed(columns: Sequence[str], widths: list[int], limit: int) -> list[int]:
+    """The widths of columns whose longest texts are cut, so that the last one has room."""
+    for room in _ROOMS:
+        if _wanted(widths) <= limit:
+            break
+        last = len(columns) - 1
+        widths = [w if i == last or columns[i] in ("id", "state") else min(w, room) for i, w in enumerate(widths)]
+    return widths
 
 
 def _numbers(values: Sequence[object]) -> bool:
@@ -127,10 +182,20 @@ def _numbers(values: Sequence[object]) -> bool:
 
 
 def _shown(name: str, value: object) -> str:
-    # To the second is enough for people; programs get all of it as JSON.
-    if isinstance(value, str) and value.endswith("Z") and len(value) == 27 and value[10] == "T" and value[19] == ".":
-        return value[:19] + "Z"
-    return cell(value)
+    if name == "age" and isinstance(value, float):
+        return brief(value)
+    instant = None if name in _OWN_TEXTS else instant_of(value)
+    return cell(value) if instant is None else shown(instant, _zone())
+
+
+def _session() -> Session:
+    ctx = click.get_current_context(silent=True)
+    found = None if ctx is None else ctx.find_object(Session)
+    return Session() if found is None else found
+
+
+def _zone() -> tzinfo | None:
+    return zone_of(_session().zone)
 
 
 def _print_line(
@@ -143,6 +208,8 @@ def _print_line(
 ) -> None:
     parts, used = [], _width(indent)
     for i, text in enumerate(line):
+        if _width(text) > widths[i]:
+            text = _cut(text, widths[i])
         padding = " " * (widths[i] - _width(text))
         last = i == len(line) - 1
         padded = padding + text if right[i] else text + ("" if last else padding)
@@ -160,18 +227,32 @@ def _print_line(
 
 def print_fields(fields: Sequence[tuple[str, object]]) -> None:
     """Names and values, one a line; None is left out."""
-    shown = [(name.replace("_", " "), value) for name, value in fields if value is not None]
-    width = max((len(name) for name, _ in shown), default=0)
-    for name, value in shown:
+    given = [(name.replace("_", " "), value) for name, value in fields if value is not None]
+    width = max((len(name) for name, _ in given), default=0)
+    for name, value in given:
         text = _shown(name, value)
+        instant = None if name in _OWN_TEXTS else instant_of(value)
+        if instant is not None and sys.stdout.isatty():
+            text += f"  ({distance(instant, datetime.now(UTC))})"
         if name in _COLOURED and use_colour() and text in _COLOURS:
             text = click.style(text, fg=_COLOURS[text])
         click.echo(f"{name + ':':{width + 2}}{text}", color=use_colour())
 
 
 def use_colour() -> bool:
-    """Whether stdout is a terminal that wants colours (see NO_COLOR)."""
+    """Whether to print colours: what ``--color`` says, else whether stdout is a terminal that wants them (NO_COLOR)."""
+    wanted = _session().colour
+    if wanted != "auto":
+        return wanted == "always"
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def redraw(text: str) -> None:
+    """Print a frame that was made by these functions in place of the last one; in a pipe, below it."""
+    if sys.stdout.isatty():
+        text = f"\x1b[H\x1b[2J{text}"
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def terminal_width() -> int | None:

@@ -20,6 +20,7 @@ COMMANDS = {
     "status": ("status", "How things stand: counts, workers, what is stuck."),
     "list": ("tasks", "Tasks, newest first."),
     "show": ("tasks", "Everything about a task, and why it is not running."),
+    "why": ("tasks", "Why tasks do not run."),
     "run": ("submit", "Schedule a command."),
     "submit": ("submit", "Schedule a task of any kind that workers have registered."),
     "cancel": ("change", "End tasks, or ask running ones to end."),

@@ -43,6 +43,8 @@ class Session:
     columns: str | None = None
     fields: Sequence[str] = ()
     timeout: float | None = None  # seconds in which the database has to answer everything; None: see PATIENCE
+    zone: str = "UTC"  # in which tables show times
+    colour: str = "auto"  # or always, never
     lasting: bool = False  # the command may take as long as it takes
 
     @property

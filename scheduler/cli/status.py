@@ -6,20 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from scheduler.cli import exits
 from scheduler.cli.options import common
 from scheduler.cli.output import print_object, print_table, seconds, time
 from scheduler.cli.session import Session, note_no_worker, prints
 from scheduler.cli.streams import say
 from scheduler.cli.views import WORKER_COLUMNS, worker_row, worker_view
+from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
     from scheduler.store.read.status import Status
 
 
 @click.command(name="status")
+@click.option("--check", is_flag=True, help="End with status 1 if something is stuck, or no worker takes tasks.")
 @common
 @prints(("at", "states", "pools", "oldest_ready", "dead_letters", "workers", "stuck", "paused"))
-def status_command(session: Session, /) -> None:
+@watchable
+def status_command(session: Session, /, check: bool) -> int:
     """How things stand: tasks by state and pool, the oldest ready task, workers, and what is stuck."""
     from scheduler.store.read.status import status
     from scheduler.store.read.workers import no_worker_reason
@@ -28,9 +32,11 @@ def status_command(session: Session, /) -> None:
     with database.read() as connection:
         now = database.now()
         found = status(connection, now)
-    note_no_worker(no_worker_reason(found.workers))
+    idle = no_worker_reason(found.workers)
+    note_no_worker(idle)
     if not print_object(session, _view(found, now)):
         _print(found, now)
+    return exits.FAILED if check and (found.stuck or idle is not None) else exits.DONE
 
 
 def _view(found: Status, now: int) -> dict[str, Any]:

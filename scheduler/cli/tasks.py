@@ -1,4 +1,4 @@
-"""``schedctl list`` and ``schedctl show``."""
+"""``schedctl list``, ``schedctl show`` and ``schedctl why``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli.options import AGO, TASK_ID, Number, common, read_states
-from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table
+from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table, terminal_width
 from scheduler.cli.session import Session, note, note_kind, prints
 from scheduler.cli.streams import say
 from scheduler.cli.views import (
@@ -16,6 +16,8 @@ from scheduler.cli.views import (
     EDGE_COLUMNS,
     ENVELOPE_FIELDS,
     LIST_COLUMNS,
+    LIST_FIELDS,
+    SCREEN_COLUMNS,
     SHOW_FIELDS,
     TASK_FIELDS,
     attempt_view,
@@ -23,6 +25,7 @@ from scheduler.cli.views import (
     edge_view,
     task_view,
 )
+from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -34,6 +37,7 @@ PAGE = 1000  # tasks that `list -o jsonl` holds at a time
 _SHOWN_IF_ASKED = ("subject", "correlation")
 CHILDREN = 20
 ROWS = 100  # of each table: why a task does not run would be far above ten thousand of them
+_WHY = ("id", "kind", "state", "why")
 CHILD_COLUMNS = ("id", "kind", "state")
 _NOT_SHOWN = frozenset(
     {
@@ -64,7 +68,8 @@ _USUAL = {"dead_letter": True, "rerun": False, "replay_count": 0, "schema_versio
 @click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only tasks older than this one: the next page.")
 @common
-@prints(TASK_FIELDS)
+@prints(LIST_FIELDS)
+@watchable
 def list_command(
     session: Session,
     /,
@@ -81,7 +86,8 @@ def list_command(
         since += database.clock.now()
     left, cursor = limit, filters.pop("cursor")
     asked = [name for name in _SHOWN_IF_ASKED if filters[name] is not None]
-    columns = (*LIST_COLUMNS[:-1], *asked, LIST_COLUMNS[-1])
+    usual = LIST_COLUMNS if terminal_width() is None else SCREEN_COLUMNS
+    columns = (*usual[:-1], *asked, usual[-1])
     while True:  # lines can be printed page by page, so that no more is held than one
         page = min(left, PAGE) if session.output == "jsonl" else left
         with database.read() as connection:
@@ -99,7 +105,7 @@ def list_command(
 
 
 def _list_rows(session: Session, found: list[TaskRecord], now: int) -> list[dict[str, Any]]:
-    rows = [task_view(task.at(now)) for task in found]
+    rows = [task_view(task.at(now)) | {"age": max(0, now - task.created_at) / 1_000_000} for task in found]
     if session.output == "table" and session.columns is None:
         for row, task in zip(rows, found, strict=True):
             row["attempt"] = _of_budget(task.attempts_used, task.max_attempts)
@@ -117,14 +123,45 @@ def _of_budget(used: int, most: int | None) -> str:
 
 
 @click.command(name="show")
-@click.argument("task_id", metavar="ID", type=TASK_ID)
+@click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
 @common
 @prints(SHOW_FIELDS)
-def show_command(session: Session, /, task_id: int) -> None:
-    """Everything about a task: payload, edges, attempts, result, log, and why it is not running."""
-    view = view_of(session, task_id)
-    if not print_object(session, view):
-        print_view(view)
+@watchable
+def show_command(session: Session, /, ids: tuple[int, ...]) -> None:
+    """Everything about tasks: payload, edges, attempts, result, log, and why one is not running.
+
+    Of several tasks -o json prints a list.
+    """
+    views = [view_of(session, task_id) for task_id in ids]
+    if len(views) > 1 and session.output != "table":
+        print_rows(session, views)
+        return
+    for number, view in enumerate(views):
+        if number:
+            say()
+        if not print_object(session, view):
+            print_view(view)
+
+
+@click.command(name="why")
+@click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
+@common
+@prints(_WHY)
+@watchable
+def why_command(session: Session, /, ids: tuple[int, ...]) -> None:
+    """Why tasks do not run, or how they ended."""
+    from scheduler.store.read.explain import why
+    from scheduler.store.read.tasks import get_task
+
+    database = session.existing()
+    rows = []
+    with database.read() as connection:
+        now = database.now()
+        for task_id in ids:
+            task = get_task(connection, task_id)
+            state, reason = task.at(now).state.value, why(connection, task_id, now)
+            rows.append({"id": task_id, "kind": task.kind, "state": state, "why": reason or "it is running"})
+    print_rows(session, rows, whole=True)
 
 
 def view_of(session: Session, task_id: int) -> dict[str, Any]:

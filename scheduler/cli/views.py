@@ -85,7 +85,10 @@ SHOW_FIELDS = (
         "log",
     ),
 )
+LIST_FIELDS = (*TASK_FIELDS, "age")
 LIST_COLUMNS = ("id", "kind", "state", "priority", "attempt", "created_at", "run_at", "key", "error")
+# On a terminal, where what matters first has to come first.
+SCREEN_COLUMNS = ("id", "kind", "key", "state", "age", "attempt", "priority", "run_at", "created_at", "error")
 
 
 def task_view(task: TaskRecord) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worker_view
+from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -28,6 +29,7 @@ _DRAINED = ("id", "draining", "drained")
 @click.option("--all", "every", is_flag=True, help="The latest that stopped or died, too.")
 @common
 @prints(WORKER_FIELDS)
+@watchable
 def workers_command(session: Session, /, every: bool) -> None:
     """Workers: where they run, what they serve, hold and run, how long their lease lasts."""
     from scheduler.store.read.workers import no_worker_reason, stray_text, workers

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,3 +85,34 @@ def live(database: Database) -> Iterator[Bench]:
     made = Bench(database, clock=SystemClock())  # type: ignore[arg-type]
     yield made
     made.close()
+
+
+@pytest.fixture
+def terminal(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Calls a command whose streams are a terminal; what that was given."""
+    for name, value in ctl.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def call(line: str) -> str:
+        ours, theirs = os.openpty()
+        heard = bytearray()
+
+        def listen() -> None:
+            with suppress(OSError):  # EIO: the other end is closed
+                while piece := os.read(ours, 65536):
+                    heard.extend(piece)
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        with open(theirs, "w", encoding="utf-8") as stream, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            patch.setattr(sys, "stderr", stream)
+            from scheduler.cli.root import root
+
+            with suppress(SystemExit):
+                root.main(line.split())
+        listener.join()
+        os.close(ours)
+        return heard.decode().replace("\r\n", "\n")
+
+    return call

@@ -15,6 +15,10 @@ from .conftest import Ctl
 GIVEN = {
     "list": ["--limit", "1"],
     "show": ["1"],
+    "copy": ["1"],
+    "rerun": ["1"],
+    "set task": ["1"],
+    "why": ["1"],
     "run": ["--", "true"],
     "submit": ["Nothing"],
     "cancel": ["1"],

@@ -5,11 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,6 @@ import structlog
 
 import scheduler.cli
 from scheduler import Context, PermanentError, task
-from scheduler.cli.root import root
 from scheduler.config.model import Log
 from scheduler.daemon import log
 from scheduler.model.printable import printable, printable_json
@@ -63,35 +58,6 @@ def hostiles(database: Database, live: Bench) -> Bench:
     live.execute(f"UPDATE schedd_tasks SET queue = 'q{HOSTILE}' WHERE id = 2")
     live.execute(f"UPDATE schedd_workers SET host = 'h{HOSTILE}'")
     return live
-
-
-@pytest.fixture
-def terminal(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Calls a command whose streams are a terminal; what that was given."""
-    for name, value in ctl.environment.items():
-        monkeypatch.setenv(name, value)
-
-    def call(line: str) -> str:
-        ours, theirs = os.openpty()
-        heard = bytearray()
-
-        def listen() -> None:
-            with suppress(OSError):  # EIO: the other end is closed
-                while piece := os.read(ours, 65536):
-                    heard.extend(piece)
-
-        listener = threading.Thread(target=listen)
-        listener.start()
-        with open(theirs, "w", encoding="utf-8") as stream, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "stdout", stream)
-            patch.setattr(sys, "stderr", stream)
-            with suppress(SystemExit):
-                root.main(line.split())
-        listener.join()
-        os.close(ours)
-        return heard.decode().replace("\r\n", "\n")
-
-    return call
 
 
 @pytest.mark.case(84)

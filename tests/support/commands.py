@@ -10,6 +10,8 @@ READING = (
     "status",
     "list",
     "show 1",
+    "show 1 1",
+    "why 1",
     "wait 1 --timeout 0",
     "logs 1",
     "graph 1",
