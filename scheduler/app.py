@@ -49,7 +49,8 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
     ``ctx.state`` in handlers. ``settings``: sections of the configuration for the built-in tasks. ``pools``:
     (thread slots, async slots) by name. ``lease``, ``drain``, ``misfire_grace``: seconds. ``default_timeout``:
     seconds that an attempt of a task without a timeout may take, 0: for ever. ``retention``: seconds by success,
-    failed, outcomes, events, results, keys, audit, stats. ``rollups``: keep the numbers of :meth:`stats`.
+    failed, outcomes, events, results, keys, audit, stats; and by dead, cancelled, skipped, which stay as long as failed
+    where they are not given. ``rollups``: keep the numbers of :meth:`stats`.
     ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)`` must return a context
     manager that surrounds each run, ``on_dead_letter(letter)`` is called, once and after the commit, for each task
     that failed for good while this process ran it.
@@ -429,9 +430,10 @@ def _positive(value: float, what: str, least: float = 0) -> float:
 
 def _retention(given: Mapping[str, float]) -> dict[str, float]:
     kept = dict(RETENTION)
+    known = (*RETENTION, "dead", "cancelled", "skipped")
     for name, seconds in given.items():
-        if name not in kept:
-            raise ConfigError(f"there is no retention of {name!r}; there are {', '.join(kept)}")
+        if name not in known:
+            raise ConfigError(f"there is no retention of {name!r}; there are {', '.join(known)}")
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds <= 10**10:
             raise ConfigError(f"retention of {name} must be a number of seconds from 0, not {seconds!r}")
         kept[name] = float(seconds)

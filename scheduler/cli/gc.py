@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from scheduler.cli.options import SPAN, common, read_states
+from scheduler.cli.options import SPAN, acts, common, read_states
 from scheduler.cli.output import print_object
-from scheduler.cli.session import Session, prints
+from scheduler.cli.session import Session, note_kind, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
@@ -21,43 +21,64 @@ if TYPE_CHECKING:
 
 @click.command(name="gc")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@click.option("--status", "states", multiple=True, callback=read_states, metavar="S", help="Only tasks that ended so.")
-@click.option("--older-than", type=SPAN, metavar="7d", help="With --status: that ended longer ago than this.")
+@click.option("--older-than", type=SPAN, metavar="7d", help="Ended tasks older than this, whatever their retention.")
+@click.option("--status", "states", multiple=True, callback=read_states, metavar="S", help="Of them what ended so.")
+@click.option("--kind", metavar="K", help="Of them those of this kind.")
+@click.option("--queue", metavar="Q", help="Of them those of this queue.")
+@acts
 @common
-@prints(("tasks", "results", "outcomes", "workers", "events", "bytes", "dry_run"))
+@prints(("tasks", "results", "outcomes", "workers", "events", "audit", "bytes", "dry_run"))
 def gc_command(
-    session: Session, /, dry_run: bool, states: Collection[TaskState] | None, older_than: int | None
+    session: Session,
+    /,
+    dry_run: bool,
+    older_than: int | None,
+    states: Collection[TaskState] | None,
+    kind: str | None,
+    queue: str | None,
 ) -> None:
-    """Remove what has outlived its retention, now: ended tasks, expired results, outcomes, events.
+    """Remove what has outlived its retention, now: ended tasks, expired results, outcomes, events, the audit.
 
     Workers do that by themselves, bit by bit. What a task that has not ended depends on stays. On SQLite, the space
-    goes back to the file system. With --status and --older-than: tasks that ended so, whatever their retention.
+    goes back to the file system. With --older-than: ended tasks by age, whatever their retention, with their results;
+    one whose key is not free yet stays.
     """
     import msgspec
 
+    from scheduler.model.state import TaskState
     from scheduler.model.texts import counted
     from scheduler.store.admin import retention
     from scheduler.store.db import backup as maintenance
 
-    if (states is None) != (older_than is None):
-        raise click.UsageError("--status and --older-than go together")
+    if older_than is None and not (states is None and kind is None and queue is None):
+        raise click.UsageError("--status, --kind and --queue go together with --older-than")
     live = [state for state in states or () if not state.terminal]
     if live:
         raise click.UsageError(f"only tasks that have ended can be removed; {live[0]} ones have not")
     database = session.existing()
-    kept = msgspec.structs.asdict(session.config.retention)
+    kept = {
+        name: seconds
+        for name, seconds in msgspec.structs.asdict(session.config.retention).items()
+        if seconds is not None
+    }
     freed = 0
-    if states is not None and older_than is not None and dry_run:
-        with database.read() as connection:
-            removed = retention.Removed(retention.clean_dry_run(connection, database.now(), states, older_than))
-    elif states is not None and older_than is not None:
-        removed = retention.Removed(retention.clean(database, states, older_than))
-        freed = maintenance.shrink(database)
+    if older_than is not None:
+        ended = frozenset(states or (state for state in TaskState if state.terminal))
+        chosen = retention.Chosen(ended, older_than, kind, queue)
+        if dry_run:
+            with database.read() as connection:
+                removed = retention.Removed(retention.clean_dry_run(connection, database.now(), chosen))
+        else:
+            removed = retention.Removed(retention.clean(database, chosen))
     elif dry_run:
         with database.read() as connection:
             removed = retention.dry_run(connection, database.now(), kept)
     else:
         removed = _all(database, kept)
+    if kind is not None and not removed.tasks:
+        with database.read() as connection:
+            note_kind(connection, kind)
+    if not dry_run:
         freed = maintenance.shrink(database)
     view = {**removed._asdict(), "bytes": freed, "dry_run": dry_run}
     del view["more"]

@@ -27,6 +27,7 @@ from scheduler.errors import (
     UnknownDependencyError,
     UnknownTaskError,
 )
+from scheduler.model.actor import in_bulk
 from scheduler.model.checkpoint import MAX_VALUE
 from scheduler.model.registry import Registry, encode_json
 from scheduler.model.retry import RetryPolicy
@@ -47,6 +48,7 @@ from scheduler.ports import SECOND
 from scheduler.store import audit
 from scheduler.store.admin import retention
 from scheduler.store.admin.bulk import Bulk, retry_many
+from scheduler.store.admin.retention import Chosen
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import ring_after_commit
 from scheduler.store.durable import events
@@ -339,27 +341,39 @@ class TaskOperations:
         with self.database.write() as connection:
             control.set_retry_policy(connection, task_id, policy.to_json(), policy.max_attempts)
 
-    def cleanup_completed_tasks(self, older_than_hours: float = 24) -> int:
+    def cleanup_completed_tasks(
+        self, older_than_hours: float = 24, *, kind: str | None = None, queue: str | None = None
+    ) -> int:
         """Remove succeeded tasks that ended longer ago than this; their outcome is remembered. Returns how many.
 
-        One that returned something stays for its kind's ``result_ttl`` (``[retention] results``, 24 h), one with a key
-        for the key's retention, and what others need for as long as they do.
+        Their results go with them, whatever ``result_ttl`` and ``[retention] results`` say. One whose key is not free
+        yet stays, and so does what others need. ``kind``, ``queue``: only those. Raises ConfigError.
         """
-        return retention.clean(self.database, [TaskState.SUCCESS], _hours(older_than_hours))
+        return self._clean([TaskState.SUCCESS], _hours(older_than_hours), kind, queue)
 
     def cleanup_tasks(
-        self, status: EndedName | Iterable[EndedName | TaskState] | TaskState, older_than: float | timedelta
+        self,
+        status: EndedName | Iterable[EndedName | TaskState] | TaskState,
+        older_than: float | timedelta,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
     ) -> int:
         """Remove tasks that ended so longer ago than this (seconds or timedelta); their outcome is remembered.
 
-        ``status``: ended states or short names, such as ``"cancelled"`` or ``"Failed"``. What others need stays, and
-        successes as :meth:`cleanup_completed_tasks` says. Returns how many. Raises ConfigError.
+        ``status``: ended states or short names, such as ``"cancelled"`` or ``"Failed"``. ``kind``, ``queue``: only
+        those. What others need stays, and successes as :meth:`cleanup_completed_tasks` says. Returns how many. Raises
+        ConfigError.
         """
         states = parse_states(status)
         live = [state for state in states if not state.terminal]
         if live:
             raise ConfigError(f"only tasks that have ended can be removed; {live[0]} ones have not")
-        return retention.clean(self.database, states, span_us(older_than, "older_than"))
+        return self._clean(states, span_us(older_than, "older_than"), kind, queue)
+
+    def _clean(self, states: Iterable[TaskState], age: int, kind: str | None, queue: str | None) -> int:
+        check_filters(kind=kind, queue=queue)
+        return retention.clean(self.database, Chosen(frozenset(states), age, kind, queue))
 
     # events
 
@@ -391,9 +405,17 @@ class TaskOperations:
         """Remove events that were emitted longer ago than this and that no task awaits."""
         span = _hours(older_than_hours)
         removed, batch = 0, events.BATCH
-        while batch >= events.BATCH:
-            batch = self.database.change(lambda c: events.cleanup(c, self.database.now() - span))
-            removed += batch
+        with in_bulk(audit.new_bulk(), {"older_than": span / SECOND}):
+            while batch >= events.BATCH:
+                batch = self.database.change(lambda c: self._cleanup_events(c, span))
+                removed += batch
+        return removed
+
+    def _cleanup_events(self, connection: sa.Connection, span: int) -> int:
+        now = self.database.now()
+        removed = events.cleanup(connection, now - span)
+        if removed:
+            audit.record(connection, now, "cleanup", subject="events", removed=removed)
         return removed
 
 

@@ -93,7 +93,8 @@ class Log(Section, frozen=True):
 class Retention(Section, frozen=True):
     """``[retention]``: how long ended tasks, outcomes of removed tasks, events, and the audit are kept.
 
-    ``results`` and ``keys``: how long a success keeps its result and its key, unless its kind or its call says so."""
+    ``results`` and ``keys``: how long a success keeps its result and its key, unless its kind or its call says so.
+    ``dead``, ``cancelled``, ``skipped``: None: as ``failed``."""
 
     success: Duration = RETENTION["success"]
     failed: Duration = RETENTION["failed"]
@@ -103,6 +104,9 @@ class Retention(Section, frozen=True):
     keys: Duration = RETENTION["keys"]
     stats: Duration = RETENTION["stats"]
     audit: Duration = RETENTION["audit"]
+    dead: Duration | None = None
+    cancelled: Duration | None = None
+    skipped: Duration | None = None
 
 
 class Metrics(Section, frozen=True):
@@ -246,7 +250,7 @@ def describe(config: Config) -> list[Setting]:
             value = shown_url(value) if "://" in value else redact(value)
         elif isinstance(value, tuple):
             value = tuple(map(redact, value))
-        text = format_duration(cast(float, value)) if is_duration(kind) else value
+        text = format_duration(cast(float, value)) if is_duration(kind) and value is not None else value
         found.append(
             Setting(
                 name,

@@ -31,7 +31,7 @@ def scheduler_options(config: Config) -> dict[str, Any]:
         "default_timeout": config.worker.default_timeout,
         "timezone": config.schedules.timezone,
         "misfire_grace": config.schedules.misfire_grace,
-        "retention": msgspec.structs.asdict(config.retention),
+        "retention": {n: s for n, s in msgspec.structs.asdict(config.retention).items() if s is not None},
         "rollups": config.metrics.rollups,
         "log_attempts": "notable" if config.log.attempts == "auto" else config.log.attempts,
         "settings": task_settings(config),

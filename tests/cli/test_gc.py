@@ -29,6 +29,7 @@ def test_gc_says_what_would_go_and_then_what_went(ctl: Ctl, live: Bench) -> None
         "outcomes": 0,
         "workers": 0,
         "events": 0,
+        "audit": 0,
         "bytes": 0,
         "dry_run": True,
     }
@@ -95,3 +96,19 @@ def test_gc_of_a_state_by_age(ctl: Ctl, live: Bench) -> None:
     assert live.state(dead) == "dead"
     assert "go together" in ctl.fails(2, "gc", "--status", "dead")
     assert "waiting ones have not" in ctl.fails(2, "gc", "--status", "waiting", "--older-than", "1h")
+
+
+def test_gc_by_age_of_every_ended_state_of_a_kind_and_of_a_queue(ctl: Ctl, live: Bench) -> None:
+    ids = [live.ended(end) for end in ("success", "dead", "cancelled")]
+    mail = live.jobs.task(Step("mail")).queue("mail").schedule()
+    live.drain()
+    live.execute("UPDATE schedd_tasks SET finished_at = finished_at - 7200000000 WHERE state >= 6")
+    assert ctl.json("gc", "--older-than", "1h", "--queue", "mail", "--dry-run")["tasks"] == 1
+    assert ctl.json("gc", "--older-than", "1h", "--queue", "mail", "--by", "alice")["tasks"] == 1
+    assert "no worker has registered a kind 'Stpe'" in ctl("gc", "--older-than", "1h", "--kind", "Stpe").stderr
+    assert ctl.json("gc", "--older-than", "1h", "--kind", "Step", "--dry-run")["tasks"] == 3
+    assert ctl.json("gc", "--older-than", "1h")["tasks"] == 3
+    for task_id in (*ids, mail):
+        ctl.fails(3, "show", task_id)
+    assert {e["actor"] for e in ctl.json("audit", "--action", "cleanup", "--subject", "tasks")} >= {"alice"}
+    assert "go together" in ctl.fails(2, "gc", "--kind", "Step")

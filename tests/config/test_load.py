@@ -13,6 +13,7 @@ from scheduler.config.load import load
 from scheduler.config.model import KINDS, Config, changed, describe
 from scheduler.config.scheduler_options import scheduler_options
 from scheduler.errors import ConfigError
+from scheduler.model.defaults import RETENTION
 
 EXAMPLE = """
 [store]
@@ -87,6 +88,12 @@ events = "2w"
 results = "2h"
 keys = "3h"
 audit = "1d"
+dead = "90d"
+cancelled = 60
+skipped = "1d"
+stats = "30d"
+[metrics]
+rollups = false
 [command]
 enabled = true
 roots = ["/srv/work"]
@@ -165,6 +172,7 @@ def test_every_setting_of_a_file() -> None:
     assert (config.pools.high.slots, config.pools.high.async_slots) == (4, 20)  # the other keeps its default
     assert (config.pools.low.slots, config.pools.low.async_slots) == (4, 7)
     assert (config.retention.success, config.retention.failed) == (36 * 3600, 7 * 86400)
+    assert (config.retention.dead, config.retention.cancelled) == (90 * 86400, 60)
     assert config.schedules.misfire_grace == 1.5
     assert config.tasks.state == "myapp.state:make"
 
@@ -444,6 +452,7 @@ def test_what_a_scheduler_is_made_with(empty_directory: Path) -> None:
         "results": 86400,
         "keys": 86400,
         "audit": 365 * 86400,
+        "stats": RETENTION["stats"],
     }
     assert options["settings"]["command"] == {"enabled": False, "roots": []}
     assert options["settings"]["files"] == {

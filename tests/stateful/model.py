@@ -557,10 +557,12 @@ class Model:
         outcomes: float,
         *,
         late: bool = False,
+        by_age: bool = False,
     ) -> None:
         """Remove what has outlived its retention and that nothing live refers to; forget old outcomes.
 
         Of those that may stay longer, what is no longer ``stored``. ``late``: only these, which go between sweeps, too.
+        ``by_age``: a result goes with its task.
         """
         needed = {p for t in self.tasks.values() if t.live for p in t.all_edges}
         unfinished = {t.id for t in self.tasks.values() if t.state != "success"}
@@ -586,7 +588,7 @@ class Model:
             kept = success if t.state == "success" else failed
             if t.live or t.id in needed or t.finished_at is None or t.finished_at >= now - kept * SECOND:
                 continue
-            if t.state == "success" and (t.result_until > now or (t.key_until or 0) > now):
+            if t.state == "success" and ((t.result_until > now and not by_age) or (t.key_until or 0) > now):
                 continue
             if (t.late and t.id in stored) or (late and not t.late):
                 continue

@@ -262,7 +262,7 @@ class World:
 
     def cleanup(self, hours: float) -> None:
         self.caller.cleanup_completed_tasks(hours)
-        self.model.sweep(self.now, stored_ids(self.caller), hours * 3600, 1e9, 1e9)
+        self.model.sweep(self.now, stored_ids(self.caller), hours * 3600, 1e9, 1e9, by_age=True)
 
     # what happens to workers
 

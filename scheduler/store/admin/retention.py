@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
 
 from scheduler.model import state as st
+from scheduler.model.actor import in_bulk
 from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lives
 from scheduler.model.state import TaskState
@@ -27,6 +28,25 @@ FAILED_RECHECK = 86_400 * SECOND  # until a success that a failed task still nee
 RESCAN_BATCH = 20_000  # ids that one rescan reads
 AUDIT_RETENTION_S = RETENTION["audit"]
 WORKER_RETENTION = 7 * 86400 * SECOND  # how long a stopped or dead worker stays in the list
+
+
+class Chosen(NamedTuple):
+    """Which ended tasks to remove by age (microseconds), whatever their retention."""
+
+    states: frozenset[TaskState]
+    age: int
+    kind: str | None = None
+    queue: str | None = None
+
+    def where(self) -> tuple[str, dict[str, str]]:
+        """The condition on kind and queue, and what it binds."""
+        bound = {name: value for name, value in (("kind", self.kind), ("queue", self.queue)) if value is not None}
+        return " ".join(f"AND t.{name} = :{name}" for name in bound), bound
+
+    def shown(self) -> dict[str, object]:
+        """As the audit records it."""
+        states = sorted(state.value for state in self.states)
+        return {"status": states, "older_than": self.age / SECOND, "kind": self.kind, "queue": self.queue}
 
 
 class Removed(NamedTuple):
@@ -103,8 +123,12 @@ _NEVER_LOOKED_AT = _SUCCESSES.format(due="t.kept_until IS NULL AND t.finished_at
 _LOOKED_AT = _SUCCESSES.format(due="t.kept_until <= :now")
 _OTHERS = f"""
 SELECT t.id FROM schedd_tasks t WHERE t.state = :state AND t.state >= 7 AND t.finished_at < :before AND {_UNREFERENCED}
-ORDER BY t.finished_at LIMIT :batch
+{{chosen}} ORDER BY t.finished_at LIMIT :batch
 """
+# By age, on demand: a result goes with its task, a key that is not free yet stays.
+_SUCCEEDED_BEFORE = f"t.state = {st.SUCCESS} AND t.finished_at < :before AND coalesce(t.key_until, 0) <= :now"
+# States with a retention of their own, where it is set.
+_OWN = {st.DEAD: "dead", st.CANCELLED: "cancelled", st.SKIPPED: "skipped"}
 # What depends on a task may be retried for as long as it is there, and is judged by that task's outcome then: so an
 # outcome lives until its own time is over and no edge leads from it any more.
 _OUTCOMES = f"FROM schedd_outcomes o WHERE o.removed_at < :before AND NOT {is_parent('o.task_id')}"
@@ -117,11 +141,15 @@ _WORKERS = (
 def purge_batch(
     connection: sa.Connection, dialect: Dialect, now: int, retention: Mapping[str, float], batch: int = BATCH
 ) -> Removed:
-    """Remove one batch of expired rows. ``retention``: seconds by success, failed, outcomes, events, results, audit."""
+    """Remove one batch of expired rows.
+
+    ``retention``: seconds by success, failed, outcomes, events, results, audit; dead, cancelled and skipped, where they
+    are not kept as long as failed.
+    """
     kept = _spans(retention)
     first = min(kept["success"], kept.get("results", Lives().result))
     successes = _successes(connection, dialect, now, kept["success"], first, batch)
-    found, expired = remove_ended(connection, dialect, now, UNSUCCESSFUL, kept["failed"], batch)
+    found, ended = _remove_ended(connection, dialect, now, _ages(kept), batch)
     gone = connection.execute(
         prepared(
             f"DELETE FROM schedd_outcomes WHERE task_id IN (SELECT o.task_id {_OUTCOMES} "
@@ -137,55 +165,81 @@ def purge_batch(
     old = events.cleanup(connection, now - kept["events"], batch)
     audited = audit.clean(connection, now - kept.get("audit", round(AUDIT_RETENTION_S * SECOND)), batch)
     more = successes.more or max(found, len(gone), old, audited) >= batch
-    return successes.plus(Removed(expired, 0, len(gone), workers.rowcount, old, audited, more))
+    return successes.plus(Removed(len(ended), 0, len(gone), workers.rowcount, old, audited, more))
 
 
-def remove_ended(
-    connection: sa.Connection, dialect: Dialect, now: int, states: Iterable[int], age: int, batch: int = BATCH
-) -> tuple[int, int]:
-    """Remove a batch of unneeded unsuccessful tasks that ended longer than ``age`` (microseconds) ago.
+def _ages(kept: Mapping[str, int]) -> dict[int, int]:
+    """How long tasks of the unsuccessful states stay (microseconds)."""
+    return {state: kept.get(_OWN.get(state, "failed"), kept["failed"]) for state in UNSUCCESSFUL}
 
-    Returns how many were found and how many removed: fewer found than ``batch`` means that there are no more.
+
+def _remove_ended(
+    connection: sa.Connection,
+    dialect: Dialect,
+    now: int,
+    ages: Mapping[int, int],
+    batch: int = BATCH,
+    chosen: Chosen | None = None,
+) -> tuple[int, list[int]]:
+    """Remove a batch of unneeded unsuccessful tasks that ended longer ago than their state's age (microseconds).
+
+    Returns how many were found, and the ids of those removed: fewer found than ``batch`` means that there are no more.
     """
+    where, names = ("", {}) if chosen is None else chosen.where()
+    sql = f"{_OTHERS.format(chosen=where)} {dialect.skip_locked}"
     expired: list[tuple[int, int]] = []
-    for state in states:
+    for state, age in ages.items():
         if len(expired) < batch:
-            bound = {"state": state, "before": now - age, "batch": batch - len(expired)}
-            rows = connection.execute(prepared(f"{_OTHERS} {dialect.skip_locked}"), bound)
-            expired += [(row[0], state) for row in rows]
+            bound = {"state": state, "before": now - age, "batch": batch - len(expired), **names}
+            expired += [(row[0], state) for row in connection.execute(prepared(sql), bound)]
     unneeded = _unneeded(connection, dialect, expired)
     remove(connection, dialect, unneeded, now)
-    return len(expired), len(unneeded)
+    return len(expired), [task_id for task_id, _ in unneeded]
 
 
-def clean(database: Database, states: Collection[TaskState], age: int) -> int:
-    """Remove, batch by batch, tasks that ended so longer than ``age`` (microseconds) ago; returns how many.
+def clean(database: Database, chosen: Chosen) -> int:
+    """Remove ended tasks by age, batch by batch, each recorded in the audit; returns how many.
 
-    A success is removed once its result and its key need not be kept; a task that others need stays.
+    A success goes with its result, but not before its key is free; a task that others need stays.
     """
     removed, dialect = 0, database.dialect
-    after = 0 if TaskState.SUCCESS in states else None
-    while after is not None:
-        with database.write() as connection:
-            one, after = rescan(connection, dialect, database.now(), {"success": age / SECOND}, after)
-        removed += one.tasks
-    others = [code for code in UNSUCCESSFUL if TaskState.from_code(code) in states]
-    found = done = BATCH if others else 0
-    while found >= BATCH and done:
-        with database.write() as connection:
-            found, done = remove_ended(connection, dialect, database.now(), others, age)
-        removed += done
+    with in_bulk(audit.new_bulk(), chosen.shown()):
+        after = 0 if TaskState.SUCCESS in chosen.states else None
+        while after is not None:
+            with database.write() as connection:
+                ids, after = _scan(connection, dialect, now := database.now(), after, _SUCCEEDED_BEFORE, chosen)
+                _record(connection, now, ids)
+            removed += len(ids)
+        ages = {code: chosen.age for code in UNSUCCESSFUL if TaskState.from_code(code) in chosen.states}
+        found = BATCH if ages else 0
+        while found >= BATCH:
+            with database.write() as connection:
+                now = database.now()
+                found, ids = _remove_ended(connection, dialect, now, ages, chosen=chosen)
+                _record(connection, now, ids)
+            removed += len(ids)
+            if not ids:
+                break
     return removed
 
 
-def clean_dry_run(connection: sa.Connection, now: int, states: Collection[TaskState], age: int) -> int:
+def _record(connection: sa.Connection, now: int, ids: Collection[int]) -> None:
+    if ids:
+        audit.record(connection, now, "cleanup", subject="tasks", removed=len(ids), ids=audit.ranges(ids))
+
+
+def clean_dry_run(connection: sa.Connection, now: int, chosen: Chosen) -> int:
     """How many tasks :func:`clean` would remove now."""
-    codes = ", ".join(str(state.code) for state in states if state is not TaskState.SUCCESS) or "NULL"
+    where, names = chosen.where()
+    codes = ", ".join(str(state.code) for state in chosen.states if state is not TaskState.SUCCESS) or "NULL"
     others = f"t.state >= 7 AND t.state IN ({codes}) AND t.finished_at < :before AND {_UNREFERENCED}"
-    conditions = [others, f"{_OVER} AND {_REMOVABLE}"] if TaskState.SUCCESS in states else [others]
-    bound = {"now": now, "before": now - age}
+    conditions: list[tuple[str, dict[str, int]]] = [(others, {})]
+    if TaskState.SUCCESS in chosen.states:
+        conditions.append((f"{_SUCCEEDED_BEFORE} AND {_REMOVABLE}", {"now": now}))
+    bound = {"before": now - chosen.age, **names}
     counts = [
-        connection.execute(prepared(f"SELECT count(*) FROM schedd_tasks t WHERE {one}"), bound) for one in conditions
+        connection.execute(prepared(f"SELECT count(*) FROM schedd_tasks t WHERE {one} {where}"), bound | more)
+        for one, more in conditions
     ]
     return sum(int(count.scalar_one()) for count in counts)
 
@@ -271,19 +325,32 @@ def rescan(
     Needed after the retention was made shorter: :func:`purge_batch` scheduled the checks by the longer one. Returns the
     id to continue from, None at the end.
     """
+    every = Chosen(frozenset({TaskState.SUCCESS}), _spans(retention)["success"])
+    removed, after_this = _scan(connection, dialect, now, after, _OVER, every)
+    return Removed(len(removed)), after_this
+
+
+def _scan(
+    connection: sa.Connection, dialect: Dialect, now: int, after: int, condition: str, chosen: Chosen
+) -> tuple[list[int], int | None]:
+    """Remove the unneeded successes that the condition holds for among the next ids behind ``after``.
+
+    Returns their ids, and the id to continue from: None at the end.
+    """
+    where, names = chosen.where()
     last = connection.execute(prepared("SELECT max(id) FROM schedd_tasks")).scalar() or 0
     rows = connection.execute(
         prepared(
-            f"SELECT t.id FROM schedd_tasks t WHERE t.id > :after AND t.id <= :to AND {_OVER} AND {_REMOVABLE} "
-            f"LIMIT {BATCH} {dialect.skip_locked}"
+            f"SELECT t.id FROM schedd_tasks t WHERE t.id > :after AND t.id <= :to AND {condition} AND {_REMOVABLE} "
+            f"{where} LIMIT {BATCH} {dialect.skip_locked}"
         ),
-        {"after": after, "to": after + RESCAN_BATCH, "now": now, "before": now - _spans(retention)["success"]},
+        {"after": after, "to": after + RESCAN_BATCH, "now": now, "before": now - chosen.age, **names},
     ).fetchall()
-    over = [(task_id, st.SUCCESS) for task_id in _unwanted(connection, dialect, [row[0] for row in rows])]
-    remove(connection, dialect, over, now)
-    if len(rows) >= BATCH and over:
-        return Removed(len(over)), after  # there may be more among them
-    return Removed(len(over)), after + RESCAN_BATCH if after + RESCAN_BATCH < last else None
+    ids = _unwanted(connection, dialect, [row[0] for row in rows])
+    remove(connection, dialect, [(task_id, st.SUCCESS) for task_id in ids], now)
+    if len(rows) >= BATCH and ids:
+        return ids, after  # there may be more among them
+    return ids, after + RESCAN_BATCH if after + RESCAN_BATCH < last else None
 
 
 def has_deferred(connection: sa.Connection, now: int) -> bool:
@@ -303,9 +370,13 @@ def dry_run(connection: sa.Connection, now: int, retention: Mapping[str, float])
         return int(connection.execute(prepared(f"SELECT count(*) {sql}"), bound | more).scalar_one())
 
     successes = count(f"FROM schedd_tasks t WHERE {_OVER} AND {_REMOVABLE}")
-    failed = count(
-        f"FROM schedd_tasks t WHERE t.state >= 7 AND t.finished_at < :before AND {_UNREFERENCED}",
-        before=now - kept["failed"],
+    failed = sum(
+        count(
+            f"FROM schedd_tasks t WHERE t.state = {state} AND t.state >= 7 AND t.finished_at < :before "
+            f"AND {_UNREFERENCED}",
+            before=now - age,
+        )
+        for state, age in _ages(kept).items()
     )
     results = count(
         f"FROM schedd_tasks t WHERE t.state = {st.SUCCESS} AND t.result_until <= :now AND NOT ({_OVER}) "
