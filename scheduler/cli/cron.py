@@ -247,6 +247,36 @@ def runs(session: Session, /, name: str, limit: int, cursor: int | None) -> None
 
 @cron_command.command()
 @click.argument("name")
+@click.option("--from", "start", type=INSTANT, required=True, metavar="T", help="The first slot, or earlier.")
+@click.option("--to", "end", type=INSTANT, metavar="T", help="The last slot, or later; else now.")
+@click.option("--limit", type=Number(1, 10_000), default=100, show_default=True, help="How many slots there may be.")
+@click.option("--dry-run", is_flag=True, help="Store nothing, and list what would be run.")
+@acts
+@common
+@prints(("slot", "action"), lasting=True)
+def backfill(session: Session, /, name: str, start: int, end: int | None, limit: int, dry_run: bool) -> None:
+    """Run the slots of a time that have not run, each once, also when this is called again."""
+    from scheduler.store import schedule_sets
+
+    database = session.existing()
+    with database.read() as connection:
+        now = database.now()
+        plan = schedule_sets.plan_backfill(connection, name, start, now if end is None else end, now, limit)
+    done = plan.missing if dry_run else []
+    for slots in () if dry_run else schedule_sets.batches(plan):
+        done += session.write(lambda c, some=slots: schedule_sets.backfill(c, name, some, database.now()))  # type: ignore[misc]
+    here, said = set(done), "would run" if dry_run else "run"
+    rows = [
+        {"slot": time(slot), "action": said if slot in here else "has run"}
+        for slot in sorted([*plan.missing, *plan.present])
+    ]
+    print_rows(session, rows, ("slot", "action"))
+    left = len(rows) - len(done)
+    note(f"{len(done)} slots {said}, {left} have run already" if left else f"{len(done)} slots {said}")
+
+
+@cron_command.command()
+@click.argument("name")
 @click.option("--slot", type=INSTANT, metavar="T", help="Only the run of this slot (with its zone).")
 @click.option("--run", metavar="RUN", help="Only this run, as `cron runs -o json` names it.")
 @acts

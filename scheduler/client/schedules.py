@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.client.builder import RecurringBuilder, check_text
 from scheduler.client.info import RunInfo, ScheduleInfo, run_info, schedule_info
@@ -20,6 +20,16 @@ from scheduler.store.tasks.control import CancelResult
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
+
+
+MAX_BACKFILL = 10_000
+
+
+class BackfillInfo(NamedTuple):
+    """What a backfill did: the fire times that it runs, and those that it left out since they have run. UTC."""
+
+    run: tuple[datetime, ...]
+    left_out: tuple[datetime, ...]
 
 
 class Schedules:
@@ -104,6 +114,39 @@ class Schedules:
         made = self._owner.database.change(lambda c: schedule_sets.trigger(c, name, self._owner.database.now(), at))
         self._owner._notify()
         return made
+
+    def backfill(
+        self, name: str, start: datetime, end: datetime | None = None, *, limit: int = 100, dry_run: bool = False
+    ) -> BackfillInfo:
+        """Run the fire times from ``start`` to ``end`` (aware, both included; None: now) that have not run, at once.
+
+        Each fire time runs once, however often this is called: one is left out while its tasks are stored, and for
+        ``[retention] outcomes`` after they were removed. The runs overlap, whatever ``overlap()`` says; their tasks
+        have the cause ``backfill:<when>``. ``limit``: how many fire times there may be, 10,000 at most. ``dry_run``:
+        store nothing, and return what would be run.
+
+        Raises UnknownScheduleError; ConfigError if there are more; InvalidScheduleError for a fixed delay, and for an
+        end that is still to come.
+        """
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_BACKFILL:
+            raise ConfigError(f"limit must be a whole number from 1 to {MAX_BACKFILL}, not {limit!r:.80}")
+        database = self._owner.database
+        first = instant_us(start, "start")
+        last = None if end is None else instant_us(end, "end")
+        with database.read() as connection:
+            now = database.now()
+            plan = schedule_sets.plan_backfill(connection, name, first, now if last is None else last, now, limit)
+        done = plan.missing
+        if not dry_run:
+            done = []
+            for slots in schedule_sets.batches(plan):
+                done += database.change(
+                    lambda c, some=slots: schedule_sets.backfill(c, name, some, database.now())  # type: ignore[misc]
+                )
+                self._owner._notify()
+        here = set(done)
+        left = sorted([*plan.present, *(slot for slot in plan.missing if slot not in here)])
+        return BackfillInfo(tuple(map(to_datetime, done)), tuple(map(to_datetime, left)))
 
     def cancel(self, name: str, slot: datetime | None = None, *, run: str | None = None) -> CancelResult:
         """Cancel the tasks of its runs that have not ended: of all runs, of that of a fire time, or of the named one.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.errors import InvalidScheduleError, UnknownScheduleError
+from scheduler.errors import ConfigError, InvalidScheduleError, UnknownScheduleError
 from scheduler.model import state as st
 from scheduler.model.catchup import Fire
 from scheduler.model.recurrence import Recurrence
@@ -18,7 +18,7 @@ from scheduler.ports import FOREVER
 from scheduler.store import audit
 from scheduler.store.broken_rows import unreadable
 from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
-from scheduler.store.schedule_runs import specs_by_hand, specs_of_run, template_of
+from scheduler.store.schedule_runs import present, remembered, specs_by_hand, specs_of_run, template_of
 from scheduler.store.schedules import ROW, ScheduleSpec, changes_of, check_change, delete, register
 from scheduler.store.tasks.control import CancelResult, cancel
 from scheduler.store.tasks.enqueue import enqueue
@@ -147,3 +147,66 @@ def cancel_runs(
     if not rows:
         read(connection, name)
     return cancel(connection, [row.id for row in rows if row.state < st.FIRST_TERMINAL], now)
+
+
+BACKFILL_BATCH = 500  # tasks that one transaction of a backfill stores
+
+
+class Backfill(NamedTuple):
+    """The fire times of a backfill, in microseconds: those to be run, and those that have run already."""
+
+    missing: list[int]
+    present: list[int]
+    tasks: int  # of one run
+
+
+def plan_backfill(connection: sa.Connection, name: str, start: int, end: int, now: int, limit: int) -> Backfill:
+    """The fire times from ``start`` to ``end`` (both included), by whether they have run.
+
+    What retention has removed is remembered as long as outcomes are. Raises UnknownScheduleError,
+    InvalidScheduleError, and ConfigError for more than ``limit`` fire times.
+    """
+    row, recurrence, template = read(connection, name)
+    refuse_fixed_delay(name, recurrence)
+    if end > now:
+        raise InvalidScheduleError(f"{rfc3339(end)} is still to come: a backfill ends now at the latest")
+    if start > end:
+        raise InvalidScheduleError(f"a backfill from {rfc3339(start)} to {rfc3339(end)} runs backwards")
+    slots, more = recurrence.slots_between(start - 1, end, limit, row.anchor)
+    if more:
+        count = recurrence.count_between(start - 1, end, row.anchor)
+        raise ConfigError(f"there are {count} slots, over the limit of {limit}: take a shorter time, or a higher limit")
+    there = _have_run(connection, name, slots)
+    return Backfill([s for s in slots if s not in there], [s for s in slots if s in there], len(template))
+
+
+def _have_run(connection: sa.Connection, name: str, slots: Sequence[int]) -> set[int]:
+    dialect, asked = dialect_of(connection), [(name, slot) for slot in slots]
+    return {slot for _, slot in present(connection, dialect, asked) | remembered(connection, dialect, asked)}
+
+
+def backfill(connection: sa.Connection, name: str, slots: Sequence[int], now: int) -> list[int]:
+    """Store the runs of those of these fire times that have none, due at once. Returns the fire times stored.
+
+    Their cause is ``backfill:<when>``. Raises UnknownScheduleError, InvalidScheduleError if it cannot be read.
+    """
+    row, _, template = read(connection, name, dialect_of(connection).lock)
+    there = _have_run(connection, name, slots)
+    missing = [slot for slot in slots if slot not in there]
+    cause = f"backfill:{rfc3339(now, exact=False)}"
+    tasks: list[TaskSpec] = []
+    for slot in missing:
+        tasks += specs_of_run(row, template, Fire(slot), len(tasks), at=now, causation=cause)
+    if tasks:
+        enqueue(connection, tasks, now, ours=True)
+        ends = {"from": rfc3339(missing[0]), "to": rfc3339(missing[-1])}
+        audit.record(
+            connection, now, "schedule backfilled", subject=f"schedule {name}", window=ends, count=len(missing)
+        )
+    return missing
+
+
+def batches(plan: Backfill) -> list[list[int]]:
+    """The fire times to be run, cut so that one transaction stores no more than some hundred tasks."""
+    size = max(1, BACKFILL_BATCH // plan.tasks)
+    return [plan.missing[at : at + size] for at in range(0, len(plan.missing), size)]

@@ -44,3 +44,14 @@ def test_bounds_and_jitter_of_a_cron_on_the_command_line(ctl: Ctl, live: Bench) 
     assert [row["slot"] for row in ctl.json("cron", "next", "far")] == ["2090-01-01T00:00:00Z", "2090-01-01T01:00:00Z"]
     assert "--jitter belongs to --cron" in ctl.fails(2, "submit", "Step", "-P", "name=x", "--jitter", "5m")
     assert "never fires" in ctl.fails(2, "submit", "Step", "-P", "name=x", "--cron", "30 5 * * *", *given[:4])
+
+
+def test_backfill(ctl: Ctl, live: Bench) -> None:
+    live.jobs.task(Step("tick")).key("tick").cron("0 * * * *").schedule()
+    given = ("cron", "backfill", "tick", "--from", "2026-01-01T00:00:00Z", "--to", "2026-01-01T01:30:00Z")
+    slots = ["2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"]
+    for dry, action in ((["--dry-run"], "would run"), ([], "run"), ([], "has run")):
+        assert ctl.json(*given, *dry) == [{"slot": slot, "action": action} for slot in slots]
+    assert [row["origin"] for row in ctl.json("cron", "runs", "tick")] == ["backfill", "backfill"]
+    assert "over the limit of 1" in ctl.fails(2, *given, "--limit", "1")
+    ctl.fails(3, "cron", "backfill", "none", "--from", slots[0])
