@@ -52,8 +52,6 @@ BUILDINGS = {"scheduler": HOUSE, "scheduler.store": STORE, "scheduler.engine": E
 # Imports that go up, each with its reason. Nothing else does.
 UPWARD: dict[tuple[str, str], str] = {
     ("scheduler.app", "scheduler.testing"): "Scheduler.for_testing() makes what testing.py has, when it is called",
-    ("scheduler.engine.attempt.attempt", "scheduler.engine.durable.calls"): "the type of an attempt's durable calls",
-    ("scheduler.engine.attempt.tasklog", "scheduler.engine.execution.context"): "the type of a handler's context",
 }
 DATABASE_MODULES = {"sqlalchemy", "sqlite3", "psycopg", "alembic"}
 SQL_PLACES = {"store", "migrations"}

@@ -23,11 +23,11 @@ from scheduler.engine.attempt.runtime import CpuFuture, StoredDrafts
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.engine.options import EngineOptions
 from scheduler.errors import StoreUnavailableError
-from scheduler.model.capacity import HungHandler
+from scheduler.model.capacity import Capacity, HungHandler, OrphanedAttempts
 from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lives, Outcome, OutcomeColumns
 from scheduler.model.pauses import Pauses
-from scheduler.model.registry import Registry
+from scheduler.model.registry import Registry, SlotKey
 from scheduler.model.rollup import RollupCounter
 from scheduler.ports import SECOND
 from scheduler.store.db.begun import Begun
@@ -48,6 +48,7 @@ _MEAN_WEIGHT = 0.2  # weight of a new duration in a kind's moving mean
 _KIND_OF = attrgetter("kind.name")
 
 _OUTAGE_POLL_S = 0.1  # seconds between tries to read while the database is away
+_MAX_NAMED_ORPHANS = 50  # tasks in the published capacity, for each slot type
 _MAX_INLINE_CYCLES = 1000  # cycles that an inline attempt waits for another transaction
 
 
@@ -341,3 +342,26 @@ class EngineState:
                 return
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(StoreUnavailableError("the engine has stopped"))
+
+    def capacity(self) -> Capacity:
+        """What this worker publishes of its slots, and of the orphans that fill some of them without a claim."""
+        options = self.options
+        return Capacity(
+            **options.pools,
+            processes=options.processes.children,
+            most=options.max_concurrent,
+            childless=self.processes is not None and self.processes.backing_off,
+            strays=self._orphaned_attempts(),
+            hung=self.hung,
+            begun="" if self.begun is None else str(self.begun.path),
+            lease_needed=self.lease_needed,
+        )
+
+    def _orphaned_attempts(self) -> tuple[OrphanedAttempts, ...]:
+        tasks: dict[SlotKey, list[int]] = {}
+        for attempt in self.orphans:
+            tasks.setdefault(attempt.slot_type, []).append(attempt.claimed.id)
+        return tuple(
+            OrphanedAttempts(*slot_type, len(ids), tuple(sorted(ids)[:_MAX_NAMED_ORPHANS]))
+            for slot_type, ids in sorted(tasks.items())
+        )

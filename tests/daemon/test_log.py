@@ -21,8 +21,7 @@ import structlog
 
 from scheduler.config.model import Log
 from scheduler.daemon import log
-from scheduler.engine.attempt.capture import current_attempt
-from scheduler.engine.attempt.tasklog import task_logger
+from scheduler.engine.attempt.capture import current_attempt, task_logger
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +93,7 @@ def test_what_a_handler_writes_carries_its_attempt() -> None:
     )
     token = current_attempt.set(SimpleNamespace(claimed=claimed))  # type: ignore[arg-type]
     try:
-        task_logger(SimpleNamespace(kind="Mail")).info("sent", to="a@b.c", kind="letter")  # type: ignore[arg-type]
+        task_logger("Mail").info("sent", to="a@b.c", kind="letter")
         logging.getLogger("library").info("connected")
         structlog.get_logger("mine").info("noted")
     finally:

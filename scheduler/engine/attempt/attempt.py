@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scheduler.engine.attempt.capture import Tail
 from scheduler.errors import Cancelled, LeaseLost, Suspended, TaskTimeout
@@ -16,11 +16,19 @@ from scheduler.model.registry import Kind, SlotKey
 from scheduler.ports import SECOND
 
 if TYPE_CHECKING:
-    from scheduler.engine.durable.calls import Durable
     from scheduler.store.durable.resume import Recorded
     from scheduler.store.tasks.claim import Claimed
 
 log = logging.getLogger("scheduler.engine")
+
+
+class DurableCalls(Protocol):
+    """What the outcome needs of an attempt's durable calls; see ``engine/durable/calls.py``."""
+
+    def finish(self) -> list[str]:
+        """End the calls. Returns the recorded names that the handler did not visit."""
+
+    def note_unvisited(self, unvisited: list[str]) -> None: ...
 
 
 class Attempt:
@@ -45,7 +53,7 @@ class Attempt:
     tail: Tail | None = None
     tail_written = 0
     recorded: Sequence[Recorded] | None = None  # checkpoints of earlier attempts, if the claim read them
-    durable: Durable | None = None  # set by its first durable call
+    durable: DurableCalls | None = None  # set by its first durable call
     active = 0  # coroutines that are within a call of their context: see engine/durable/async_driver.py
     committed_outcome: Outcome | None = None  # by its own ctx.transaction()
     suspended: int | None = None  # the handler is unwound; the next attempt is due then (microseconds)

@@ -1,11 +1,12 @@
-"""Keeps the newest text that a handler logs or gives to ``ctx.capture``."""
+"""What a handler logs: ``ctx.log``, and the newest text, which is kept with the attempt."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, cast
 
 from scheduler.model import running
 
@@ -90,3 +91,41 @@ class Capture:
 
     def __exit__(self, *exc: object) -> None:
         self.detach()
+
+
+def task_logger(kind: str) -> Any:
+    """``ctx.log``: a bound logger of structlog over the logger ``scheduler.task.<kind>``."""
+    import structlog
+
+    return structlog.wrap_logger(
+        logging.getLogger(f"{TASK_LOGGER}.{kind}"),
+        processors=[_render],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        context_class=dict,
+    )
+
+
+def through_logging() -> None:
+    """Send all of structlog through ``logging``, as the daemon does in its own process."""
+    import structlog
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.filter_by_level,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            _render,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def _render(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Render ``log.info("sent", to=x)`` as the message ``sent to=x``, with the fields as extra."""
+    exc_info = event.pop("exc_info", None)
+    message = str(event.pop("event", ""))
+    fields = " ".join(f"{name}={value!r}" for name, value in event.items())
+    extra = {"fields": dict(event)}
+    return (f"{message} {fields}".strip(),), {"extra": extra, "exc_info": exc_info}

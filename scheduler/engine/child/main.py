@@ -143,7 +143,7 @@ class ChildProcess:
         root.setLevel(self.spec["root_level"])
         logging.getLogger(TASK_LOGGER).setLevel(self.spec["task_level"])
         if self.spec["structlog"]:
-            from scheduler.engine.attempt.tasklog import through_logging
+            from scheduler.engine.attempt.capture import through_logging
 
             through_logging()
 

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.outcomes import released
-from scheduler.engine.dispatch.completion import Completer
+from scheduler.engine.dispatch.completion import CompletedBatch, Completer, Pairs
 from scheduler.engine.dispatch.completion_thread import CompletionThread
 from scheduler.engine.dispatch.handoff import SlotFeeder
 from scheduler.engine.dispatch.lanes import LANES_PER_SCAN, LaneScanner, claimed_per_lane
 from scheduler.engine.dispatch.limits import Admission, Limits
 from scheduler.engine.dispatch.lost_commits import LostCommits
-from scheduler.engine.dispatch.plan import Plan
-from scheduler.engine.dispatch.planner import BATCH_BOUNDS, SHORT_TASK_S, ClaimPlanner
+from scheduler.engine.dispatch.planner import BATCH_BOUNDS, SHORT_TASK_S, ClaimPlanner, Plan
 from scheduler.engine.dispatch.quarantine import Quarantine
 from scheduler.engine.dispatch.requests import RequestBatch
-from scheduler.engine.dispatch.settling import CompletedBatch, Pairs
 from scheduler.engine.slots import Slots, all_waiting, take_waiting
 from scheduler.engine.state import EngineState
 from scheduler.errors import StoreUnavailableError

@@ -10,8 +10,7 @@ from types import MappingProxyType
 
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.outcomes import released
-from scheduler.engine.dispatch.plan import Plan
-from scheduler.engine.dispatch.planner import SHORT_TASK_S, ClaimPlanner
+from scheduler.engine.dispatch.planner import SHORT_TASK_S, ClaimPlanner, Plan
 from scheduler.engine.slots import Slots, ThreadSlots
 from scheduler.engine.state import EngineState
 from scheduler.model.registry import PROCESS, SlotKey

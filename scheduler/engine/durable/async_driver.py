@@ -55,7 +55,7 @@ def active(attempt: Attempt) -> Iterator[None]:
         yield
     finally:
         attempt.active -= 1
-        if attempt.durable is not None and attempt.durable.blocked:
+        if isinstance(attempt.durable, Durable) and attempt.durable.blocked:
             _suspend_if_idle(attempt.durable, _IDLE_ITERATIONS)
 
 

@@ -421,3 +421,12 @@ def as_decorator(run: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[s
     if callable(given):
         return decorate(given, getattr(given, "__name__", "step"))
     return lambda function: decorate(function, given)
+
+
+def durable_of(attempt: Attempt, runtime: Runtime) -> Durable:
+    """The durable calls of an attempt, made when first needed."""
+    found = attempt.durable
+    if found is None:
+        found = attempt.durable = Durable(attempt, runtime)
+    assert isinstance(found, Durable)
+    return found

@@ -12,7 +12,7 @@ import msgspec
 
 from scheduler.engine.attempt.loop_threads import read
 from scheduler.engine.durable.async_driver import active, drive_async
-from scheduler.engine.durable.calls import Durable, as_decorator
+from scheduler.engine.durable.calls import Durable, as_decorator, durable_of
 from scheduler.engine.durable.thread_driver import drive
 from scheduler.engine.execution import leftovers
 from scheduler.engine.execution.offload import wait_for, wait_for_async
@@ -171,9 +171,9 @@ class _ContextBase(Generic[App_co]):
     def log(self) -> Any:
         """A structlog logger bound to this attempt; what it writes is kept with the attempt."""
         if self._log is None:
-            from scheduler.engine.attempt.tasklog import task_logger
+            from scheduler.engine.attempt.capture import task_logger
 
-            self._log = task_logger(self)
+            self._log = task_logger(self.kind)
         return self._log
 
     def capture(self, text: str) -> None:
@@ -205,10 +205,7 @@ class _ContextBase(Generic[App_co]):
 
     @property
     def _durable(self) -> Durable:
-        attempt = self._attempt
-        if attempt.durable is None:
-            attempt.durable = Durable(attempt, self._runtime)
-        return attempt.durable
+        return durable_of(self._attempt, self._runtime)
 
     def _beat(self, percent: float | None = None, message: object | None = None) -> Any:
         """Request a heartbeat, with progress if given."""

@@ -117,12 +117,11 @@ def _must_read_recorded(attempt: Attempt) -> bool:
 
 def _read_recorded(attempt: Attempt, runtime: Runtime) -> None:
     """Read the checkpoints of earlier attempts, for the check at the end."""
-    from scheduler.engine.durable.calls import Durable
+    from scheduler.engine.durable.calls import durable_of
     from scheduler.engine.durable.thread_driver import drive
 
-    if attempt.durable is None:
-        attempt.durable = Durable(attempt, runtime)
-    drive(attempt.durable, attempt.durable.read_recorded())
+    durable = durable_of(attempt, runtime)
+    drive(durable, durable.read_recorded())
 
 
 def _begin(attempt: Attempt, runtime: Runtime) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from scheduler.engine.dispatch.cycle import DispatchCycle
-from scheduler.engine.maintenance.capacity import capacity_of
 from scheduler.engine.maintenance.hung_handlers import HungHandlers
 from scheduler.engine.maintenance.jobs import (
     RetentionJob,
@@ -141,7 +140,7 @@ class PeriodicWork:
         self.known_kinds = len(kinds)
 
     def _publish_capacity(self, connection: sa.Connection) -> None:
-        now = capacity_of(self.engine_state)
+        now = self.engine_state.capacity()
         if now == self.known_capacity:
             return
         with self.engine_state.database.write(connection) as c:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from scheduler.engine.attempt.outcomes import released
 from scheduler.engine.dispatch.cycle import DispatchCycle
-from scheduler.engine.maintenance.capacity import capacity_of
 from scheduler.engine.maintenance.lease import Lease
 from scheduler.engine.maintenance.lease_watchdog import LeaseWatchdog
 from scheduler.engine.maintenance.periodic import REAP_EVERY, SWEEP_EVERY, PeriodicWork
@@ -82,7 +81,7 @@ class WorkerRegistration:
             os.getpid(),
             self._version,
             engine_state.options.queues,
-            capacity_of(engine_state),
+            engine_state.capacity(),
         )
         kinds, begun = list(engine_state.registry), engine_state.monotonic()
         with database.write(connection) as c:
