@@ -23,6 +23,7 @@ from scheduler.client.submitter import TaskSubmitter
 from scheduler.client.threads import CallThreads
 from scheduler.engine.options import EngineOptions, ProcessOptions
 from scheduler.errors import ConfigError
+from scheduler.forking import after_fork, leave_to_parent
 from scheduler.model.dead_letter import DeadLetter
 from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, NO_SLOT, POOL_SLOTS, PROCESS_GRACE, RETENTION
 from scheduler.model.limits import parse_size
@@ -123,8 +124,12 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
         )
         self._engine: Engine | None = None
         self._notifier: Notifier | None = None
-        self._notifier_pid = 0
         self._lifecycle = threading.RLock()
+        self._forked = False  # since it was last used
+        after_fork(self._on_fork)
+
+    def _on_fork(self) -> None:
+        self._forked = True
 
     @classmethod
     def from_config(cls, path: str | None = None) -> Self:
@@ -207,7 +212,7 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
 
     def _notify(self, *, others: bool = True) -> None:
         """Wake our own engine, and those of other processes."""
-        self._forget_parents_engine()
+        self._leave_to_parent()
         engine = self._engine
         if engine is not None:
             engine.ring()
@@ -227,25 +232,27 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
 
         A caller that holds a lock or a connection must not ask for it: a stop may wait for that.
         """
-        self._forget_parents_engine()
+        self._leave_to_parent()
         engine = self._engine
         return self._own_notifier() if engine is None else engine.bell
 
     def _own_notifier(self) -> Notifier:
         bell = self._notifier
-        if bell is not None and self._notifier_pid == os.getpid():
+        if bell is not None and not self._forked:
             return bell
+        self._leave_to_parent()
         with self._lifecycle:
-            if self._notifier is None or self._notifier_pid != os.getpid():
+            if self._notifier is None:
                 self._notifier = make_bell(self.database)
-                self._notifier_pid = os.getpid()
             return self._notifier
 
-    def _forget_parents_engine(self) -> None:
-        """Forget the engine after a fork: its thread, its worker and its attempts stay with the parent."""
-        if self._engine is not None and self._engine.pid != os.getpid():
-            self._engine = None
+    def _leave_to_parent(self) -> None:
+        """After a fork, forget the engine, its thread and its attempts, and the notifier: they are the parent's."""
+        if self._forked:
             self._lifecycle = threading.RLock()  # another thread may have held it in the parent
+            leave_to_parent(self._engine, self._notifier)
+            self._engine, self._notifier = None, None
+            self._forked = False
 
     def _write_own_numbers(self) -> None:
         """Write what tests have drained: nothing else does between two renewals of the lease."""
@@ -295,7 +302,7 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
 
         Raises StoreUnavailableError if the database cannot be opened.
         """
-        self._forget_parents_engine()
+        self._leave_to_parent()
         if ports.IN_CHILD:
             raise ConfigError(
                 "a child process does not start a Scheduler: in the program that does, "
@@ -314,7 +321,7 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
         Returns the ids still running then. Their handlers cannot be ended from outside, so the engine renews their
         lease until they end.
         """
-        self._forget_parents_engine()
+        self._leave_to_parent()
         with self._lifecycle:
             engine = self._engine
             if engine is None:
@@ -347,7 +354,7 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
 
         Raises StoreUnavailableError if the store cannot be written to.
         """
-        self._forget_parents_engine()
+        self._leave_to_parent()
         with self._lifecycle:
             engine, self._engine = self._engine, None
             if engine is None:
@@ -361,7 +368,7 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
 
     def is_running(self) -> bool:
         """Whether this process runs tasks."""
-        self._forget_parents_engine()
+        self._leave_to_parent()
         return self._engine is not None and self._engine.is_running()
 
     def close(self) -> None:

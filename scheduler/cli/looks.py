@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from scheduler.backoff import Backoff, LogOnce
 from scheduler.cli.session import Session, note
 from scheduler.errors import StoreUnavailableError
 
@@ -21,10 +22,10 @@ class Poller:
         clock = session.database.clock
         self._monotonic = clock.monotonic
         self._deadline = None if timeout is None else clock.monotonic() + timeout / 1_000_000
-        self._pause = PAUSES[0]
+        self._backoff = Backoff(*PAUSES, 1.5)
         self._never = threading.Event()
         self._seen = False
-        self._told = ""
+        self._noted = LogOnce()
         self._away_at = float("-inf")
 
     @property
@@ -44,8 +45,7 @@ class Poller:
                 if not (self._seen and error.heals and self.again()):
                     raise
                 self._away_at = self._monotonic()
-                if str(error) != self._told:
-                    self._told = str(error)
+                if self._noted.is_new(str(error)):
                     note(f"{error}; waiting for it")
             else:
                 self._seen = True
@@ -53,9 +53,8 @@ class Poller:
 
     def again(self) -> bool:
         """Pause before the next poll; False once the time is up."""
-        left = self._pause if self._deadline is None else self._deadline - self._monotonic()
+        left = float("inf") if self._deadline is None else self._deadline - self._monotonic()
         if left <= 0:
             return False
-        self._never.wait(min(self._pause, left))
-        self._pause = min(self._pause * 1.5, PAUSES[1])
+        self._never.wait(min(self._backoff.next(), left))
         return True

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
+from scheduler.backoff import Backoff
 from scheduler.client.checks import check_id
 from scheduler.errors import StoreUnavailableError, UnknownTaskError
 from scheduler.model.times import SECOND, span_us
@@ -32,7 +33,7 @@ class Wait:
         self._database = database
         self._first = first
         self._deadline = None if self.seconds is None else time.monotonic() + self.seconds
-        self._pause = _POLL_PAUSES[0]
+        self._backoff = Backoff(*_POLL_PAUSES, 1.5)
         self._done: dict[int, TaskRecord] = {}
         self._seen = False
 
@@ -70,9 +71,7 @@ class Wait:
 
     def pause(self) -> float:
         """Seconds until the next look; longer each time, since there may be thousands of callers."""
-        pause = max(0.0, min(self._pause, self.left()))
-        self._pause = min(_POLL_PAUSES[1], self._pause * 1.5)
-        return pause
+        return max(0.0, min(self._backoff.next(), self.left()))
 
     def ended(self) -> dict[int, TaskRecord]:
         """Those that have ended, in the order in which they were asked for."""

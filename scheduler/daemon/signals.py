@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import socket
@@ -11,6 +10,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
+
+from scheduler.forking import after_fork
 
 T = TypeVar("T")
 
@@ -31,10 +32,10 @@ class Signals:
         self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in self._numbers:
             self._before[number] = signal.signal(number, _nothing)
-        os.register_at_fork(after_in_child=self._forked)
+        after_fork(self._on_fork)
         return self
 
-    def _forked(self) -> None:
+    def _on_fork(self) -> None:
         """Restore the signals in a process that a task forked.
 
         A signal must end that process, and must not wake this one through the descriptor that they share."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from scheduler import interpreter
+from scheduler.backoff import Backoff, LogOnce
 from scheduler.config.load import load
 from scheduler.config.model import Config, changed
 from scheduler.config.task_modules import TaskModules
@@ -205,7 +206,7 @@ class Supervisor:
 
     def _start(self) -> bool:
         """Start the Scheduler, and wait for a store that is away; False if a signal to stop came first."""
-        told, pause = "", FIRST_PAUSE
+        logged, backoff = LogOnce(), Backoff(FIRST_PAUSE, MAX_PAUSE)
         while True:
             work = BackgroundCall(self._signals, self._bring_up, "schedd-start")
             while not self._wait_until(lambda: work.done or self._stops > 0, STATUS_EVERY):  # noqa: B023
@@ -217,18 +218,16 @@ class Supervisor:
             except StoreUnavailableError as error:
                 if not error.heals:
                     raise
-                if str(error) != told:
-                    told = str(error)
-                    logger.warning("%s; trying again until it is there", told)
-                    self._notifier.send(f"STATUS=waiting for the store: {told}")
+                if logged.is_new(str(error)):
+                    logger.warning("%s; trying again until it is there", error)
+                    self._notifier.send(f"STATUS=waiting for the store: {error}")
             else:
-                if told:
+                if backoff.current:
                     logger.info("the store is there now")
                 return True
             self._notifier.extend(6 * STATUS_EVERY)
-            if self._wait_until(lambda: self._stops > 0, pause):
+            if self._wait_until(lambda: self._stops > 0, backoff.next()):
                 return False
-            pause = min(2 * pause, MAX_PAUSE)
 
     def _bring_up(self) -> None:
         self._loader.set_up()

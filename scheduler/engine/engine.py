@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import threading
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
+from scheduler.backoff import Backoff, LogOnce
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.capture import Capture
 from scheduler.engine.attempt.outcomes import outcome_at_stop
@@ -104,7 +104,6 @@ class Engine:
         self.draining = False  # it is about to stop
         self.replaced: StoreReplacedError | None = None  # why it has ended by itself
         self.handed_back: list[int] = []  # tasks released while they ran, at a hard stop
-        self.pid = os.getpid()
         self.turns = 0
         self._connection: sa.Connection | None = None
         self._thread: threading.Thread | None = None
@@ -119,8 +118,9 @@ class Engine:
         self._next_due = 0
         self._needs_scan = True  # lanes that were empty may have work now
         self._has_more = False  # the last cycle left known work
-        self._outage_backoff = 0.0
-        self._last_error = ""
+        # Other workers reclaim our tasks after a lease.
+        self._backoff = Backoff(OUTAGE_BACKOFF_S[0], min(OUTAGE_BACKOFF_S[1], options.lease / 3))
+        self._logged = LogOnce()
         self.capture = Capture(everything=options.capture_root)
         if inline:
             self.engine_state.inline = self._inline_requests
@@ -230,9 +230,10 @@ class Engine:
             self._drained.set()
         try:
             pause = self.step()
-            if self._outage_backoff:
+            if self._backoff.current:
                 log.info("the database is back")
-                self._outage_backoff, self._last_error = 0.0, ""
+                self._backoff.reset()
+                self._logged.clear()
             if not self._ready.is_set():
                 self._ready.set()
                 self._report_start()
@@ -246,14 +247,11 @@ class Engine:
             self.periodic.timers.bring_forward("renew")  # it is back when it has taken a write, not before
         except Exception as error:
             # An unexpected row or error must not end the loop. It is logged once, and tried again.
-            if self._last_error != repr(error):
+            if self._logged.is_new(repr(error)):
                 log.exception("a turn failed, trying again")
-            self._last_error = repr(error)
-        most = min(OUTAGE_BACKOFF_S[1], self.options.lease / 3)  # other workers reclaim our tasks after a lease
-        self._outage_backoff = min(most, max(OUTAGE_BACKOFF_S[0], self._outage_backoff * 2))
         self._drop_connection()
         self._needs_scan = True  # the failed cycle's work is still to be done
-        self._stop.wait(self._outage_backoff)
+        self._stop.wait(self._backoff.next())
         return 0.0
 
     def _end_for_good(self, error: StoreReplacedError) -> None:
@@ -270,9 +268,8 @@ class Engine:
     def _log_outage(self, error: StoreUnavailableError) -> None:
         """Log the outage, once for each reason."""
         brief = error.brief if isinstance(error, StoreError) else str(error)
-        if self._last_error == brief:
+        if not self._logged.is_new(brief):
             return
-        self._last_error = brief
         holder = None
         if isinstance(error, StoreError) and error.locked:
             with suppress(TimeoutError, StoreUnavailableError, RuntimeError):

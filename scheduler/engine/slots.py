@@ -17,6 +17,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from scheduler.backoff import LogOnce
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.capture import current_attempt
 from scheduler.engine.attempt.loop_threads import close_threads, install_threads
@@ -29,6 +30,7 @@ from scheduler.engine.execution.loop_pulse import Pulse
 from scheduler.engine.processes.host import ChildHost
 from scheduler.engine.processes.pool import ProcessPool, ProcessSlots
 from scheduler.engine.state import EngineState
+from scheduler.forking import after_fork
 from scheduler.model.defaults import POOLS
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import ASYNC, PROCESS, THREAD, SlotKey
@@ -108,13 +110,18 @@ class ThreadSlots:
         self._idle = 0
         self._may_begin = threading.Event()  # cleared: threads that were idle do not begin yet
         self._may_begin.set()
-        self._logged = False  # that no more threads can be had
+        self._logged = LogOnce()  # that no more threads can be had
+        self._forked = False  # this process is a copy that a handler made
+        after_fork(self._on_fork)
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
         for attempt in attempts:
             attempt.slot = self
         self.waiting.extend(attempts)
         self._wake(min(wake, len(attempts)))
+
+    def _on_fork(self) -> None:
+        self._forked = True
 
     def hold(self) -> None:
         """Threads that are woken from now on begin at :meth:`release`, or a millisecond later by themselves."""
@@ -139,14 +146,13 @@ class ThreadSlots:
                 except RuntimeError as error:  # the system's limit: go on with the threads that there are
                     if not self._threads:
                         raise
-                    if not self._logged:
-                        self._logged = True
+                    if self._logged.is_new():
                         log.warning("the %s pool has %d threads: %s", self._name, self._threads, error)
                     return
                 self._threads += 1
 
     def _work(self) -> None:
-        waiting, report, runtime, pid = self.waiting, self._report, self._runtime, os.getpid()
+        waiting, report, runtime = self.waiting, self._report, self._runtime
         ident = threading.get_ident()
         while True:
             try:
@@ -164,7 +170,7 @@ class ThreadSlots:
                 outcome = execute(attempt, runtime)
             except BaseException as error:  # an error around the handler must not end the slot
                 outcome = internal_failure(attempt, runtime, error)
-            if os.getpid() != pid:
+            if self._forked:
                 os._exit(0)  # the handler forked, and this is the copy
             report(attempt, outcome)
 
@@ -216,8 +222,9 @@ class AsyncSlots:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pulses: list[Pulse] = []  # of the loops that there are
         self._running: set[_AttemptTask] = set()
-        self._pid = 0
         self._closed = False
+        self._forked = False  # this process is a copy that a handler made
+        after_fork(self._on_fork)
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
         for attempt in attempts:
@@ -228,6 +235,9 @@ class AsyncSlots:
     def nudge(self) -> None:
         if self.waiting:
             self._started().call_soon_threadsafe(self._fill)
+
+    def _on_fork(self) -> None:
+        self._forked = True
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -268,7 +278,6 @@ class AsyncSlots:
     def _serve(self, pulse: Pulse) -> None:
         loop = pulse.loop
         asyncio.set_event_loop(loop)
-        self._pid = os.getpid()
         pulse.thread = threading.get_ident()
         while not self._closed:
             try:
@@ -310,7 +319,7 @@ class AsyncSlots:
             attempt.asyncio_task = None
             if timer is not None:
                 timer.cancel()
-        if os.getpid() != self._pid:
+        if self._forked:
             os._exit(0)  # as in threads
         try:
             self._report(attempt, outcome)

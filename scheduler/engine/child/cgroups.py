@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from scheduler.backoff import LogOnce
 from scheduler.model.limits import Limits
 
 log = logging.getLogger("scheduler.engine")
@@ -41,7 +42,7 @@ class CgroupRoot:
         self.root = root
         self._numbers = itertools.count(1)
         self._to_remove = set(left)  # groups with processes that have not ended yet
-        self._warned = False
+        self._logged = LogOnce()
 
     def make(self) -> str | None:
         """Make a group for one child. Returns None, and logs the reason once, if that fails."""
@@ -50,9 +51,8 @@ class CgroupRoot:
         try:
             place.mkdir()
         except OSError as error:
-            if not self._warned:
+            if self._logged.is_new():
                 log.warning("no control group could be made for a child process, its limits are its own: %s", error)
-            self._warned = True
             return None
         with suppress(OSError):
             write(place / "memory.oom.group", "1")

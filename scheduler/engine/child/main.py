@@ -39,6 +39,7 @@ from scheduler.engine.execution.context import AsyncContext, Context
 from scheduler.engine.execution.event_loop import run_in_new_loop
 from scheduler.engine.execution.executor import execute, execute_async
 from scheduler.errors import ConfigError, ProcessDied, TaskTimeout
+from scheduler.forking import after_fork
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import Outcome
 from scheduler.model.reference import MAIN
@@ -56,7 +57,7 @@ class ChildProcess:
     def __init__(self, work: socket.socket, talk: socket.socket, cgroup: str | None = None) -> None:
         self.work = work
         self.cgroup = cgroup  # its control group
-        self.pid = os.getpid()
+        self.forked = False  # this process is a copy that a handler made
         self.interrupter = Interrupter()
         self.link = Link(talk, self.interrupter)
         self.link.on_stop = self.stop
@@ -84,7 +85,7 @@ class ChildProcess:
         self.spec = spec
         self._install_signal_handlers()
         self._redirect_output()
-        os.register_at_fork(after_in_child=self._forked)
+        after_fork(self._on_fork)
         threading.Thread(target=self.link.listen, name="schedd-link", daemon=True).start()
         sys.path[:] = spec["path"]
         ports.IN_CHILD = True
@@ -153,8 +154,9 @@ class ChildProcess:
     def _record(self, fields: dict[str, Any]) -> None:
         self.link.put("log", self.number, fields)
 
-    def _forked(self) -> None:
+    def _on_fork(self) -> None:
         """In a process that a handler forked: close the sockets, and let SIGTERM end it."""
+        self.forked = True
         self.link.close_in_fork()
         self.work.close()
         write_past_python()
@@ -223,7 +225,7 @@ class ChildProcess:
             outcome, _ = outcome_of_external_end(attempt, self.remote, error)
         else:
             outcome = self._execute(attempt)
-        if os.getpid() != self.pid:
+        if self.forked:
             os._exit(0)  # the handler forked, and this is the fork
         self._finish_job("done", outcome)
 
@@ -282,7 +284,7 @@ class ChildProcess:
             fine, value = True, pickle.dumps(result)
         except BaseException as error:
             fine, value = False, pickled_error(error)
-        if os.getpid() != self.pid:
+        if self.forked:
             os._exit(0)
         self._finish_job("computed", fine, value)
 
@@ -319,7 +321,7 @@ class ChildProcess:
                 current_attempt.reset(token)
         except BaseException:
             logging.getLogger("scheduler.engine").exception("hook of %s raised", kind)
-        if os.getpid() != self.pid:
+        if self.forked:
             os._exit(0)
         self._finish_job("hooked")
 

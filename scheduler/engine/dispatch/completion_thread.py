@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from scheduler.backoff import LogOnce
 from scheduler.ports import Spawner
 from scheduler.store.db.database import Database
 from scheduler.store.db.pg_connections import let_go
@@ -50,7 +51,7 @@ class CompletionThread:
         self._thread: threading.Thread | None = None
         self._stale = False  # the server is to plan statements anew
         self._not_before = 0.0  # monotonic
-        self._logged = False  # that no connection can be had
+        self._logged = LogOnce()  # that no connection can be had
 
     def begin(self, write: Write) -> Future[Completion] | None:
         """Start a write in a transaction of its own; None: no connection or thread can be had at present.
@@ -82,11 +83,10 @@ class CompletionThread:
                 self._thread = self._spawn(self._run, "schedd-recorder")
         except Exception as error:  # refused, no thread or file can be had: the turn's own connection will do
             self._not_before = time.monotonic() + RETRY_AFTER_S
-            if not self._logged:
-                self._logged = True
+            if self._logged.is_new():
                 log.warning("ends are recorded one transaction after the other, which is slower: %s", error)
             return None
-        self._logged = False
+        self._logged.clear()
         return self._connection
 
     def _test(self, connection: sa.Connection) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from scheduler.backoff import LogOnce
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.dispatch.limits import Admission, Limits
 from scheduler.engine.fair_rotation import FairRotation
@@ -62,7 +63,7 @@ class ClaimPlanner:
         self._share_places: list[int] = []  # the levels that the present plan shares them out among
         self._share_children: list[int] = []
         self._deferred_kinds: dict[str, float] = {}  # kinds left to newer programs, and until when (monotonic)
-        self._told: set[str] = set()
+        self._logged = LogOnce()  # kinds too new to read
 
     def serves(self, head: LaneHead) -> bool:
         """Whether this worker claims tasks of the lane: of its queues and kinds, none of them paused."""
@@ -81,8 +82,7 @@ class ClaimPlanner:
         for attempt in attempts:
             kind, options = attempt.kind.name, attempt.kind.options
             self._deferred_kinds[kind] = self.engine_state.monotonic() + DEFER_TO_NEWER_S
-            if kind not in self._told:
-                self._told.add(kind)
+            if self._logged.is_new(key=kind):
                 log.warning(
                     "tasks of kind %s have schema_version %d, this program knows %d: they are left to newer workers",
                     *(kind, attempt.claimed.schema_version, options.schema_version),

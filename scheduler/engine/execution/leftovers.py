@@ -13,6 +13,7 @@ from collections.abc import Awaitable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from scheduler.backoff import LogOnce
 from scheduler.errors import Interrupted
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.texts import counted, listed
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("scheduler.engine")
 WAIT_LOG_AFTER_S = 5.0
-_warned_kinds: set[str] = set()  # kinds whose leftover tasks were logged
+_logged = LogOnce()  # the leftover tasks of a kind
 
 
 def keep(attempt: Attempt, awaitable: Awaitable[T]) -> asyncio.Task[T]:
@@ -76,8 +77,7 @@ async def end(attempt: Attempt) -> None:
 def warn_of_leftover_tasks(attempt: Attempt) -> None:
     """Log, once for each kind, that its handler left asyncio tasks."""
     left = _undone(attempt.tasks)
-    if left and attempt.claimed.kind not in _warned_kinds:
-        _warned_kinds.add(attempt.claimed.kind)
+    if left and _logged.is_new(key=attempt.claimed.kind):
         log.warning(
             "a handler of %s has ended and left %s running, which a stop of this process or a retry does not wait for: "
             "await them, or give them to ctx.wait_until",

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from scheduler.backoff import Backoff
 from scheduler.engine.attempt.outcomes import result_text, success
 from scheduler.engine.durable.async_driver import active, run_in_thread_of
 from scheduler.engine.durable.calls import Durable, Scope, current_scope
@@ -52,7 +53,7 @@ class _Scope:
         self._worker, self._lease, self._lives = 0, 0, Lives()
         self._step: Scope | None = None
         self._token: Token[Scope | None] | None = None
-        self._pause = _RETRY_PAUSES_S[0]
+        self._backoff = Backoff(*_RETRY_PAUSES_S)
         self._unvisited: list[str] = []
 
     def enter(self) -> None:
@@ -142,8 +143,7 @@ class _Scope:
 
     def _wait(self) -> None:
         """Pause before a retry: the database is away, or another transaction holds the rows."""
-        time.sleep(self._pause)
-        self._pause = min(_RETRY_PAUSES_S[1], 2 * self._pause)
+        time.sleep(self._backoff.next())
         self.attempt.check(self.runtime.monotonic())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from scheduler.backoff import LogOnce
 from scheduler.engine.maintenance.stalls import take_away
 from scheduler.engine.state import EngineState
 from scheduler.model.outcome import AttemptEnd
@@ -37,7 +38,7 @@ class ScheduleFirer:
         self.next_at = 0  # microseconds
         self._aside: dict[str, str] = {}  # schedules that cannot be fired, and why
         self._aside_until = 0.0
-        self._logged: dict[str, str] = {}
+        self._logged = LogOnce()
 
     def due(self) -> bool:
         return self.next_at <= self.engine_state.now()
@@ -68,9 +69,8 @@ class ScheduleFirer:
             self.next_at = schedules.next_due(c, dialect, {*self._aside, *troubles})
         self._aside |= troubles
         for name, trouble in troubles.items():
-            if self._logged.get(name) != trouble:
+            if self._logged.is_new(trouble, name):
                 log.error("schedule %s cannot be fired, it is left alone: %s", name, trouble)
-        self._logged |= troubles
         made = sum(len(f.ids) for f in fired)
         if made:
             log.debug("%d schedules made %d tasks", len(fired), made)

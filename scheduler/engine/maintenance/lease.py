@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from scheduler.backoff import LogOnce
 from scheduler.engine.state import EngineState
 from scheduler.ports import SECOND
 from scheduler.store import reaper, workers
@@ -47,7 +48,7 @@ class Lease:
         # When the next of the other workers' leases runs out (microseconds); 0: there are none, None: not known yet.
         self.next_expiry: int | None = None
         self._lapses = lapses
-        self._skew_logged = False
+        self._skew_logged = LogOnce()
         self._seen: tuple[int, float] | None = None
         self._renewed = engine_state.monotonic()
         self._dead: list[str] = []  # known to be dead, not yet recorded
@@ -77,9 +78,8 @@ class Lease:
     def _log_skew(self) -> None:
         off = self.engine_state.database.offset / SECOND
         if abs(off) < MAX_SKEW_S:
-            self._skew_logged = False
-        elif not self._skew_logged:
-            self._skew_logged = True
+            self._skew_logged.clear()
+        elif self._skew_logged.is_new():
             side = "behind" if off > 0 else "ahead of"
             log.warning(
                 "this machine's clock is %.1f s %s the server's; times are the server's, but set it right",

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from scheduler.backoff import LogOnce
 from scheduler.engine.dispatch.cycle import DispatchCycle
 from scheduler.engine.maintenance.hung_handlers import HungHandlers
 from scheduler.engine.maintenance.jobs import (
@@ -105,7 +106,7 @@ class PeriodicWork:
         self.known_kinds = 0  # so many are published
         self.known_capacity = Capacity()  # as it is published
         self._has_missed = self._has_expired = False  # whether there is such work
-        self._troubles: dict[str, str] = {}
+        self._logged = LogOnce()
 
     def attempt(self, duty: str, work: Callable[[], Result]) -> Result | None:
         """Do one; None if that failed. Raises StoreUnavailableError."""
@@ -114,11 +115,10 @@ class PeriodicWork:
         except StoreUnavailableError:
             raise
         except Exception as error:
-            if self._troubles.get(duty) != repr(error):
+            if self._logged.is_new(repr(error), duty):
                 log.exception("%s failed, trying again", duty)
-            self._troubles[duty] = repr(error)
             return None
-        self._troubles.pop(duty, None)
+        self._logged.clear(duty)
         return done
 
     def publish_worker(self, connection: sa.Connection) -> None:

@@ -51,7 +51,7 @@ class ProcessPool:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._closed = False
-        after_fork(self)
+        after_fork(self._on_fork)
 
     # from other threads
 
@@ -123,7 +123,7 @@ class ProcessPool:
             thread.join(10.0)
         self.host.close()
 
-    def after_fork(self) -> None:
+    def _on_fork(self) -> None:
         """In a forked process the pool is closed, and nothing is left to wait for."""
         self._closed = True
         self._starting = threading.Lock()

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from scheduler.errors import SchedulerError, StoreReplacedError, StoreUnavailableError
+from scheduler.forking import after_fork, leave_to_parent
 from scheduler.ports import SECOND, Clock
 from scheduler.store.db import deadline, identity, migrate
 from scheduler.store.db import pg_blockers as row_locks
@@ -44,7 +45,6 @@ _LIMITS = (
     "SELECT set_config(s.name, CAST(least(nullif(CAST(s.setting AS int), 0), CAST(l.value AS int)) AS text), false) "
     "FROM json_each_text(CAST(:limits AS json)) l JOIN pg_settings s ON s.name = l.key"
 )
-_INHERITED: list[object] = []  # over a fork: kept, so that the child does not close what is the parent's
 T = TypeVar("T")
 
 
@@ -68,19 +68,23 @@ class Database:
         self._gate = WriteGate(None)
         self._opening = threading.Lock()
         self._places = Places()
-        self._pid = os.getpid()
+        self._inherited = False  # what it holds is the parent's: this process was forked since
         self.identity: Identity | None = None  # as it was last looked at; None: the server or the schema has none
         self._file: tuple[int, int] | None = None  # device and inode of the SQLite file that is open
         self._replaced: StoreReplacedError | None = None
+        after_fork(self._on_fork)
+
+    def _on_fork(self) -> None:
+        self._inherited = True
 
     def _leave_to_parent(self) -> None:
         """This process was forked: connections and locks that it inherited are its parent's."""
         if self._engine is not None:
             self._engine.dispose(close=False)
-            _INHERITED.append(self._engine)
-        _INHERITED.extend((self._singles, self._gate))
+            leave_to_parent(self._engine)
+        leave_to_parent(self._singles, self._gate)
         self._engine, self._gate, self._opening = None, WriteGate(None), threading.Lock()
-        self._pid = os.getpid()
+        self._inherited = False
 
     @cached_property
     def path(self) -> Path | None:
@@ -276,11 +280,11 @@ class Database:
 
         Raises StoreUnavailableError.
         """
-        if self._engine is not None and self._pid == os.getpid():
+        if self._engine is not None and not self._inherited:
             if self._file is not None:
                 self.check_file()
             return self._engine
-        if self._pid != os.getpid():
+        if self._inherited:
             self._leave_to_parent()
         with self._alone_opening():
             if self._engine is None:
@@ -488,7 +492,7 @@ class Database:
 
     def dispose(self) -> None:
         """Close the pool; the next use opens it anew."""
-        if self._pid != os.getpid():
+        if self._inherited:
             self._leave_to_parent()
         with self._opening:
             if self._engine is not None:

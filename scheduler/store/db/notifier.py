@@ -22,6 +22,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from scheduler.backoff import Backoff
 from scheduler.ports import Spawner, spawn_thread
 from scheduler.store.db.database import Database
 from scheduler.store.db.engines import server_arguments
@@ -221,11 +222,12 @@ class PgNotifier:
         self._own = incarnation
 
         def serve() -> None:
-            told, pause = "", 0.1
+            told, backoff = "", Backoff(0.1, _PAUSE)
             while not self._closed.is_set():
                 try:
                     self._listen_once(incarnation, wake)
-                    told, pause = "", 0.1
+                    told = ""
+                    backoff.reset()
                 except Exception as error:
                     if self._closed.is_set():
                         return
@@ -237,8 +239,8 @@ class PgNotifier:
                     if not told:
                         log.warning("no doorbell from PostgreSQL, polling instead: %s", text)
                         told = text
+                    pause = backoff.next()
                     self._closed.wait(_POOLED_AGAIN if pooled else pause)
-                    pause = min(_PAUSE, pause * 2)
 
         self._spawn(serve, "schedd-doorbell")
 

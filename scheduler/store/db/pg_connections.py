@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from scheduler.forking import after_fork
 from scheduler.store.db import deadline
 
 # A peer that is gone without a word (a host without power, a firewall that forgot) is noticed in half a minute.
@@ -45,7 +46,7 @@ class PgConnections:
     def __init__(self, engine: sa.Engine, made: Callable[[Any], None]) -> None:
         """``made`` is called with each new connection, which is in autocommit then. What it raises, connecting does."""
         self._made = made
-        self.pid = os.getpid()
+        self.inherited = False  # by a forked process
         self.pooled = False  # the last connection was made through a pooler
         self._peers: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
         self._users: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # thread idents
@@ -57,9 +58,13 @@ class PgConnections:
         self.errors: Any = engine.dialect.loaded_dbapi.Error
         with _every_mutex:
             _EVERY.add(self)
+        after_fork(self._on_fork)
         sa.event.listen(engine, "do_connect", self._connect)
         sa.event.listen(engine, "checkout", self._checked_out)
         sa.event.listen(engine, "checkin", self._checked_in)
+
+    def _on_fork(self) -> None:
+        self.inherited = True
 
     def _connect(self, dialect: Any, _record: Any, args: Any, params: Any) -> Any:
         connect = partial(dialect.connect, *args, **params)
@@ -159,7 +164,7 @@ def let_go(connection: sa.Connection | None) -> None:
 def every() -> list[PgConnections]:
     """Those of all engines that this process has made itself."""
     with _every_mutex:
-        return [wires for wires in _EVERY if wires.pid == os.getpid()]
+        return [wires for wires in _EVERY if not wires.inherited]
 
 
 def cancel(raws: Sequence[Any]) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from scheduler.forking import after_fork
 from scheduler.store.db import deadline as deadlines
 
 TIMEOUT = 10.0  # seconds
@@ -29,15 +30,19 @@ class _Lock:
         self._path = path
         self._mutex = threading.Lock()
         self._fd = -1
-        self._pid = 0
+        self._own = False  # whether this process opened the file
         self._closer: weakref.finalize[..., _Lock] | None = None
+        after_fork(self._on_fork)
+
+    def _on_fork(self) -> None:
+        self._own = False
 
     def take(self) -> bool:
         """Take it if it is free. False also if something has to be done first, which acquire() does."""
         if not self._mutex.acquire(blocking=False):
             return False
         try:
-            if self._pid == os.getpid():
+            if self._own:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
         except OSError:
@@ -52,11 +57,11 @@ class _Lock:
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         try:
-            if self._pid != os.getpid():  # a lock inherited over fork is shared with the parent: open one's own
+            if not self._own:  # a lock inherited over fork is shared with the parent: open one's own
                 if self._closer is not None:
                     self._closer()  # this process's copy only
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
-                self._pid = os.getpid()
+                self._own = True
                 self._closer = weakref.finalize(self, os.close, self._fd)
                 self._closer.atexit = False  # an engine's thread may hold it until the process ends
             while True:
@@ -83,7 +88,7 @@ class _Lock:
 
     def _leave_all(self) -> None:
         with suppress(OSError):
-            if self._pid == os.getpid():
+            if self._own:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
         self._mutex.release()
 

@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import AsyncContext, Context, InvalidTransitionError, RetryPolicy, Scheduler, Task, TaskState, task
-from scheduler.engine import engine as loop
+from scheduler.backoff import Backoff
 from scheduler.engine.dispatch import completion as ledger
 from scheduler.errors import StoreUnavailableError
 from scheduler.ports import FAILPOINTS
@@ -144,7 +144,7 @@ def lose_answers(jobs: Scheduler, rng: random.Random, monkeypatch: pytest.Monkey
 
         return committing
 
-    monkeypatch.setattr(loop, "OUTAGE_BACKOFF_S", (0.001, 0.01))
+    monkeypatch.setattr(jobs.engine, "_backoff", Backoff(0.001, 0.01))
     monkeypatch.setattr(ledger, "BACKGROUND_MIN_OUTCOMES", rng.choice((1, 3, 50)))
     monkeypatch.setattr(jobs.database, "write", losing(jobs.database.write))
     monkeypatch.setattr(jobs.database, "single", losing(jobs.database.single))

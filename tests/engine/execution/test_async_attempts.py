@@ -309,7 +309,7 @@ def test_it_ends_with_a_handler_that_fails(jobs: Scheduler) -> None:
 
 
 def test_tasks_that_a_handler_leaves_are_told_of_once(jobs: Scheduler, caplog: pytest.LogCaptureFixture) -> None:
-    remains._warned_kinds.discard("leaves_a_task")
+    remains._logged.clear("leaves_a_task")
     with jobs:
         for _ in range(2):
             assert jobs.result(jobs.task(leaves_a_task).schedule(), timeout=PATIENCE) == "returned"

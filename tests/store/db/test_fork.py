@@ -87,7 +87,7 @@ def test_a_forked_child_that_stops_leaves_its_parents_engine_alone(database: Dat
     jobs.start()
     engine = jobs.engine
     assert engine.wait_ready(10)
-    engine.pid = -1
+    jobs._on_fork()
     assert not jobs.is_running()
     assert jobs.stop() == []
     with jobs.database.read() as connection:
