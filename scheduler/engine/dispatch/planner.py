@@ -244,11 +244,11 @@ def allocate(
     most: int,
     pools: Sequence[int] = LEVELS,
 ) -> Plan:
-    """Share free room out over the due lanes, evenly within a level.
+    """Share free slots out over the due lanes, evenly within a level. Pure.
 
     ``room(pool, head)``: how many more of this lane's tasks the pool can take, running and ahead; ``budget``: over all
-    pools; ``rotation``: a number that grows by one each turn, so that no lane is always first; ``most``: for one pool;
-    ``pools``: in the order in which they take of the budget.
+    pools; ``rotation``: grows by one each cycle, so that no lane is always first; ``most``: for one pool; ``pools``: in
+    the order in which they take of the budget.
     """
     shares: dict[tuple[str, str, int], list[PoolShare]] = {}
     counts: dict[LaneHead, int] = {}

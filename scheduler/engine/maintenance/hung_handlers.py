@@ -1,7 +1,7 @@
-"""Handlers that hang: past their timeout and not to be interrupted, or blocking the event loop that others share.
+"""Handlers that hang: past their timeout and impossible to interrupt, or blocking the event loop that others share.
 
-A thread cannot be ended from outside, nor can a coroutine that does not await. So who hangs is told of, with the stack
-of its thread: in the log, in its task's values for ``show``, and in what the worker publishes of its slots.
+A thread cannot be ended from outside, nor can a coroutine that does not await. So a hang is reported with the stack of
+its thread: in the log, in ``schedctl show``, and in the worker's published capacity.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ MAX_STACK_CHARS = 8000  # characters of a stack: its end
 
 
 class HungHandlers:
-    """See the module. Not thread-safe: the engine's loop looks."""
+    """See the module. Only the engine's loop uses it."""
 
     def __init__(self, engine_state: EngineState, slots: Mapping[SlotKey, Slots]) -> None:
         self._state = engine_state
         self._slots = slots
         self._known: dict[tuple[int, int, bool], HungHandler] = {}
-        self._counts: Counter[SlotKey] = Counter()  # of those that hang, also of those that lost their claims
+        self._counts: Counter[SlotKey] = Counter()  # of hanging handlers, orphans included
 
     def check(self, connection: sa.Connection, worker: int) -> None:
-        """See who hangs, and tell of those that did not before."""
+        """Find hanging handlers, and report the new ones."""
         stacks: dict[tuple[int, int, bool], str] = {}
         found: dict[tuple[int, int, bool], HungHandler] = {}
         self._counts.clear()
@@ -57,7 +57,7 @@ class HungHandlers:
             if attempt is not None:
                 self._counts[attempt.slot_type] += 1
                 if attempt.lost:
-                    continue  # it is published as a stray
+                    continue  # it is published as an orphan
             known = self._known.get(key)
             if known is None:
                 stacks[key] = storable(_stack_of(attempt, frame))[-MAX_STACK_CHARS:]
@@ -74,20 +74,20 @@ class HungHandlers:
                 write_values(c, self._state.database.dialect, rows)
 
     def clear(self) -> None:
-        """Nothing runs."""
+        """Forget all: nothing runs."""
         self._known = {}
         self._counts.clear()
         self._state.hung = ()
 
     def full_pool(self) -> str | None:
-        """The pool all of whose slots of one sort are taken by handlers that hang; None if there is none."""
+        """The pool whose slots of one type are all taken by hanging handlers; None if there is none."""
         for (level, sort), slots in self._slots.items():
             if slots.size and sort != PROCESS and self._counts[level, sort] >= slots.size:
                 return POOLS[level]
         return None
 
     def only_hung(self) -> bool:
-        """Whether something is held here, and all of it hangs or waits for what does."""
+        """Whether all held attempts hang, or wait for one that does; False if none is held."""
         hung = {(hang.task, hang.claim) for hang in self._state.hung}
         hung |= {pair for hang in self._state.hung for pair in hang.behind}
         return bool(hung) and all(key in hung for key in list(self._state.held))
@@ -123,12 +123,12 @@ def _named(attempt: Attempt) -> tuple[int, int, str]:
 
 
 def _of_a_call(attempt: Attempt) -> int:
-    """The ident of a thread in which its coroutine has a call; 0 if there is none."""
+    """The ident of a thread that runs a call of its coroutine; 0 if there is none."""
     return next(iter(tuple(attempt.call_threads or ())), 0)
 
 
 def _stack_of(attempt: Attempt | None, frame: FrameType | None) -> str:
-    """Where it hangs: from its handler on, without what of ours calls that."""
+    """Where it hangs, from its handler on, without the engine's frames."""
     if frame is not None:
         frames = traceback.extract_stack(frame)
         ours = [i for i, one in enumerate(frames) if one.filename in (_attempt_file, _threads_file)]

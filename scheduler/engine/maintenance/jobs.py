@@ -19,19 +19,18 @@ from scheduler.store.tasks.attempts import write_values
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
-from scheduler.engine.maintenance.lease import (
-    FORCED_TEXT,
-    POLICIES_BUDGET_S,
-    SET_ASIDE_S,
-    SWEEP_BATCH_BOUNDS,
-    SWEEP_TARGET_S,
-)
 
 log = logging.getLogger("scheduler.engine")
 
+FORCED_TEXT = "cancelled by force, while its handler still ran"
+POLICIES_BUDGET_S = 0.25  # for policies in one step: the lease must be renewed, and tasks dispatched
+SWEEP_TARGET_S = 0.05  # for one batch of retention
+SWEEP_BATCH_BOUNDS = (250, 2_000)  # tasks: least, most
+SET_ASIDE_S = 60.0  # until a schedule that could not be fired is tried again
+
 
 class ScheduleFirer:
-    """Turns due slots into tasks."""
+    """Makes the tasks of due schedules."""
 
     def __init__(self, engine_state: EngineState) -> None:
         self.engine_state = engine_state
@@ -44,11 +43,11 @@ class ScheduleFirer:
         return self.next_at <= self.engine_state.now()
 
     def check_again(self) -> None:
-        """A schedule may have been registered, changed, or its fixed-delay run may have ended."""
+        """Check at the next tick: a schedule may have been registered or changed, or a fixed-delay run has ended."""
         self.next_at = 0
 
     def note_next(self, next_at: int) -> None:
-        """Somebody has just looked; it says nothing while some are set aside."""
+        """Note what another query found. It does not count while some schedules are set aside."""
         self.next_at = 0 if self._aside else next_at
 
     def tick(self, connection: sa.Connection) -> int:
@@ -59,7 +58,7 @@ class ScheduleFirer:
             self._aside.clear()
             self._aside_until = engine_state.monotonic() + SET_ASIDE_S
         if not self._aside:
-            with engine_state.database.glance(connection) as c:  # no write lock for a look that mostly finds nothing
+            with engine_state.database.glance(connection) as c:  # no write lock: it mostly finds nothing
                 self.next_at = schedules.next_look(c)
             if not self.due():
                 return 0
@@ -77,7 +76,7 @@ class ScheduleFirer:
         return made
 
     def postpone(self, seconds: float) -> None:
-        """Nothing is due for so long: a tick has just failed."""
+        """Fire nothing for so long: a tick has just failed."""
         self.next_at = max(self.next_at, self.engine_state.now() + round(seconds * SECOND))
 
     def seconds_until_due(self) -> float:
@@ -87,10 +86,10 @@ class ScheduleFirer:
 
 
 def apply_policies(engine_state: EngineState, connection: sa.Connection) -> tuple[bool, bool]:
-    """Cancel what has lived or waited too long by its own policies, as much as a moment allows.
+    """Cancel tasks that have exceeded max_duration or max_delay, within a time budget.
 
-    Returns whether some dependants may run now, and whether there is more to be judged.
-    What is left may be claimed meanwhile. It does not begin beyond its max_duration, but it may beyond its max_delay.
+    Returns whether dependants may run now, and whether more tasks are due. Those may be claimed meanwhile: they do not
+    begin beyond max_duration, but may beyond max_delay.
     """
     until = engine_state.monotonic() + POLICIES_BUDGET_S
     ready, more = 0, True
@@ -107,8 +106,8 @@ def apply_policies(engine_state: EngineState, connection: sa.Connection) -> tupl
 
 
 def pass_on_cancels(engine_state: EngineState, connection: sa.Connection, worker: int) -> None:
-    """Let running bodies know that they were asked to end; take the claims of those that are to end by force."""
-    with engine_state.database.glance(connection) as c:  # no write lock for a look that mostly finds nothing
+    """Pass requested cancels on to running attempts; take the claims of those that are cancelled by force."""
+    with engine_state.database.glance(connection) as c:  # no write lock: it mostly finds nothing
         asked = control.cancel_requests(c, worker, list(engine_state.held))
         forced = control.forced(c, asked) if asked else set()
     for key in asked:
@@ -131,7 +130,7 @@ def wake_missed(engine_state: EngineState, connection: sa.Connection) -> bool:
 
 
 def keep_logs(engine_state: EngineState, connection: sa.Connection) -> None:
-    """Store what running bodies have written so far, for those who follow it."""
+    """Store the output of running attempts so far, for ``schedctl logs --follow``."""
     rows, written = [], []
     for (task_id, claim), attempt in list(engine_state.held.items()):
         tail = attempt.tail
@@ -160,19 +159,19 @@ def write_rollups(engine_state: EngineState, connection: sa.Connection) -> None:
 
 
 class RetentionJob:
-    """Removes what is over, batch by batch, so that no work is kept waiting."""
+    """Purges ended tasks in batches that are short enough for other work to wait."""
 
     def __init__(self, engine_state: EngineState) -> None:
         self.engine_state = engine_state
         self.batch = retention.BATCH
-        self._review: int | None = 0  # from this id on: successes put off by a longer retention than this engine's
+        self._review: int | None = 0  # from this id on: successes that an engine with a longer retention kept
 
     def sweep(self, connection: sa.Connection) -> bool:
         """Remove one batch. True: there is more."""
         engine_state, kept = self.engine_state, self.engine_state.options.retention
         now, dialect = engine_state.now(), engine_state.database.dialect
         with engine_state.database.write(connection) as c:
-            begun = engine_state.monotonic()  # what other writers took before makes no batch of ours smaller
+            begun = engine_state.monotonic()  # after the wait for other writers, which must not make the batch smaller
             removed = retention.purge_batch(c, dialect, now, kept, self.batch)
             if removed.more:
                 self._fit(engine_state.monotonic() - begun)
@@ -191,6 +190,6 @@ class RetentionJob:
         return busy
 
     def _fit(self, took: float) -> None:
-        """Let the next batch be as large as fits into its time: a high task that comes meanwhile waits for its end."""
+        """Fit the next batch to its time: a high task that comes meanwhile waits for its end."""
         fits = self.batch * SWEEP_TARGET_S / took if took > 0 else self.batch
         self.batch = round(min(SWEEP_BATCH_BOUNDS[1], max(SWEEP_BATCH_BOUNDS[0], (self.batch + fits) / 2)))

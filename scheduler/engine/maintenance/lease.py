@@ -1,7 +1,4 @@
-"""What an engine does beside its turns: renew its lease, reap the dead, fire schedules.
-
-Each tick does its work in a transaction of its own and returns when it wants to be called again.
-"""
+"""The worker's lease: renewing it, measuring the way to the server, reclaiming what dead workers held."""
 
 from __future__ import annotations
 
@@ -20,16 +17,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scheduler.engine")
 
-MAX_SKEW_S = 1.0  # seconds that this machine's clock may be off before it is told
-MIN_TRIPS_PER_LEASE = 40  # round trips that a lease lasts: a cycle takes ten, in a third of it
-NEAR_TRIP_S = 0.05  # seconds of a round trip that may be a busy machine's
+MAX_SKEW_S = 1.0  # of this machine's clock, before it is logged
+MIN_TRIPS_PER_LEASE = 40  # round trips: a cycle takes ten, within a third of the lease
+NEAR_TRIP_S = 0.05  # a round trip this long may be due to a busy machine
 MAX_MEASURES = 3
 REAPING_PAUSE_FRACTION = 0.4  # of a lease
-FORCED_TEXT = "cancelled by force, while its handler still ran"
-POLICIES_BUDGET_S = 0.25  # seconds after which policies let the lease be renewed and a turn be taken, before they go on
-SWEEP_TARGET_S = 0.05  # seconds that a batch of retention should take
-SWEEP_BATCH_BOUNDS = (250, 2_000)  # tasks: least, most
-SET_ASIDE_S = 60.0  # seconds until schedules that could not be fired are looked at again
 
 
 def _too_far(trip: float, lease: float) -> bool:
@@ -39,31 +31,33 @@ def _too_far(trip: float, lease: float) -> bool:
 class Lease:
     """Renews the worker's lease, and notices when the machine slept or its clock jumped.
 
-    ``lapses``: whether what runs is told once the lease has run out (not where attempts run between the steps).
+    ``lapses``: whether attempts end when the lease runs out (not where they run between the steps).
     """
 
     def __init__(self, engine_state: EngineState, *, lapses: bool) -> None:
         self.engine_state = engine_state
         self.no_reaping_until = 0.0
-        # When the next of the other workers' leases runs out (microseconds); 0: there are none, None: not known yet.
+        # When the next lease of another worker runs out (microseconds); 0: there is no other, None: not known yet.
         self.next_expiry: int | None = None
         self._lapses = lapses
         self._skew_logged = LogOnce()
         self._seen: tuple[int, float] | None = None
         self._renewed = engine_state.monotonic()
-        self._dead: list[str] = []  # known to be dead, not yet recorded
+        self._dead: list[str] = []  # incarnations known to be dead, not reclaimed yet
 
     def acquired(self, begun: float) -> None:
-        """The worker has got its first lease, by a transaction that began then (monotonic).
+        """Note the first lease, of a transaction that began at ``begun`` (monotonic).
 
-        A worker that has just begun does not know whether the clock jumped a moment ago.
+        A new worker cannot know whether the clock has just jumped, so it postpones reaping.
         """
         self._extended(begun)
         self.postpone_reaping()
 
     def postpone_reaping(self) -> None:
-        """Something may have kept the others from renewing. The living do so, or try again, every lease/3; only who has
-        not in this time either is dead."""
+        """Reap nothing for a while: the other workers may have been unable to renew.
+
+        Live ones try again every lease/3.
+        """
         self.no_reaping_until = max(
             self.no_reaping_until,
             self.engine_state.monotonic() + REAPING_PAUSE_FRACTION * self.engine_state.options.lease,
@@ -88,10 +82,9 @@ class Lease:
             )
 
     def measure(self, connection: sa.Connection) -> None:
-        """Claim nothing under a lease that is too short for the way to the server: what a turn claims there lapses
-        before it is begun, and goes back in circles.
+        """Stop claiming while the lease is too short for the round trip: claims would expire before they begin.
 
-        A single measurement may be of a server that is busy just now, so a long one is taken again.
+        A long measurement is repeated, since the server may only be busy.
         """
         engine_state, lease = self.engine_state, self.engine_state.options.lease
         database = engine_state.database
@@ -111,10 +104,10 @@ class Lease:
             log.info("a round trip to the database takes %.2f s now: this worker claims again", trip)
 
     def detect_clock_jump(self) -> bool:
-        """If wall and monotonic time disagree since the last look by more than lease/3, reap nobody for one lease.
+        """Whether wall and monotonic time have drifted apart by more than lease/3; if so, reap nothing for one lease.
 
-        The others' leases only look expired then: their owners slept or jumped with us. Returns whether it is so: then
-        what is known of the server's clock is wrong until the lease is renewed.
+        The other workers slept or jumped with this one, so their leases only look expired. The known offset of the
+        server's clock is wrong until the lease is renewed.
         """
         jumped = False
         lease = self.engine_state.options.lease
@@ -129,7 +122,7 @@ class Lease:
         return jumped
 
     def renew(self, connection: sa.Connection, worker: int, draining: bool, incarnation: str | None = None) -> bool:
-        """Extend the lease. False: it was reclaimed, and this worker is no more."""
+        """Extend the lease. False: it was reclaimed, and this worker's row is gone."""
         state = workers.DRAINING if draining else workers.LIVE
         database, lease = self.engine_state.database, self.engine_state.options.lease
         offset, begun = database.offset, self.engine_state.monotonic()
@@ -142,18 +135,18 @@ class Lease:
             )
         moved = abs(database.offset - offset) > lease / 3 * SECOND
         if begun - self._renewed > lease * 2 / 3 or moved:
-            # The database was away for us, so perhaps for the others, or its clock jumped: they too need time to renew.
+            # The database was away or its clock jumped, perhaps for the others, too: they need time to renew.
             self.no_reaping_until = self.engine_state.monotonic() + lease
         if held:
             self._extended(begun)
         return held
 
     def is_only_worker(self) -> bool:
-        """Whether there was no other worker when last looked."""
+        """Whether there was no other worker at the last check."""
         return self.next_expiry == 0
 
     def next_reap(self) -> float:
-        """Seconds after which another worker's lease may have run out; infinity if that is not known."""
+        """Seconds until another worker's lease may run out; infinity if not known."""
         mono = self.engine_state.monotonic()
         if mono < self.no_reaping_until:
             return self.no_reaping_until - mono
@@ -163,13 +156,13 @@ class Lease:
     def reap(
         self, connection: sa.Connection, worker: int | None, known_dead: Callable[[], list[str]]
     ) -> list[reaper.Reclaimed]:
-        """Take back what dead workers held."""
+        """Reclaim what dead workers held."""
         self._dead += known_dead()
         hook, database = self.engine_state.dead_letter_hook, self.engine_state.database
-        hook.notify_pending(database)  # by a commit that was not answered
+        hook.notify_pending(database)  # dead letters of a commit whose answer was lost
         patient = self.engine_state.monotonic() < self.no_reaping_until
         if not self._dead:
-            with database.glance(connection) as c:  # no write lock for a look that mostly finds nothing
+            with database.glance(connection) as c:  # no write lock: it mostly finds nothing
                 self.next_expiry, found_dead = reaper.find_expired(c, worker)
             if patient or not (found_dead or 0 < self.next_expiry < self.engine_state.now()):
                 return []

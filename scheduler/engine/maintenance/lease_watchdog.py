@@ -1,7 +1,7 @@
-"""Watches over the lease from a thread of its own, since the loop may be waiting for a server that never answers.
+"""Watches the lease in a thread of its own, since the loop may wait for a server that never answers.
 
-A worker that cannot reach its database claims nothing. Once its lease has run out others may take its tasks over, so
-what runs here is told to end; and a connection that does not answer is cut, so that the loop can make another one.
+Once the lease has run out, other workers may take its tasks over, so the running attempts are told to end. Before that,
+a connection that does not answer is cut, so that the loop can open another one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from scheduler.ports import Spawner
 log = logging.getLogger("scheduler.engine")
 
 CHECKS_PER_LEASE = 12  # in the time of one lease
-MAX_PAUSE_S = 2.0  # seconds between two looks at most
-# A connection without an answer is cut after this part of a lease, but not before these seconds.
+MAX_PAUSE_S = 2.0  # between two checks, at most
+# A connection without an answer is cut after this fraction of a lease, at least after so many seconds.
 UNANSWERED_AFTER = (0.4, 1.0)
 
 
 class LeaseWatchdog:
-    """See the module. ``last_sign``: when the loop last gave one of life (monotonic); ``loop_thread``: its ident."""
+    """See the module. ``last_sign``: the loop's last sign of life (monotonic); ``loop_thread``: its ident."""
 
     def __init__(
         self, engine_state: EngineState, last_sign: Callable[[], float], loop_thread: Callable[[], int | None]
@@ -33,7 +33,7 @@ class LeaseWatchdog:
         self._loop_thread = loop_thread
         self._every = min(MAX_PAUSE_S, engine_state.options.lease / CHECKS_PER_LEASE)
         self._seen_sign = 0.0
-        self._unanswered_for = 0.0  # seconds of ours since that sign: those in which we stood still are none of its
+        self._unanswered_for = 0.0  # seconds since that sign in which this process ran
         self._over = threading.Event()
         self._mutex = threading.Lock()
         self._lapsed: list[Attempt] = []
@@ -51,14 +51,14 @@ class LeaseWatchdog:
             pause = self.pause()
 
     def pause(self) -> float:
-        """Seconds until the next look: not after the lease has run out, for then others may begin."""
+        """Seconds until the next check, which must not be after the end of the lease: others may begin then."""
         left = self.engine_state.lease_expires_at - self.engine_state.monotonic()
         return min(self._every, left) if left > 0 else self._every
 
     def check(self, waited: float) -> None:
-        """Tell what runs if the lease has run out; cut the loop's connection in time before that.
+        """End the attempts if the lease has run out; cut the loop's connection in time before that.
 
-        ``waited``: seconds since the last look.
+        ``waited``: seconds since the last check.
         """
         mono, lease, sign_at = self.engine_state.monotonic(), self.engine_state.options.lease, self._last_sign()
         self._unanswered_for = self._unanswered_for + waited if sign_at == self._seen_sign else 0.0
@@ -91,7 +91,7 @@ class LeaseWatchdog:
             log.warning("the lease has run out and cannot be renewed: %d tasks are told to end", len(told))
 
     def renewed(self) -> None:
-        """The lease was extended after all, so nobody had reclaimed anything: who was not told yet goes on."""
+        """The lease was extended after all, so no task was reclaimed: attempts that were not told yet go on."""
         if self._lapsed:
             with self._mutex:
                 for attempt in self._lapsed:

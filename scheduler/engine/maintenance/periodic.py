@@ -1,4 +1,4 @@
-"""What an engine does between its turns, each duty when it is due, in a transaction of its own."""
+"""Periodic work between dispatch cycles: each job when it is due, in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ Result = TypeVar("Result")
 log = logging.getLogger("scheduler.engine")
 
 REAP_EVERY = 2.0  # seconds
-EARLY_FRACTION = 0.05  # of the time between two: done with what else is due, so that an idle engine wakes once for all
-EARLY_WITH_POLL = 0.45  # the same of what is due every second time only
+EARLY_FRACTION = 0.05  # of an interval: due that early, a job is done with the others, so an idle engine wakes once
+EARLY_WITH_POLL = 0.45  # the same, for a job that is due at every second poll
 SWEEP_EVERY = 60.0
-SWEEP_REST_FACTOR = 9  # times as long as a batch took, to the next one beside work: retention takes a tenth of the time
-SLOW_SWEEP_S = 0.25  # seconds: behind an old snapshot on PostgreSQL a batch walks past all that died
-SLOW_SWEEP_REST_FACTOR = 4  # times as long as such a batch took, of an engine with nothing else to do
+SWEEP_REST_FACTOR = 9  # pause after a batch, in its own durations, while there is work: retention gets a tenth
+SLOW_SWEEP_S = 0.25  # behind an old snapshot, PostgreSQL walks past all dead rows
+SLOW_SWEEP_REST_FACTOR = 4  # pause of an idle engine after such a batch, in its own durations
 DUE_WORK_EVERY = 1.0
 STALLS_EVERY = 1.0
 HUNG_EVERY = 1.0
-CANCEL_EVERY = 0.25  # seconds between looks for cancels while something runs; a ring looks at once
+CANCEL_EVERY = 0.25  # between checks for cancels while something runs; a notification checks at once
 LOGS_EVERY = 1.0
 ALL_WAITS_EVERY = 10.0
 
 
 class Timers:
-    """When what is done again and again is due next, by monotonic time."""
+    """When each periodic job is due next (monotonic)."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._due: dict[str, float] = {}
 
     def restart(self, **seconds: float) -> None:
-        """Forget everything; these are due after so many seconds, what is not named is due now."""
+        """These are due after so many seconds, all others now."""
         mono = self._monotonic()
         self._due = {name: mono + after for name, after in seconds.items()}
 
     def due(self, name: str, every: float, early: float = 0.0) -> bool:
-        """Whether it is due, or will be within this part of ``every``; then it is due again after ``every`` seconds."""
+        """Whether it is due, or will be within the fraction ``early`` of ``every``; then it is next due after that."""
         mono = self._monotonic()
         if mono + early * every < self._due.get(name, 0.0):
             return False
@@ -72,24 +72,23 @@ class Timers:
         return True
 
     def remaining(self, name: str) -> float:
-        """Seconds until it is due; not more than 0 if it is."""
+        """Seconds until it is due; 0 or less if it is."""
         return self._due.get(name, 0.0) - self._monotonic()
 
     def set(self, name: str, seconds: float) -> None:
-        """Let it be due after so many seconds."""
+        """Make it due after so many seconds."""
         self._due[name] = self._monotonic() + seconds
 
     def bring_forward(self, name: str, seconds: float = 0.0) -> None:
-        """Let it be due after so many seconds at the latest."""
+        """Make it due after so many seconds at the latest."""
         self._due[name] = min(self._due.get(name, 0.0), self._monotonic() + seconds)
 
 
 class PeriodicWork:
-    """All upkeep but for the worker's own lease, which is the engine's.
+    """All periodic work except renewing the worker's own lease.
 
-    A duty that meets something unforeseen keeps no other one and no turn from being done, but for the three that have
-    one look: it is told once, and tried again when it is due again. Each method that says so returns True if there may
-    be work now where there was none.
+    An unexpected error in one job is logged once and retried at its next interval. It stops neither the others nor
+    dispatch, except the three that share one query. Methods that return a bool say whether there may be new work.
     """
 
     def __init__(self, engine_state: EngineState, dispatch: DispatchCycle, lease: Lease) -> None:
@@ -100,29 +99,29 @@ class PeriodicWork:
         self.schedules = ScheduleFirer(engine_state)
         self.retention_job = RetentionJob(engine_state)
         self.hung = HungHandlers(engine_state, dispatch.slots)
-        self.sweeping = False  # there is more to remove
+        self.sweeping = False  # whether there is more to remove
         self.idled = 0.0  # seconds that the engine slept since the last batch
-        self._swept = 0.0  # seconds that it took
-        self.known_kinds = 0  # so many are published
-        self.known_capacity = Capacity()  # as it is published
-        self._has_missed = self._has_expired = False  # whether there is such work
+        self._swept = 0.0  # seconds that the last batch took
+        self.known_kinds = 0  # how many are published
+        self.known_capacity = Capacity()  # as published
+        self._has_missed = self._has_expired = False  # whether wake_missed(), apply_policies() have work
         self._logged = LogOnce()
 
-    def attempt(self, duty: str, work: Callable[[], Result]) -> Result | None:
-        """Do one; None if that failed. Raises StoreUnavailableError."""
+    def attempt(self, job: str, work: Callable[[], Result]) -> Result | None:
+        """Run one job; None if it failed. Raises StoreUnavailableError."""
         try:
             done = work()
         except StoreUnavailableError:
             raise
         except Exception as error:
-            if self._logged.is_new(repr(error), duty):
-                log.exception("%s failed, trying again", duty)
+            if self._logged.is_new(repr(error), job):
+                log.exception("%s failed, trying again", job)
             return None
-        self._logged.clear(duty)
+        self._logged.clear(job)
         return done
 
     def publish_worker(self, connection: sa.Connection) -> None:
-        """Tell of kinds that were registered after the start, and of what fills this worker's slots without a claim."""
+        """Publish kinds that were registered after the start, and this worker's capacity where it has changed."""
         kinds = list(self.engine_state.registry)
         if len(kinds) != self.known_kinds:
             self._publish_kinds(connection, kinds)
@@ -148,7 +147,7 @@ class PeriodicWork:
         self.known_capacity = now
 
     def learn_limits(self, connection: sa.Connection) -> None:
-        """Read what other programs say of their kinds."""
+        """Read the limits that other programs publish with their kinds."""
 
         def learn() -> None:
             with self.engine_state.database.glance(connection) as c:
@@ -162,9 +161,9 @@ class PeriodicWork:
             self.attempt("writing numbers of attempts", lambda: write_rollups(self.engine_state, connection))
 
     def reap(self, connection: sa.Connection, bell: Notifier, *, polls: bool) -> bool:
-        """Take back what dead workers held. True: there was something.
+        """Reclaim what dead workers held. True: there was something.
 
-        ``polls``: the engine is awake for a poll. Else there may be many steps a second, each of them too early.
+        ``polls``: the engine is awake for a poll; otherwise there may be many steps a second.
         """
         early = EARLY_WITH_POLL if polls else 0.0
         if not self.timers.due("reap", min(REAP_EVERY, self.engine_state.options.lease / 3), early):
@@ -174,9 +173,9 @@ class PeriodicWork:
         return bool(found)
 
     def purge(self, connection: sa.Connection) -> None:
-        """Remove what is over: a batch each minute, and at once again while there is more and nothing else to do.
+        """Purge a batch each minute; the next one at once while there is more and the engine is idle.
 
-        What an engine does not sleep it needs for its work: beside that the batches take a small share of the time.
+        A busy engine spends a small share of its time on the batches.
         """
         if self.sweeping and self.idled >= self._idle_rest():
             self.timers.bring_forward("sweep")
@@ -189,7 +188,7 @@ class PeriodicWork:
             self.timers.set("sweep", SWEEP_REST_FACTOR * self._swept)
 
     def until_sweep(self) -> float:
-        """Seconds until the next batch, should the engine sleep meanwhile; infinity if there is no more to remove."""
+        """Seconds until the next batch if the engine sleeps meanwhile; infinity if there is no more to remove."""
         if not self.sweeping:
             return float("inf")
         return min(self.timers.remaining("sweep"), self._idle_rest() - self.idled)
@@ -198,17 +197,17 @@ class PeriodicWork:
         return self._swept * (SLOW_SWEEP_REST_FACTOR if self._swept > SLOW_SWEEP_S else 1)
 
     def poll(self, connection: sa.Connection, *, polls: bool) -> bool:
-        """See what the next three have to do. False: one ``polls``, and there is nothing to claim."""
+        """Ask once what the next three jobs have to do. False: the engine ``polls``, and there is nothing to claim."""
         soon = bool(connection.info.pop(waits.OVERLOOKED, False))
         every = self.timers.due("all waits", ALL_WAITS_EVERY, EARLY_FRACTION) or soon
         scheduled = self.timers.due(
             "schedules", self.engine_state.options.poll, EARLY_FRACTION
-        )  # the doorbell may have been missed
+        )  # a notification may have been missed
         if not (self.timers.due("looks", DUE_WORK_EVERY, EARLY_FRACTION) or every or scheduled or polls):
             return True
 
         def ask() -> looks.DueWork:
-            with self.engine_state.database.glance(connection) as c:  # no write lock for what mostly finds nothing
+            with self.engine_state.database.glance(connection) as c:  # no write lock: it mostly finds nothing
                 return looks.poll(c, self.engine_state.now(), every=every, polls=polls)
 
         seen = self.attempt("looking for what is due", ask)
@@ -221,7 +220,7 @@ class PeriodicWork:
         return seen.claimable or not polls
 
     def fire_schedules(self, connection: sa.Connection, *, rung: bool, claims: bool) -> bool:
-        """Make the tasks of schedules that are due. True: there were some."""
+        """Make the tasks of due schedules. True: there were some."""
         if rung:
             self.schedules.check_again()
         if not (claims and self.schedules.due()):
@@ -232,28 +231,28 @@ class PeriodicWork:
         return bool(made)
 
     def wake_missed(self, connection: sa.Connection) -> bool:
-        """Wake who fell between two transactions. True: there were some."""
+        """Wake suspended tasks that two transactions missed. True: there were some."""
         due, self._has_missed = self._has_missed, False
         return due and bool(self.attempt("waking", lambda: wake_missed(self.engine_state, connection)))
 
     def apply_policies(self, connection: sa.Connection) -> bool:
-        """Cancel what has lived too long. True: dependants of such may run now."""
+        """Cancel tasks that have exceeded max_duration or max_delay. True: dependants of such may run now."""
         due, self._has_expired = self._has_expired, False
         done = self.attempt("applying policies", lambda: apply_policies(self.engine_state, connection)) if due else None
         if done is None:
             return False
-        ready, self._has_expired = done  # hundreds of thousands may be due at once: the next step goes on
+        ready, self._has_expired = done  # very many may be due at once: the next step goes on
         return ready
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something is left to be done in a step that comes at once, after a turn."""
+        """Whether the next step must follow at once, after a dispatch cycle."""
         return self._has_expired
 
     def watch_attempts(
         self, connection: sa.Connection, reported: Callable[[], set[tuple[int, int]]], *, rung: bool
     ) -> bool:
-        """Look after the bodies that run here. True: some were taken back, and may run elsewhere."""
+        """Check running handlers: hangs, stalls, cancels, logs. True: tasks were reclaimed and may run elsewhere."""
         if not self.engine_state.held:
             if self.engine_state.hung:
                 self.hung.clear()

@@ -1,4 +1,4 @@
-"""This engine as one of the fleet's workers: its row and its lease, its doorbell, and what operators ask of it."""
+"""This engine as a worker: its row and lease, its notifier, and the commands of operators."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scheduler.engine")
 
-COMMANDS_EVERY_S = 0.25  # seconds between looks at what is asked of this worker
+COMMANDS_EVERY_S = 0.25  # between reads of this worker's commands
 
 
 class WorkerRegistration:
-    """See the module. ``spawn`` None: there is no doorbell, the engine is stepped by hand (tests)."""
+    """See the module. ``spawn`` None: no notifier, the engine is stepped by hand (tests)."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class WorkerRegistration:
         self.bell: Notifier = NullNotifier()
         self.incarnation = ""
         self.drain_requested = False  # by an operator
-        self.on_restart: Callable[[], None] | None = None  # by an operator's wish; None: this program cannot
+        self.on_restart: Callable[[], None] | None = None  # an operator asks for it; None: this program cannot
         self._restart_requested = False
-        self.commands_may_wait = False  # somebody may have asked something of this worker
+        self.commands_may_wait = False  # a command for this worker may have been written
         self._reclaimed_worker = 0  # the id of the row that was reclaimed
         self._spawn = spawn
         self._new_incarnation = new_incarnation
@@ -67,7 +67,7 @@ class WorkerRegistration:
         return self.dispatch.worker
 
     def join(self, connection: sa.Connection) -> None:
-        """Become a worker: a new incarnation with a lease, and take back at once what the dead left behind."""
+        """Become a worker: a new incarnation with a lease. Reclaims at once what dead workers held."""
         engine_state, database, lease = self.engine_state, self.engine_state.database, self.engine_state.options.lease
         before, self.incarnation = self.incarnation, self._new_incarnation()
         engine_state.identity = database.identity
@@ -90,19 +90,19 @@ class WorkerRegistration:
             self.lease.measure(c)
             worker = workers.register(c, info, kinds, engine_state.now(), round(lease * SECOND), database.offset)
             if self._reclaimed_worker:
-                self.drain_requested = workers.commands(c, self._reclaimed_worker).drain  # it may have missed it
-            if self.drain_requested:  # by an operator, who did not mean this incarnation only
+                self.drain_requested = workers.commands(c, self._reclaimed_worker).drain  # it may not have read it
+            if self.drain_requested:  # the operator meant more than one incarnation
                 workers.request_drain(c, worker, engine_state.now(), drain=True)
             self.dispatch.limits.learn(c)
-        # Not before the commit: what was rolled back may be another worker's id next.
+        # Not before the commit: after a rollback another worker may get this id.
         self.dispatch.worker = engine_state.worker = worker
         self.periodic.known_kinds, self.periodic.known_capacity = (
             len(kinds),
             info.capacity,
         )  # published again if it differs
         self.lease.acquired(begun)
-        self.bell.ring()  # who takes itself for alone rings for nobody
-        if database.path is None:  # else they are taken back here and now
+        self.bell.ring()  # a worker that believes it is the only one notifies no other
+        if database.path is None:  # on SQLite they are reclaimed right below
             self._mark_for_the_dead(connection)
         self.lease.reap(connection, worker, self.bell.known_dead)
         self.periodic.timers.restart(renew=lease / 3, reap=REAP_EVERY, sweep=SWEEP_EVERY)
@@ -120,8 +120,10 @@ class WorkerRegistration:
         self.engine_state.note_begins(noted)
 
     def _mark_for_the_dead(self, connection: sa.Connection) -> None:
-        """Write ``running`` for what had begun in workers of this host whose processes are gone: whoever takes it back,
-        perhaps on another host, cannot read what they noted."""
+        """Mark as running what had begun in dead workers of this host.
+
+        The worker that reclaims it may be on another host, and cannot read their notes.
+        """
         database = self.engine_state.database
         with database.glance(connection) as c:
             beside = workers.beside(c, self.worker, socket.gethostname())
@@ -133,7 +135,7 @@ class WorkerRegistration:
                     claims.mark_running(c, database.dialect, worker, started)
 
     def _open_notifier(self, spawn: Spawner, *, again: bool = False) -> None:
-        """``again``: there was none the last time, as on a full disk, which was told then."""
+        """``again``: the last try failed, for instance on a full disk, and that was logged."""
         self.bell.close()
         self.bell = make_bell(self.engine_state.database, spawn, quiet=again)
         try:
@@ -144,10 +146,10 @@ class WorkerRegistration:
             self.bell = NullNotifier()
         if again and not isinstance(self.bell, NullNotifier):
             log.info("the doorbell works now")
-            self.engine_state.ring()  # what was rung while nobody listened
+            self.engine_state.ring()  # notifications may have been missed meanwhile
 
     def renew(self, connection: sa.Connection, *, claims: bool) -> None:
-        """Extend the lease; a new worker, if it was reclaimed. ``claims``: this one takes new work.
+        """Extend the lease; if it was reclaimed, join as a new worker. ``claims``: this one takes new work.
 
         Raises StoreReplacedError.
         """
@@ -163,13 +165,13 @@ class WorkerRegistration:
             self._start_over(connection)
 
     def apply_commands(self, connection: sa.Connection) -> bool:
-        """Do what the worker's own row says, if it may say something new. True: it did."""
+        """Read and apply the commands in this worker's row, if there may be new ones. True: there was one."""
         timers = self.periodic.timers
         if not (self.commands_may_wait and timers.due("told", COMMANDS_EVERY_S)):
             return False
         self.commands_may_wait = False
         if self.bell.dear and self.lease.is_only_worker():
-            timers.bring_forward("reap")  # who rang may have just come
+            timers.bring_forward("reap")  # the notification may come from a new worker
         return bool(
             self.periodic.attempt("reading what is asked of this worker", lambda: self._read_commands(connection))
         )
@@ -201,7 +203,7 @@ class WorkerRegistration:
         self.on_restart()
 
     def begin_anew_if_changed(self, connection: sa.Connection) -> bool:
-        """Join as a new worker if the store has begun another epoch, or is another one. True: so it was."""
+        """Join as a new worker if the store is in another epoch, or is another one. True: it was."""
         found = self.engine_state.database.identity
         if found is self.engine_state.identity or found == self.engine_state.identity or not self.worker:
             return False
@@ -210,21 +212,21 @@ class WorkerRegistration:
             and found is not None
             and found.since == self.engine_state.identity.since
         ):
-            self.engine_state.identity = found  # only its server is known by now
+            self.engine_state.identity = found  # only its server was not known before
             return False
         log.error(
             "the store is in epoch %s now: a failover or a restore may have lost commits; this daemon begins anew as "
             "another worker, and the %d tasks that it held are lost to it",
             *(None if found is None else found.epoch, len(self.engine_state.held)),
         )
-        self.dispatch.lanes.offsets.reset()  # what it has passed over may be waiting again
+        self.dispatch.lanes.offsets.reset()  # the restored store may have ready tasks below them
         self.dispatch.lanes.reset()
         self.periodic.schedules.check_again()
         self._start_over(connection)
         return True
 
     def _start_over(self, connection: sa.Connection) -> None:
-        """The lease was reclaimed, and everything held belongs to others now: join as a new worker."""
+        """Join as a new worker: the lease was reclaimed, and the held tasks belong to other workers now."""
         engine_state, dispatch = self.engine_state, self.dispatch
         if engine_state.identity is engine_state.database.identity:
             log.error("this worker's lease was lost; its %d tasks were reclaimed", len(engine_state.held))
@@ -238,5 +240,5 @@ class WorkerRegistration:
         self._reclaimed_worker, dispatch.worker = (
             dispatch.worker,
             0,
-        )  # should joining fail: no turn may claim for a worker that is dead
+        )  # if joining fails, no cycle may claim for the dead worker
         self.join(connection)

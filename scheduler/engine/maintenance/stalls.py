@@ -1,9 +1,8 @@
-"""Watching the bodies that run here for signs of life.
+"""Attempts that stall: no heartbeat, progress report or checkpoint for longer than their kind's ``stall_after``.
 
-A kind's ``stall_after`` says how long a body may run without a heartbeat, progress report or checkpoint. One that is
-quiet for longer is told of once; with ``on_stall="reclaim"`` its claim is taken from it. The body cannot be ended from
-outside if it runs in a thread: its next context call raises LeaseLost, and until it ends it keeps its slot, and this
-process does not run the task beside it (other workers do).
+A stall is logged once; with ``on_stall="reclaim"`` the attempt loses its claim. A thread cannot be ended from outside:
+its next context call raises LeaseLost. Until it ends it keeps its slot, and this process does not run the task beside
+it (other workers do).
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ log = logging.getLogger("scheduler.engine")
 def watch_stalls(
     engine_state: EngineState, connection: sa.Connection, worker: int, reported: Callable[[], set[tuple[int, int]]]
 ) -> bool:
-    """Tell of bodies that have become quiet, and take back what their kinds want taken back. True: something was.
+    """Log new stalls, and reclaim what their kinds want reclaimed. True: something was.
 
-    ``reported``: (id, claim) of bodies that have ended and are about to be recorded.
+    ``reported``: (id, claim) of attempts that have ended and are about to be recorded.
     """
     taken: list[Attempt] = []
     for attempt in list(engine_state.held.values()):
@@ -78,15 +77,16 @@ def take_away(
     end: AttemptEnd = AttemptEnd.LOST,
     error_class: str = "Stalled",
 ) -> bool:
-    """Take claims from handlers that run here, and may go on: rows (id, claim, started_at, text). True: some were."""
+    """Take claims from attempts that run here and may go on: rows (id, claim, started_at, text). True: some were."""
     keys, dialect = {(row[0], row[1]) for row in rows}, engine_state.database.dialect
     tried = keys & engine_state.losing
-    # Before the commit: should its answer get lost, none of them runs here beside itself.
+    # Before the commit: if its answer gets lost, none of them may run here twice at a time.
     engine_state.losing |= keys
     with engine_state.database.write(connection) as c:
         taken = stalls.reclaim(c, dialect, worker, rows, engine_state.now(), end=end, error_class=error_class)
         gone = set(taken.again)
-        earlier = attempts.recorded(c, dialect, tried - gone) if tried - gone else {}  # by a commit without an answer
+        # By a commit whose answer was lost.
+        earlier = attempts.recorded(c, dialect, tried - gone) if tried - gone else {}
         engine_state.dead_letter_hook.pending.update(i for i, state in taken.ended.items() if state is TaskState.DEAD)
     gone |= earlier.keys()
     engine_state.losing -= keys - gone

@@ -1,4 +1,4 @@
-"""The engine's hold on the fork server: started when first needed, ended with everything it forked."""
+"""The engine's end of the fork server: starts it, asks it for children, reads its reports."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import msgspec
 
 from scheduler.engine.child.protocol import socket_pair
 
-CLOSE_TIMEOUT_S = 6.0  # seconds until it must have ended everything; a little more than its own patience
-SESSION_TIMEOUT_S = 1.0  # seconds that what a child has left behind may take to end, once it was killed
+CLOSE_TIMEOUT_S = 6.0  # for ending everything; a little more than the fork server's own ORPHANS_GIVE_UP_S
+SESSION_TIMEOUT_S = 1.0  # for the killed processes of a session to end
 MAX_EVENT_BYTES = 4096
-# What most tasks' modules import, and what may be forked, since importing it opens nothing and starts no thread.
+# What most tasks' modules import. It may be forked: importing it opens nothing and starts no thread.
 PRELOAD = ("structlog", "sqlalchemy", "scheduler.app")
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
@@ -29,7 +29,7 @@ _PROGRAM = (
 
 
 class ForkServerClient:
-    """Starts children and hears of their ends. Used by one thread."""
+    """Starts children and reports their exits. Used by one thread."""
 
     def __init__(self) -> None:
         self.kills_at = float("inf")
@@ -51,8 +51,10 @@ class ForkServerClient:
         return self._process.pid
 
     def start(self, tag: int, fds: tuple[int, int, int], place: str | None = None) -> None:
-        """Ask for a child with these descriptors, in the control group ``place``. Raises OSError when the fork server
-        has died."""
+        """Ask for a child with these descriptors, in the control group ``place``.
+
+        Raises OSError when the fork server has died.
+        """
         self.reply_expected = True
         socket.send_fds(self.control, [msgspec.msgpack.encode(("start", tag, place))], fds)
 
@@ -61,7 +63,7 @@ class ForkServerClient:
         self._tell("kill", pid, int(signal.SIGKILL))
 
     def kill_at(self, when: float) -> None:
-        """Have every child killed then (monotonic), should this process say nothing more. ``lapsed`` tells of it."""
+        """Have every child killed then (monotonic), unless this process sends another time. Event: ``lapsed``."""
         self.kills_at = when
         self._tell("kill at", when)
 
@@ -75,15 +77,15 @@ class ForkServerClient:
             self.control.send(msgspec.msgpack.encode(order))
 
     def resume(self) -> None:
-        """Should somebody have stopped it."""
+        """Continue it: it may have been stopped (SIGSTOP)."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill_server(self) -> None:
-        """End it at once, and every child with it. Reading says so."""
+        """Kill it, and every child with it. :meth:`events` raises EOFError then."""
         self._process.kill()
 
     def events(self) -> Iterator[list[Any]]:
-        """What has happened since the last call. Raises EOFError when the fork server has died."""
+        """The reports since the last call. Raises EOFError when the fork server has died."""
         while True:
             try:
                 data = self.control.recv(MAX_EVENT_BYTES, socket.MSG_DONTWAIT)
@@ -97,7 +99,7 @@ class ForkServerClient:
             yield msgspec.msgpack.decode(data)
 
     def close(self) -> None:
-        """End it, and it ends everything that it forked. Returns when that is done."""
+        """End it, and everything that it forked. Returns when that is done."""
         self.control.close()
         try:
             self._process.wait(CLOSE_TIMEOUT_S)
@@ -106,13 +108,15 @@ class ForkServerClient:
             self._process.wait()
 
     def close_in_fork(self) -> None:
-        """In a forked process: what is open here would keep the fork server from seeing that the engine has ended."""
+        """In a forked process: an open copy would keep the fork server from noticing the engine's end."""
         self.control.close()
 
 
 def end_session(session: int) -> None:
-    """Kill what is left of a child's session: the fork server, which does so otherwise, has died, and its children with
-    it, but not what they had started. Returns when that is gone, or after a second."""
+    """Kill what a child had started, after the fork server, which does so otherwise, has died.
+
+    Returns when all of it has ended, or after a second.
+    """
     until = time.monotonic() + SESSION_TIMEOUT_S
     while (left := _members(session)) and time.monotonic() < until:
         for pid in left:

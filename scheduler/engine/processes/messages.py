@@ -1,4 +1,4 @@
-"""What a child process may say to its engine. Decoding checks it: a body may have written into the socket.
+"""Messages from child processes. Decoding checks them: a handler may have written into the socket.
 
 On the wire each is a list: its name, then its fields.
 """
@@ -19,7 +19,7 @@ Number = Annotated[int, Meta(ge=0, le=FOREVER)]
 
 
 class GarbledError(ValueError):
-    """A child said what it cannot mean."""
+    """A child sent what is no message, or not its own."""
 
 
 class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -27,11 +27,11 @@ class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Ready(Message, tag="ready"):
-    """It has imported what it needs."""
+    """The child has imported what it needs."""
 
 
 class Unfit(Message, tag="init_error"):
-    """It could not."""
+    """The child could not get ready."""
 
     why: str
 
@@ -67,7 +67,7 @@ class Log(Message, tag="log"):
 
 
 class Decided(Message, tag="decided"):
-    """A handler has failed so. What is left to do does not change it."""
+    """A handler has failed with this outcome. Its hook does not change it."""
 
     job: Number
     outcome: Outcome
@@ -101,12 +101,12 @@ _decoder = msgspec.msgpack.Decoder(Ready | Unfit | Ask | Start | Said | Log | De
 
 
 def frames_of_child() -> FrameDecoder:
-    """Takes apart what a child says."""
+    """A decoder for the messages of one child."""
     return FrameDecoder(_decoder)
 
 
 def checked(outcome: Outcome, claimed: Any) -> Outcome:
-    """The outcome of this attempt as a child has told it. Raises GarbledError for one that cannot be its own."""
+    """The outcome that a child sent. Raises GarbledError for one that cannot be this attempt's."""
     if outcome[:3] != (claimed.id, claimed.claim, claimed.attempt):
         raise GarbledError(f"it told the end of task {outcome.task_id}, which it does not run")
     times = (outcome.claimed_at, outcome.started_at, outcome.finished_at, outcome.run_at)
