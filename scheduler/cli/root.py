@@ -40,6 +40,7 @@ COMMANDS = {
     "workers": ("workers", "Workers, what they run, and their leases."),
     "worker": ("workers", "One worker: let it drain, or claim again."),
     "stats": ("stats", "How long tasks run and wait, how many end and fail."),
+    "top": ("top", "What runs now, live."),
     "gc": ("gc", "Remove what has outlived its retention, now."),
     "db": ("db", "The database: upgrade, check, backup."),
     "config": ("config", "The settings in effect."),

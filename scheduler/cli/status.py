@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command(name="status")
 @click.option("--check", is_flag=True, help="End with status 1 if something is stuck, or no worker takes tasks.")
 @common
-@prints(("at", "states", "pools", "oldest_ready", "dead_letters", "workers", "stuck", "paused"))
+@prints(("at", "states", "pools", "oldest_ready", "dead_letters", "workers", "stuck", "paused", "at_least"))
 @watchable
 def status_command(session: Session, /, check: bool) -> int:
     """How things stand: tasks by state and pool, the oldest ready task, workers, and what is stuck."""
@@ -44,6 +44,7 @@ def _view(found: Status, now: int) -> dict[str, Any]:
     return {
         "at": time(now),
         "states": found.states,
+        "at_least": sorted(found.capped),
         "pools": {name: count._asdict() for name, count in found.pools.items()},
         "oldest_ready": None
         if oldest is None
@@ -81,7 +82,8 @@ def _print(found: Status, now: int) -> None:
     from scheduler.model.texts import counted, listed, span_text
 
     if found.states:
-        print_table([{"state": s, "tasks": n} for s, n in found.states.items()], ("state", "tasks"))
+        rows = [{"state": s, "tasks": f"{n}+" if s in found.capped else n} for s, n in found.states.items()]
+        print_table(rows, ("state", "tasks"))
     else:
         say("no tasks")
     say()

@@ -1,51 +1,75 @@
-"""Counting tasks by state from narrow indexes, never by walking the table."""
+"""Counting tasks by state and pool from narrow indexes, up to a bound: never by walking the table."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from scheduler.store.broken_rows import state_name
 from scheduler.store.db.dialect import prepared
+from scheduler.store.tasks.claim import LaneHead
 
-_COUNT = (
-    "SELECT 0 AS state, count(*) AS n FROM schedd_tasks WHERE state = 0 "
-    "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state >= 1 AND state <= 3 GROUP BY state "
-    "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY state "
-    "UNION ALL SELECT 6, count(*) FROM schedd_tasks WHERE state = 6 "
-    "UNION ALL SELECT state, count(*) FROM schedd_tasks WHERE state >= 7 GROUP BY state"
+# Up to a number of rows of each index: the order is the index's own, so that nothing is sorted or walked. What has
+# ended without success is in one index by state, so each state of these is counted by itself.
+_GROUPS = (
+    ("state = 0", "id"),
+    ("state >= 1 AND state <= 3", "queue, pool, lane, run_at, id"),
+    ("state >= 4 AND state <= 5", "worker, lane"),
+    ("state = 6", "kept_until, finished_at"),
+    *((f"state >= 7 AND state = {code}", "state, finished_at") for code in (7, 8, 9, 10)),
+    ("state >= 7 AND state >= 11", "state, finished_at"),
 )
-# The same up to a number of rows of each index: the order is the index's own, so that nothing is sorted or walked.
 _ABOUT = " UNION ALL ".join(
-    f"SELECT state, count(*) AS n FROM (SELECT state FROM schedd_tasks WHERE {where} ORDER BY {order} LIMIT :most) "
-    f"AS {name} GROUP BY state"
-    for name, where, order in (
-        ("waiting", "state = 0", "id"),
-        ("ready", "state >= 1 AND state <= 3", "queue, pool, lane, run_at, id"),
-        ("held", "state >= 4 AND state <= 5", "worker, lane"),
-        ("succeeded", "state = 6", "kept_until, finished_at"),
-        ("done", "state >= 7", "state, finished_at"),
-    )
+    f"SELECT {number} AS part, state, count(*) AS n FROM (SELECT state FROM schedd_tasks WHERE {where} "
+    f"ORDER BY {order} LIMIT :most) AS g{number} GROUP BY state"
+    for number, (where, order) in enumerate(_GROUPS)
 )
-_INDEX_OF = {0: 0, 1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 3}  # of each state's code
+_OF_POOL = (
+    "SELECT count(*) AS n, sum(CASE WHEN run_at <= :now THEN 1 ELSE 0 END) AS due FROM (SELECT run_at "
+    "FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue AND pool = :pool "
+    "ORDER BY queue, pool, lane, run_at, id "
+    "LIMIT :most) AS p"
+)
 
 
-def by_state(connection: sa.Connection) -> dict[str, int]:
-    """Tasks in each state that has any, in the order of the states."""
-    return _named(connection.execute(prepared(_COUNT)).fetchall())
+def about(connection: sa.Connection, most: int) -> tuple[dict[str, int], frozenset[str]]:
+    """Tasks in each state that has any, in the order of the states; and of which states there may be more.
 
-
-def about(connection: sa.Connection, most: int) -> tuple[dict[str, int], bool]:
-    """The same, looking at no more than ``most`` tasks of each index; and whether there may be more than it says."""
+    Looks at no more than ``most`` tasks of each index.
+    """
     rows = connection.execute(prepared(_ABOUT), {"most": most}).fetchall()
     seen = Counter[int]()
     for row in rows:
-        seen[_INDEX_OF.get(row.state, 4)] += row.n
-    return _named(rows), max(seen.values(), default=0) >= most
+        seen[row.part] += row.n
+    capped = frozenset(state_name(row.state) for row in rows if seen[row.part] >= most)
+    return _named(rows), capped
 
 
 def _named(rows: Sequence[sa.Row[Any]]) -> dict[str, int]:
     return {state_name(row.state): row.n for row in sorted(rows, key=lambda r: r.state) if row.n}
+
+
+class PoolCounts(NamedTuple):
+    """Tasks by pool that are due now, and later; ``capped``: there may be more."""
+
+    due: Counter[int]
+    later: Counter[int]
+    capped: bool
+
+
+def pools(connection: sa.Connection, heads: Sequence[LaneHead], now: int, most: int) -> PoolCounts:
+    """Ready tasks by pool. ``heads``: of all lanes. Looks at no more than ``most`` tasks of each pool."""
+    due, later, left = Counter[int](), Counter[int](), Counter[int]()
+    for queue, pool in dict.fromkeys((head.queue, head.pool) for head in heads):
+        left.setdefault(pool, most)
+        if left[pool] <= 0:
+            continue
+        bound = {"queue": queue, "pool": pool, "now": now, "most": left[pool]}
+        row = connection.execute(prepared(_OF_POOL), bound).one()
+        due[pool] += row.due or 0
+        later[pool] += row.n - (row.due or 0)
+        left[pool] -= row.n
+    return PoolCounts(due, later, any(rest <= 0 for rest in left.values()))

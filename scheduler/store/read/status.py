@@ -19,7 +19,7 @@ from scheduler.store.db.dialect import prepared
 from scheduler.store.db.writable import no_writes
 from scheduler.store.pauses import Pause
 from scheduler.store.read import dead_letters
-from scheduler.store.read.counts import by_state
+from scheduler.store.read.counts import about, pools
 from scheduler.store.read.explain import ready_since
 from scheduler.store.read.unserved import describe, unserved_schedules
 from scheduler.store.read.workers import (
@@ -38,6 +38,7 @@ from scheduler.store.schedules import is_ahead
 from scheduler.store.tasks import stalls
 from scheduler.store.tasks.claim import QUARANTINE_LANE, LaneHead, lane_heads
 
+MAX_COUNTED = 100_000  # tasks of each index that are counted
 _MAX_COUNT = 10_000  # counts of what is stuck end here
 _EXAMPLES = 5
 _LANES, _FIRST = 20, 500  # lanes of one kind, and tasks of each, among which those are looked for that are too new
@@ -82,7 +83,7 @@ class PausedWork(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What ``schedctl status`` tells."""
+    """What ``schedctl status`` tells. Counts end at ``MAX_COUNTED`` tasks of each index, and of each pool."""
 
     states: dict[str, int]
     pools: dict[str, PoolCount]
@@ -91,14 +92,16 @@ class Status(NamedTuple):
     workers: list[WorkerRecord]
     stuck: list[Stuck]
     paused: list[PausedWork]
+    capped: frozenset[str] = frozenset()  # states of which there may be more
 
 
 def status(connection: sa.Connection, now: int) -> Status:
     """How things stand at ``now`` (microseconds). Reads narrow indexes only."""
     found = workers(connection, now)
     fleet = Fleet(found, slot_types(connection))
-    due = _due(connection, now)
-    states = by_state(connection)
+    heads = lane_heads(connection)
+    due = _due_of(heads, now)
+    states, capped = about(connection, MAX_COUNTED)
     stuck, broken = [], any(name not in set(TaskState) for name in states)
     parts: list[Callable[[], list[Stuck]]] = [
         lambda: _writes(connection),
@@ -127,12 +130,13 @@ def status(connection: sa.Connection, now: int) -> Status:
         )
     return Status(
         states,
-        _pools(connection, fleet, now),
+        _pools(connection, fleet, heads, now),
         _oldest(connection, due),
         dead_letters.oldest(connection),
         found,
         stuck,
         paused_work(connection, due, now),
+        capped,
     )
 
 
@@ -145,16 +149,8 @@ def paused_work(connection: sa.Connection, due: list[LaneHead], now: int) -> lis
     return found
 
 
-def _pools(connection: sa.Connection, fleet: Fleet, now: int) -> dict[str, PoolCount]:
-    due, later, held = ({0: 0, 1: 0, 2: 0} for _ in range(3))
-    for row in connection.execute(
-        prepared(
-            "SELECT pool, CASE WHEN run_at <= :now THEN 1 ELSE 0 END AS due, count(*) AS n FROM schedd_tasks "
-            "WHERE state >= 1 AND state <= 3 GROUP BY 1, 2"
-        ),
-        {"now": now},
-    ):
-        (due if row.due else later)[row.pool] = row.n
+def _pools(connection: sa.Connection, fleet: Fleet, heads: list[LaneHead], now: int) -> dict[str, PoolCount]:
+    ready, held = pools(connection, heads, now, MAX_COUNTED), {0: 0, 1: 0, 2: 0}
     for row in connection.execute(
         prepared("SELECT pool, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY pool")
     ):
@@ -162,8 +158,8 @@ def _pools(connection: sa.Connection, fleet: Fleet, now: int) -> dict[str, PoolC
     slots = {name: [w.capacity.pools[name] for w in fleet.claiming] for name in POOLS}
     return {
         name: PoolCount(
-            due[level],
-            later[level],
+            ready.due[level],
+            ready.later[level],
             held[level],
             sum(s for s, _ in slots[name]),
             sum(a for _, a in slots[name]),
@@ -188,7 +184,11 @@ def _oldest(connection: sa.Connection, due: list[LaneHead]) -> ReadyTask | None:
 
 
 def _due(connection: sa.Connection, now: int) -> list[LaneHead]:
-    return sorted((h for h in lane_heads(connection) if h.run_at <= now), key=lambda h: h.run_at)
+    return _due_of(lane_heads(connection), now)
+
+
+def _due_of(heads: list[LaneHead], now: int) -> list[LaneHead]:
+    return sorted((h for h in heads if h.run_at <= now), key=lambda h: h.run_at)
 
 
 def unserved(connection: sa.Connection, now: int) -> list[Stuck]:
