@@ -20,7 +20,7 @@ from scheduler.client.pauses import PauseOperations
 from scheduler.client.recurring_graph import RecurringGraph
 from scheduler.client.stats import StatsOperations
 from scheduler.client.submitter import TaskSubmitter
-from scheduler.client.threads import CallThreads
+from scheduler.client.threads import CallThreads, in_thread
 from scheduler.engine.options import EngineOptions, ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.forking import after_fork, leave_to_parent
@@ -29,6 +29,7 @@ from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, NO_SLOT, POOL_
 from scheduler.model.limits import parse_size
 from scheduler.model.names import is_name
 from scheduler.model.registry import Registry
+from scheduler.model.spec import TaskId
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.times import LONGEST, SECOND, span_us
 from scheduler.model.typed import R, Runs, RunsAsync
@@ -173,17 +174,30 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
     @overload
     def task(self, task: Task, /) -> TaskBuilder: ...
     @overload
+    def task(self, task: str, payload: Mapping[str, Any], /) -> TaskBuilder: ...
+    @overload
     def task(
         self, task: TaskFunction[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> TaskBuilder[R]: ...
     @overload
     def task(self, task: TaskFunction[P, R], /, *args: P.args, **kwargs: P.kwargs) -> TaskBuilder[R]: ...
     def task(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskBuilder[Any]:
-        """Begin to schedule a Task instance, or a call of a @task function.
+        """Begin to schedule a Task instance, a call of a @task function, or a task of a kind by its name.
 
         Raises UnregisteredKindError, PayloadError.
         """
         return make_builder(self._caller, None, task, args, kwargs)
+
+    def submit(self, kind: str, payload: Mapping[str, Any]) -> TaskId[Any]:
+        """Store a task of a kind by its name, without its handler: ``jobs.submit("SendInvoice", {"order": 42})``.
+
+        The payload is checked against the schema that workers have published, unless the kind is registered here.
+        ``jobs.task(kind, payload)`` begins the same task, for keys, times and the like. Raises UnregisteredKindError,
+        PayloadError.
+        """
+        return self.task(kind, payload).schedule()
+
+    submit_async = in_thread(submit)
 
     def batch(
         self,

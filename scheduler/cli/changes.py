@@ -116,8 +116,8 @@ def payload_maker(
 ) -> Callable[[int, str, str], NewPayload]:
     """Makes a task's new payload: the given one, or the stored one with changed fields, checked against its kind's
     published schema. What it returns raises UnregisteredKindError, PayloadError, UsageError."""
-    from scheduler.cli.making import encode_payload, lane_of
     from scheduler.cli.payload import read_params, validate
+    from scheduler.client.published import encode_payload, lane_of
     from scheduler.errors import UnregisteredKindError
     from scheduler.store.read.kinds import get_kind
     from scheduler.store.tasks.patch import NewPayload

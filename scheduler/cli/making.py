@@ -13,7 +13,6 @@ from scheduler.cli.options import EDGE, INSTANT, SPAN, Number
 from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note
 from scheduler.cli.streams import say
-from scheduler.errors import PayloadError
 from scheduler.model.defaults import POOLS
 
 if TYPE_CHECKING:
@@ -119,6 +118,7 @@ class TaskOptionsGiven:
 
     def spec(self, kind: str, payload: dict[str, Any], record: KindRecord | None) -> TaskSpec:
         """The task to store: the kind's options, and over them what was given. Raises SchedulerError."""
+        from scheduler.client.published import encode_payload, lane_of
         from scheduler.model.names import check_name
         from scheduler.model.retry import RetryPolicy
         from scheduler.model.spec import TaskSpec
@@ -150,40 +150,6 @@ class TaskOptionsGiven:
             conflict=self.conflict or "keep",
             edges=list({edge.parent: edge for edge in self.edges}.values()),
         )
-
-
-def encode_payload(kind: str, payload: Any) -> str:
-    """A payload as JSON text. Raises PayloadError if it is too long."""
-    from scheduler.model.registry import MAX_PAYLOAD, encode_json
-
-    text = encode_json(payload, f"payload of {kind}")
-    if len(text.encode()) > MAX_PAYLOAD:
-        raise PayloadError(
-            f"payload of {kind} is {len(text.encode())} bytes, over the limit of {MAX_PAYLOAD}; "
-            "store the data elsewhere and pass a reference to it"
-        )
-    return text
-
-
-def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:
-    """The lane of a task: its kind, or kind + concurrency key. Raises PayloadError."""
-    from scheduler.cli.payload import as_read
-    from scheduler.model.concurrency_keys import fields_of
-    from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY
-    from scheduler.model.texts import storable
-
-    rule = None if record is None else record.options.get("concurrency_key")
-    if record is None or not rule:
-        return kind
-    if not isinstance(rule, str):
-        why = record.options.get("concurrency_key_why")
-        because = "" if why is None else f" ({why})"
-        raise PayloadError(f"the concurrency key of {kind} is made by its program{because}: schedule it from Python")
-    try:
-        key = rule.format(**as_read(record, payload, fields_of(rule)))
-    except (KeyError, IndexError, AttributeError, ValueError) as error:
-        raise PayloadError(f"concurrency_key of {kind} cannot be made: {error!r}") from None
-    return f"{kind}{LANE_SEPARATOR}{storable(key)[:MAX_KEY]}"
 
 
 def schedule(

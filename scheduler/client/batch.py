@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
@@ -40,6 +40,8 @@ class Batch:
     def task(self, task: Runs[R], /) -> TaskBuilder[R]: ...
     @overload
     def task(self, task: Task, /) -> TaskBuilder: ...
+    @overload
+    def task(self, task: str, payload: Mapping[str, Any], /) -> TaskBuilder: ...
     @overload
     def task(
         self, task: TaskFunction[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, get_args
 
 import msgspec
 
+from scheduler.client.published import PublishedKind
 from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
@@ -47,7 +48,7 @@ class _Builder(RecurrenceCalls["RecurringBuilder"]):
     """The common base of builders for single tasks and recurrences."""
 
     def __init__(
-        self, caller: TaskSubmitter, kind: Kind, value: Any, batch: Batch | RecurringGraph | None = None
+        self, caller: TaskSubmitter, kind: Kind | PublishedKind, value: Any, batch: Batch | RecurringGraph | None = None
     ) -> None:
         self._caller = caller
         self._kind = kind
@@ -358,10 +359,14 @@ def make_builder(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> TaskBuilder[Any]:
-    """Make a builder for a Task instance, or for a call of a @task function.
+    """Make a builder for a Task instance, a call of a @task function, or a kind's name with its payload.
 
     Raises UnregisteredKindError, PayloadError.
     """
+    if isinstance(task, str):
+        if len(args) != 1 or kwargs:
+            raise PayloadError(f'a kind by its name takes its payload: ("{task:.80}", {{"field": value, …}})')
+        return TaskBuilder(caller, *caller.named(task, args[0]), batch)
     if isinstance(task, TaskFunction):
         kind = caller.registry.of(task)
         return TaskBuilder(caller, kind, bind(kind, args, kwargs), batch)
@@ -371,7 +376,7 @@ def make_builder(
         return TaskBuilder(caller, caller.registry.of_instance(task), task, batch)
     if isinstance(task, type) and issubclass(task, Task):
         raise PayloadError(f"pass an instance, {task.__name__}(…), not the class")
-    raise PayloadError(f"task() takes a Task instance or a @task function, not {task!r:.80}")
+    raise PayloadError(f"task() takes a Task instance, a @task function or a kind's name, not {task!r:.80}")
 
 
 class SpecFactory:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from scheduler.client.published import PublishedKind, read_kind
 from scheduler.client.threads import CallThreads
 from scheduler.errors import DuplicateScheduleError
 from scheduler.model.recurrence import Recurrence
-from scheduler.model.registry import Registry
+from scheduler.model.registry import Kind, Registry, encode_json
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.store import schedules
 from scheduler.store.db.async_connection import run_on
@@ -47,6 +48,16 @@ class TaskSubmitter:
         self.timezone = timezone
         self.before_schedule = before_schedule
         self._unkeyed: dict[str, Recurrence] = {}  # what this program has registered, by the names made for it
+
+    def named(self, name: str, payload: Any) -> tuple[Kind | PublishedKind, Any]:
+        """A kind and the value of a payload: as registered here, else as workers have published it.
+
+        Raises UnregisteredKindError, PayloadError.
+        """
+        known = self.registry.get(name)
+        if known is None:
+            return read_kind(self.database, name), payload
+        return known, known.decode(encode_json(payload, f"payload of {name}"))
 
     def store_one(self, spec: TaskSpec, connection: Any = None) -> TaskId:
         """:meth:`store` a single task."""

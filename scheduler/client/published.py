@@ -1,0 +1,162 @@
+"""Tasks of kinds that workers have published, for programs without the handlers: payloads checked by their schema."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Union
+
+import msgspec
+
+from scheduler.errors import PayloadError, UnregisteredKindError
+from scheduler.model.concurrency_keys import fields_of
+from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY, MAX_PAYLOAD, encode_json
+from scheduler.model.retry import RetryPolicy
+from scheduler.model.spec import TaskSpec
+from scheduler.model.task import Priority, TaskOptions
+from scheduler.model.texts import storable
+from scheduler.store.db.database import Database
+from scheduler.store.read.kinds import KindRecord, get_kind, kind_names
+
+
+class PublishedKind:
+    """A kind as builders need it, made of what workers have published."""
+
+    def __init__(self, record: KindRecord) -> None:
+        self.name = record.name
+        self.record = record
+        self.options = TaskOptions(kind=record.name, key_retention=record.options.get("key_retention"))
+
+    def spec(self, value: Any) -> TaskSpec:
+        """Make a new task of this kind with the kind's own options. Raises PayloadError."""
+        if not isinstance(value, Mapping):
+            raise PayloadError(f"payload of {self.name} is a mapping of its fields, not {value!r:.80}")
+        text = encode_payload(self.name, value)
+        payload = msgspec.json.decode(text)  # as the worker reads it
+        validate(self.record, payload)
+        given = self.record.options
+        policy = None if given.get("retry") is None else RetryPolicy.from_json(given["retry"])
+        return TaskSpec(
+            kind=self.name,
+            payload=text,
+            lane=lane_of(self.name, payload, self.record),
+            queue=given.get("queue", "default"),
+            pool=given.get("pool", int(Priority.MEDIUM)),
+            max_attempts=1 if policy is None else policy.max_attempts,
+            retry=given.get("retry"),
+            timeout=given.get("timeout"),
+            dead_letter=given.get("dead_letter", True),
+            schema_version=self.record.schema_version,
+            result_ttl=given.get("result_ttl"),
+        )
+
+
+def read_kind(database: Database, name: str) -> PublishedKind:
+    """The kind of this name, as workers have published it. Raises UnregisteredKindError."""
+    with database.read() as connection:
+        record = get_kind(connection, name)
+        if record is not None:
+            return PublishedKind(record)
+        known = kind_names(connection)
+    there = f"known are {', '.join(known)}" if known else "none is known: start a worker first"
+    raise UnregisteredKindError(f"no worker has registered a kind {name!r}; {there}")
+
+
+def encode_payload(kind: str, payload: Any) -> str:
+    """A payload as JSON text. Raises PayloadError if it is too long."""
+    text = encode_json(payload, f"payload of {kind}")
+    if len(text.encode()) > MAX_PAYLOAD:
+        raise PayloadError(
+            f"payload of {kind} is {len(text.encode())} bytes, over the limit of {MAX_PAYLOAD}; "
+            "store the data elsewhere and pass a reference to it"
+        )
+    return text
+
+
+def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:
+    """The lane of a task: its kind, or kind + concurrency key. Raises PayloadError."""
+    rule = None if record is None else record.options.get("concurrency_key")
+    if record is None or not rule:
+        return kind
+    if not isinstance(rule, str):
+        why = record.options.get("concurrency_key_why")
+        because = "" if why is None else f" ({why})"
+        raise PayloadError(f"the concurrency key of {kind} is made by its program{because}: schedule it from Python")
+    try:
+        key = rule.format(**as_read(record, payload, fields_of(rule)))
+    except (KeyError, IndexError, AttributeError, ValueError) as error:
+        raise PayloadError(f"concurrency_key of {kind} cannot be made: {error!r}") from None
+    return f"{kind}{LANE_SEPARATOR}{storable(key)[:MAX_KEY]}"
+
+
+def validate(kind: KindRecord, payload: Any) -> None:
+    """Check a payload against the kind's schema. Raises PayloadError that names the field."""
+    import jsonschema
+    from jsonschema.exceptions import best_match
+    from jsonschema.validators import extend
+
+    usual = jsonschema.Draft202012Validator
+    # To JSON schema 1.0 is a whole number, to the worker that decodes the payload it is not.
+    types = usual.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    error = best_match(extend(usual, type_checker=types)(kind.schema).iter_errors(payload))
+    if error is None:
+        return
+    where = ".".join(str(part) for part in error.absolute_path)
+    said = error.message if len(error.message) <= 200 else error.message[:199] + "…"
+    if error.validator == "additionalProperties" and not error.absolute_path:
+        said += f"; there are {', '.join(_fields(kind)) or 'no fields'}"
+    of_type = error.validator == "type" and len(error.absolute_path) == 1
+    raise MisfitError(
+        f"payload of {kind.name} does not fit{f', at {where}' if where else ''}: {said}",
+        (where, error.instance) if of_type and isinstance(error.instance, str) else None,
+    )
+
+
+class MisfitError(PayloadError):
+    """A payload does not fit the schema. ``text``: a field that got a text and wants another type, and that text."""
+
+    def __init__(self, message: str, text: tuple[str, str] | None) -> None:
+        super().__init__(message)
+        self.text = text
+
+
+def as_read(kind: KindRecord, payload: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The fields as the handler's program decodes them, with defaults. Raises PayloadError."""
+    fields, found = _fields(kind), {}
+    for name in names:
+        field = fields.get(name, {})
+        if name not in payload and "default" not in field:
+            raise PayloadError(f"the concurrency key of {kind.name} needs {name}, whose default only its program knows")
+        try:
+            found[name] = msgspec.convert(payload.get(name, field.get("default")), _type_of(field))
+        except msgspec.ValidationError as error:
+            raise PayloadError(f"payload of {kind.name} does not fit, at {name}: {error}") from None
+    return found
+
+
+def _fields(kind: KindRecord) -> dict[str, Any]:
+    schema = kind.schema
+    if "$ref" in schema:
+        schema = kind.schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    fields: dict[str, Any] = schema.get("properties", {})
+    return fields
+
+
+_TYPES = {"number": float, "integer": int, "boolean": bool, "null": None, "string": str}
+_FORMATS = {"uuid": uuid.UUID, "decimal": decimal.Decimal, "date": datetime.date}
+
+
+def _type_of(schema: Mapping[str, Any]) -> Any:
+    """The type that this schema describes, as far as concurrency keys need it."""
+    if "anyOf" in schema:
+        return Union[tuple(map(_type_of, schema["anyOf"]))]  # noqa: UP007  # of what is not known before
+    if "enum" in schema:
+        return Literal[tuple(schema["enum"])]
+    name = schema.get("type")
+    if name == "array":
+        return list[_type_of(schema.get("items", {}))]  # type: ignore[misc]
+    if name == "string":
+        return _FORMATS.get(schema.get("format", ""), str)
+    return _TYPES.get(str(name), Any)
