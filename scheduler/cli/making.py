@@ -196,10 +196,12 @@ def _register(session: Session, given: TaskOptionsGiven, spec: TaskSpec) -> None
     from scheduler.store.schedules import ScheduleSpec
 
     database = session.database
-    recurrence = msgspec.structs.replace(
-        cron(given.cron or "", given.tz or session.config.schedules.timezone), start_us=given.starts, end_us=given.ends
-    )
     name = spec.key or f"{spec.kind}-cli-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
+    recurrence = msgspec.structs.replace(
+        cron(given.cron or "", given.tz or session.config.schedules.timezone).named(name),
+        start_us=given.starts,
+        end_us=given.ends,
+    )
     task = msgspec.structs.replace(spec, key=None)
     wanted = ScheduleSpec(name, recurrence, task, replace=spec.conflict == "replace", jitter=given.jitter or 0)
     fresh = session.write(lambda c: schedules.register(c, database.dialect, wanted, database.now()), database)

@@ -318,9 +318,10 @@ class RecurringBuilder(_Builder):
             self._caller.before_schedule(self)
         spec = self._spec
         kept = spec.key_retention if spec.key is not None else self._kind.options.key_retention
+        name = spec.key or f"{spec.kind}-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
         return ScheduleSpec(
-            spec.key or f"{spec.kind}-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}",
-            self._bounded_recurrence(),
+            name,
+            self._bounded_recurrence(name),
             msgspec.structs.replace(spec, key=None, key_retention=kept),
             self._catchup or "skip",
             self._overlap or "allow",

@@ -104,10 +104,10 @@ class RecurrenceCalls(Generic[B]):
         self._ends_at = when
         return self
 
-    def _bounded_recurrence(self) -> Recurrence:
-        """The recurrence from its start to its end. Raises InvalidScheduleError."""
+    def _bounded_recurrence(self, name: str) -> Recurrence:
+        """The recurrence of the schedule with this name, from its start to its end. Raises InvalidScheduleError."""
         assert self._recurrence is not None
-        made = self._recurrence.within(self._starts_at, self._ends_at)
+        made = self._recurrence.named(name).within(self._starts_at, self._ends_at)
         if made.kind == "interval" and self._jitter >= made.interval_us:
             raise InvalidScheduleError(f"a jitter of {self._jitter / SECOND:g} s is not shorter than the interval")
         return made

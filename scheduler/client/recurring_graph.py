@@ -88,7 +88,7 @@ class RecurringGraph(RecurrenceCalls["RecurringGraph"]):
             spec.edges = [msgspec.structs.replace(edge, parent=place[edge.parent]) for edge in spec.edges]
         return ScheduleSpec(
             self.name,
-            self._bounded_recurrence(),
+            self._bounded_recurrence(self.name),
             TaskSpec(GRAPH, "", ""),
             self._catchup or "skip",
             self._overlap or "allow",

@@ -42,6 +42,12 @@ _NICKNAMES = {
 _TERM = re.compile(
     r"(?:(?P<star>\*)|(?P<low>[0-9]{1,4}|[A-Z]{3})(?:-(?P<high>[0-9]{1,4}|[A-Z]{3}))?)(?:/(?P<step>[0-9]{1,4}))?"
 )
+_LAST_DAY = "L"
+_NEAREST = re.compile(r"([0-9]{1,2})W|W([0-9]{1,2})")
+_NTH = re.compile(r"([0-7]|[A-Z]{3})#([1-5])")
+_LAST_WEEKDAY = re.compile(r"L([0-7])")
+_HASH = re.compile(r"H(?:\((?P<low>[0-9]{1,2})-(?P<high>[0-9]{1,2})\))?(?P<step>/[0-9]{1,2})?")
+_HASHED = re.compile(r"(?:^|[ ,])H(?=$|[ ,/(])")
 _STAR_STEP = re.compile(r"\*/([0-9]{1,4})")
 
 
@@ -55,6 +61,9 @@ class CronFields:
     weekdays: frozenset[int]  # 0 is Sunday
     both_days: bool  # day of month AND day of week must match; else either
     elapsed: bool  # follows elapsed time, not the wall clock
+    last_day: bool = False
+    nearest: frozenset[int] = frozenset()  # days whose nearest working day matches
+    nth: frozenset[tuple[int, int]] = frozenset()  # (weekday, which of the month's); 0: the last one
 
     def matches_day(self, ordinal: int) -> bool:
         """Whether the date with this proleptic ordinal is one of the expression's."""
@@ -63,9 +72,28 @@ class CronFields:
 
     def _matches(self, day: int, ordinal: int) -> bool:
         # Ordinal 1 is a Monday, so the remainder by 7 is cron's own count, 0 for Sunday.
-        if self.both_days:
-            return day in self.days and ordinal % 7 in self.weekdays
-        return day in self.days or ordinal % 7 in self.weekdays
+        in_month, in_week = day in self.days, ordinal % 7 in self.weekdays
+        if self.last_day or self.nearest or self.nth:
+            length = monthrange(*date.fromordinal(ordinal).timetuple()[:2])[1]
+            in_month = in_month or (self.last_day and day == length) or self._is_nearest(day, ordinal, length)
+            which = {(ordinal % 7, (day + 6) // 7), (ordinal % 7, 0 if day + 7 > length else -1)}
+            in_week = in_week or not self.nth.isdisjoint(which)
+        return in_month and in_week if self.both_days else in_month or in_week
+
+    def _is_nearest(self, day: int, ordinal: int, length: int) -> bool:
+        """Whether this is the working day nearest to one of the days; never in another month."""
+        for wanted in self.nearest:
+            if wanted <= length:
+                weekday = (ordinal - day + wanted) % 7
+                if weekday == 6:
+                    move = -1 if wanted > 1 else 2
+                elif weekday == 0:
+                    move = 1 if wanted < length else -2
+                else:
+                    move = 0
+                if day == wanted + move:
+                    return True
+        return False
 
     def minutes_from(self, start: int) -> Iterator[int]:
         """The expression's minutes from ``start`` on, ascending, for HORIZON_YEARS and not for ever."""
@@ -106,16 +134,48 @@ class _Field:
 
         Raises InvalidScheduleError, saying what is wrong and what fits.
         """
-        first, *others = text.split(",")
+        given = text.split(",")
+        plain = [term for term in given if not self.is_special(term)]
+        if len(plain) < len(given):
+            self._check_special(given, plain, text)
+        if not plain:
+            return ""
+        first, *others = plain
+        if first != given[0]:
+            return self._listed([], plain, text)
         terms: list[str] = []
         step = _STAR_STEP.fullmatch(first)
-        if self.day and others and step is not None and int(step[1]) > self.high - self.low + 1:
+        if self.day and len(given) > 1 and step is not None and int(step[1]) > self.high - self.low + 1:
             # The idiom for the first Monday: */100,1-7 * MON. For the star's sake both days must match.
             terms.append(str(self.low))
         else:
             others.insert(0, first)
+        return self._listed(terms, others, text)
+
+    def _listed(self, terms: list[str], others: list[str], text: str) -> str:
         terms += [self._term(term, text) for term in others]
         return "*" if "*" in terms else ",".join(terms)
+
+    def is_special(self, term: str) -> bool:
+        """Whether the term names days that depend on the month: ``L`` and ``15W``, or ``FRI#2`` and ``L5``."""
+        if self.high == 31:
+            return term == _LAST_DAY or _NEAREST.fullmatch(term) is not None
+        if not self.day:
+            return False
+        nth = _NTH.fullmatch(term)
+        named = nth is not None and (nth[1].isdigit() or nth[1] in self.names)
+        return named or _LAST_WEEKDAY.fullmatch(term) is not None
+
+    def _check_special(self, given: list[str], plain: list[str], text: str) -> None:
+        """As far as croniter reads them: W by itself, and # and L of weekdays without others beside them."""
+        for term in given:
+            near = _NEAREST.fullmatch(term) if self.high == 31 else None
+            if near is not None and len(given) > 1:
+                raise self._error(text, "W goes with one day by itself, not in a list")
+            if near is not None and not 1 <= int(near[1] or near[2]) <= 31:
+                raise self._error(text, f"{near[1] or near[2]} is not one of 1-31")
+        if self.high == 7 and plain:
+            raise self._error(text, "# and L go with no other term but their like: FRI#1,FRI#3")
 
     def numbers(self, expanded: Sequence[int | str]) -> frozenset[int]:
         """The numbers that croniter read from the field."""
@@ -128,7 +188,7 @@ class _Field:
         if match is None:
             raise self._error(
                 text,
-                f"{term!r} is not one of *, N, N-M, */S, N/S, N-M/S (L, W, # and ? are not read)",
+                f"{term!r} is not one of *, N, N-M, */S, N/S, N-M/S{self._more()} (? is not read)",
             )
         low, high, step = match["low"], match["high"], int(match["step"] or 1)
         most = self.high - self.low + 1
@@ -149,6 +209,9 @@ class _Field:
         if last < first:
             raise self._error(text, f"the range {term} runs backwards; write its two parts, separated by a comma")
         return self._range(first, last, step)
+
+    def _more(self) -> str:
+        return "" if not self.day else ", L, NW" if self.high == 31 else ", N#1 to N#5, LN"
 
     @staticmethod
     def _range(first: int, last: int, step: int) -> str:
@@ -189,6 +252,8 @@ def parse(expression: str) -> CronFields:
     """
     text = normalise(expression)
     prefix = f"cron expression {expression!r}: "
+    if is_hashed(text):
+        raise InvalidScheduleError(f"{prefix}H stands for a number made of a schedule's name, and there is none here")
     if text in _NICKNAMES:
         raise InvalidScheduleError(f"{prefix}nicknames are not read; write {_NICKNAMES[text]!r}")
     parts = text.split()
@@ -202,11 +267,17 @@ def parse(expression: str) -> CronFields:
         raise InvalidScheduleError(f"{prefix}{error}") from None
     from croniter import croniter
 
-    expanded, _ = croniter.expand(" ".join(plain))
+    expanded, _ = croniter.expand(" ".join(field or "1" for field in plain))
     minutes, hours, days, months, weekdays = (f.numbers(e) for f, e in zip(_FIELDS, expanded, strict=True))
+    if not plain[2]:
+        days = frozenset()
+    if not plain[4]:
+        weekdays = frozenset()
+    near, nth = _special_days(parts[2], parts[4])
+    last_day = _LAST_DAY in parts[2].split(",")
     both_days = parts[2].startswith("*") or parts[4].startswith("*")
-    if both_days and min(days) > max(_LONGEST_MONTH[month] for month in months):
-        raise InvalidScheduleError(f"{prefix}it never fires: day {min(days)} is in none of its months")
+    if both_days and not last_day and min(days | near) > max(_LONGEST_MONTH[month] for month in months):
+        raise InvalidScheduleError(f"{prefix}it never fires: day {min(days | near)} is in none of its months")
     return CronFields(
         times=tuple(60 * hour + minute for hour in sorted(hours) for minute in sorted(minutes)),
         days=days,
@@ -214,4 +285,63 @@ def parse(expression: str) -> CronFields:
         weekdays=frozenset(day % 7 for day in weekdays),
         both_days=both_days,
         elapsed=parts[0].startswith("*") or parts[1].startswith("*"),
+        last_day=last_day,
+        nearest=near,
+        nth=nth,
     )
+
+
+def _special_days(of_month: str, of_week: str) -> tuple[frozenset[int], frozenset[tuple[int, int]]]:
+    near = [int(found[1] or found[2]) for term in of_month.split(",") if (found := _NEAREST.fullmatch(term))]
+    nth: list[tuple[int, int]] = []
+    for term in of_week.split(","):
+        if found := _NTH.fullmatch(term):
+            nth.append((int(_WEEKDAYS.get(found[1], found[1])) % 7, int(found[2])))
+        elif found := _LAST_WEEKDAY.fullmatch(term):
+            nth.append((int(found[1]) % 7, 0))
+    return frozenset(near), frozenset(nth)
+
+
+def is_hashed(expression: str) -> bool:
+    """Whether the expression has an ``H``, which stands for a number made of the schedule's name."""
+    return _HASHED.search(normalise(expression)) is not None
+
+
+def with_numbers(expression: str, name: str) -> str:
+    """The expression with numbers in place of each ``H``: those that croniter makes of the name.
+
+    Raises InvalidScheduleError for an H that is not ``H``, ``H(N-M)``, ``H/S`` or ``H(N-M)/S``.
+    """
+    parts = normalise(expression).split()
+    if len(parts) != len(_FIELDS):
+        return expression  # parse() says what is wrong
+    made = []
+    for number, (field, text) in enumerate(zip(_FIELDS, parts, strict=True)):
+        terms = [_number_of(number, field, term, name) if term[:1] == "H" else term for term in text.split(",")]
+        made.append(",".join(terms))
+    return " ".join(made)
+
+
+def _number_of(number: int, field: _Field, term: str, name: str) -> str:
+    from croniter import CroniterError, croniter
+
+    found = _HASH.fullmatch(term)
+    problem: object = "write H, H(N-M), H/S or H(N-M)/S"
+    if found is not None:
+        # By itself: the days that each month has, and each weekday once.
+        low, high = field.low, {31: 28, 7: 6}.get(field.high, field.high)
+        if found["low"] is not None:
+            low, high = int(found["low"]), int(found["high"])
+            if not field.low <= low < high <= field.high:
+                raise InvalidScheduleError(
+                    f"cron expression: {field.name} field {term!r}: {low}-{high} is not a range within "
+                    f"{field.low}-{field.high}"
+                )
+        fields = ["*"] * len(_FIELDS)
+        fields[number] = f"h({low}-{high}){found['step'] or ''}"
+        try:
+            expanded, _ = croniter.expand(" ".join(fields), hash_id=name.encode())
+            return ",".join(map(str, expanded[number]))
+        except (CroniterError, ValueError) as error:
+            problem = error
+    raise InvalidScheduleError(f"cron expression: {field.name} field {term!r}: {problem}")

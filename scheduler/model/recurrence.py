@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from scheduler.errors import ConfigError, InvalidScheduleError
-from scheduler.model.cron import normalise
+from scheduler.model.cron import is_hashed, normalise, with_numbers
 from scheduler.model.texts import rfc3339
 from scheduler.model.times import SECOND, instant_us, span_us
 from scheduler.model.zoned import DAY_US, ZonedCron, offset_us, zone_of, zoned_cron
@@ -57,7 +57,7 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     def __post_init__(self) -> None:
         self._check()
-        if self.start_us is not None and self.end_us is not None:
+        if self.start_us is not None and self.end_us is not None and not self._hashed:
             first = self.start_us if self.mode == "fixed_delay" else self.next_after(self.start_us - 1, self.start_us)
             if first > self.end_us:
                 span = f"from {rfc3339(self.start_us, exact=False)} to {rfc3339(self.end_us, exact=False)}"
@@ -65,7 +65,7 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     def _check(self) -> None:
         if self.kind == "cron":
-            zoned_cron(self.expression, self.tz)
+            zoned_cron(with_numbers(self.expression, "") if self._hashed else self.expression, self.tz)
             force_setattr(self, "expression", normalise(self.expression))
             return
         if self.mode not in ("fixed_rate", "fixed_delay"):
@@ -190,6 +190,19 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
             return msgspec.json.decode(text, type=cls)
         except msgspec.MsgspecError as error:
             raise InvalidScheduleError(f"not a stored recurrence: {error}") from None
+
+    def named(self, name: str) -> Recurrence:
+        """The recurrence of the schedule with this name: each ``H`` in it becomes a number made of the name.
+
+        Raises InvalidScheduleError.
+        """
+        if not self._hashed:
+            return self
+        return msgspec.structs.replace(self, expression=with_numbers(self.expression, name))
+
+    @property
+    def _hashed(self) -> bool:
+        return self.kind == "cron" and is_hashed(self.expression)
 
     @property
     def _cron(self) -> ZonedCron:

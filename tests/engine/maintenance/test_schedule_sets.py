@@ -166,3 +166,12 @@ def test_trigger_of_a_slot_runs_it_once(bench: Bench) -> None:
     tick(bench, "delay").every(60, mode="fixed_delay").schedule()
     with pytest.raises(InvalidScheduleError, match="fixed delay"):
         bench.jobs.schedules.trigger("delay", slot=START)
+
+
+def test_h_spreads_schedules_by_their_names(bench: Bench) -> None:
+    for name in ("a", "b", "c", "d"):
+        tick(bench, name).cron("H H * * *").schedule()
+        tick(bench, name).cron("H H * * *").schedule()  # registered again, it is the same
+    due = {s.next_at for s in bench.jobs.schedules.list()}
+    assert len(due) == 4
+    assert not any("H" in s.recurrence.describe() for s in bench.jobs.schedules.list())
