@@ -329,6 +329,16 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
             engine.start()
             self._engine = engine
 
+    def reconfigure(self, *, pools: Mapping[str, tuple[int, int]], max_concurrent_tasks: int = 0) -> None:
+        """Have these slots, (thread slots, async slots) by pool, from now on, and hold at most so many tasks (0: no
+        bound). What runs goes on. Live settings hold over it. Raises ConfigError.
+        """
+        given = _pools(pools)
+        most = _whole(max_concurrent_tasks, "max_concurrent_tasks", 0)
+        self._options = self._options._replace(pools=given, max_concurrent=most)
+        if self._engine is not None:
+            self._engine.reconfigure(given, most)
+
     def stop(self, drain: float | None = None) -> list[int]:
         """Stop: claim nothing more and wait up to ``drain`` seconds for what runs.
 

@@ -26,7 +26,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"schema"}),
     frozenset({"db"}),
     frozenset({"audit", "broken_rows", "predicates"}),
-    frozenset({"durable", "pauses"}),
+    frozenset({"durable", "pauses", "settings"}),
     frozenset({"graph"}),
     frozenset({"tasks"}),
     frozenset({"rollups", "workers"}),

@@ -225,6 +225,18 @@ pauses = Table(  # of which no worker claims a task
     PrimaryKeyConstraint("scope", "name"),
 )
 
+settings = Table(  # what operators have changed while daemons run: see model/live_settings.py
+    "schedd_settings",
+    metadata,
+    Column("scope", Text, nullable=False),  # pool, kind, key
+    Column("name", Text, nullable=False),
+    Column("value", Text, nullable=False),  # JSON
+    Column("at", BigInteger, nullable=False),
+    Column("actor", Text),
+    Column("reason", Text),
+    PrimaryKeyConstraint("scope", "name"),
+)
+
 checkpoints = Table(  # what attempts recorded on their way, so that later ones need not do it again
     "schedd_checkpoints",
     metadata,

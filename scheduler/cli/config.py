@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from scheduler.cli.group import Group
 from scheduler.cli.options import common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
+from scheduler.errors import SchedulerError
 
 
 @click.group(name="config", cls=Group)
@@ -31,4 +34,31 @@ def check(session: Session, /) -> None:
     for setting in describe(config):
         value = setting.text if session.output == "table" else setting.value
         rows.append({"setting": setting.name, "value": value, "source": setting.source})
+    _put_live(session, rows)
     print_rows(session, rows)
+
+
+def _put_live(session: Session, rows: list[dict[str, Any]]) -> None:
+    """Put the live settings of all workers in place of what the file says, if the database answers."""
+    from scheduler.cli.settings import source_of
+    from scheduler.model.live_settings import POOL
+    from scheduler.store import settings
+
+    try:
+        if session.database.missing():
+            return
+        with session.database.read() as connection:
+            found = settings.records(connection)
+    except SchedulerError as error:
+        note(f"live settings are not known: {error}")
+        return
+    live = {
+        f"pools.{setting.name}.{name}": (value, source_of(setting))
+        for setting in found
+        if setting.scope == POOL
+        for name, value in setting.value.items()
+    }
+    for row in rows:
+        if row["setting"] in live:
+            value, source = live[row["setting"]]
+            row |= {"value": str(value) if session.output == "table" else value, "source": source}

@@ -1,4 +1,4 @@
-"""``schedctl set``: change stored tasks."""
+"""``schedctl set``: change stored tasks, and settings while daemons run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from scheduler.cli import exits
 from scheduler.cli.changes import ChangesGiven, change_options
 from scheduler.cli.filters import CHANGED_FIELDS, change_chosen, chosen_by_filters, filter_options
 from scheduler.cli.group import Group
-from scheduler.cli.options import TASK_ID, acts, common_but_timeout
-from scheduler.cli.output import print_rows
-from scheduler.cli.session import Session, prints
+from scheduler.cli.options import TASK_ID, Number, acts, common, common_but_timeout
+from scheduler.cli.output import print_object, print_rows
+from scheduler.cli.session import Session, note, note_kind, prints
+from scheduler.cli.streams import say
 from scheduler.cli.views import TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 
     from scheduler.store.read.tasks import TaskRecord
 
+SETTING_FIELDS = ("setting", "value", "changed")
 _COLUMNS = ("id", "kind", "state", "priority", "queue", "run_at", "max_attempts")
 
 
 @click.group(name="set", cls=Group)
 def set_command() -> None:
-    """Change stored tasks."""
+    """Change stored tasks, and settings while daemons run."""
 
 
 @set_command.command(name="task")
@@ -71,3 +73,116 @@ def _set_tasks(session: Session, wanted: list[int], changes: ChangesGiven) -> No
         return get_tasks(connection, wanted)
 
     print_rows(session, [task_view(task) for task in session.write(work)], _COLUMNS)
+
+
+@set_command.command(name="pool")
+@click.argument("pool", type=click.Choice(("high", "medium", "low"), case_sensitive=False))
+@click.option("--slots", type=Number(0, 10_000), metavar="N", help="Threads.")
+@click.option("--async-slots", type=Number(0, 10_000), metavar="N", help="Coroutines.")
+@click.option("--worker", type=Number(1), metavar="ID", help="Of this worker only, until it ends.")
+@click.option("--reset", is_flag=True, help="Let the configuration hold again.")
+@acts
+@common
+@prints(SETTING_FIELDS)
+def set_pool(
+    session: Session, /, pool: str, slots: int | None, async_slots: int | None, worker: int | None, reset: bool
+) -> None:
+    """Change the slots of a pool, of every worker, over what configurations say; in effect within a second.
+
+    What runs in a slot that is too many goes on.
+    """
+    from scheduler.model.live_settings import POOL, pool_name
+
+    given = {"slots": slots, "async_slots": async_slots}
+    values = {name: value for name, value in given.items() if value is not None}
+    if worker is not None:
+        _check_worker(session, worker)
+    _set(session, POOL, pool_name(pool, worker), values, reset=reset)
+
+
+def _check_worker(session: Session, worker: int) -> None:
+    from scheduler.errors import UnknownWorkerError
+    from scheduler.store.read.workers import workers
+
+    database = session.existing()
+    with database.read() as connection:
+        if all(found.id != worker for found in workers(connection, database.now())):
+            raise UnknownWorkerError(worker)
+
+
+@set_command.command(name="kind")
+@click.argument("kind")
+@click.option("--max-concurrency", metavar="N|none", help="How many tasks may be held at a time.")
+@click.option("--rate-limit", metavar="100/min|none", help="How many attempts may start in a time.")
+@click.option("--reset", is_flag=True, help="Let what the type says hold again.")
+@acts
+@common
+@prints(SETTING_FIELDS)
+def set_kind(session: Session, /, kind: str, max_concurrency: str | None, rate_limit: str | None, reset: bool) -> None:
+    """Change the limits of a kind over all workers, over what its type says; in effect within a second.
+
+    With a concurrency key, the cap is that of each key. What runs goes on.
+    """
+    from scheduler.model.live_settings import KIND, rate_value
+
+    values: dict[str, Any] = {}
+    if max_concurrency is not None:
+        values["max_concurrency"] = _cap(max_concurrency)
+    if rate_limit is not None:
+        values["rate_limit"] = None if rate_limit == "none" else rate_value(rate_limit)
+    _note_kind(session, kind)
+    _set(session, KIND, kind, values, reset=reset)
+
+
+@set_command.command(name="key")
+@click.argument("kind")
+@click.argument("key")
+@click.option("--max-concurrency", metavar="N|none", help="How many tasks may be held at a time.")
+@click.option("--reset", is_flag=True, help="Let the kind's cap hold again.")
+@acts
+@common
+@prints(SETTING_FIELDS)
+def set_key(session: Session, /, kind: str, key: str, max_concurrency: str | None, reset: bool) -> None:
+    """Change the cap of one concurrency key of a kind over all workers; in effect within a second."""
+    from scheduler.model.live_settings import KEY
+    from scheduler.model.registry import LANE_SEPARATOR
+
+    values = {} if max_concurrency is None else {"max_concurrency": _cap(max_concurrency)}
+    _note_kind(session, kind)
+    _set(session, KEY, f"{kind}{LANE_SEPARATOR}{key}", values, reset=reset)
+
+
+def _cap(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1_000_000):
+        raise click.UsageError(f"--max-concurrency is a whole number from 1 to 1000000, or none, not {text!r}")
+    return int(text)
+
+
+def _note_kind(session: Session, kind: str) -> None:
+    with session.existing().read() as connection:
+        note_kind(connection, kind)
+
+
+def _set(session: Session, scope: str, name: str, values: dict[str, Any], *, reset: bool) -> None:
+    from scheduler.model.live_settings import shown
+    from scheduler.store import settings
+
+    if bool(values) == reset:
+        raise click.UsageError("say either what to change, or --reset")
+    database = session.existing()
+
+    def work(connection: sa.Connection) -> tuple[bool, settings.Setting | None]:
+        done = settings.change(connection, scope, name, values, database.now(), reset=reset)
+        found = [s for s in settings.records(connection) if (s.scope, s.name) == (scope, name)]
+        return done, found[0] if found else None
+
+    done, found = session.write(work)
+    value = {} if found is None else shown(found.value)
+    subject = settings.subject_of(scope, name)
+    if not print_object(session, {"setting": subject, "value": value, "changed": done}):
+        text = ", ".join(f"{key} {'none' if v is None else v}" for key, v in value.items())
+        say(f"{subject}: {text or 'as programs and configurations say'}")
+    if not done:
+        note("it was so already")

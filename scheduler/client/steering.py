@@ -12,6 +12,7 @@ from msgspec import UNSET, MsgspecError, UnsetType, json
 from scheduler.client.builder import check_text, encode_headers
 from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import check_filters, warn_left
+from scheduler.client.live_settings import LiveSettings
 from scheduler.client.tasks import TaskOperations, parse_states, warn_conflicts
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.names import check_name
@@ -88,6 +89,11 @@ class BulkResult(msgspec.Struct, frozen=True):
 
 class SteeringOperations(TaskOperations):
     """The verbs by which a program steers tasks that it, or another one, has stored."""
+
+    @property
+    def live_settings(self) -> LiveSettings:
+        """Slots, caps and rates that are changed while workers run."""
+        return LiveSettings(self.database, self._notify)
 
     def update_task(self, task_id: int, **changes: Unpack[Changes]) -> None:
         """Change a stored task that waits, is scheduled or waits for its retry; see :class:`Changes`.

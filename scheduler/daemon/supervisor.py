@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from scheduler import interpreter
 from scheduler.backoff import Backoff, LogOnce
 from scheduler.config.load import load
 from scheduler.config.model import Config, changed
+from scheduler.config.scheduler_options import scheduler_options
 from scheduler.config.task_modules import TaskModules
 from scheduler.daemon import log
 from scheduler.daemon.sd_notify import SystemdNotifier
@@ -87,6 +88,7 @@ class Service(Protocol):
     def register(self, task_type: Any, /) -> Any: ...
     def starting(self) -> AbstractContextManager[None]: ...
     def start(self) -> object: ...
+    def reconfigure(self, *, pools: Mapping[str, tuple[int, int]], max_concurrent_tasks: int = 0) -> object: ...
     def stop_now(self) -> list[int]: ...
     def is_running(self) -> bool: ...
 
@@ -255,7 +257,10 @@ class Supervisor:
         kept = replace(
             old,
             tasks=replace(wanted.tasks, state=old.tasks.state),
-            worker=replace(old.worker, drain=wanted.worker.drain),
+            pools=wanted.pools,
+            worker=replace(
+                old.worker, drain=wanted.worker.drain, max_concurrent_tasks=wanted.worker.max_concurrent_tasks
+            ),
             log=replace(wanted.log, attempts=old.log.attempts),
         )
         kinds = self._loader.register(kept)
@@ -268,6 +273,9 @@ class Supervisor:
         work.result()
         if kept.log != old.log:
             log.configure(kept.log)
+        if (kept.pools, kept.worker.max_concurrent_tasks) != (old.pools, old.worker.max_concurrent_tasks):
+            options = scheduler_options(kept)
+            self._service.reconfigure(pools=options["pools"], max_concurrent_tasks=options["max_concurrent_tasks"])
         self.config = kept
         later = changed(kept, wanted)
         if set(old.tasks.modules) - set(kept.tasks.modules):

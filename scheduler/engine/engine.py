@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,8 @@ from scheduler.engine.maintenance.lease import Lease
 from scheduler.engine.maintenance.lease_watchdog import LeaseWatchdog
 from scheduler.engine.maintenance.periodic import CANCEL_EVERY, EARLY_FRACTION, PeriodicWork
 from scheduler.engine.maintenance.registration import WorkerRegistration
-from scheduler.engine.options import EngineOptions
-from scheduler.engine.slots import InlineSlots, make_slots, waiting_since
+from scheduler.engine.options import Adjustable, EngineOptions
+from scheduler.engine.slots import InlineSlots, make_slots, resize_slots, waiting_since
 from scheduler.engine.state import EngineState
 from scheduler.errors import StoreReplacedError, StoreUnavailableError
 from scheduler.model.outcome import Outcome
@@ -84,6 +84,9 @@ class Engine:
         self.inline = inline
         self._spawn = spawn
         self.slots = make_slots(self.engine_state, spawn, inline=inline)
+        self.engine_state.resize = lambda pools: resize_slots(
+            self.slots, self.engine_state, spawn, pools, inline=inline
+        )
         beside = database.dialect.name == "postgresql"
         completion_thread = CompletionThread(database, options.lease, None if inline else spawn) if beside else None
         self.dispatch = DispatchCycle(self.engine_state, self.slots, completion_thread)
@@ -173,8 +176,17 @@ class Engine:
         """There may be new work."""
         self.engine_state.ring()
 
+    def reconfigure(self, pools: Mapping[str, tuple[int, int]], max_concurrent: int) -> None:
+        """Have these slots (threads, async slots) from the next look on, and hold at most so many tasks; 0: no bound.
+
+        Live settings hold over it. From any thread.
+        """
+        self.engine_state.configured = Adjustable(dict(pools), max_concurrent)
+        self.look_soon()
+        self.ring()
+
     def look_soon(self) -> None:
-        """Read what is due, and what is paused, before the next claim."""
+        """Read what is due, what is paused, and the live settings, before the next claim."""
         self.periodic.timers.bring_forward("looks")
 
     @property

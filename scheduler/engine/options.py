@@ -20,6 +20,13 @@ class ProcessOptions(NamedTuple):
     state: str | None = None
 
 
+class Adjustable(NamedTuple):
+    """What may be configured anew while an engine runs: the pools, and the bound on what it holds (0: none)."""
+
+    pools: Mapping[str, tuple[int, int]]
+    max_concurrent: int
+
+
 class EngineOptions(NamedTuple):
     """Pools are (thread slots, async slots) by name; times are seconds.
 

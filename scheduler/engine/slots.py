@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -112,7 +112,17 @@ class ThreadSlots:
         self._may_begin.set()
         self._logged = LogOnce()  # that no more threads can be had
         self._forked = False  # this process is a copy that a handler made
+        self._leaving: deque[None] = deque()  # one for each thread that is to end
         after_fork(self._on_fork)
+
+    def resize(self, size: int) -> None:
+        """Have so many threads from now on; those that are too many end after their present attempt."""
+        self.size = size
+        while self._threads > size:
+            self._threads -= 1
+            self._leaving.append(None)
+            self._tokens.put(True)
+        self.nudge()
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
         for attempt in attempts:
@@ -155,6 +165,8 @@ class ThreadSlots:
         waiting, report, runtime = self.waiting, self._report, self._runtime
         ident = threading.get_ident()
         while True:
+            if self._leaving and self._leaves():
+                return
             try:
                 attempt = waiting.popleft()
             except IndexError:
@@ -173,6 +185,14 @@ class ThreadSlots:
             if self._forked:
                 os._exit(0)  # the handler forked, and this is the copy
             report(attempt, outcome)
+
+    def _leaves(self) -> bool:
+        try:
+            self._leaving.pop()
+        except IndexError:
+            return False
+        self._tokens.put(True)  # the token that this thread took may have been for an attempt
+        return True
 
     def interrupt(self, attempt: Attempt) -> None:
         """A thread cannot be interrupted from outside; its next context call raises."""
@@ -253,6 +273,11 @@ class AsyncSlots:
                 raise
             self._pulses.append(pulse)
         return self._loop
+
+    def resize(self, size: int) -> None:
+        """Run up to so many attempts at a time from now on."""
+        self.size = size
+        self.nudge()
 
     def blocked(self, monotonic: float, after: float) -> list[Blocked]:
         """The loops that have not gone round for ``after`` seconds. Each call asks them anew."""
@@ -370,6 +395,10 @@ class InlineSlots:
             attempt.slot = self
         self.waiting.extend(attempts)
 
+    def resize(self, size: int) -> None:
+        """Let the planner claim for so many attempts at a time."""
+        self.size = size
+
     def nudge(self) -> None:
         """Nothing sleeps here."""
 
@@ -422,18 +451,35 @@ def make_slots(engine_state: EngineState, spawn: Spawner, *, inline: bool) -> di
     processes, child_pool = engine_state.options.processes, None
     if processes.children and not inline:
         engine_state.processes = child_pool = ProcessPool(ChildHost(engine_state, processes, spawn))
-    for pool, name in enumerate(POOLS):
-        threads, tasks = engine_state.options.pools.get(name, (0, 0))
-        for sort, size in ((THREAD, threads), (ASYNC, tasks), (PROCESS, processes.children if threads + tasks else 0)):
-            if size <= 0:
-                continue
-            if inline:
-                made[pool, sort] = InlineSlots(size, engine_state, engine_state.report)
-            elif sort == ASYNC:
-                made[pool, sort] = AsyncSlots(name, size, engine_state, engine_state.report, spawn)
-            elif sort == THREAD:
-                made[pool, sort] = ThreadSlots(name, size, engine_state, engine_state.report, spawn)
-            else:
-                assert child_pool is not None
-                made[pool, sort] = ProcessSlots(child_pool, pool, size)
+    resize_slots(made, engine_state, spawn, engine_state.options.pools, child_pool, inline=inline)
     return made
+
+
+def resize_slots(
+    made: dict[SlotKey, Slots],
+    engine_state: EngineState,
+    spawn: Spawner,
+    pools: Mapping[str, tuple[int, int]],
+    child_pool: ProcessPool | None = None,
+    *,
+    inline: bool,
+) -> None:
+    """Let the pools have these slots (threads, async slots). What runs goes on, also in slots that are too many."""
+    child_pool = child_pool or next((one.pool for one in made.values() if isinstance(one, ProcessSlots)), None)
+    children = engine_state.options.processes.children
+    for pool, name in enumerate(POOLS):
+        threads, tasks = pools.get(name, (0, 0))
+        for sort, size in ((THREAD, threads), (ASYNC, tasks), (PROCESS, children if threads + tasks else 0)):
+            present = made.get((pool, sort))
+            if isinstance(present, (ThreadSlots, AsyncSlots, InlineSlots)):
+                if present.size != size:
+                    present.resize(size)
+            elif present is None and size > 0:
+                if inline:
+                    made[pool, sort] = InlineSlots(size, engine_state, engine_state.report)
+                elif sort == ASYNC:
+                    made[pool, sort] = AsyncSlots(name, size, engine_state, engine_state.report, spawn)
+                elif sort == THREAD:
+                    made[pool, sort] = ThreadSlots(name, size, engine_state, engine_state.report, spawn)
+                elif child_pool is not None:
+                    made[pool, sort] = ProcessSlots(child_pool, pool, size)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.runtime import CpuFuture, StoredDrafts
 from scheduler.engine.dead_letter_hook import DeadLetterHook
-from scheduler.engine.options import EngineOptions
+from scheduler.engine.options import Adjustable, EngineOptions
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.capacity import Capacity, HungHandler, OrphanedAttempts
 from scheduler.model.defaults import RETENTION
@@ -54,6 +54,10 @@ _MAX_INLINE_CYCLES = 1000  # cycles that an inline attempt waits for another tra
 
 def _not_noted(_task_id: int, _claim: int) -> None:
     """Note nothing: no file could be made."""
+
+
+def _no_slots(_pools: Mapping[str, tuple[int, int]]) -> None:
+    """Resize nothing: the engine has not made its slots yet."""
 
 
 class Request(NamedTuple):
@@ -102,6 +106,8 @@ class EngineState:
         self.monotonic = database.clock.monotonic
         self.registry = registry
         self.options = options
+        self.configured = Adjustable(options.pools, options.max_concurrent)  # live settings hold over it
+        self.resize: Callable[[Mapping[str, tuple[int, int]]], None] = _no_slots
         kept = {**RETENTION, **options.retention}
         self.lives = Lives(round(kept["results"] * SECOND), round(kept["keys"] * SECOND))
         self.state = state

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from scheduler.ports import FOREVER
-from scheduler.store import pauses, schedules
+from scheduler.store import pauses, schedules, settings
 from scheduler.store.db.statements import run
 from scheduler.store.durable import waits
 from scheduler.store.tasks import claim
@@ -18,9 +18,11 @@ from scheduler.store.tasks import deadlines as policies
 
 _POLL = (
     f"SELECT ({schedules.NEXT_LOOK}), EXISTS ({waits.ANY_MISSED}), EXISTS ({policies.ANY_DUE}), "
-    f"CASE WHEN :polls = 1 THEN ({claim.FIRST}) END, {{paused}}"
+    f"CASE WHEN :polls = 1 THEN ({claim.FIRST}) END, {{paused}}, {{settings}}"
 )
-_POLLS = {name: _POLL.format(paused=paused) for name, paused in pauses.IN_EFFECT.items()}
+_POLLS = {
+    name: _POLL.format(paused=paused, settings=settings.IN_EFFECT[name]) for name, paused in pauses.IN_EFFECT.items()
+}
 
 
 class DueWork(NamedTuple):
@@ -28,7 +30,7 @@ class DueWork(NamedTuple):
 
     ``next_fire``: see :func:`schedules.next_look`. ``missed``: whether a suspended task has missed its wake-up.
     ``judged``: whether the deadlines of a task are to be applied. ``claimable``: whether a task is to be claimed, now
-    or later. ``pauses``: what is paused, see Pauses.of().
+    or later. ``pauses``: what is paused, see Pauses.of(). ``settings``: the live settings, see LiveSettings.of().
     """
 
     next_fire: int
@@ -36,6 +38,7 @@ class DueWork(NamedTuple):
     judged: bool
     claimable: bool
     pauses: str | None = None
+    settings: str | None = None
 
 
 def poll(connection: sa.Connection, now: int, *, every: bool, polls: bool) -> DueWork:
@@ -48,6 +51,6 @@ def poll(connection: sa.Connection, now: int, *, every: bool, polls: bool) -> Du
     if connection.dialect.name == "sqlite":
         most = 0  # one writer at a time: no wake-up is missed
     bound = {"now": now, "most": most, "polls": int(polls)}
-    ((next_fire, missed, judged, claimable, paused),) = run(connection, _POLLS[connection.dialect.name], bound)
+    ((next_fire, missed, judged, claimable, *live),) = run(connection, _POLLS[connection.dialect.name], bound)
     next_fire = FOREVER if next_fire is None else int(next_fire)
-    return DueWork(next_fire, bool(missed), bool(judged), claimable is not None, paused)
+    return DueWork(next_fire, bool(missed), bool(judged), claimable is not None, *live)

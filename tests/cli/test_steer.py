@@ -8,6 +8,8 @@ from support.bench import Bench, ring_and_step
 
 from .conftest import Ctl
 
+_WHO = ("--by", "ada", "--reason", "slow")
+
 
 def test_rerun_of_a_success(ctl: Ctl, live: Bench) -> None:
     a = int(live.step("a").schedule())
@@ -103,6 +105,43 @@ def test_retry_by_filter_has_a_dry_run(ctl: Ctl, live: Bench) -> None:
     assert [row["id"] for row in ctl.json("retry", "--subject", "ada", "--field", "name=b")] == [dead[1]]
     assert "--dry-run goes with filters" in ctl("retry", dead[0], "--dry-run").stderr
     assert "cannot be chosen here" in ctl.fails(2, "retry", "--status", "success")
+
+
+def test_settings_say_what_is_in_effect_and_who_set_it(ctl: Ctl, live: Bench) -> None:
+    live.drain()
+    shown = ctl("set", "kind", "Step", "--max-concurrency", "2", "--rate-limit", "10/min", *_WHO)
+    assert shown.stdout == "kind Step: max_concurrency 2, rate_limit 10/min\n"
+    assert "it was so already" in ctl("set", "kind", "Step", "--max-concurrency", "2").stderr
+    assert ctl.json("set", "pool", "high", "--slots", "3")["value"] == {"slots": 3}
+    assert ctl.json("set", "key", "Step", "k", "--max-concurrency", "none")["setting"] == "key Step/k"
+    rows = {row["setting"]: row for row in ctl.json("settings")}
+    assert rows["kind Step rate_limit"]["value"] == "10/min"
+    assert "schedctl set by ada since" in rows["kind Step rate_limit"]["source"]
+    assert ": slow" in rows["kind Step rate_limit"]["source"]
+    worker = next(name for name in rows if name.endswith("pool high slots"))
+    assert rows[worker]["source"].startswith("3 soon, schedctl set by")
+    assert rows[worker.replace("high", "low")]["source"] == "its configuration"
+    checked = {row["setting"]: row for row in ctl.json("config", "check")}
+    assert (checked["pools.high.slots"]["value"], checked["pools.low.slots"]["value"]) == (3, 4)
+    assert "schedctl set by" in checked["pools.high.slots"]["source"]
+    assert ctl("set", "kind", "Step", "--reset").stdout == "kind Step: as programs and configurations say\n"
+    assert "kind Step rate_limit" not in {row["setting"] for row in ctl.json("settings")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("kind", "Step"), 2, "say either what to change, or --reset"),
+        (("kind", "Step", "--reset", "--max-concurrency", "2"), 2, "say either what to change, or --reset"),
+        (("kind", "Step", "--max-concurrency", "0"), 2, "--max-concurrency is a whole number"),
+        (("kind", "Step", "--rate-limit", "often"), 2, "rate_limit must look like"),
+        (("pool", "high", "--slots", "2", "--worker", "4711"), 3, "there is no worker 4711"),
+    ],
+)
+def test_set_refuses(ctl: Ctl, live: Bench, arguments: tuple[str, ...], status: int, text: str) -> None:
+    live.drain()
+    result = ctl("set", *arguments)
+    assert (result.exit_code, text in result.stderr) == (status, True), result.output
 
 
 def test_set_task_by_filter(ctl: Ctl, live: Bench) -> None:

@@ -112,6 +112,8 @@ class Fake:
                 say("ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     def is_running(self):
         return self.running
+    def reconfigure(self, *, pools, max_concurrent_tasks):
+        say("reconfigured", pools["high"], max_concurrent_tasks)
     def stop_now(self):
         say("stop now")
         self.stopping = True
@@ -433,11 +435,23 @@ def test_reload_takes_what_is_safe_and_names_the_rest(start: Start, systemd: Sys
     child.says("setup more")
     systemd.expect("READY=1")
     line = json.loads(child.expect('"reloaded"'))
-    assert line["changed"] == ["tasks.modules", "worker.drain", "log.level"]
+    assert line["changed"] == ["tasks.modules", "worker.drain", "pools.high.slots", "log.level"]
     assert line["kinds_registered"] == ["sweep"]
-    child.expect("only a restart puts these into effect: worker.lease, pools.high.slots, log.attempts")
+    child.expect("only a restart puts these into effect: worker.lease, log.attempts")
     child.kill(signal.SIGTERM)
     child.expect("running ones have 3 s")
+    assert child.end() == 0
+
+
+def test_a_reload_changes_pools_and_their_bound(start: Start, systemd: Systemd, tmp_path: Path) -> None:
+    write(tmp_path, "")
+    child = start()
+    systemd.expect("READY=1")
+    write(tmp_path, "[pools.high]\nslots = 7\n[worker]\nmax_concurrent_tasks = 9")
+    child.kill(signal.SIGHUP)
+    child.says(r"reconfigured \(7, 20\) 9")
+    child.expect("reloaded")
+    child.kill(signal.SIGTERM)
     assert child.end() == 0
 
 

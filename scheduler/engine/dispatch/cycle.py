@@ -470,12 +470,16 @@ class DispatchCycle:
             return False
         before, state.pauses, state.pauses_read = state.pauses, Pauses.of(stored), stored
         log.info("paused: %s; before: %s", state.pauses.describe(), before.describe())
-        self._last_lane = None
-        self.lanes.forget()
         if state.pauses:
             self.return_waiting()
-        self.pauses_changed = True
+        self.scan_anew()
         return True
+
+    def scan_anew(self) -> None:
+        """Rely on nothing that was read of the lanes: others may be claimed from than before."""
+        self._last_lane = None
+        self.lanes.forget()
+        self.pauses_changed = True
 
     def return_waiting(self) -> None:
         """Release everything that no slot has started: the worker drains, or something is paused."""

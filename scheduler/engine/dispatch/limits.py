@@ -75,7 +75,7 @@ class Limits:
         lanes = {
             (c.queue, base_lane(c.lane), c.pool)
             for attempt, _ in outcomes
-            if (limit := self.known.get(attempt.kind.name)) is not None and limit.cap is not None
+            if (limit := self.known.get(attempt.kind.name)) is not None and limit.caps
             for c in (attempt.claimed,)
         }
         return [LaneHead(*lane, 0) for lane in sorted(lanes)]
@@ -97,7 +97,7 @@ class Limits:
         freed: dict[str, int] = {}
         for attempt, _ in _written(outcomes, finished):
             limit = self.known.get(attempt.kind.name)
-            if limit is not None and limit.cap is not None:
+            if limit is not None and limit.caps:
                 lane = base_lane(attempt.claimed.lane)
                 freed[lane] = freed.get(lane, 0) + 1
         if not freed:
@@ -150,7 +150,7 @@ class Admission:
             self.again = min(self.again, room.again)
             return False
         lane = base_lane(lane)
-        return (room.limit.cap is not None and lane not in room.held) or room.of(lane) != 0
+        return (room.limit.of(lane) is not None and lane not in room.held) or room.of(lane) != 0
 
     def lock(self, picks: Iterable[LaneClaim], due: Iterable[LaneHead]) -> None:
         """Lock the limited kinds of these picks, and count the held tasks of their due lanes."""
@@ -164,7 +164,7 @@ class Admission:
             assert room is not None
             room.held[lane] = number
         if lanes - taken:
-            found = caps.lock(self._connection, dialect, lanes - taken, self._now)
+            found = caps.lock(self._connection, dialect, lanes - taken, self._now, self._limits.known)
             self._rooms |= {kind: found.get(kind) for kind in map(kind_of, lanes - taken)}
 
     def cut(self, picks: list[LaneClaim]) -> list[LaneClaim]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.backoff import LogOnce
 from scheduler.engine.dispatch.cycle import DispatchCycle
@@ -20,9 +20,11 @@ from scheduler.engine.maintenance.jobs import (
 )
 from scheduler.engine.maintenance.lease import Lease
 from scheduler.engine.maintenance.stalls import watch_stalls
+from scheduler.engine.options import Adjustable
 from scheduler.engine.state import EngineState
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.capacity import Capacity
+from scheduler.model.live_settings import LiveSettings
 from scheduler.store import due_work as looks
 from scheduler.store import workers
 from scheduler.store.db.notifier import Notifier
@@ -106,6 +108,9 @@ class PeriodicWork:
         self.known_capacity = Capacity()  # as published
         self._has_missed = self._has_expired = False  # whether wake_missed(), apply_policies() have work
         self._logged = LogOnce()
+        self._settings_read: tuple[str | None, Adjustable, int] | None = None
+        self._limits_read: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._resized = False  # and not published yet
 
     def attempt(self, job: str, work: Callable[[], Result]) -> Result | None:
         """Run one job; None if it failed. Raises StoreUnavailableError."""
@@ -128,7 +133,7 @@ class PeriodicWork:
         known, processes = self.known_capacity, self.engine_state.processes
         childless = processes is not None and processes.backing_off
         moved = known.childless != childless or known.hung != self.engine_state.hung
-        moved |= known.lease_needed != self.engine_state.lease_needed
+        moved |= known.lease_needed != self.engine_state.lease_needed or self._resized
         if moved or self.engine_state.orphans or known.strays:
             self.attempt("telling of this worker's slots", lambda: self._publish_capacity(connection))
 
@@ -139,7 +144,7 @@ class PeriodicWork:
         self.known_kinds = len(kinds)
 
     def _publish_capacity(self, connection: sa.Connection) -> None:
-        now = self.engine_state.capacity()
+        now, self._resized = self.engine_state.capacity(), False
         if now == self.known_capacity:
             return
         with self.engine_state.database.write(connection) as c:
@@ -215,9 +220,30 @@ class PeriodicWork:
             return True
         self._has_missed, self._has_expired = seen.missed, seen.judged
         self.dispatch.apply_pauses(seen.pauses)
+        self.attempt("applying live settings", lambda: self._apply_settings(connection, seen.settings))
         if scheduled:
             self.schedules.note_next(seen.next_fire)
         return seen.claimable or not polls
+
+    def _apply_settings(self, connection: sa.Connection, stored: str | None) -> None:
+        """Have the slots and limits that the live settings say, over what is configured."""
+        state, worker = self.engine_state, self.dispatch.worker
+        if self._settings_read == (stored, state.configured, worker):
+            return
+        live, configured = LiveSettings.of(stored), state.configured
+        pools, options = live.pools(configured.pools, worker), state.options
+        before = {name: options.pools.get(name, (0, 0)) for name in pools}
+        if pools != before or configured.max_concurrent != options.max_concurrent:
+            state.options = options._replace(pools=pools, max_concurrent=configured.max_concurrent)
+            state.resize(pools)
+            self._resized = True
+            log.info("slots: %s; before: %s", _pools_text(pools), _pools_text(before))
+            self.dispatch.scan_anew()
+        if live.limits() != self._limits_read:
+            self.learn_limits(connection)
+            self._limits_read = live.limits()
+            self.dispatch.scan_anew()
+        self._settings_read = (stored, configured, worker)
 
     def fire_schedules(self, connection: sa.Connection, *, rung: bool, claims: bool) -> bool:
         """Make the tasks of due schedules. True: there were some."""
@@ -272,3 +298,7 @@ class PeriodicWork:
         if self.timers.due("logs", LOGS_EVERY):
             self.attempt("keeping logs", lambda: keep_logs(self.engine_state, connection))
         return taken
+
+
+def _pools_text(pools: Mapping[str, tuple[int, int]]) -> str:
+    return ", ".join(f"{name} {threads}+{tasks}" for name, (threads, tasks) in pools.items())

@@ -246,7 +246,7 @@ def _limited(connection: sa.Connection, row: sa.Row[Any], now: int) -> str | Non
     if room.of(lane) == 0:
         _, separator, key = lane.partition(LANE_SEPARATOR)
         of = f" for concurrency key {key!r}" if separator else ""
-        return f"its kind is at its cap of {room.limit.cap}{of}"
+        return f"its kind is at its cap of {room.limit.of(lane)}{of}"
     if room.starts == 0:
         return f"rate limit {room.limit.rate}, next start at {rfc3339(room.again, exact=False)}"
     return None

@@ -8,22 +8,38 @@ counts the rows that are held, so a crash leaks nothing; a rate counts starts (s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from scheduler.model.live_settings import KEY, KIND, decode
 from scheduler.model.rate import Rate
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import Dialect, bind_rows, prepared
 from scheduler.store.db.statements import run
 from scheduler.store.tasks.claim import QUARANTINE_LANE, kind_of
 
+_NONE: Mapping[str, int | None] = MappingProxyType({})
+_LIVE = f"(SELECT s.value FROM schedd_settings s WHERE s.scope = '{KIND}' AND s.name = t.name)"
+
 
 class Limit(NamedTuple):
-    """A kind's limits. ``cap``: tasks held at a time in one lane; ``rate``: attempt starts."""
+    """A kind's limits. ``cap``: tasks held at a time in one lane; ``rate``: attempt starts; ``lanes``: caps of single
+    lanes, which an operator has set."""
 
     cap: int | None
     rate: Rate | None
+    lanes: Mapping[str, int | None] = MappingProxyType({})
+
+    def of(self, lane: str) -> int | None:
+        """The cap of this lane; None: it has none."""
+        return self.lanes.get(lane, self.cap)
+
+    @property
+    def caps(self) -> bool:
+        """Whether some lane has a cap."""
+        return self.cap is not None or any(cap is not None for cap in self.lanes.values())
 
 
 class Headroom(NamedTuple):
@@ -40,21 +56,47 @@ class Headroom(NamedTuple):
 
     def of(self, lane: str) -> int | None:
         """How many more the cap permits in this lane; None: no cap. Raises KeyError for a lane not read."""
-        cap = self.limit.cap
+        cap = self.limit.of(lane)
         return None if cap is None else max(0, cap - self.held[lane])
 
 
-def limit_of(options: Mapping[str, Any]) -> Limit | None:
-    """The limits among a kind's published options, None if it has none."""
-    cap, rate = options.get("max_concurrency"), options.get("rate_limit")
-    return None if cap is None and rate is None else Limit(cap, None if rate is None else Rate(*rate))
+def limit_of(
+    options: Mapping[str, Any], live: str | None = None, lanes: Mapping[str, int | None] = _NONE
+) -> Limit | None:
+    """The limits among a kind's published options, with what an operator has set (``live``, JSON) over them, and the
+    caps of single lanes; None if it has none."""
+    given = {**options, **decode(live)}
+    cap, rate = given.get("max_concurrency"), given.get("rate_limit")
+    if cap is None and rate is None and not lanes:
+        return None
+    return Limit(cap, None if rate is None else Rate(*rate), lanes)
 
 
 def known(connection: sa.Connection) -> dict[str, Limit]:
-    """The kinds with a cap or a rate, as the newest of the workers' programs published them."""
-    rows = run(connection, "SELECT name, options FROM schedd_kinds", {})
-    found = ((name, limit_of(options_of(options))) for name, options in rows)
+    """The kinds with a cap or a rate: as the newest of the workers' programs published them, and as operators have set
+    them."""
+    rows = run(
+        connection,
+        f"SELECT t.name, t.options, {_LIVE}, 0 FROM schedd_kinds t "
+        f"UNION ALL SELECT s.name, NULL, s.value, 1 FROM schedd_settings s WHERE s.scope = '{KEY}'",
+        {},
+    )
+    lanes = _caps_of_lanes((name, live) for name, _, live, of_key in rows if of_key)
+    found = (
+        (name, limit_of(options_of(options), live, lanes.get(name, _NONE)))
+        for name, options, live, of_key in rows
+        if not of_key
+    )
     return {name: limit for name, limit in found if limit is not None}
+
+
+def _caps_of_lanes(rows: Iterable[tuple[str, str]]) -> dict[str, dict[str, int | None]]:
+    """The caps of single lanes, by kind, of rows (lane, value as JSON)."""
+    found: dict[str, dict[str, int | None]] = {}
+    for lane, value in rows:
+        if "max_concurrency" in (given := decode(value)):
+            found.setdefault(kind_of(lane), {})[lane] = given["max_concurrency"]
+    return found
 
 
 def base_lane(lane: str) -> str:
@@ -62,8 +104,14 @@ def base_lane(lane: str) -> str:
     return lane.lstrip(QUARANTINE_LANE)
 
 
-def lock(connection: sa.Connection, dialect: Dialect, lanes: Iterable[str], now: int) -> dict[str, Headroom]:
-    """Lock the kinds of these lanes and return their headroom.
+def lock(
+    connection: sa.Connection,
+    dialect: Dialect,
+    lanes: Iterable[str],
+    now: int,
+    read: Mapping[str, Limit] = MappingProxyType({}),
+) -> dict[str, Headroom]:
+    """Lock the kinds of these lanes and return their headroom. ``read``: what :func:`known` said last.
 
     A kind is left out while another worker claims its tasks. Counts held tasks in these lanes only: see :func:`held`.
     """
@@ -72,13 +120,17 @@ def lock(connection: sa.Connection, dialect: Dialect, lanes: Iterable[str], now:
     source = dialect.rows({"name": str})
     rows = connection.execute(
         prepared(
-            f"SELECT t.name, t.options FROM {source} j JOIN schedd_kinds t ON t.name = j.name "
+            f"SELECT t.name, t.options, {_LIVE} AS live FROM {source} j JOIN schedd_kinds t ON t.name = j.name "
             f"ORDER BY t.name {dialect.skip_locked}"
         ),
         {"rows": names},
     ).fetchall()
     # Statements of their own, after the lock: on PostgreSQL only they see what the last holder has claimed.
-    limits = {row.name: limit_of(options_of(row.options)) or Limit(None, None) for row in rows}
+    limits = {
+        row.name: limit_of(options_of(row.options), row.live, read[row.name].lanes if row.name in read else _NONE)
+        or Limit(None, None)
+        for row in rows
+    }
     for name, limit in limits.items():
         if limit.rate is not None:
             _set_back(connection, name, limit.rate, now)
@@ -88,15 +140,20 @@ def lock(connection: sa.Connection, dialect: Dialect, lanes: Iterable[str], now:
 def read(connection: sa.Connection, dialect: Dialect, lane: str, now: int) -> Headroom | None:
     """The headroom of one lane's kind, without a lock, for display. None: it has no limits."""
     lane, kind = base_lane(lane), kind_of(lane)
-    row = connection.execute(prepared("SELECT options FROM schedd_kinds WHERE name = :name"), {"name": kind}).first()
-    limit = None if row is None else limit_of(options_of(row.options))
+    sql = f"SELECT t.options, {_LIVE} AS live FROM schedd_kinds t WHERE t.name = :name"
+    row = connection.execute(prepared(sql), {"name": kind}).first()
+    keys = run(
+        connection, f"SELECT name, value FROM schedd_settings WHERE scope = '{KEY}' AND name = :lane", {"lane": lane}
+    )
+    caps = _caps_of_lanes((name, value) for name, value in keys).get(kind, _NONE)
+    limit = None if row is None else limit_of(options_of(row.options), row.live, caps)
     return None if limit is None else _rooms(connection, dialect, {kind: limit}, [lane], now)[kind]
 
 
 def _rooms(
     connection: sa.Connection, dialect: Dialect, limits: Mapping[str, Limit], lanes: Iterable[str], now: int
 ) -> dict[str, Headroom]:
-    capped = [lane for lane in lanes if (limit := limits.get(kind_of(lane))) is not None and limit.cap is not None]
+    capped = [lane for lane in lanes if (limit := limits.get(kind_of(lane))) is not None and limit.of(lane) is not None]
     counted: dict[str, dict[str, int]] = {}
     for lane, number in held(connection, dialect, capped).items():
         counted.setdefault(kind_of(lane), {})[lane] = number

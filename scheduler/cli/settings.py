@@ -1,0 +1,85 @@
+"""``schedctl settings``: slots, caps and rates in effect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler.cli.options import common
+from scheduler.cli.output import print_rows
+from scheduler.cli.session import Session, prints
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.store.settings import Setting
+
+
+@click.command(name="settings")
+@common
+@prints(("setting", "value", "source"))
+def settings_command(session: Session, /) -> None:
+    """Show the slots of each live worker, and the caps and rates of kinds and keys, as they are in effect.
+
+    SOURCE says whether a program or configuration, or `schedctl set` says so, who it was, and since when.
+    """
+    database = session.existing()
+    with database.read() as connection:
+        rows = [*_pools(connection, database.now()), *_limits(connection)]
+    print_rows(session, rows)
+
+
+def source_of(setting: Setting) -> str:
+    """``schedctl set by alice since 2026-11-24T02:30:00Z: provider down``."""
+    from scheduler.model.texts import rfc3339
+
+    by = "" if setting.actor is None else f" by {setting.actor}"
+    why = "" if setting.reason is None else f": {setting.reason}"
+    return f"schedctl set{by} since {rfc3339(setting.at, exact=False)}{why}"
+
+
+def _pools(connection: sa.Connection, now: int) -> list[dict[str, Any]]:
+    from scheduler.model.live_settings import POOL, pool_name
+    from scheduler.store import settings
+    from scheduler.store.read.workers import workers
+
+    live = {setting.name: setting for setting in settings.records(connection) if setting.scope == POOL}
+    rows = []
+    for worker in workers(connection, now):
+        for pool, (threads, tasks) in worker.capacity.pools.items():
+            for name, size in (("slots", threads), ("async_slots", tasks)):
+                found = [live[key] for key in (pool_name(pool, worker.id), pool_name(pool)) if key in live]
+                said = next((s for s in found if name in s.value), None)
+                source = "its configuration"
+                if said is not None:
+                    pending = "" if said.value[name] == size else f"{said.value[name]} soon, "
+                    source = pending + source_of(said)
+                rows.append({"setting": f"worker {worker.id} pool {pool} {name}", "value": size, "source": source})
+    return rows
+
+
+def _limits(connection: sa.Connection) -> list[dict[str, Any]]:
+    from scheduler.model.live_settings import KEY, KIND, shown
+    from scheduler.store import settings
+    from scheduler.store.read.kinds import get_kind, kind_names
+
+    live = {(setting.scope, setting.name): setting for setting in settings.records(connection)}
+    rows = []
+    for name in kind_names(connection):
+        record = get_kind(connection, name)
+        given = {} if record is None else record.options
+        set_here = live.get((KIND, name))
+        for option in ("max_concurrency", "rate_limit"):
+            if set_here is not None and option in set_here.value:
+                value, source = shown(set_here.value)[option], source_of(set_here)
+            elif given.get(option) is not None:
+                value, source = shown({option: given[option]})[option], "its type"
+            else:
+                continue
+            rows.append({"setting": f"kind {name} {option}", "value": value, "source": source})
+    for setting in live.values():
+        if setting.scope == KEY:
+            value = setting.value.get("max_concurrency")
+            rows.append({"setting": f"{setting.subject} max_concurrency", "value": value, "source": source_of(setting)})
+    return rows

@@ -1,0 +1,105 @@
+"""``jobs.live_settings``: slots, caps and rates that are changed while workers run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from scheduler.client.builder import check_text
+from scheduler.errors import ConfigError
+from scheduler.model.live_settings import KEY, KIND, POOL, pool_name, rate_value, shown, whole
+from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY
+from scheduler.model.times import to_datetime
+from scheduler.store import settings
+from scheduler.store.db.database import Database
+
+MAX_CAP = 1_000_000
+
+
+class LiveSetting(msgspec.Struct, frozen=True):
+    """One live setting. ``subject``: ``pool high``, ``kind Mail``, ``key Mail/ada``; it holds since ``at``."""
+
+    subject: str
+    value: dict[str, Any]
+    at: datetime
+    actor: str | None
+    reason: str | None
+
+
+class LiveSettings:
+    """``jobs.live_settings``. A change is stored, recorded in the audit, and in effect on every worker within about a
+    second; what runs goes on. Each method returns whether it changed something, and raises ConfigError."""
+
+    def __init__(self, database: Database, notify: Callable[[], None]) -> None:
+        self._database = database
+        self._notify = notify
+
+    def pool(
+        self, name: str, *, slots: int | None = None, async_slots: int | None = None, worker: int | None = None
+    ) -> bool:
+        """Change the slots of a pool (high, medium, low), of every worker or of the one with this id, until that ends.
+
+        None: stays. What runs in a slot that is too many goes on.
+        """
+        given = {"slots": slots, "async_slots": async_slots}
+        values = {key: whole(value, key) for key, value in given.items() if value is not None}
+        if worker is not None:
+            whole(worker, "worker", 1, 2**63 - 1)
+        return self._change(POOL, pool_name(name, worker), values)
+
+    def kind(
+        self,
+        name: str,
+        *,
+        max_concurrency: int | UnsetType | None = UNSET,
+        rate_limit: str | UnsetType | None = UNSET,
+    ) -> bool:
+        """Change a kind's cap and rate (``"100/min"``), over what its type says; None: no limit."""
+        values: dict[str, Any] = {}
+        if max_concurrency is not UNSET:
+            values["max_concurrency"] = _cap(max_concurrency)
+        if rate_limit is not UNSET:
+            values["rate_limit"] = None if rate_limit is None else rate_value(rate_limit)
+        return self._change(KIND, check_text(name, "a kind"), values)
+
+    def key(self, kind: str, key: str, *, max_concurrency: int | None) -> bool:
+        """Change the cap of one concurrency key of a kind, over the kind's; None: no limit."""
+        lane = f"{check_text(kind, 'a kind')}{LANE_SEPARATOR}{check_text(key, 'a concurrency key', MAX_KEY)}"
+        return self._change(KEY, lane, {"max_concurrency": _cap(max_concurrency)})
+
+    def reset(
+        self, *, pool: str | None = None, worker: int | None = None, kind: str | None = None, key: str | None = None
+    ) -> bool:
+        """Let hold again what the configuration (``pool``, of all workers or one), or the type (``kind``, or one
+        concurrency ``key`` of it) says."""
+        if (pool is None) == (kind is None) or (worker is not None and pool is None) or (key is not None and not kind):
+            raise ConfigError("say what to reset: a pool (and a worker), or a kind (and a key)")
+        if pool is not None:
+            scope, name = POOL, pool_name(pool, worker)
+        else:
+            scope, name = (KIND, str(kind)) if key is None else (KEY, f"{kind}{LANE_SEPARATOR}{key}")
+        return self._change(scope, name, {}, reset=True)
+
+    def list(self) -> Sequence[LiveSetting]:
+        """All live settings."""
+        with self._database.read() as connection:
+            found = settings.records(connection)
+        return [LiveSetting(s.subject, shown(s.value), to_datetime(s.at), s.actor, s.reason) for s in found]
+
+    def _change(self, scope: str, name: str, values: Mapping[str, Any], *, reset: bool = False) -> bool:
+        if not values and not reset:
+            raise ConfigError("say what to change")
+        done = self._database.change(
+            lambda c: settings.change(c, scope, name, values, self._database.now(), reset=reset)
+        )
+        if done:
+            self._notify()
+        return done
+
+
+def _cap(value: int | None) -> int | None:
+    return None if value is None else whole(value, "max_concurrency", 1, MAX_CAP)

@@ -1,0 +1,94 @@
+"""Stores live settings: what operators have changed while daemons run. See model/live_settings.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.model.actor import actor
+from scheduler.model.live_settings import decode, shown
+from scheduler.model.registry import LANE_SEPARATOR
+from scheduler.store import audit
+from scheduler.store.db.dialect import dialect_of, prepared
+
+# One value of a statement that is read anyway: JSON of all settings, NULL for none. See LiveSettings.of().
+IN_EFFECT = {
+    "sqlite": (
+        "(SELECT CASE WHEN count(*) > 0 THEN json_group_array(json_array(scope, name, value)) END "
+        "FROM (SELECT scope, name, value FROM schedd_settings ORDER BY scope, name) s)"
+    ),
+    "postgresql": (
+        "(SELECT CAST(json_agg(json_build_array(scope, name, value) ORDER BY scope, name) AS text) "
+        "FROM schedd_settings)"
+    ),
+}
+
+
+class Setting(NamedTuple):
+    """One live setting: its ``value`` holds since ``at`` (microseconds)."""
+
+    scope: str
+    name: str
+    value: dict[str, Any]
+    at: int
+    actor: str | None
+    reason: str | None
+
+    @property
+    def subject(self) -> str:
+        """``kind Mail``, ``key Mail/ada``, ``pool high``."""
+        return subject_of(self.scope, self.name)
+
+
+def subject_of(scope: str, name: str) -> str:
+    """What a setting is about, for people."""
+    return f"{scope} {name.replace(LANE_SEPARATOR, '/')}"
+
+
+_ROWS = "SELECT t.scope, t.name, t.value, t.at, t.actor, t.reason FROM schedd_settings t"
+
+
+def records(connection: sa.Connection) -> list[Setting]:
+    """All live settings, by scope and name."""
+    rows = connection.execute(prepared(f"{_ROWS} ORDER BY t.scope, t.name"))
+    return [Setting(row[0], row[1], decode(row[2]), *row[3:]) for row in rows]
+
+
+def change(
+    connection: sa.Connection, scope: str, name: str, values: Mapping[str, Any], now: int, *, reset: bool = False
+) -> bool:
+    """Set these values beside those that hold; ``reset``: in place of all. Nothing is left: what programs say holds
+    again. Returns whether anything has changed. The acting actor and reason are kept with it.
+    """
+    lock = dialect_of(connection).lock
+    place = {"scope": scope, "name": name}
+    row = connection.execute(prepared(f"{_ROWS} WHERE t.scope = :scope AND t.name = :name {lock}"), place).first()
+    before = {} if row is None else decode(row[2])
+    after = dict(values) if reset else before | dict(values)
+    if before == after:
+        return False
+    who = actor()
+    if after:
+        connection.execute(
+            prepared(
+                "INSERT INTO schedd_settings (scope, name, value, at, actor, reason) "
+                "VALUES (:scope, :name, :value, :at, :actor, :reason) ON CONFLICT (scope, name) DO UPDATE SET "
+                "value = excluded.value, at = excluded.at, actor = excluded.actor, reason = excluded.reason"
+            ),
+            {
+                **place,
+                "value": msgspec.json.encode(after).decode(),
+                "at": now,
+                "actor": who.name if who.name is not None else audit.user(),
+                "reason": who.reason,
+            },
+        )
+    else:
+        connection.execute(prepared("DELETE FROM schedd_settings WHERE scope = :scope AND name = :name"), place)
+    audit.record(
+        connection, now, "settings changed", subject=subject_of(scope, name), before=shown(before), after=shown(after)
+    )
+    return True
