@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.options import common
+from scheduler.cli.options import acts, common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
 
@@ -14,6 +14,7 @@ _COLUMNS = ("level", "check", "text")
 
 @click.command(name="doctor")
 @click.option("--repair", is_flag=True, help="Mend what can be mended first, and say what was done.")
+@acts
 @common
 @prints((*_COLUMNS, "tasks"))
 @click.pass_context

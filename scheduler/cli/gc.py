@@ -14,6 +14,8 @@ from scheduler.cli.streams import say
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    import sqlalchemy as sa
+
     from scheduler.model.state import TaskState
     from scheduler.store.admin.retention import Removed
     from scheduler.store.db.database import Database
@@ -103,10 +105,21 @@ def _all(database: Database, kept: Mapping[str, float]) -> Removed:
     removed = retention.Removed(more=True)
     while removed.more:
         with database.write() as connection:
-            removed = removed.plus(retention.purge_batch(connection, database.dialect, database.now(), kept))
+            one = retention.purge_batch(connection, database.dialect, now := database.now(), kept)
+            _record(connection, now, one)
+        removed = removed.plus(one)
     after: int | None = 0
     while after is not None:
         with database.write() as connection:
-            one, after = retention.rescan(connection, database.dialect, database.now(), kept, after)
+            one, after = retention.rescan(connection, database.dialect, now := database.now(), kept, after)
+            _record(connection, now, one)
         removed = removed.plus(one)
     return removed
+
+
+def _record(connection: sa.Connection, now: int, removed: Removed) -> None:
+    from scheduler.store import audit
+
+    counts = {name: count for name, count in removed._asdict().items() if count and name != "more"}
+    if counts:
+        audit.record(connection, now, "cleanup", subject="store", removed=counts)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
 from scheduler.model.times import instant_us, to_datetime
@@ -47,7 +48,7 @@ def audit_entry(record: AuditRecord) -> AuditEntry:
 
 
 class AuditOperations:
-    """The part of the Scheduler that records and reads who changed what. Needs ``database``."""
+    """The part of the Scheduler that records and reads who changed what. Needs ``database`` and ``threads``."""
 
     database: Database
 
@@ -95,3 +96,5 @@ class AuditOperations:
         with self.database.read() as connection:
             found, _ = store.entries(connection, wanted, limit, cursor)
         return [audit_entry(record) for record in found]
+
+    audit_async = in_thread(audit)

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import msgspec
 
+from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
 from scheduler.model.names import check_name
@@ -27,7 +28,7 @@ class PauseInfo(msgspec.Struct, frozen=True):
 
 
 class PauseOperations:
-    """The part of the Scheduler that pauses and resumes. Needs ``database`` and ``_notify_of_pauses``."""
+    """The part of the Scheduler that pauses and resumes. Needs ``database``, ``threads`` and ``_notify_of_pauses``."""
 
     database: Database
 
@@ -80,6 +81,10 @@ class PauseOperations:
         with self.database.read() as connection:
             found = store.records(connection)
         return [PauseInfo(p.scope, p.name, to_datetime(p.at), p.actor, p.reason) for p in found]
+
+    pause_async = in_thread(pause)
+    resume_async = in_thread(resume)
+    pauses_async = in_thread(pauses)
 
 
 def check_scope(queue: str | None, kind: str | None, everything: bool) -> tuple[str, str]:

@@ -339,7 +339,7 @@ class TaskOperations:
             raise ConfigError(f"set_retry_policy takes a RetryPolicy, not {policy!r}")
         check_id(task_id)
         with self.database.write() as connection:
-            control.set_retry_policy(connection, task_id, policy.to_json(), policy.max_attempts)
+            control.set_retry_policy(connection, task_id, policy.to_json(), policy.max_attempts, self.database.now())
 
     def cleanup_completed_tasks(
         self, older_than_hours: float = 24, *, kind: str | None = None, queue: str | None = None

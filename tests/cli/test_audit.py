@@ -46,6 +46,7 @@ def test_every_changing_command_takes_by_and_reason(ctl: Ctl, live: Bench) -> No
     for command in (
         *("cancel", "retry", "submit", "run", "event emit", "worker drain", "worker resume", "worker restart"),
         *("cron pause", "cron resume", "cron trigger", "cron delete"),
+        *("set task", "rerun", "copy", "pause", "resume", "gc", "doctor", "cron backfill"),
         *("dlq replay", "dlq replay-all", "dlq purge"),
     ):
         text = ctl(*command.split(), "--help").stdout

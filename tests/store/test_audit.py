@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import ConfigError, InvalidScheduleError, InvalidTransitionError
+from scheduler import ConfigError, InvalidScheduleError, InvalidTransitionError, RetryPolicy
 from scheduler.store import audit
 from scheduler.store.admin import retention
 from scheduler.store.read import explain
@@ -172,3 +172,24 @@ def test_it_is_kept_for_a_time_of_its_own(bench: Bench) -> None:
 def test_ranges() -> None:
     assert audit.ranges([5, 1, 2, 3]) == "1-3, 5"
     assert audit.ranges([]) == ""
+
+
+def test_a_changed_retry_policy_is_recorded(bench: Bench) -> None:
+    task = bench.step("x").after(60).schedule()
+    bench.jobs.set_retry_policy(task, RetryPolicy(max_attempts=3))
+    (entry,) = bench.jobs.audit(task)
+    assert entry.action == "patch"
+    assert '"max_attempts":3' in entry.after["retry"]
+
+
+def test_awaited_verbs_are_the_actors_own(bench: Bench) -> None:
+    task = bench.step("x").after(60).schedule()
+
+    async def change() -> list[str | None]:
+        with bench.jobs.acting("alice", via="http"):
+            await bench.jobs.cancel_async(task)
+            await bench.jobs.pause_async(queue="mail")
+            await bench.jobs.resume_async(queue="mail")
+        return [entry.actor for entry in await bench.jobs.audit_async(via="http")]
+
+    assert asyncio.run(change()) == ["alice"] * 3

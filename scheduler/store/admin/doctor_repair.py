@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from scheduler.model.capacity import Capacity
 from scheduler.model.texts import counted, listed
-from scheduler.store import reaper, schedules, workers
+from scheduler.store import audit, reaper, schedules, workers
 from scheduler.store.admin import doctor as checks
 from scheduler.store.db.dialect import Dialect, bind_rows, prepared
 from scheduler.store.durable import waits
@@ -23,13 +23,16 @@ def repair(connection: sa.Connection, dialect: Dialect, now: int) -> list[str]:
 
     Expired leases are left to the daemons, which judge whether a machine only slept.
     """
-    return [
+    done = [
         *_edges(connection, dialect, now),
         *_waits(connection, dialect, now),
         *_claims(connection, dialect, now),
         *_replaced(connection, dialect, now),
         *_schedules(connection, now),
     ]
+    if done:
+        audit.record(connection, now, "repair", subject="store", done=done)
+    return done
 
 
 def _told(what: str, ids: Sequence[int]) -> str:

@@ -323,7 +323,9 @@ def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: i
     recount(connection, dialect, [child], now)
 
 
-def set_retry_policy(connection: sa.Connection, task_id: int, retry: str | None, max_attempts: int | None) -> None:
+def set_retry_policy(
+    connection: sa.Connection, task_id: int, retry: str | None, max_attempts: int | None, now: int
+) -> None:
     """Change the policy of a task that has not ended. Raises UnknownTaskError, InvalidTransitionError."""
     row = _lock(connection, [task_id]).get(task_id)
     if row is None:
@@ -334,6 +336,7 @@ def set_retry_policy(connection: sa.Connection, task_id: int, retry: str | None,
         prepared("UPDATE schedd_tasks SET retry = :retry, max_attempts = :max WHERE id = :id"),
         {"id": task_id, "retry": retry, "max": max_attempts},
     )
+    audit.record(connection, now, "patch", tasks=[task_id], after={"retry": retry})
 
 
 def stamp(
