@@ -99,7 +99,7 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
 @common
 @prints(_DRAINED)
 def resume(session: Session, /, worker: int) -> None:
-    """Let a worker that was told to drain claim again."""
+    """Let a draining worker claim again."""
     _ask(session, worker, drain=False)
     _tell(session, {"id": worker, "draining": False, "drained": False}, f"worker {worker} claims tasks again")
 

@@ -194,7 +194,7 @@ class Supervisor:
         if age < interval:
             self._notifier.send("WATCHDOG=1")
         elif not self._stuck:
-            logger.error("the loop has not gone round for %.1f s: no more pings to the watchdog", age)
+            logger.error("the engine's loop has not run for %.1f s: no more pings to the watchdog", age)
         self._stuck = age >= interval
 
     def _tell_status(self, engine: Loop) -> None:
@@ -301,7 +301,7 @@ class Supervisor:
             told, self._deadline = self._stops, 0.0
             self._wait_until(lambda: work.done or self._stops > told, LAST_WRITE_TIMEOUT)
         if not work.done:
-            logger.error("could not hand back what still runs: it starts again when this worker's lease ends")
+            logger.error("could not release what still runs: it starts again when this worker's lease ends")
             return Ended(UNREACHABLE, hard=True)
         try:
             left, busy = work.result()

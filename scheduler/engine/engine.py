@@ -260,7 +260,7 @@ class Engine:
         except Exception as error:
             # An unexpected row or error must not end the loop. It is logged once, and tried again.
             if self._logged.is_new(repr(error)):
-                log.exception("a turn failed, trying again")
+                log.exception("a dispatch cycle failed, trying again")
         self._drop_connection()
         self._needs_scan = True  # the failed cycle's work is still to be done
         self._stop.wait(self._backoff.next())
@@ -503,10 +503,10 @@ class Engine:
         except StoreReplacedError as error:  # logged when it was noticed
             trouble = error
         except StoreUnavailableError as error:
-            log.error("could not say goodbye to the database: %s; the lease runs out by itself", error)
+            log.error("could not record that this worker has stopped: %s; the lease runs out by itself", error)
             trouble = error
         except Exception as error:
-            log.exception("could not say goodbye to the database; the lease runs out by itself")
+            log.exception("could not record that this worker has stopped; the lease runs out by itself")
             trouble = StoreUnavailableError(f"the last write failed: {error}")
         self.guard.stop()
         self.engine_state.closed = True

@@ -246,7 +246,7 @@ def test_a_third_signal_ends_it_whatever_happens(start: Start, systemd: Systemd)
     child.kill(signal.SIGTERM)
     child.says("stop now")
     child.kill(signal.SIGTERM)
-    child.expect("could not hand back")
+    child.expect("could not release")
     assert child.end() == 5
 
 
@@ -508,7 +508,7 @@ def test_the_watchdog_is_told_while_the_loop_goes_round(start: Start, systemd: S
     for _ in range(3):
         systemd.expect("WATCHDOG=1")
     child.tell("age 99")
-    child.expect("the loop has not gone round for 99.0 s")
+    child.expect("the engine's loop has not run for 99.0 s")
     systemd.forget()
     child.tell("ids [1]")  # the next status lines come without a ping between them
     assert systemd.expect("STATUS|WATCHDOG") == "STATUS=1 task under way"

@@ -72,7 +72,7 @@ def test_an_embedded_stop_tells_what_still_runs_and_keeps_it_until_it_ends(fleet
     other.open()
     all_ended(jobs)
     assert [history(jobs, i) for i in running] == [[(1, "succeeded")]] * 2
-    until(lambda: len(rows(jobs, "SELECT 1 FROM schedd_workers WHERE state = 2")) == 2, "both have said goodbye")
+    until(lambda: len(rows(jobs, "SELECT 1 FROM schedd_workers WHERE state = 2")) == 2, "both are recorded as stopped")
 
 
 @pytest.mark.parametrize("second_signal", [False, True])

@@ -67,7 +67,7 @@ def test_without_a_usable_socket_it_still_starts_by_polling(
     if broken == "before":
         bell.write_text("a file where the directory should be: nobody can put a socket there")
     worker = fleet.worker()
-    assert len(worker.lines("no doorbell")) == (1 if broken == "before" else 0)
+    assert len(worker.lines("no notifier")) == (1 if broken == "before" else 0)
     if broken != "before":
         for path in bell.glob("*.sock"):
             path.unlink()

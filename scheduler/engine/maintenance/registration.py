@@ -141,11 +141,11 @@ class WorkerRegistration:
         try:
             self.bell.listen(self.incarnation, self.engine_state.ring)
         except (OSError, RuntimeError) as error:  # no room on the disk, or for a thread
-            log.log(logging.DEBUG if again else logging.WARNING, "no doorbell (%s): this engine polls instead", error)
+            log.log(logging.DEBUG if again else logging.WARNING, "no notifier (%s): this engine polls instead", error)
             self.bell.close()
             self.bell = NullNotifier()
         if again and not isinstance(self.bell, NullNotifier):
-            log.info("the doorbell works now")
+            log.info("the notifier works now")
             self.engine_state.ring()  # notifications may have been missed meanwhile
 
     def renew(self, connection: sa.Connection, *, claims: bool) -> None:
@@ -189,7 +189,7 @@ class WorkerRegistration:
         if told.drain == self.drain_requested:
             return paused
         self.drain_requested = told.drain
-        log.info("told to drain: no new tasks" if told.drain else "told to claim tasks again")
+        log.info("draining: claiming no new tasks" if told.drain else "claiming tasks again")
         self.periodic.timers.bring_forward("renew")  # which writes the new state
         if told.drain:
             self.dispatch.return_waiting()
@@ -197,9 +197,11 @@ class WorkerRegistration:
 
     def _restart(self) -> None:
         if self.on_restart is None:
-            log.warning("told to restart, which only the daemon schedd can: end this program, and start it again")
+            log.warning(
+                "a restart was requested, which only the daemon schedd can do: end this program, and start it again"
+            )
             return
-        log.info("told to restart")
+        log.info("restarting, as requested")
         self.on_restart()
 
     def begin_anew_if_changed(self, connection: sa.Connection) -> bool:

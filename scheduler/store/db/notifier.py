@@ -237,7 +237,7 @@ class PgNotifier:
                         told = ""
                     self.works = False
                     if not told:
-                        log.warning("no doorbell from PostgreSQL, polling instead: %s", text)
+                        log.warning("no notifications from PostgreSQL, polling instead: %s", text)
                         told = text
                     pause = backoff.next()
                     self._closed.wait(_POOLED_AGAIN if pooled else pause)
@@ -389,7 +389,7 @@ def make_bell(database: Database, spawn: Spawner = spawn_thread, *, quiet: bool 
         make_bell_directory(directory, database.path)
         return SocketNotifier(directory, spawn)
     except OSError as error:
-        log.log(logging.DEBUG if quiet else logging.WARNING, "no doorbell (%s): idle engines poll instead", error)
+        log.log(logging.DEBUG if quiet else logging.WARNING, "no notifier (%s): idle engines poll instead", error)
         return NullNotifier()
 
 

@@ -238,7 +238,7 @@ def hung_text(worker: WorkerRecord, hang: HungHandler) -> str:
 
 
 class Drained(NamedTuple):
-    """How far a worker is that was told to drain. ``over``: it knows, and holds and runs nothing any more; ``lost``:
+    """How far a draining worker is. ``over``: it knows, and holds and runs nothing any more; ``lost``:
     its lease ran out, so it will not come to know."""
 
     over: bool

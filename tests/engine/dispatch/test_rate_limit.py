@@ -214,7 +214,7 @@ MOVES = some.lists(
 
 
 @pytest.mark.case(59)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rate=some.builds(Rate, some.integers(1, 5), some.sampled_from([SECOND, 10 * SECOND, 60 * SECOND])), moves=MOVES)
 def test_no_period_ever_holds_more(database: Database, rate: Rate, moves: list[Any]) -> None:
     jobs = Scheduler.for_testing(url=database.url)

@@ -31,6 +31,9 @@ from scheduler.model.registry import PROCESS
 from scheduler.ports import spawn_thread
 from scheduler.testing import engine_of
 from support.bench import Bench, ring_and_step
+from support.databases import one_database
+
+pytestmark = one_database
 
 MEDIUM = 1
 

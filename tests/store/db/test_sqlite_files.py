@@ -147,7 +147,7 @@ def test_a_file_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
 
 
 @one_database
-def test_a_doorbell_that_could_not_be_had_is_had_later(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_notifier_that_could_not_be_had_is_had_later(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "scheduler.engine")
     place = beside(database.path, ".bell")
     place.write_text("in its way")
@@ -157,11 +157,11 @@ def test_a_doorbell_that_could_not_be_had_is_had_later(database: Database, caplo
         assert not jobs.engine.bell.works
         place.unlink()
         until(lambda: jobs.engine.bell.works)
-    told = [record.getMessage() for record in caplog.records if "doorbell" in record.getMessage()]
-    assert [text.partition(" (")[0] for text in told] == ["no doorbell", "the doorbell works now"]
+    told = [record.getMessage() for record in caplog.records if "notifier" in record.getMessage()]
+    assert [text.partition(" (")[0] for text in told] == ["no notifier", "the notifier works now"]
 
 
-def test_nobody_else_can_make_a_doorbell_deaf(tmp_path: Path) -> None:
+def test_no_foreign_message_makes_a_notifier_deaf(tmp_path: Path) -> None:
     rung = threading.Semaphore(0)
     bell, other = SocketNotifier(tmp_path), SocketNotifier(tmp_path)
     bell.listen("one", rung.release)

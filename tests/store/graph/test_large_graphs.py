@@ -18,7 +18,7 @@ from support.fleet import rows, write
 PARENTS = 3
 NEAR = 200  # how far back a parent is at most, as a rule
 SIZES = [
-    pytest.param(5_000, 500, id="small"),
+    pytest.param(2_500, 500, id="small"),
     pytest.param(100_000, 2_000, id="large", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
 ]
 

@@ -362,18 +362,18 @@ def test_reviving_a_long_chain_with_keys_takes_few_statements(bench: Bench) -> N
     chain = [root]
     with bench.jobs.batch() as batch:
         above: Any = root
-        for i in range(150):
+        for i in range(60):
             above = batch.task(Step(f"link{i}")).depend_on(above)
             above.key(f"key{i}")
     chain += map(int, batch.ids)
     assert set(bench.states(*chain[1:])) == {"failed"}
-    bench.execute("UPDATE schedd_tasks SET key = 'key3' WHERE id = :id", id=chain[100])
+    bench.execute("UPDATE schedd_tasks SET key = 'key3' WHERE id = :id", id=chain[40])
     assert statements_of(bench, lambda: bench.jobs.retry_task(root)) < 30
-    assert set(bench.states(*chain[1:100])) == {"waiting"}
-    assert set(bench.states(*chain[100:])) == {"failed"}
+    assert set(bench.states(*chain[1:40])) == {"waiting"}
+    assert set(bench.states(*chain[40:])) == {"failed"}
     assert bench.step("again").key("key3").schedule() == chain[4]
     bench.script.failing.clear()
-    assert bench.drain() == ["root", *(f"link{i}" for i in range(99))]
+    assert bench.drain() == ["root", *(f"link{i}" for i in range(39))]
 
 
 @on_postgres
