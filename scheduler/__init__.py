@@ -22,6 +22,8 @@ _WHERE = {
     "CycleError": "errors",
     "ConfigError": "errors",
     "DeadLetter": "model.dead_letter",
+    "Debounce": "model.unique",
+    "Unique": "model.unique",
     "DependencyFailed": "errors",
     "DuplicateKeyError": "errors",
     "DuplicateScheduleError": "errors",
@@ -114,4 +116,6 @@ if TYPE_CHECKING:
     from scheduler.model.task import Priority as Priority
     from scheduler.model.task import Task as Task
     from scheduler.model.task import task as task
+    from scheduler.model.unique import Debounce as Debounce
+    from scheduler.model.unique import Unique as Unique
     from scheduler.store.db.backup import backup_sqlite as backup_sqlite

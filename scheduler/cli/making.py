@@ -118,13 +118,14 @@ class TaskOptionsGiven:
 
     def spec(self, kind: str, payload: dict[str, Any], record: KindRecord | None) -> TaskSpec:
         """The task to store: the kind's options, and over them what was given. Raises SchedulerError."""
-        from scheduler.client.published import encode_payload, lane_of
+        from scheduler.client.published import encode_payload, lane_of, refuse_own_keys
         from scheduler.model.names import check_name
         from scheduler.model.retry import RetryPolicy
         from scheduler.model.spec import TaskSpec
         from scheduler.model.task import Priority
 
         self.check()
+        refuse_own_keys(record)
         options = record.options if record is not None else {}
         policy = None if options.get("retry") is None else RetryPolicy.from_json(options["retry"])
         if self.retry is not None:

@@ -65,6 +65,8 @@ class _Builder(RecurrenceCalls["RecurringBuilder"]):
         ``retention``: how long after its success the key stays taken (seconds or timedelta; by default the kind's
         ``key_retention``, else ``[retention] keys``, 24 h). Raises PayloadError, ConfigError.
         """
+        if self._kind.makes_keys:
+            raise ConfigError(f"kind {self._kind.name} makes its keys itself (unique or debounce): leave key() out")
         check_text(key, "a key", MAX_KEY)
         if conflict not in get_args(Conflict):
             raise ConfigError(f"conflict must be keep, replace or reject, not {conflict!r}")
@@ -221,6 +223,8 @@ class _Builder(RecurrenceCalls["RecurringBuilder"]):
             raise InvalidScheduleError("a batch holds single tasks; register a recurring schedule outside of it")
         if self._parents:
             raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
+        if self._kind.makes_keys:
+            raise InvalidScheduleError(unique_recurs(self._kind.name))
         if self._spec.run_at or self._spec.delay:
             raise InvalidScheduleError(_ITS_OWN_TIMES)
         if self._spec.conflict == "reject":
@@ -333,6 +337,11 @@ class RecurringBuilder(_Builder):
     async def schedule_async(self, *, replace: bool = False) -> str:
         """:meth:`schedule` without blocking the event loop."""
         return await self._caller.threads.call(self.schedule, replace=replace)
+
+
+def unique_recurs(kind: str) -> str:
+    """Why a kind that makes its own keys cannot recur."""
+    return f"kind {kind} makes its keys itself (unique or debounce), and a schedule's runs have keys of their slots"
 
 
 def _conditions(when: str, otherwise: str | None) -> tuple[When, Otherwise]:

@@ -24,6 +24,8 @@ from scheduler.store.read.kinds import KindRecord, get_kind, kind_names
 class PublishedKind:
     """A kind as builders need it, made of what workers have published."""
 
+    makes_keys = False  # one that does is refused by spec()
+
     def __init__(self, record: KindRecord) -> None:
         self.name = record.name
         self.record = record
@@ -33,6 +35,7 @@ class PublishedKind:
         """Make a new task of this kind with the kind's own options. Raises PayloadError."""
         if not isinstance(value, Mapping):
             raise PayloadError(f"payload of {self.name} is a mapping of its fields, not {value!r:.80}")
+        refuse_own_keys(self.record)
         text = encode_payload(self.name, value)
         payload = msgspec.json.decode(text)  # as the worker reads it
         validate(self.record, payload)
@@ -73,6 +76,14 @@ def encode_payload(kind: str, payload: Any) -> str:
             "store the data elsewhere and pass a reference to it"
         )
     return text
+
+
+def refuse_own_keys(record: KindRecord | None) -> None:
+    """Refuse a kind whose keys its program makes (unique, debounce). Raises PayloadError."""
+    if record is not None and record.options.get("makes_keys"):
+        raise PayloadError(
+            f"kind {record.name} makes its keys itself (unique or debounce): schedule it from a program that has it"
+        )
 
 
 def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Self, overload
 
 import msgspec
 
-from scheduler.client.builder import TaskBuilder, check_text, make_builder
+from scheduler.client.builder import TaskBuilder, check_text, make_builder, unique_recurs
 from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError
@@ -100,6 +100,8 @@ class RecurringGraph(RecurrenceCalls["RecurringGraph"]):
 
     def _node(self, builder: TaskBuilder, positions: dict[TaskBuilder, int]) -> TaskSpec:
         builder._refuse_recurrence_settings()
+        if builder._kind.makes_keys:
+            raise InvalidScheduleError(unique_recurs(builder._kind.name))
         if any(isinstance(parent, int) for parent in builder._parents):
             raise InvalidScheduleError("the tasks of a recurring graph depend on tasks of the same graph only")
         spec = msgspec.structs.replace(builder._with_edges(positions))

@@ -21,6 +21,7 @@ from scheduler.model.reference import reference_of
 from scheduler.model.spec import TaskSpec, plain
 from scheduler.model.task import Task, TaskFunction, TaskOptions
 from scheduler.model.texts import storable
+from scheduler.model.unique import check_fields, key_of
 
 MAX_PAYLOAD = 128 * 1024
 MAX_KEY = 255
@@ -59,6 +60,7 @@ class Kind:
     ) -> None:
         self.source = source
         self.options = options
+        self.makes_keys = options.unique is not None or options.debounce is not None
         self.name = options.kind
         self.struct = struct
         self.usual = _usual_spec(options)
@@ -102,7 +104,26 @@ class Kind:
         """Make a new task of this kind with the kind's own options. Raises PayloadError."""
         made = copy.copy(self.usual)  # half of what it takes to make one by its fields
         made.payload, made.lane = self.encode(value), self.lane(value)
+        if self.makes_keys:
+            self._make_key(made, value)
         return made
+
+    def _make_key(self, spec: TaskSpec, value: Any) -> None:
+        unique, debounce = self.options.unique, self.options.debounce
+        option = unique or debounce
+        assert option is not None
+        custom = self.build is not None or self._serialize is not None
+        read = value if custom else self._decoder.decode(spec.payload)
+        fields = {name: getattr(read, name) for name in self.struct.__struct_fields__}
+        try:
+            spec.key = key_of(msgspec.to_builtins(fields, enc_hook=plain), option.by)
+        except TypeError as error:
+            raise PayloadError(f"{option!r} of {self.name} cannot make a key: {error}") from None
+        if unique is not None:
+            spec.key_retention, spec.unique_states = unique.retention_us, unique.mask
+        elif debounce is not None:
+            spec.key_retention, spec.conflict = 0, "replace"
+            spec.delay, spec.debounce = debounce.wait_us, debounce.longest_us
 
     def _check_size(self, text: str) -> None:
         size = len(text) if text.isascii() else len(text.encode())
@@ -283,6 +304,9 @@ def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | 
         if build is not None and build != getattr(source, "build", None):
             reference_of(build, f"build of task type {options.kind}")
     check_template(options, struct)
+    for option in (options.unique, options.debounce):
+        if option is not None:
+            check_fields(options.kind, option, struct.__struct_fields__)
     return Kind(source, options, struct, run, body, build)
 
 

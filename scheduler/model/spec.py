@@ -23,6 +23,8 @@ class EdgeSpec(msgspec.Struct, gc=False):
 class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycles among them
     """A new task. Times and spans are microseconds.
 
+    ``unique_states``: the states in which the key's holder keeps this task out, as bits; None: in all. ``debounce``:
+    how long after the first call at most it is due, when a call replaces another one.
     ``delay``: due that long after the transaction's now; ``run_at``: due at that time. The later one counts.
     """
 
@@ -48,6 +50,8 @@ class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycl
     key: str | None = None
     conflict: str = "keep"
     key_retention: int | None = None
+    unique_states: int | None = None
+    debounce: int | None = None
     schedule: str | None = None
     slot: int | None = None
     slot_tz: str | None = None

@@ -32,6 +32,7 @@ from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.retry import MAX_COUNT, RetryPolicy
 from scheduler.model.times import span_us
 from scheduler.model.typed import R_co
+from scheduler.model.unique import Debounce, Unique
 
 P = ParamSpec("P")
 PriorityName = Literal["high", "medium", "low"]
@@ -73,6 +74,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter: bool = True
     result_ttl: int | None = None
     key_retention: int | None = None
+    unique: Unique | None = None
+    debounce: Debounce | None = None
     stall_after: int | None = None
     on_stall: str = "report"
     determinism: str = "report"
@@ -95,6 +98,8 @@ class OptionArgs(TypedDict, total=False):
     dead_letter: bool
     result_ttl: float | timedelta | None
     key_retention: float | timedelta | None
+    unique: Unique | None
+    debounce: Debounce | None
     stall_after: float | timedelta | None
     on_stall: Literal["report", "reclaim"]
     determinism: Literal["report", "strict"]
@@ -165,6 +170,15 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
     if rule is not None and not isinstance(rule, str) and not callable(rule):
         raise ConfigError(f"concurrency_key must be a template such as '{{field}}', or a function, not {rule!r}")
     done["concurrency_key"] = rule
+    for name, needed in (("unique", Unique), ("debounce", Debounce)):
+        option = args.get(name)
+        if option is not None and not isinstance(option, needed):
+            raise ConfigError(f"{name} must be a {needed.__name__}, not {option!r}")
+        done[name] = option
+    if done["unique"] is not None and done["debounce"] is not None:
+        raise ConfigError("unique and debounce exclude each other: both make the key of a task")
+    if "key_retention" in done and (done["unique"] is not None or done["debounce"] is not None):
+        raise ConfigError("key_retention is for keys of the caller's: unique has a period, and debounce none")
     return done
 
 

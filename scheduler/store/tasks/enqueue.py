@@ -26,7 +26,7 @@ from scheduler.store.graph.cycles import lock_graph, refuse_cycle
 from scheduler.store.graph.release import release
 from scheduler.store.tasks import keys
 from scheduler.store.tasks.keys import Holder
-from scheduler.store.tasks.replace import defer_replacement, replace_now
+from scheduler.store.tasks.replace import debounced, defer_replacement, replace_now
 from scheduler.store.tasks.row import (
     COLUMNS,
     EDGE_COLUMNS,
@@ -356,7 +356,7 @@ class _Batch:
         placed = Placed()
         if not any(edge.local for edge in spec.edges):
             placed = self.parents.place(spec.edges)
-        lock = self.dialect.lock if spec.conflict == "replace" else ""
+        lock = self.dialect.lock if spec.conflict == "replace" or spec.unique_states is not None else ""
         if not lock and len(self.specs) > 1:
             lock = (
                 self.dialect.share
@@ -364,6 +364,9 @@ class _Batch:
         row: dict[str, Any] | None = None
         while True:
             holder = keys.holder_of(self.connection, spec.kind, spec.key, self.now, lock)
+            if holder is not None and not keys.keeps_out(holder, spec.unique_states):
+                keys.give_up(self.connection, holder.id)
+                holder = None
             if holder is not None:
                 if spec.conflict == "reject":
                     raise DuplicateKeyError(spec.kind, spec.key, holder.id)
@@ -450,4 +453,5 @@ class _Batch:
         if holder.state in HELD:
             defer_replacement(self.connection, self.dialect, holder.id, spec, self.now)
         else:
-            replace_now(self.connection, self.dialect, holder.id, spec, placed, self.now)
+            spec, made = debounced(self.connection, holder, spec, self.now)
+            replace_now(self.connection, self.dialect, holder.id, spec, placed, self.now, made=made)

@@ -41,6 +41,16 @@ def holder_of(connection: sa.Connection, kind: str, key: str, now: int, lock: st
     return None if row is None else Holder(row.id, TaskState.from_code(row.state))
 
 
+def keeps_out(holder: Holder, states: int | None) -> bool:
+    """Whether the holder keeps another task out that is unique in these states (bits by code; None: all)."""
+    return states is None or bool(states >> holder.state.code & 1)
+
+
+def give_up(connection: sa.Connection, task_id: int) -> None:
+    """Take the key from a task, though it lives: it does not keep others out in its state."""
+    connection.execute(prepared("UPDATE schedd_tasks SET held_key = NULL WHERE id = :id"), {"id": task_id})
+
+
 def holders(
     connection: sa.Connection, dialect: Dialect, keys: set[tuple[str, str]], now: int
 ) -> dict[tuple[str, str], TaskState]:

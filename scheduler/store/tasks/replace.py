@@ -20,6 +20,7 @@ from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
 from scheduler.store.durable import checkpoints
 from scheduler.store.graph.release import release
 from scheduler.store.tasks import envelopes
+from scheduler.store.tasks.keys import Holder
 from scheduler.store.tasks.row import COLUMNS, Placed, edge_row, insert_edges, insert_values, read_parents, row_of
 
 log = logging.getLogger("scheduler.store")
@@ -82,28 +83,45 @@ def replace_now(
         insert_edges(connection, [edge_row(edge, task_id) for edge in spec.edges])
 
 
+def debounced(connection: sa.Connection, holder: Holder, spec: TaskSpec, now: int) -> tuple[TaskSpec, int | None]:
+    """The new set of a task that no worker holds, and when its first call was made, if the set is debounced.
+
+    The calls before a task's first attempt are of one run: the last one counts, and the first one's time bounds it.
+    """
+    if spec.debounce is None or holder.state not in (TaskState.SCHEDULED, TaskState.WAITING):
+        return spec, None
+    made = connection.execute(
+        prepared("SELECT created_at FROM schedd_tasks WHERE id = :id"), {"id": holder.id}
+    ).scalar_one()
+    return msgspec.structs.replace(spec, run_at=_due(spec, now, made), delay=0), made
+
+
+def _due(spec: TaskSpec, now: int, made: int) -> int:
+    """When the set is due that was first asked for at ``made``."""
+    due = max(spec.run_at, now + spec.delay)
+    return due if spec.debounce is None else min(due, made + spec.debounce)
+
+
 def defer_replacement(connection: sa.Connection, dialect: Dialect, task_id: int, spec: TaskSpec, now: int) -> None:
     """Defer this set: the held task runs once more with it, after its present attempt.
 
     The edges are stored beside those of the set that runs, so that no cycle closes over them and no parent is removed.
     """
-    present = connection.execute(
+    present = connection.execute(  # the replacement that this one replaces
         prepared(f"SELECT value FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'"), {"id": task_id}
     ).scalar()
     parents = connection.execute(prepared("SELECT parent FROM schedd_edges WHERE child = :id"), {"id": task_id})
-    before = (
-        [row[0] for row in parents]
-        if present is None
-        else msgspec.json.decode(present, type=_PendingReplacement).before
-    )
+    earlier = None if present is None else msgspec.json.decode(present, type=_PendingReplacement)
+    before = [row[0] for row in parents] if earlier is None else earlier.before
     connection.execute(
         prepared(f"DELETE FROM schedd_edges WHERE child = :id AND parent NOT IN {dialect.ids()}"),
         {"id": task_id, "ids": bind_rows(before)},
     )
     if spec.edges:
         insert_edges(connection, [edge_row(edge, task_id) for edge in spec.edges])
-    spec = msgspec.structs.replace(spec, run_at=max(spec.run_at, now + spec.delay), delay=0)
-    text = msgspec.json.encode(_PendingReplacement(now, spec, before)).decode()
+    made = now if earlier is None or spec.debounce is None else earlier.at
+    spec = msgspec.structs.replace(spec, run_at=_due(spec, now, made), delay=0)
+    text = msgspec.json.encode(_PendingReplacement(made, spec, before)).decode()
     connection.execute(
         prepared(f"DELETE FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'"), {"id": task_id}
     )
