@@ -127,7 +127,7 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
         self._notifier: Notifier | None = None
         self._lifecycle = threading.RLock()
         self._forked = False  # since it was last used
-        after_fork(self._on_fork)
+        after_fork(self, Scheduler._on_fork)
 
     def _on_fork(self) -> None:
         self._forked = True

@@ -5,29 +5,28 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from typing import Any
 
-_callbacks: set[weakref.WeakMethod[Callable[[], None]]] = set()
+_callbacks: weakref.WeakKeyDictionary[object, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 _inherited: list[object] = []
 _registered = False
 
 
-def after_fork(method: Callable[[], None]) -> None:
-    """Call this bound method in every process that is forked from this one, as long as its object lives.
+def after_fork(owner: object, callback: Callable[[Any], None]) -> None:
+    """Call ``callback(owner)`` in every process that is forked from this one, as long as ``owner`` lives.
 
-    It must not wait or raise.
+    One for each owner. It must not wait or raise.
     """
     global _registered
-    _callbacks.add(weakref.WeakMethod(method, _callbacks.discard))
+    _callbacks[owner] = callback
     if not _registered:
         _registered = True
         os.register_at_fork(after_in_child=_run)
 
 
 def _run() -> None:
-    for reference in _callbacks.copy():
-        method = reference()
-        if method is not None:
-            method()
+    for owner, callback in list(_callbacks.items()):
+        callback(owner)
 
 
 def leave_to_parent(*objects: object) -> None:

@@ -32,7 +32,7 @@ class Signals:
         self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in self._numbers:
             self._before[number] = signal.signal(number, _nothing)
-        after_fork(self._on_fork)
+        after_fork(self, Signals._on_fork)
         return self
 
     def _on_fork(self) -> None:

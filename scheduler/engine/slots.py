@@ -113,7 +113,7 @@ class ThreadSlots:
         self._logged = LogOnce()  # that no more threads can be had
         self._forked = False  # this process is a copy that a handler made
         self._leaving: deque[None] = deque()  # one for each thread that is to end
-        after_fork(self._on_fork)
+        after_fork(self, ThreadSlots._on_fork)
 
     def resize(self, size: int) -> None:
         """Have so many threads from now on; those that are too many end after their present attempt."""
@@ -244,7 +244,7 @@ class AsyncSlots:
         self._running: set[_AttemptTask] = set()
         self._closed = False
         self._forked = False  # this process is a copy that a handler made
-        after_fork(self._on_fork)
+        after_fork(self, AsyncSlots._on_fork)
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
         for attempt in attempts:

@@ -109,7 +109,7 @@ def test_what_is_away_at_once_or_for_too_long_is_told(ctl: Ctl, live: Bench, out
     outage(0)
     assert ctl.fails(5, "wait", made) == "schedctl: store here: nothing answers there\n"
     outage(2, refused=1000)
-    result = ctl("wait", made, "--timeout", "0.1")
+    result = ctl("wait", made, "--timeout", "0.5")
     assert result.exit_code == 5
     assert result.stderr.endswith("schedctl: store here: nothing answers there\n")
     outage(2, heals=False)

@@ -85,7 +85,7 @@ class ChildProcess:
         self.spec = spec
         self._install_signal_handlers()
         self._redirect_output()
-        after_fork(self._on_fork)
+        after_fork(self, ChildProcess._on_fork)
         threading.Thread(target=self.link.listen, name="schedd-link", daemon=True).start()
         sys.path[:] = spec["path"]
         ports.IN_CHILD = True

@@ -51,7 +51,7 @@ class ProcessPool:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._closed = False
-        after_fork(self._on_fork)
+        after_fork(self, ProcessPool._on_fork)
 
     # from other threads
 

@@ -72,7 +72,7 @@ class Database:
         self.identity: Identity | None = None  # as it was last looked at; None: the server or the schema has none
         self._file: tuple[int, int] | None = None  # device and inode of the SQLite file that is open
         self._replaced: StoreReplacedError | None = None
-        after_fork(self._on_fork)
+        after_fork(self, Database._on_fork)
 
     def _on_fork(self) -> None:
         self._inherited = True

@@ -58,7 +58,7 @@ class PgConnections:
         self.errors: Any = engine.dialect.loaded_dbapi.Error
         with _every_mutex:
             _EVERY.add(self)
-        after_fork(self._on_fork)
+        after_fork(self, PgConnections._on_fork)
         sa.event.listen(engine, "do_connect", self._connect)
         sa.event.listen(engine, "checkout", self._checked_out)
         sa.event.listen(engine, "checkin", self._checked_in)

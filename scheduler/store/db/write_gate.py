@@ -32,7 +32,7 @@ class _Lock:
         self._fd = -1
         self._own = False  # whether this process opened the file
         self._closer: weakref.finalize[..., _Lock] | None = None
-        after_fork(self._on_fork)
+        after_fork(self, _Lock._on_fork)
 
     def _on_fork(self) -> None:
         self._own = False
