@@ -108,6 +108,12 @@ def drain(url: str, size: int) -> dict[str, float]:
     return drained(jobs, size)
 
 
+def drain_without_rollups(url: str, size: int) -> dict[str, float]:
+    jobs = scheduler(url, rollups=False)
+    fill(jobs, size)
+    return drained(jobs, size)
+
+
 def drain_async(url: str, size: int) -> dict[str, float]:
     jobs = scheduler(url)
     fill(jobs, size, anoop)
@@ -202,7 +208,7 @@ def beside(url: str) -> None:
 
 
 _ALL: dict[str, Any] = {
-    "drain": {"": drain, "async": drain_async},
+    "drain": {"": drain, "async": drain_async, "no rollups": drain_without_rollups},
     "dag 5,000": dag,
     "dag 100,000": dag,
     "enqueue": enqueue,

@@ -134,8 +134,7 @@ def test_what_could_not_be_written_is_written_later(fleet: Fleet, monkeypatch: p
     monkeypatch.setattr(rollups, "add", fail)
     jobs.task(works).schedule()
     drain(jobs)
-    with pytest.raises(StoreUnavailableError):
-        jobs.stats()
+    assert jobs.stats().total.attempts == 0
     monkeypatch.setattr(rollups, "add", write)
     assert stored(jobs) == [(60, 1)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.backoff import LogOnce
@@ -161,8 +162,13 @@ class PeriodicWork:
         self.attempt("reading the kinds' limits", learn)
 
     def write_rollups(self, connection: sa.Connection) -> None:
-        """Write what was counted since the last time; a transaction of its own, which no lease depends on."""
-        if self.engine_state.rollups:
+        """Write what was counted since the last time; a transaction that neither lease nor work depends on.
+
+        While the database is away it is counted on: whatever else needs the database says so.
+        """
+        if not self.engine_state.rollups:
+            return
+        with suppress(StoreUnavailableError):
             self.attempt("writing numbers of attempts", lambda: write_rollups(self.engine_state, connection))
 
     def reap(self, connection: sa.Connection, bell: Notifier, *, polls: bool) -> bool:
