@@ -15,6 +15,7 @@ from scheduler.cli.watch import watchable
 if TYPE_CHECKING:
     from scheduler.store.read.graph import Graph, GraphEdge, GraphNode
 
+FOLDED = 4  # tasks that are alike are drawn as one from this number on
 _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dead": "#f2a6a6"}
 
 
@@ -28,11 +29,12 @@ _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dea
     show_default=True,
     help="dot is for Graphviz, mermaid for Markdown.",
 )
+@click.option("--all", "every", is_flag=True, help="Draw each task; many that are alike are one line otherwise.")
 @click.option("--limit", type=Number(1, 10_000), default=200, show_default=True, help="Tasks at most.")
 @common
 @prints(("nodes", "edges", "truncated"))
 @watchable
-def graph_command(session: Session, /, task_id: int, style: str, limit: int) -> None:
+def graph_command(session: Session, /, task_id: int, style: str, limit: int, every: bool) -> None:
     """The tasks that edges connect with a task, directly or not."""
     from scheduler.store.read.graph import graph
 
@@ -46,7 +48,8 @@ def graph_command(session: Session, /, task_id: int, style: str, limit: int) -> 
         session.output = "json"
     if style in ("tree", "json") and print_object(session, _view(found)):
         return
-    say("\n".join({"dot": _dot, "mermaid": _mermaid}.get(style, _tree)(found)))
+    folded = found if every else _fold(found, task_id)
+    say("\n".join({"dot": _dot, "mermaid": _mermaid}.get(style, _tree)(folded)))
 
 
 def _view(found: Graph) -> dict[str, Any]:
@@ -58,6 +61,31 @@ def _view(found: Graph) -> dict[str, Any]:
         ],
         "truncated": found.truncated,
     }
+
+
+def _fold(found: Graph, asked: int) -> Graph:
+    """The same with one node for tasks of one kind and state, with the same parents and children; but for ``asked``."""
+    above: dict[int, set[tuple[int, str]]] = {}
+    below: dict[int, set[tuple[int, str]]] = {}
+    for edge in found.edges:
+        above.setdefault(edge.child, set()).add((edge.parent, edge.when))
+        below.setdefault(edge.parent, set()).add((edge.child, edge.when))
+    alike: dict[Any, list[GraphNode]] = {}
+    for node in sorted(found.nodes):
+        edges = (frozenset(above.get(node.id, ())), frozenset(below.get(node.id, ())))
+        alone = node.id if node.id == asked or not any(edges) else None
+        alike.setdefault((node.kind, node.state, edges, alone), []).append(node)
+    gone: set[int] = set()
+    nodes = []
+    for group in alike.values():
+        first, last = group[0], group[-1]
+        if len(group) < FOLDED:
+            nodes += group
+            continue
+        gone.update(node.id for node in group[1:])
+        nodes.append(first._replace(kind=f"… {last.id}: {len(group)} × {first.kind or '(removed)'}"))
+    edges_left = [edge for edge in found.edges if edge.parent not in gone and edge.child not in gone]
+    return found._replace(nodes=nodes, edges=edges_left)
 
 
 def _tree(found: Graph) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.completion import VARIABLE
 from scheduler.cli.group import Group
 from scheduler.cli.options import common
 from scheduler.cli.streams import say
@@ -63,6 +65,10 @@ class Root(Group):
             return None
         module = importlib.import_module(f"scheduler.cli.{COMMANDS[cmd_name][0]}")
         found: click.Command = getattr(module, f"{cmd_name}_command")
+        if VARIABLE in os.environ:  # a shell asks what to complete
+            from scheduler.cli.complete import attach
+
+            attach(found)
         return found
 
     def resolve_command(

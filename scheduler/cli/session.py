@@ -200,6 +200,7 @@ def prints(
             _ = session.chosen
             return command(session, *args, **given)
 
+        called.fields = fields  # type: ignore[attr-defined]  # for completion
         return called  # type: ignore[return-value]
 
     return decorate

@@ -58,13 +58,16 @@ _USUAL = {"dead_letter": True, "rerun": False, "replay_count": 0, "schema_versio
 
 @click.command(name="list")
 @click.option("--status", "states", multiple=True, callback=read_states, metavar="S", help="States or short names.")
-@click.option("--kind", metavar="K", help="Tasks of this kind.")
-@click.option("--queue", metavar="Q", help="Tasks of this queue.")
+@click.option("--kind", metavar="K[,K…]", help="Tasks of these kinds.")
+@click.option("--queue", metavar="Q[,Q…]", help="Tasks of these queues.")
 @click.option("--key", metavar="K", help="Tasks with this key.")
 @click.option("--correlation", metavar="C", help="Tasks that belong together under this id.")
 @click.option("--subject", metavar="S", help="Tasks about this subject.")
 @click.option("--message-type", metavar="M", help="Messages of this type, which is the kind where none was given.")
+@click.option("--field", "fields", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="With this in the payload.")
+@click.option("--worker", type=Number(1, 2**63 - 1), metavar="ID", help="Tasks that this worker holds.")
 @click.option("--since", type=AGO, metavar="T", help="Made since then: a time with zone, or how long ago, like 2h.")
+@click.option("--until", type=AGO, metavar="T", help="Made before then.")
 @click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only tasks older than this one: the next page.")
 @common
@@ -75,29 +78,48 @@ def list_command(
     /,
     states: list[Any] | None,
     since: int | None,
+    until: int | None,
+    fields: tuple[str, ...],
     limit: int,
     **filters: Any,
 ) -> None:
     """Tasks, newest first."""
+    from scheduler.cli.payload import read_params
+    from scheduler.store.read.choose import TaskFilter
     from scheduler.store.read.tasks import list_tasks
 
+    wanted = TaskFilter(payload=read_params(fields))
     database = session.existing()
-    if since is not None and since <= 0:
-        since += database.clock.now()
+    since, until = (at + database.clock.now() if at is not None and at <= 0 else at for at in (since, until))
+    for name in ("kind", "queue"):
+        if filters[name] is not None:
+            filters[name] = [one for one in filters[name].split(",") if one]
     left, cursor = limit, filters.pop("cursor")
+    collected: list[TaskRecord] = []
     asked = [name for name in _SHOWN_IF_ASKED if filters[name] is not None]
     usual = LIST_COLUMNS if terminal_width() is None else SCREEN_COLUMNS
     columns = (*usual[:-1], *asked, usual[-1])
     while True:  # lines can be printed page by page, so that no more is held than one
-        page = min(left, PAGE) if session.output == "jsonl" else left
+        page = PAGE if fields else min(left, PAGE) if session.output == "jsonl" else left
         with database.read() as connection:
             found, cursor = list_tasks(
-                connection, states=states, since=since, limit=page, cursor=cursor, broken=note, **filters
+                connection, states=states, since=since, until=until, limit=page, cursor=cursor, broken=note, **filters
             )
             if not found and left == limit:
-                note_kind(connection, filters["kind"])
+                for kind in filters["kind"] or ():
+                    note_kind(connection, kind)
+        if fields:
+            fitting = [task for task in found if wanted.fits(task.payload)]
+            if len(fitting) > left:
+                cursor = fitting[left - 1].id
+            collected += fitting[:left]
+            left -= len(fitting[:left])
+            if cursor is not None and left:
+                continue
+            found = collected
+        else:
+            left -= page
         print_rows(session, _list_rows(session, found, database.now()), columns)
-        left -= page
         if cursor is None or not left:
             break
     if cursor is not None:

@@ -227,27 +227,38 @@ def list_tasks(
     connection: sa.Connection,
     *,
     states: Iterable[TaskState] | None = None,
-    kind: str | None = None,
-    queue: str | None = None,
+    kind: str | Sequence[str] | None = None,
+    queue: str | Sequence[str] | None = None,
     key: str | None = None,
     correlation: str | None = None,
     subject: str | None = None,
     message_type: str | None = None,
+    worker: int | None = None,
     since: int | None = None,
+    until: int | None = None,
     limit: int = 100,
     cursor: int | None = None,
     broken: Callable[[str], object] | None = None,
 ) -> tuple[list[TaskRecord], int | None]:
     """A page of tasks, newest first, and the cursor of the next page (None: there is none).
 
-    ``correlation`` also finds the task that has this id and no correlation of its own. ``since``: created
-    at or after this instant, in microseconds. ``broken``: told of each row that cannot be read, which is left out.
+    ``correlation`` also finds the task that has this id and no correlation of its own. ``since`` and ``until``: created
+    at or after, and before, these instants, in microseconds. ``worker``: that holds them. ``broken``: told of each row
+    that cannot be read, which is left out.
 
     Raises BrokenRowError for such a row without ``broken``.
     """
-    equal = {"kind": kind, "queue": queue, "key": key, "subject": subject}
+    equal = {"key": key, "subject": subject, "worker": worker}
     bound: dict[str, Any] = {name: value for name, value in equal.items() if value is not None}
     conditions = [f"t.{name} = :{name}" for name in bound]
+    for name, given in (("kind", kind), ("queue", queue)):
+        if given is not None:
+            several = {f"{name}{i}": one for i, one in enumerate([given] if isinstance(given, str) else given)}
+            conditions.append(f"t.{name} IN ({', '.join(f':{one}' for one in several)})")
+            bound |= several
+    if until is not None:
+        conditions.append("t.created_at < :until")
+        bound["until"] = until
     if correlation is not None:
         conditions.append(
             "t.id IN (SELECT id FROM schedd_tasks WHERE correlation = :correlation "

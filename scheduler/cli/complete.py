@@ -1,0 +1,110 @@
+"""What a shell completes beside names of commands and options: kinds, queues, schedules, states, columns, ids.
+
+It is asked at each press of a key, so it gives up soon, and says nothing of what goes wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from scheduler.cli.session import Session
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+PATIENCE_S = 1.0
+MANY = 100  # ids, queues
+Source = Callable[[click.Context, str], Iterable[tuple[str, str | None]]]
+
+
+def attach(command: click.Command, group: str = "") -> None:
+    """Give the parameters of a command, and of those below it, what they complete."""
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        attach(below, command.name or "")
+    for param in command.params:
+        source = _schedules if (group, param.name) in _OF_SCHEDULES else _SOURCES.get(param.name or "")
+        if source is not None:
+            param._custom_shell_complete = _completer(source, listed=param.name in _LISTS)
+
+
+def _completer(
+    source: Source, *, listed: bool
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",") if listed else ("", "", incomplete)
+        try:
+            found = list(source(ctx, last))
+        except Exception:  # a key was pressed: there is no place for an error
+            return []
+        items = [(name, text) for name, text in found if name.lower().startswith(last.lower())]
+        return [CompletionItem(f"{before}{comma}{name}", help=text) for name, text in items]
+
+    return complete
+
+
+def _read(ctx: click.Context, look: Callable[[sa.Connection], Sequence[Any]]) -> Sequence[Any]:
+    session = ctx.find_root().ensure_object(Session)
+    from scheduler.ports import SystemClock
+    from scheduler.store.db.database import Database
+
+    store = session.config.store
+    database = Database(store.url, SystemClock(), auto_migrate=False)
+    try:
+        if database.missing():
+            return []
+        with database.within(PATIENCE_S), database.read() as connection:
+            return look(connection)
+    finally:
+        database.dispose()
+
+
+def _kinds(ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]]:
+    from scheduler.store.read.kinds import kind_names
+
+    return [(name, None) for name in _read(ctx, kind_names)]
+
+
+def _queues(ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]]:
+    from scheduler.store.read.names import queue_names
+
+    return [(name, None) for name in _read(ctx, lambda c: queue_names(c, MANY))]
+
+
+def _schedules(ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]]:
+    from scheduler.store.read.schedules import records
+
+    return [(name, text) for name, text in _read(ctx, lambda c: [(r.name, r.kind) for r in records(c)])]
+
+
+def _ids(ctx: click.Context, start: str) -> Iterable[tuple[str, str | None]]:
+    from scheduler.store.read.names import ids_from
+
+    found = _read(ctx, lambda c: ids_from(c, start, MANY))
+    return [(str(task_id), f"{kind} {state}") for task_id, kind, state in found]
+
+
+def _states(_ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]]:
+    from scheduler.model.state import SIMPLE_NAMES, TaskState
+
+    return [*((state.value, None) for state in TaskState), *((name, "short name") for name in SIMPLE_NAMES)]
+
+
+def _columns(ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]]:
+    fields = getattr(ctx.command.callback, "fields", ())
+    return [(name, None) for name in (() if callable(fields) else fields)]
+
+
+_LISTS = frozenset({"kind", "queue", "states", "columns"})
+_SOURCES: dict[str, Source] = {
+    "kind": _kinds,
+    "queue": _queues,
+    "states": _states,
+    "columns": _columns,
+    "ids": _ids,
+    "task_id": _ids,
+}
+_OF_SCHEDULES = frozenset({("cron", "name"), ("cron", "names")})

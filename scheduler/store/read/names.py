@@ -1,0 +1,45 @@
+"""Names and ids for a shell that completes them: quickly found, not all of them."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from scheduler.model.state import TaskState
+from scheduler.store.db.dialect import prepared
+
+
+def queue_names(connection: sa.Connection, limit: int) -> list[str]:
+    """Queues of tasks that are ready or will be, each found by one step in an index."""
+    found: list[str] = []
+    last, ready = "", "state >= 1 AND state <= 3"  # as the index says it
+    while len(found) < limit:
+        row = connection.execute(
+            prepared(f"SELECT queue FROM schedd_tasks WHERE {ready} AND queue > :last ORDER BY queue LIMIT 1"),
+            {"last": last},
+        ).first()
+        if row is None:
+            break
+        last = row[0]
+        found.append(last)
+    return sorted({"default", *found})
+
+
+def ids_from(connection: sa.Connection, start: str, limit: int) -> list[tuple[int, str, str]]:
+    """The newest tasks whose id begins with these digits, with kind and state."""
+    if start and not (start.isascii() and start.isdigit() and start[0] != "0" and len(start) < 18):
+        return []
+    found: list[tuple[int, str, str]] = []
+    newest = connection.execute(prepared("SELECT max(id) FROM schedd_tasks")).scalar() or 0
+    low, high = (1, newest) if not start else (int(start), int(start))
+    while low <= newest and len(found) < limit:
+        rows = connection.execute(
+            prepared(
+                "SELECT id, kind, state FROM schedd_tasks WHERE id >= :low AND id <= :high ORDER BY id DESC LIMIT :most"
+            ),
+            {"low": low, "high": high, "most": limit - len(found)},
+        )
+        found = [*((row.id, row.kind, TaskState.from_code(row.state).value) for row in rows), *found]
+        if not start:
+            break
+        low, high = low * 10, high * 10 + 9
+    return sorted(found, reverse=True)[:limit]
