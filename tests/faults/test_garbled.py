@@ -23,7 +23,7 @@ assert patience.MESSAGE_TIMEOUT_S < WITHIN
 
 
 @pytest.fixture
-def jobs(database: Database, lent: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
+def jobs(database: Database, shared_fork_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
     monkeypatch.setattr(patience, "MESSAGE_TIMEOUT_S", 0.3)
     monkeypatch.setattr(patience, "HOOK_TIMEOUT_S", 0.3)
     made = started(database)

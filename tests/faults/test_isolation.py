@@ -29,14 +29,14 @@ TIMEOUT = 0.75  # of Hang and ALoop; of the second attempt, too, which does not 
 
 
 @pytest.fixture
-def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
+def jobs(database: Database, shared_fork_server: None) -> Iterator[Scheduler]:
     made = started(database)
     yield made
     end(made)
 
 
 @pytest.fixture
-def patient(database: Database, lent: None) -> Iterator[Scheduler]:
+def patient(database: Database, shared_fork_server: None) -> Iterator[Scheduler]:
     """It gives bodies that are to end all the time they need."""
     made = started(database, process_grace=PATIENCE)
     yield made
@@ -65,7 +65,7 @@ def test_nothing_is_started_before_it_is_needed(jobs: Scheduler) -> None:
 
 
 @one_database
-def test_state_is_made_once_in_each_child(database: Database, lent: None) -> None:
+def test_state_is_made_once_in_each_child(database: Database, shared_fork_server: None) -> None:
     jobs = started(database, state="the parent's", child_state="faults.isolated:make_state", processes=1)
     states = [result(jobs, run(jobs, kinds.State())) for _ in range(3)]
     assert states == [{"pid": states[0]["pid"], "made": 1}] * 3
@@ -74,7 +74,7 @@ def test_state_is_made_once_in_each_child(database: Database, lent: None) -> Non
 
 
 @one_database
-def test_state_that_cannot_come_along_is_told(database: Database, lent: None) -> None:
+def test_state_that_cannot_come_along_is_told(database: Database, shared_fork_server: None) -> None:
     jobs = started(database, state=object())
     assert "child_state" in error_of(jobs, kinds.State())
     serves_on(jobs)
@@ -166,7 +166,7 @@ def test_a_child_killed_from_outside(jobs: Scheduler, tmp_path: Path) -> None:
 
 
 @pytest.mark.case(66)
-def test_bystanders_in_the_same_child_are_not_blamed(database: Database, lent: None) -> None:
+def test_bystanders_in_the_same_child_are_not_blamed(database: Database, shared_fork_server: None) -> None:
     """Quick tasks are given to a child many at a time; those behind a death use no attempt by it."""
     jobs = started(database, processes=1)
     with jobs.batch() as batch:
@@ -234,7 +234,7 @@ def test_open_files_over_the_limit(jobs: Scheduler) -> None:
 
 
 @one_database
-def test_a_child_is_replaced_after_so_many_tasks(database: Database, lent: None) -> None:
+def test_a_child_is_replaced_after_so_many_tasks(database: Database, shared_fork_server: None) -> None:
     jobs = started(database, processes=1, recycle_tasks=3)
     pids = [result(jobs, run(jobs, kinds.Pid()))["pid"] for _ in range(9)]
     assert [len(set(pids[n : n + 3])) for n in (0, 3, 6)] == [1, 1, 1]
@@ -243,7 +243,9 @@ def test_a_child_is_replaced_after_so_many_tasks(database: Database, lent: None)
 
 
 @one_database
-def test_a_child_that_is_replaced_ends_what_it_has_begun_meanwhile(database: Database, lent: None) -> None:
+def test_a_child_that_is_replaced_ends_what_it_has_begun_meanwhile(
+    database: Database, shared_fork_server: None
+) -> None:
     """It was given several at a time, and has begun the next one when it is to go: that one's end was lost."""
     jobs = started(database, processes=1, recycle_tasks=8)
     first = [result(jobs, run(jobs, kinds.Pid()))["pid"] for _ in range(4)]  # its kind is known to be quick now
@@ -257,7 +259,7 @@ def test_a_child_that_is_replaced_ends_what_it_has_begun_meanwhile(database: Dat
 
 
 @one_database
-def test_a_child_that_has_grown_is_replaced(database: Database, lent: None) -> None:
+def test_a_child_that_has_grown_is_replaced(database: Database, shared_fork_server: None) -> None:
     jobs = started(database, processes=1, recycle_memory="200M")
     first = result(jobs, run(jobs, kinds.Grow(1)))
     assert result(jobs, run(jobs, kinds.Grow(300 << 20))) == first
@@ -332,7 +334,9 @@ def test_a_program_that_a_body_waits_for_ends_with_it(jobs: Scheduler) -> None:
 @pytest.mark.parametrize(
     ("kind", "cleans"), [(kinds.Ask, False), (kinds.Loop, True), (kinds.ALoop, True), (kinds.Hang, False)]
 )
-def test_a_running_body_is_cancelled(database: Database, lent: None, tmp_path: Path, kind: Any, cleans: bool) -> None:
+def test_a_running_body_is_cancelled(
+    database: Database, shared_fork_server: None, tmp_path: Path, kind: Any, cleans: bool
+) -> None:
     jobs = started(database, process_grace=PATIENCE if cleans else GRACE)
     notes = tmp_path / "notes"
     task_id = jobs.task(kind(str(notes))).timeout(3600).schedule()
@@ -348,7 +352,9 @@ def test_a_running_body_is_cancelled(database: Database, lent: None, tmp_path: P
 
 
 @pytest.mark.case(48)
-def test_what_waits_behind_a_body_is_cancelled_at_once(database: Database, lent: None, tmp_path: Path) -> None:
+def test_what_waits_behind_a_body_is_cancelled_at_once(
+    database: Database, shared_fork_server: None, tmp_path: Path
+) -> None:
     jobs = started(database, processes=1)
     held = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
     noted(tmp_path / "notes", "start")
@@ -399,7 +405,7 @@ def test_a_worker_that_a_body_forked_can_be_ended_and_heard(jobs: Scheduler) -> 
 
 
 @one_database
-def test_what_ended_unwaited_for_is_not_kept(database: Database, lent: None) -> None:
+def test_what_ended_unwaited_for_is_not_kept(database: Database, shared_fork_server: None) -> None:
     """A child collected them over thousands of tasks, until it could start nothing more."""
     jobs = started(database, processes=1)
     told = [result(jobs, run(jobs, kinds.Unwaited())) for _ in range(2)]
@@ -558,7 +564,7 @@ def test_output_is_kept_with_the_attempt_and_bounded(jobs: Scheduler) -> None:
 
 
 @pytest.mark.case(60)
-def test_a_high_task_does_not_wait_for_lower_ones(database: Database, lent: None) -> None:
+def test_a_high_task_does_not_wait_for_lower_ones(database: Database, shared_fork_server: None) -> None:
     jobs = started(database, processes=1)
     held = jobs.task(kinds.Ask()).priority("low").schedule()
     until(lambda: state(jobs, held) == "running", "it runs")
@@ -571,7 +577,9 @@ def test_a_high_task_does_not_wait_for_lower_ones(database: Database, lent: None
 
 
 @pytest.mark.case(60)
-def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(database: Database, lent: None) -> None:
+def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(
+    database: Database, shared_fork_server: None
+) -> None:
     jobs = started(database, processes=1)
     assert result(jobs, run(jobs, kinds.Pid())), "from now on its kind is known to be quick"
     held = jobs.task(kinds.Ask()).priority("low").schedule()
@@ -591,7 +599,9 @@ def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(datab
 
 
 @pytest.mark.case(60)
-def test_what_waits_for_a_child_is_not_claimed_and_handed_back_over_and_over(database: Database, lent: None) -> None:
+def test_what_waits_for_a_child_is_not_claimed_and_handed_back_over_and_over(
+    database: Database, shared_fork_server: None
+) -> None:
     jobs = started(database, processes=1)
     held = jobs.task(kinds.Ask()).schedule()
     until(lambda: state(jobs, held) == "running", "it runs")

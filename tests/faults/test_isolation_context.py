@@ -36,7 +36,7 @@ class InLoop(Task):
 
 
 @pytest.fixture
-def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
+def jobs(database: Database, shared_fork_server: None) -> Iterator[Scheduler]:
     made = Scheduler(database.url, processes=1, settings={"mine": {"path": "/x", "count": 3}})
     for kind in (
         Parent,

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.fixture
-def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
+def jobs(database: Database, shared_fork_server: None) -> Iterator[Scheduler]:
     made = started(database)
     yield made
     end(made)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.case(15, 17, 63)]
 
 
 @pytest.fixture
-def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
+def jobs(database: Database, shared_fork_server: None) -> Iterator[Scheduler]:
     made = Scheduler(database.url, processes=1)
     for kind in (kinds.CancelsItself, kinds.LeavesAnAlarm, kinds.Dozes, kinds.Pid, kinds.LeavesAThread):
         made.register(kind)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.case(4, 6, 63)]
 
 
 @pytest.fixture
-def jobs(database: Database, lent: None) -> Iterator[Scheduler]:
+def jobs(database: Database, shared_fork_server: None) -> Iterator[Scheduler]:
     made = Scheduler(database.url, processes=1)
     made.register(kinds.Pays)
     made.register(kinds.APays)

@@ -152,7 +152,7 @@ class Body:
 
 
 @dataclass
-class Seat:
+class FleetWorker:
     """A worker: what really runs, and what the model expects of it."""
 
     jobs: Scheduler

@@ -13,7 +13,19 @@ from scheduler.errors import CycleError, DuplicateKeyError, InvalidTransitionErr
 from scheduler.store.admin import doctor as checks
 from scheduler.store.db.dialect import prepared
 from scheduler.testing import FakeClock
-from stateful.fleet_worker import GRACE, KEPT, LEASE, LONGEST_WAIT, POOLS, Hard, Row, Seat, Soft, event_of, stored_ids
+from stateful.fleet_worker import (
+    GRACE,
+    KEPT,
+    LEASE,
+    LONGEST_WAIT,
+    POOLS,
+    FleetWorker,
+    Hard,
+    Row,
+    Soft,
+    event_of,
+    stored_ids,
+)
 from stateful.model import HELD, SECOND, Model, Set, Task, Wrong
 from stateful.recurring import Recurring
 
@@ -63,8 +75,8 @@ class World:
         self.clock = FakeClock(datetime(2026, 1, 1, 0, 0, 7, tzinfo=UTC))
         self.model = Model(hits)
         self.rows: dict[int, Row] = {}
-        self.seats = [self._seat(), self._seat()]
-        self.zombies: list[Seat] = []
+        self.seats = [self._fleet_worker(), self._fleet_worker()]
+        self.zombies: list[FleetWorker] = []
         self.caller = self._scheduler()
         self.postgresql = self.caller.database.dialect.name == "postgresql"
 
@@ -76,8 +88,8 @@ class World:
             made.register(kind)
         return made
 
-    def _seat(self) -> Seat:
-        return Seat(self._scheduler(), self.clock, self.model, self.rows)
+    def _fleet_worker(self) -> FleetWorker:
+        return FleetWorker(self._scheduler(), self.clock, self.model, self.rows)
 
     def close(self) -> None:
         for seat in self.seats + self.zombies:
@@ -272,7 +284,7 @@ class World:
         self.zombies.append(old)
         if found and old.wid:
             self.seats[1 - place].known_dead.add(old.wid)
-        self.seats[place] = self._seat()
+        self.seats[place] = self._fleet_worker()
 
     def pass_time(self, seconds: float) -> None:
         """With both workers going round often enough to keep their leases."""

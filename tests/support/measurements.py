@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-PROPERTY = "schedd_told"
+PROPERTY = "schedd_measured"
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ class _Collector:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.lines:
-            terminalreporter.section("told")
+            terminalreporter.section("measured")
             for line in sorted(self.lines):
                 terminalreporter.write_line(line)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Collector(), "schedd-told")
+        config.pluginmanager.register(_Collector(), "schedd-measured")

@@ -117,7 +117,7 @@ class Lease:
             if abs(drift) > lease / 3:
                 jumped = True
                 self.no_reaping_until = mono + lease
-                log.warning("the clock jumped by %.1f s; no worker's tasks are reclaimed for %.0f s", drift, lease)
+                log.warning("the clock jumped by %.1f s; expired leases are left alone for %.0f s", drift, lease)
         self._seen = (wall, mono)
         return jumped
 
