@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from scheduler import StoreUnavailableError
+from scheduler.store.admin import bulk
 from support.bench import Bench, ring_and_step
 
 from .conftest import Ctl
@@ -94,6 +98,24 @@ def test_cancel_by_filter_says_its_plan_first(ctl: Ctl, live: Bench) -> None:
     assert (made["cancelled"], made["dependants"], made["dry_run"]) == ([ids[0], ids[2]], 1, False)
     assert live.states(*ids, child) == [*["cancelled"] * 3, "failed"]
     assert ctl.json("cancel", "--subject", "ada", "--yes")["cancelled"] == []
+
+
+def test_a_bulk_that_breaks_off_says_how_far_it_came(ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = live.die(*(f"m{i}" for i in range(5)))
+    real, calls = bulk.redrive, []
+
+    def breaks_off(*args: Any, **given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise StoreUnavailableError("the server is away")
+        return real(*args, **given)
+
+    monkeypatch.setattr(bulk, "_RETRIED", 2)
+    monkeypatch.setattr(bulk, "redrive", breaks_off)
+    said = ctl.fails(5, "retry", "--kind", "Step")
+    assert said.startswith("schedctl: broke off: retry was done for 4 tasks by then; the same command goes on\n")
+    assert "the server is away" in said
+    assert [row["id"] for row in ctl.json("retry", "--kind", "Step")] == made[4:]
 
 
 def test_retry_by_filter_has_a_dry_run(ctl: Ctl, live: Bench) -> None:
