@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, StoreUnavailableError, task
 from scheduler.ports import SystemClock
-from scheduler.store import schedules
+from scheduler.store import schedule_sets, schedules
 from scheduler.store.db import migrate
 from scheduler.store.db.database import Database as Store
 from scheduler.store.read import kinds as read_kinds
@@ -99,7 +99,7 @@ def test_what_the_old_program_has_prepared_goes_on(old: Database) -> None:
             with jobs.database.write(kept) as c:
                 clock.advance(60)
                 schedules.pause(c, "often", clock.now(), False)
-                schedules.trigger(c, "often", clock.now())
+                schedule_sets.trigger(c, "often", clock.now())
                 assert read_kinds.get_kind(c, "ping") is not None
                 assert read_workers.workers(c, clock.now(), every=True)
                 return len(schedules.tick(c, dialect, clock.now(), 0))
