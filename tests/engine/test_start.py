@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from scheduler import Scheduler, Task
 from scheduler.errors import StoreUnavailableError
+from scheduler.model.defaults import RETENTION
 from support.bench import Bench, ring_and_step
 from support.databases import Database
 
@@ -31,14 +32,7 @@ def test_without_permission_for_a_socket_an_engine_polls(database: Database, mon
 
 def test_some_of_the_retention_times_may_be_given(database: Database) -> None:
     with Scheduler.for_testing(url=database.url, retention={"success": 3600}) as jobs:
-        assert jobs._make_engine().options.retention == {
-            "success": 3600.0,
-            "failed": 30 * 86400.0,
-            "outcomes": 90 * 86400.0,
-            "events": 30 * 86400.0,
-            "results": 86400.0,
-            "keys": 86400.0,
-        }
+        assert jobs._make_engine().options.retention == {**RETENTION, "success": 3600.0}
 
 
 def test_kinds_registered_while_the_database_is_away_are_published_later(
