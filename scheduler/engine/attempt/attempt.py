@@ -27,6 +27,7 @@ class DurableCalls(Protocol):
 
     def finish(self) -> list[str]:
         """End the calls. Returns the recorded names that the handler did not visit."""
+        ...
 
     def note_unvisited(self, unvisited: list[str]) -> None: ...
 
