@@ -131,8 +131,8 @@ def schedules(url: str, args: argparse.Namespace) -> dict[str, Any]:
             time.sleep(args.seconds)
         with _lock:
             late = sorted(_seen)
-        with jobs.database.read() as c:
-            made = int(c.execute(sa.text("SELECT count(*) FROM schedd_tasks")).scalar_one())
+        with jobs.database.read() as tx:
+            made = int(tx.connection.execute(sa.text("SELECT count(*) FROM schedd_tasks")).scalar_one())
     rate = len(late) / measured.told["seconds"]
     late = late or [float("inf")]
     return {
@@ -204,8 +204,8 @@ def retention(url: str, args: argparse.Namespace) -> dict[str, Any]:
         assert _reached.wait(600)
         _settled(jobs)
     then = jobs.database.now() - round(timedelta(days=9).total_seconds()) * 1_000_000
-    with jobs.database.write() as c:
-        c.execute(
+    with jobs.database.write() as tx:
+        tx.connection.execute(
             sa.text("UPDATE schedd_tasks SET finished_at = :then, result_until = NULL, key_until = NULL"),
             {"then": then},
         )
@@ -213,9 +213,9 @@ def retention(url: str, args: argparse.Namespace) -> dict[str, Any]:
     jobs = _scheduler(url, retention={"success": 3600})
 
     def left() -> int:
-        with jobs.database.read() as c:
+        with jobs.database.read() as tx:
             return int(
-                c.execute(
+                tx.connection.execute(
                     sa.text("SELECT count(*) FROM schedd_tasks WHERE finished_at = :then"), {"then": then}
                 ).scalar_one()
             )

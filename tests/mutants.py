@@ -70,8 +70,8 @@ MUTANTS = (
         (
             Change(
                 "scheduler/store/workers.py",
-                'heartbeat_at = :now{told} "\n            f"WHERE id = :worker AND state < {STOPPED} AND',
-                'heartbeat_at = :now{told} "\n            f"WHERE id = :worker AND',
+                'heartbeat_at = :now{told} "\n        f"WHERE id = :worker AND state < {STOPPED} AND',
+                'heartbeat_at = :now{told} "\n        f"WHERE id = :worker AND',
             ),
         ),
         ("tests/engine/test_claim_lease.py", "tests/store/tasks/test_fence.py"),
@@ -195,8 +195,8 @@ MUTANTS = (
             Change(
                 "scheduler/store/tasks/complete.py",
                 "    ready += release(",
-                '    connection.exec_driver_sql("COMMIT")\n'
-                '    connection.exec_driver_sql("BEGIN")\n'
+                '    tx.connection.exec_driver_sql("COMMIT")\n'
+                '    tx.connection.exec_driver_sql("BEGIN")\n'
                 "    ready += release(",
             ),
         ),
@@ -208,7 +208,7 @@ MUTANTS = (
             *_index_off("ux_schedd_tasks_slot", '"schedule", "slot", "key"'),
             Change(
                 "scheduler/store/schedules.py",
-                "present(connection, dialect, [(one.row.name, fire.slot) for one in due for fire in one.fires])",
+                "present(tx, [(one.row.name, fire.slot) for one in due for fire in one.fires])",
                 "set()",
             ),
         ),
@@ -292,7 +292,11 @@ MUTANTS = (
     ),
     Mutant(
         "the cap lock",
-        (Change("scheduler/store/tasks/limits.py", 'f"ORDER BY t.name {dialect.skip_locked}"', '"ORDER BY t.name"'),),
+        (
+            Change(
+                "scheduler/store/tasks/limits.py", 'f"ORDER BY t.name {tx.dialect.skip_locked}"', '"ORDER BY t.name"'
+            ),
+        ),
         ("tests/engine/dispatch/test_max_concurrency.py",),
         "postgresql",
     ),

@@ -55,9 +55,9 @@ def test_the_raw_loop_writes_what_the_engine_writes(database: Database, local: A
 
     jobs = Scheduler.for_testing(url=database.url, clock=FakeClock())
     jobs.register(noop)
-    with jobs.database.write() as connection:
+    with jobs.database.write() as tx:
         for table in ("schedd_tasks", "schedd_attempts", "schedd_edges"):
-            connection.execute(sa.text(f"DELETE FROM {table}"))
+            tx.connection.execute(sa.text(f"DELETE FROM {table}"))
     with jobs.batch() as batch:
         builders = [batch.task(noop, n, "hello world") for n in range(3)]
         if graph:

@@ -75,13 +75,13 @@ def fleet(daemons: int) -> Callable[[str, int], float]:
             left = sa.text("SELECT EXISTS (SELECT 1 FROM schedd_tasks WHERE state >= 1 AND state <= 5)")
             while True:
                 time.sleep(0.1)
-                with jobs.database.read() as connection:
-                    if not connection.execute(left).scalar():
+                with jobs.database.read() as tx:
+                    if not tx.connection.execute(left).scalar():
                         break
             bell.close()
-            with jobs.database.read() as connection:
+            with jobs.database.read() as tx:
                 ends = "SELECT min(claimed_at), max(finished_at), count(*) FROM schedd_attempts"
-                first, last, done = connection.execute(sa.text(ends)).one()
+                first, last, done = tx.connection.execute(sa.text(ends)).one()
         assert done == size, f"{done} attempts of {size} tasks"
         return float(size / ((last - first) / 1e6))
 

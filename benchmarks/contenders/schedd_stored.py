@@ -48,11 +48,11 @@ def store(jobs: Scheduler, count: int, what: str) -> None:
     bound["payload"] = '{"n":1,"text":"hello world"}'
     bound["run_at"] = now + YEAR if what == "far-future" else now
     more = ENDED if what == "finished" else {"claim": "0"}
-    with database.write() as connection:
+    with database.write() as tx:
         text = NUMBERS[database.dialect.name] + INSERT.format(more=", ".join(more), values=", ".join(more.values()))
-        connection.execute(sa.text(text), bound)
+        tx.connection.execute(sa.text(text), bound)
         if what == "finished":
-            connection.execute(sa.text(ATTEMPTS), bound)
+            tx.connection.execute(sa.text(ATTEMPTS), bound)
 
 
 def settle(jobs: Scheduler, url: str) -> None:

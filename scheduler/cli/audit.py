@@ -37,10 +37,10 @@ def audit_command(
     from scheduler.store.read.audit import AuditFilter, entries
 
     database = session.existing()
-    with database.read() as connection:
+    with database.read() as tx:
         now = database.clock.now()
         first, end = (at + now if at is not None and at <= 0 else at for at in (since, until))
-        found, more = entries(connection, AuditFilter(**given, since=first, until=end), limit, cursor)
+        found, more = entries(tx, AuditFilter(**given, since=first, until=end), limit, cursor)
     print_rows(session, [{"about": entry.about, **audit_view(entry)} for entry in found], _COLUMNS)
     if more is not None:
         note(f"stopped at {limit}, there are more: --cursor {more} shows the next ones")

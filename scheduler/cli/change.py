@@ -22,8 +22,7 @@ from scheduler.cli.streams import say
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import sqlalchemy as sa
-
+    from scheduler.store.db.tx import Tx
     from scheduler.store.read.tasks import TaskRecord
     from scheduler.store.tasks.control import CancelResult
     from scheduler.store.tasks.keys import Other
@@ -73,10 +72,8 @@ def _cancel(session: Session, ids: tuple[int, ...], *, cascade: bool, force: boo
     from scheduler.model.texts import counted, listed
     from scheduler.store.tasks import control
 
-    database = session.existing()
-
-    def work(connection: sa.Connection) -> CancelResult:
-        done = control.cancel(connection, ids, database.now(), cascade=cascade, force=force)
+    def work(tx: Tx) -> CancelResult:
+        done = control.cancel(tx, ids, cascade=cascade, force=force)
         if dry_run:
             raise _NotReally(done)
         return done
@@ -116,8 +113,8 @@ def _note_hung(session: Session, requested: tuple[int, ...]) -> None:
     """Note the tasks whose handler hangs, since a request does not end them."""
     from scheduler.store.read.workers import hung_text, workers
 
-    with session.database.read() as connection:
-        found = [(w, hang) for w in workers(connection, session.database.now()) for hang in w.hung]
+    with session.database.read() as tx:
+        found = [(w, hang) for w in workers(tx) for hang in w.hung]
     for worker, hang in found:
         if hang.task in requested:
             note(hung_text(worker, hang))
@@ -176,12 +173,11 @@ def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool) -> None:
     from scheduler.store.read.tasks import get_task
     from scheduler.store.tasks import control
 
-    database = session.existing()
     wanted = list(dict.fromkeys(ids))
 
-    def work(connection: sa.Connection) -> tuple[list[TaskRecord], dict[int, Other]]:
-        left = control.retry_all(connection, wanted, database.now(), downstream=not no_downstream)
-        return [get_task(connection, task_id) for task_id in wanted], left
+    def work(tx: Tx) -> tuple[list[TaskRecord], dict[int, Other]]:
+        left = control.retry_all(tx, wanted, downstream=not no_downstream)
+        return [get_task(tx, task_id) for task_id in wanted], left
 
     tasks, left = session.write(work)
     note_left(left)

@@ -11,8 +11,7 @@ import click
 from scheduler.cli.options import INSTANT, SPAN, Number
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
+    from scheduler.store.db.tx import Tx
     from scheduler.store.tasks.patch import NewPayload, Patch
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,7 +70,7 @@ class ChangesGiven:
         if self.payload is not None:
             read_json("--payload", self.payload)
 
-    def patch(self, connection: sa.Connection) -> Patch:
+    def patch(self, tx: Tx) -> Patch:
         """The change for the store, which reads payloads in this connection. Raises SchedulerError, UsageError."""
         from msgspec import UNSET
 
@@ -90,7 +89,7 @@ class ChangesGiven:
             headers=UNSET if self.headers is None else read_headers(self.headers),
             retry=UNSET if policy is None else (policy.to_json(), policy.max_attempts),
             timeout=UNSET if self.timeout is None else self.timeout,
-            payload=payload_maker(connection, self.params, self.payload) if new else UNSET,
+            payload=payload_maker(tx, self.params, self.payload) if new else UNSET,
         )
 
 
@@ -111,9 +110,7 @@ def read_headers(text: str) -> str:
     return encode_headers(read_json("--headers", text))
 
 
-def payload_maker(
-    connection: sa.Connection, params: Sequence[str], payload: str | None
-) -> Callable[[int, str, str], NewPayload]:
+def payload_maker(tx: Tx, params: Sequence[str], payload: str | None) -> Callable[[int, str, str], NewPayload]:
     """Makes a task's new payload: the given one, or the stored one with changed fields, checked against its kind's
     published schema. What it returns raises UnregisteredKindError, PayloadError, UsageError."""
     from scheduler.cli.payload import read_params, validate
@@ -123,7 +120,7 @@ def payload_maker(
     from scheduler.store.tasks.patch import NewPayload
 
     def make(_task_id: int, kind: str, present: str) -> NewPayload:
-        record = get_kind(connection, kind)
+        record = get_kind(tx, kind)
         if record is None:
             raise UnregisteredKindError(f"no worker has registered a kind {kind!r}: its payload cannot be checked")
         value = read_json("--payload", payload if payload is not None else present)

@@ -14,7 +14,8 @@ from click.shell_completion import CompletionItem
 from scheduler.cli.session import Session
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
+    from scheduler.store.db.tx import Tx
+
 
 PATIENCE_S = 1.0
 MANY = 100  # ids, queues
@@ -46,7 +47,7 @@ def _completer(
     return complete
 
 
-def _read(ctx: click.Context, look: Callable[[sa.Connection], Sequence[Any]]) -> Sequence[Any]:
+def _read(ctx: click.Context, look: Callable[[Tx], Sequence[Any]]) -> Sequence[Any]:
     session = ctx.find_root().ensure_object(Session)
     from scheduler.ports import SystemClock
     from scheduler.store.db.database import Database
@@ -56,8 +57,8 @@ def _read(ctx: click.Context, look: Callable[[sa.Connection], Sequence[Any]]) ->
     try:
         if database.missing():
             return []
-        with database.within(PATIENCE_S), database.read() as connection:
-            return look(connection)
+        with database.within(PATIENCE_S), database.read() as tx:
+            return look(tx)
     finally:
         database.dispose()
 
@@ -71,19 +72,19 @@ def _kinds(ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]]:
 def _queues(ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]]:
     from scheduler.store.read.names import queue_names
 
-    return [(name, None) for name in _read(ctx, lambda c: queue_names(c, MANY))]
+    return [(name, None) for name in _read(ctx, lambda tx: queue_names(tx, MANY))]
 
 
 def _schedules(ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]]:
     from scheduler.store.read.schedules import records
 
-    return [(name, text) for name, text in _read(ctx, lambda c: [(r.name, r.kind) for r in records(c)])]
+    return [(name, text) for name, text in _read(ctx, lambda tx: [(r.name, r.kind) for r in records(tx)])]
 
 
 def _ids(ctx: click.Context, start: str) -> Iterable[tuple[str, str | None]]:
     from scheduler.store.read.names import ids_from
 
-    found = _read(ctx, lambda c: ids_from(c, start, MANY))
+    found = _read(ctx, lambda tx: ids_from(tx, start, MANY))
     return [(str(task_id), f"{kind} {state}") for task_id, kind, state in found]
 
 

@@ -47,8 +47,8 @@ def _put_live(session: Session, rows: list[dict[str, Any]]) -> None:
     try:
         if session.database.missing():
             return
-        with session.database.read() as connection:
-            found = settings.records(connection)
+        with session.database.read() as tx:
+            found = settings.records(tx)
     except SchedulerError as error:
         note(f"live settings are not known: {error}")
         return

@@ -17,8 +17,7 @@ from scheduler.cli.streams import say
 from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
+    from scheduler.store.db.tx import Tx
     from scheduler.store.read.schedules import ScheduleRecord
 
 _COLUMNS = ("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan")
@@ -54,10 +53,10 @@ def list_(session: Session, /) -> None:
     from scheduler.store.read.schedules import records
     from scheduler.store.read.unserved import describe, unserved_schedules
 
-    with session.existing().read() as connection:
-        found = records(connection)
-        fleet = session.fleet(connection)
-        unserved = {one.name: one for one in unserved_schedules(connection, fleet)}
+    with session.existing().read() as tx:
+        found = records(tx)
+        fleet = session.fleet(tx)
+        unserved = {one.name: one for one in unserved_schedules(tx, fleet)}
     for text, _ in describe(unserved.values()) if fleet.claiming else ():
         note(text)
     left = _orphans(found)
@@ -132,10 +131,10 @@ def next_(session: Session, /, name: str, count: int) -> None:
     from scheduler.store.read.workers import read_fleet
 
     database = session.existing()
-    with database.read() as connection:
-        found = record(connection, name)
-        now = database.now()
-        unserved = unserved_schedules(connection, read_fleet(connection, now))
+    with database.read() as tx:
+        found = record(tx, name)
+        now = tx.now
+        unserved = unserved_schedules(tx, read_fleet(tx))
     for text, _ in describe(one for one in unserved if one.name == name):
         note(text)
     slots = upcoming(found, count, now)
@@ -163,11 +162,10 @@ def _pause(session: Session, name: str, paused: bool) -> None:
     from scheduler.store.read.schedules import record
     from scheduler.store.schedules import pause
 
-    def work(connection: sa.Connection) -> ScheduleRecord:
-        pause(connection, name, database.now(), paused)
-        return record(connection, name)
+    def work(tx: Tx) -> ScheduleRecord:
+        pause(tx, name, paused)
+        return record(tx, name)
 
-    database = session.existing()
     found = session.write(work)
     view = {"name": name, "paused": found.paused, "next_at": time(found.next_at)}
     if not print_object(session, view):
@@ -204,8 +202,7 @@ def trigger(session: Session, /, name: str, slot: int | None) -> None:
     """Run once now, beside the slots or for a slot that has no run; prints the id of the run's first task."""
     from scheduler.store import schedule_sets
 
-    database = session.existing()
-    made = session.write(lambda c: schedule_sets.trigger(c, name, database.now(), slot))
+    made = session.write(lambda tx: schedule_sets.trigger(tx, name, slot))
     if not made.created:
         note(f"this slot has a run already, from task {int(made)} on; `schedctl retry` runs a failed task again")
     if not print_object(session, {"id": int(made), "created": made.created}):
@@ -222,8 +219,8 @@ def runs(session: Session, /, name: str, limit: int, cursor: int | None) -> None
     """The runs of a schedule whose tasks are stored, newest first: one line each, also of a graph."""
     from scheduler.store.read import schedules
 
-    with session.existing().read() as connection:
-        found = schedules.runs(connection, name, limit + 1, cursor)
+    with session.existing().read() as tx:
+        found = schedules.runs(tx, name, limit + 1, cursor)
     rows = [
         {
             "first": r.first,
@@ -259,12 +256,12 @@ def backfill(session: Session, /, name: str, start: int, end: int | None, limit:
     from scheduler.store import schedule_sets
 
     database = session.existing()
-    with database.read() as connection:
-        now = database.now()
-        plan = schedule_sets.plan_backfill(connection, name, start, now if end is None else end, now, limit)
+    with database.read() as tx:
+        now = tx.now
+        plan = schedule_sets.plan_backfill(tx, name, start, now if end is None else end, limit)
     done = plan.missing if dry_run else []
     for slots in () if dry_run else schedule_sets.batches(plan):
-        done += session.write(lambda c, some=slots: schedule_sets.backfill(c, name, some, database.now()))  # type: ignore[misc]
+        done += session.write(lambda tx, some=slots: schedule_sets.backfill(tx, name, some))  # type: ignore[misc]
     here, said = set(done), "would run" if dry_run else "run"
     rows = [
         {"slot": time(slot), "action": said if slot in here else "has run"}
@@ -286,8 +283,7 @@ def cancel(session: Session, /, name: str, slot: int | None, run: str | None) ->
     """Cancel the tasks of a schedule's runs that have not ended. The schedule itself goes on."""
     from scheduler.store import schedule_sets
 
-    database = session.existing()
-    done = session.write(lambda c: schedule_sets.cancel_runs(c, name, database.now(), slot=slot, run=run))
+    done = session.write(lambda tx: schedule_sets.cancel_runs(tx, name, slot=slot, run=run))
     view = {"name": name, "cancelled": list(done.cancelled), "requested": list(done.requested)}
     if not print_object(session, view):
         say(f"{len(done.cancelled)} cancelled, {len(done.requested)} running asked to end")
@@ -302,7 +298,6 @@ def delete(session: Session, /, name: str) -> None:
     """Forget a schedule. The tasks that it made stay."""
     from scheduler.store import schedules
 
-    database = session.existing()
-    session.write(lambda c: schedules.delete(c, name, database.now()))
+    session.write(lambda tx: schedules.delete(tx, name))
     if not print_object(session, {"name": name, "deleted": True}):
         say(f"{name} deleted; a program that registers it brings it back")

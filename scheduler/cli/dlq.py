@@ -17,8 +17,7 @@ from scheduler.cli.streams import say
 from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
+    from scheduler.store.db.tx import Tx
     from scheduler.store.read.dead_letters import Filter
     from scheduler.store.tasks.keys import Other
 
@@ -84,10 +83,10 @@ def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
     from scheduler.store.read import dead_letters
 
     database = session.existing()
-    with database.read() as connection:
+    with database.read() as tx:
         wanted = _filter(database.now(), **given)
         if each:
-            rows = [task_view(task) for task in dead_letters.find(connection, wanted, limit + 1)]
+            rows = [task_view(task) for task in dead_letters.find(tx, wanted, limit + 1)]
         else:
             rows = [
                 {
@@ -101,10 +100,10 @@ def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
                     "id": g.id,
                     "error": g.error,
                 }
-                for g in dead_letters.groups(connection, wanted, limit + 1)
+                for g in dead_letters.groups(tx, wanted, limit + 1)
             ]
         if not rows:
-            note_kind(connection, wanted.kind)
+            note_kind(tx, wanted.kind)
     print_rows(session, rows[:limit], _COLUMNS if each else _GROUP_COLUMNS)
     if len(rows) > limit:
         note("there are more: raise --limit, or choose with --kind, --error-class, --fingerprint")
@@ -160,15 +159,14 @@ def replay(
         raise click.UsageError("-P and --payload exclude each other")
     if key is not None and not 1 <= len(key) <= 255:
         raise click.UsageError("--key is a text of 1 to 255 characters")
-    database = session.existing()
 
-    def work(connection: sa.Connection) -> tuple[list[dict[str, object]], dict[int, Other]]:
+    def work(tx: Tx) -> tuple[list[dict[str, object]], dict[int, Other]]:
         new = None
         if params or payload is not None:
-            task = get_task(connection, wanted[0])
-            new = payload_maker(connection, params, payload)(task.id, task.kind, task.payload or "null")
-        made = [run_again(connection, i, database.now(), key=key, payload=new, copy=copy) for i in wanted]
-        views = [task_view(task) for task in get_tasks(connection, [again.id for again in made])]
+            task = get_task(tx, wanted[0])
+            new = payload_maker(tx, params, payload)(task.id, task.kind, task.payload or "null")
+        made = [run_again(tx, i, key=key, payload=new, copy=copy) for i in wanted]
+        views = [task_view(task) for task in get_tasks(tx, [again.id for again in made])]
         return views, {task_id: other for again in made for task_id, other in again.left.items()}
 
     rows, left = session.write(work)
@@ -203,16 +201,14 @@ def replay_all(session: Session, /, limit: int, **given: Any) -> int:
         done, conflicts = in_batches(
             limit,
             "replayed",
-            lambda count, after: session.write(
-                lambda c: replay_some(c, database.now(), wanted, limit=count, after=after)
-            ),
+            lambda count, after: session.write(lambda tx: replay_some(tx, wanted, limit=count, after=after)),
         )
     for task_id, holder in conflicts.items():
         note(f"task {task_id} was not replayed: task {holder} has its key")
-    with database.read() as connection:
-        left = dead_letters.count(connection, wanted)
+    with database.read() as tx:
+        left = dead_letters.count(tx, wanted)
         if not done and not conflicts:
-            note_kind(connection, wanted.kind)
+            note_kind(tx, wanted.kind)
     if not print_object(
         session, {"replayed": done, "conflicts": {str(i): h for i, h in conflicts.items()}, "left": left}
     ):
@@ -268,9 +264,9 @@ def purge(session: Session, /, yes: bool, **given: Any) -> int:
     from scheduler.store.read import dead_letters
 
     database = session.existing()
-    with database.read() as connection:
+    with database.read() as tx:
         wanted = _filter(database.now(), newer_than=None, **given)
-        found = dead_letters.count(connection, wanted)
+        found = dead_letters.count(tx, wanted)
     if found and not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(f"this would remove {counted(found, 'task')}: say --yes")
@@ -280,7 +276,7 @@ def purge(session: Session, /, yes: bool, **given: Any) -> int:
     removed, more = 0, found > 0
     with in_bulk(new_bulk(), wanted.chosen()):
         while more:
-            one = session.write(lambda c: purge.purge(c, database.now(), wanted))
+            one = session.write(lambda tx: purge.purge(tx, wanted))
             removed, more = removed + one, one >= dead_letters.BATCH
     if not print_object(session, {"removed": removed}):
         say(f"{counted(removed, 'task')} removed")

@@ -37,16 +37,16 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
             note("nothing is repaired while a table is missing")
             repair = False
     if repair:
-        done = session.write(lambda c: repairs(c, database.dialect, database.now()))
+        done = session.write(lambda tx: repairs(tx))
         for line in done or ["nothing that this could repair"]:
             note(line)
     found: list[Finding] = []
     reached = False
     try:
-        with reading() as connection:
+        with reading() as tx:
             reached = True
-            found += checks.check_surroundings(database, connection, __version__)
-            found += checks.check(connection, database.now())
+            found += checks.check_surroundings(database, tx, __version__)
+            found += checks.check(tx)
     except StoreUnavailableError as error:
         if not reached:
             raise

@@ -14,8 +14,7 @@ from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
+    from scheduler.store.db.tx import Tx
     from scheduler.store.durable.events import EventRecord
 
 _FIELDS = ("name", "emitted_at", "emitted_by", "waiting", "size", "payload")
@@ -44,14 +43,13 @@ def emit(session: Session, /, name: str, payload: str | None) -> int:
 
     check_text(name, "an event's name")
     text = event_payload(None if payload is None else _json(payload))
-    database = session.existing()
 
-    def work(connection: sa.Connection) -> tuple[bool, EventRecord | None, str | None]:
-        new, _ = events.emit(connection, [events.Emit(name, text)], now := database.now())
+    def work(tx: Tx) -> tuple[bool, EventRecord | None, str | None]:
+        new, _ = events.emit(tx, [events.Emit(name, text)])
         if new:
-            audit.record(connection, now, "event emitted", subject=f"event {name}")
-        stored = events.emitted(connection, database.dialect, [name])[name]
-        return bool(new), events.record(connection, name), stored.payload
+            audit.record(tx, "event emitted", subject=f"event {name}")
+        stored = events.emitted(tx, [name])[name]
+        return bool(new), events.record(tx, name), stored.payload
 
     first, record, stored = session.write(work)
     assert record is not None
@@ -73,10 +71,10 @@ def list_(session: Session, /, limit: int) -> None:
     """Events: those that tasks wait for, then emitted ones, newest first."""
     from scheduler.store.durable.events import records
 
-    with session.existing().read() as connection:
-        found = records(connection, limit)
+    with session.existing().read() as tx:
+        found = records(tx, limit)
         if any(record.emitted_at is None for record in found):
-            session.fleet(connection)
+            session.fleet(tx)
     print_rows(session, [_view(record) for record in found])
 
 

@@ -165,9 +165,9 @@ def _planned(
     if dry_run or not yes:
         plan = work(dry_run=True, each=lambda _: None)
         if not plan.size:
-            with session.database.read() as connection:
+            with session.database.read() as tx:
                 for kind in wanted.kinds:
-                    note_kind(connection, kind)
+                    note_kind(tx, kind)
         if session.output == "table" or not dry_run:
             _print_plan(plan, verb)
         if dry_run or not plan.size:
@@ -226,11 +226,11 @@ def retry_chosen(session: Session, given: Mapping[str, Any], limit: int, *, down
         done = retry_many(database, wanted, downstream=downstream, limit=limit, dry_run=dry_run, each=each)
     for task_id, holder in done.conflicts.items():
         note(f"task {task_id} was not retried: task {holder} has its key")
-    with database.read() as connection:
-        rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(connection, done.changed)]
+    with database.read() as tx:
+        rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(tx, done.changed)]
         if not done.changed and not done.conflicts:
             for kind in wanted.kinds:
-                note_kind(connection, kind)
+                note_kind(tx, kind)
     print_rows(session, rows)
     if dry_run:
         note(f"a dry run: nothing was retried; up to {done.dependants} other tasks would run again with them")

@@ -56,13 +56,13 @@ def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], 
 def _ends(session: Session, ids: Sequence[int]) -> dict[int, Any]:
     from scheduler.store.read.tasks import ends
 
-    with session.database.read() as connection:
-        return dict(ends(connection, ids))
+    with session.database.read() as tx:
+        return dict(ends(tx, ids))
 
 
 def _tell_of_fleet(session: Session) -> None:
-    with session.database.read() as connection:
-        session.fleet(connection)
+    with session.database.read() as tx:
+        session.fleet(tx)
 
 
 def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
@@ -70,11 +70,11 @@ def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
     from scheduler.store.read.tasks import get_task
 
     rows: list[dict[str, Any]] = []
-    with session.database.read() as connection:
+    with session.database.read() as tx:
         for task_id, state in found.items():
             kind = error = None
             try:
-                task = get_task(connection, task_id)
+                task = get_task(tx, task_id)
                 kind, error = task.kind, task.error if state != "success" else None
             except UnknownTaskError:
                 pass  # retention removed it; its end is remembered
@@ -109,10 +109,10 @@ def logs_command(session: Session, /, task_id: int, follow: bool, raw: bool) -> 
     if session.output == "json":
         print_rows(session, collected)
     if not shown:
-        with database.read() as connection:
+        with database.read() as tx:
             from scheduler.store.read.tasks import get_task
 
-            state = get_task(connection, task_id).state
+            state = get_task(tx, task_id).state
         later = "" if state.terminal else " yet (a running attempt's output is stored every second)"
         note(f"task {task_id} ({state}) has written nothing{later}")
 
@@ -122,10 +122,10 @@ def _new_logs(session: Session, task_id: int, shown: dict[int, str]) -> tuple[bo
     from scheduler.store.read.history import attempt_logs, attempts
     from scheduler.store.read.tasks import get_task
 
-    with session.database.read() as connection:
-        ended = get_task(connection, task_id).state.terminal
-        texts = attempt_logs(connection, task_id, after=max(shown, default=1) - 1)
-        known = {a.claim: a for a in attempts(connection, task_id)} if texts else {}
+    with session.database.read() as tx:
+        ended = get_task(tx, task_id).state.terminal
+        texts = attempt_logs(tx, task_id, after=max(shown, default=1) - 1)
+        known = {a.claim: a for a in attempts(tx, task_id)} if texts else {}
     entries = []
     for claim, whole in texts:
         text = _beyond(shown.get(claim, ""), whole)

@@ -14,11 +14,10 @@ from scheduler.cli.streams import say
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    import sqlalchemy as sa
-
     from scheduler.model.state import TaskState
     from scheduler.store.admin.retention import Removed
     from scheduler.store.db.database import Database
+    from scheduler.store.db.tx import Tx
 
 
 @click.command(name="gc")
@@ -68,18 +67,18 @@ def gc_command(
         ended = frozenset(states or (state for state in TaskState if state.terminal))
         chosen = retention.Chosen(ended, older_than, kind, queue)
         if dry_run:
-            with database.read() as connection:
-                removed = retention.Removed(retention.clean_dry_run(connection, database.now(), chosen))
+            with database.read() as tx:
+                removed = retention.Removed(retention.clean_dry_run(tx, chosen))
         else:
             removed = retention.Removed(retention.clean(database, chosen))
     elif dry_run:
-        with database.read() as connection:
-            removed = retention.dry_run(connection, database.now(), kept)
+        with database.read() as tx:
+            removed = retention.dry_run(tx, kept)
     else:
         removed = _all(database, kept)
     if kind is not None and not removed.tasks:
-        with database.read() as connection:
-            note_kind(connection, kind)
+        with database.read() as tx:
+            note_kind(tx, kind)
     if not dry_run:
         freed = maintenance.shrink(database)
     view = {**removed._asdict(), "bytes": freed, "dry_run": dry_run}
@@ -104,22 +103,22 @@ def _all(database: Database, kept: Mapping[str, float]) -> Removed:
 
     removed = retention.Removed(more=True)
     while removed.more:
-        with database.write() as connection:
-            one = retention.purge_batch(connection, database.dialect, now := database.now(), kept)
-            _record(connection, now, one)
+        with database.write() as tx:
+            one = retention.purge_batch(tx, kept)
+            _record(tx, one)
         removed = removed.plus(one)
     after: int | None = 0
     while after is not None:
-        with database.write() as connection:
-            one, after = retention.rescan(connection, database.dialect, now := database.now(), kept, after)
-            _record(connection, now, one)
+        with database.write() as tx:
+            one, after = retention.rescan(tx, kept, after)
+            _record(tx, one)
         removed = removed.plus(one)
     return removed
 
 
-def _record(connection: sa.Connection, now: int, removed: Removed) -> None:
+def _record(tx: Tx, removed: Removed) -> None:
     from scheduler.store import audit
 
     counts = {name: count for name, count in removed._asdict().items() if count and name != "more"}
     if counts:
-        audit.record(connection, now, "cleanup", subject="store", removed=counts)
+        audit.record(tx, "cleanup", subject="store", removed=counts)

@@ -40,8 +40,8 @@ def graph_command(session: Session, /, task_id: int, style: str, limit: int, eve
 
     if style in ("dot", "mermaid") and (session.output != "table" or session.columns is not None):
         raise click.UsageError(f"--format {style} goes with neither -o json nor --columns")
-    with session.existing().read() as connection:
-        found = graph(connection, task_id, limit)
+    with session.existing().read() as tx:
+        found = graph(tx, task_id, limit)
     if found.truncated:
         note(f"there are more than {limit} tasks: these are the nearest; --limit shows more")
     if style == "json" and session.output == "table":

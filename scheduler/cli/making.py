@@ -16,9 +16,8 @@ from scheduler.cli.streams import say
 from scheduler.model.defaults import POOLS
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
+    from scheduler.store.db.tx import Tx
     from scheduler.store.read.kinds import KindRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -162,8 +161,8 @@ def schedule(
         _register(session, given, spec)
     else:
         _store(session, spec)
-    with session.database.read() as connection:
-        fleet = session.fleet(connection)
+    with session.database.read() as tx:
+        fleet = session.fleet(tx)
     unserved = fleet.unserved(spec.queue, spec.kind, level=spec.pool)
     if unserved is not None and fleet.claiming:
         note(unserved)
@@ -175,10 +174,10 @@ def _store(session: Session, spec: TaskSpec) -> None:
 
     database = session.database
 
-    def work(connection: sa.Connection) -> TaskId:
-        made = enqueue(connection, [spec], now := database.now(), ours=True)[0]
+    def work(tx: Tx) -> TaskId:
+        made = enqueue(tx, [spec], ours=True)[0]
         if made.created or spec.conflict == "replace":
-            audit.record(connection, now, "submit", tasks=[int(made)])
+            audit.record(tx, "submit", tasks=[int(made)])
         return made
 
     made = session.write(work, database)
@@ -205,7 +204,7 @@ def _register(session: Session, given: TaskOptionsGiven, spec: TaskSpec) -> None
     )
     task = msgspec.structs.replace(spec, key=None)
     wanted = ScheduleSpec(name, recurrence, task, replace=spec.conflict == "replace", jitter=given.jitter or 0)
-    fresh = session.write(lambda c: schedules.register(c, database.dialect, wanted, database.now()), database)
+    fresh = session.write(lambda tx: schedules.register(tx, wanted), database)
     if not fresh:
         note(f"there was a schedule {name!r} already; it is updated")
     if not print_object(session, {"schedule": name, "created": fresh}):

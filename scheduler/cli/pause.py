@@ -13,8 +13,7 @@ from scheduler.cli.session import Session, note, note_kind, prints
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import sqlalchemy as sa
-
+    from scheduler.store.db.tx import Tx
     from scheduler.store.pauses import Pause
 
 _FIELDS = ("scope", "name", "since", "by", "reason", "changed")
@@ -77,7 +76,7 @@ def _change(
     queues: tuple[str, ...],
     kinds: tuple[str, ...],
     everything: bool,
-    change: Callable[[sa.Connection, str, str, int], bool],
+    change: Callable[[Tx, str, str], bool],
     unchanged: str,
 ) -> None:
     from scheduler.model.names import check_name
@@ -92,13 +91,13 @@ def _change(
         raise click.UsageError("say which: --queue, --kind or --all")
     database = session.existing()
 
-    def work(connection: sa.Connection) -> tuple[list[bool], list[Pause]]:
-        return [change(connection, *scope, database.now()) for scope in scopes], records(connection)
+    def work(tx: Tx) -> tuple[list[bool], list[Pause]]:
+        return [change(tx, *scope) for scope in scopes], records(tx)
 
     done, left = session.write(work)
-    with database.read() as connection:
+    with database.read() as tx:
         for kind in kinds:
-            note_kind(connection, kind)
+            note_kind(tx, kind)
     for (scope, name), changed in zip(scopes, done, strict=True):
         if not changed:
             note(f"{'everything' if scope == ALL else f'{scope} {name}'} was {unchanged}")

@@ -16,10 +16,9 @@ from scheduler.cli.streams import say
 from scheduler.errors import SchedulerError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from scheduler.config.model import Config
     from scheduler.store.db.database import Database
+    from scheduler.store.db.tx import Tx
     from scheduler.store.read.workers import Fleet
 
 T = TypeVar("T")
@@ -94,15 +93,15 @@ class Session:
             raise StoreUnavailableError(f"{what}; schedd makes it when it starts, or `schedctl db upgrade`")
         return self.database
 
-    def write(self, work: Callable[[sa.Connection], T], database: Database | None = None) -> T:
+    def write(self, work: Callable[[Tx], T], database: Database | None = None) -> T:
         """Do the work in one transaction, then wake idle workers. Raises SchedulerError."""
         from scheduler.store.db.errors import StoreError
 
         database = database if database is not None else self.existing()
         for attempt in range(_TRIES):
             try:
-                with database.write() as connection:
-                    done = work(connection)
+                with database.write() as tx:
+                    done = work(tx)
             except StoreError as trouble:
                 # The database refuses one of two writers that lock rows in different orders; it has to try again.
                 if not trouble.collided or attempt == _TRIES - 1:
@@ -127,11 +126,11 @@ class Session:
             finally:
                 bell.close()
 
-    def fleet(self, connection: sa.Connection) -> Fleet:
+    def fleet(self, tx: Tx) -> Fleet:
         """The workers that take new work; notes on stderr if there are none."""
         from scheduler.store.read.workers import read_fleet
 
-        found = read_fleet(connection, self.database.now())
+        found = read_fleet(tx)
         note_no_worker(found.nobody)
         return found
 
@@ -161,13 +160,13 @@ def note(text: str) -> None:
     say(f"schedctl: {text}", err=True)
 
 
-def note_kind(connection: sa.Connection, kind: str | None) -> None:
+def note_kind(tx: Tx, kind: str | None) -> None:
     """Note on stderr that no worker has registered a kind, if nothing was found of it."""
     from scheduler.store.read.kinds import kind_names
 
     if kind is None:
         return
-    known = kind_names(connection)
+    known = kind_names(tx)
     if kind not in known:
         there = f"known are {', '.join(known)}" if known else "none is known"
         note(f"no worker has registered a kind {kind!r}; {there}")

@@ -17,8 +17,7 @@ from scheduler.cli.streams import say
 from scheduler.cli.views import TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
+    from scheduler.store.db.tx import Tx
     from scheduler.store.read.tasks import TaskRecord
 
 SETTING_FIELDS = ("setting", "value", "changed")
@@ -64,13 +63,11 @@ def _set_tasks(session: Session, wanted: list[int], changes: ChangesGiven) -> No
     from scheduler.store.read.tasks import get_tasks
     from scheduler.store.tasks.patch import patch
 
-    database = session.existing()
-
-    def work(connection: sa.Connection) -> list[TaskRecord]:
-        done = patch(connection, wanted, changes.patch(connection), database.now())
+    def work(tx: Tx) -> list[TaskRecord]:
+        done = patch(tx, wanted, changes.patch(tx))
         for reason in done.refused.values():
             raise InvalidTransitionError(reason)
-        return get_tasks(connection, wanted)
+        return get_tasks(tx, wanted)
 
     print_rows(session, [task_view(task) for task in session.write(work)], _COLUMNS)
 
@@ -105,8 +102,8 @@ def _check_worker(session: Session, worker: int) -> None:
     from scheduler.store.read.workers import workers
 
     database = session.existing()
-    with database.read() as connection:
-        if all(found.id != worker for found in workers(connection, database.now())):
+    with database.read() as tx:
+        if all(found.id != worker for found in workers(tx)):
             raise UnknownWorkerError(worker)
 
 
@@ -161,8 +158,8 @@ def _cap(text: str) -> int | None:
 
 
 def _note_kind(session: Session, kind: str) -> None:
-    with session.existing().read() as connection:
-        note_kind(connection, kind)
+    with session.existing().read() as tx:
+        note_kind(tx, kind)
 
 
 def _set(session: Session, scope: str, name: str, values: dict[str, Any], *, reset: bool) -> None:
@@ -171,11 +168,10 @@ def _set(session: Session, scope: str, name: str, values: dict[str, Any], *, res
 
     if bool(values) == reset:
         raise click.UsageError("say either what to change, or --reset")
-    database = session.existing()
 
-    def work(connection: sa.Connection) -> tuple[bool, settings.Setting | None]:
-        done = settings.change(connection, scope, name, values, database.now(), reset=reset)
-        found = [s for s in settings.records(connection) if (s.scope, s.name) == (scope, name)]
+    def work(tx: Tx) -> tuple[bool, settings.Setting | None]:
+        done = settings.change(tx, scope, name, values, reset=reset)
+        found = [s for s in settings.records(tx) if (s.scope, s.name) == (scope, name)]
         return done, found[0] if found else None
 
     done, found = session.write(work)

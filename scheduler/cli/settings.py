@@ -11,8 +11,7 @@ from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, prints
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
+    from scheduler.store.db.tx import Tx
     from scheduler.store.settings import Setting
 
 
@@ -25,8 +24,8 @@ def settings_command(session: Session, /) -> None:
     SOURCE says whether a program or configuration, or `schedctl set` says so, who it was, and since when.
     """
     database = session.existing()
-    with database.read() as connection:
-        rows = [*_pools(connection, database.now()), *_limits(connection)]
+    with database.read() as tx:
+        rows = [*_pools(tx), *_limits(tx)]
     print_rows(session, rows)
 
 
@@ -39,14 +38,14 @@ def source_of(setting: Setting) -> str:
     return f"schedctl set{by} since {rfc3339(setting.at, exact=False)}{why}"
 
 
-def _pools(connection: sa.Connection, now: int) -> list[dict[str, Any]]:
+def _pools(tx: Tx) -> list[dict[str, Any]]:
     from scheduler.model.live_settings import POOL, pool_name
     from scheduler.store import settings
     from scheduler.store.read.workers import workers
 
-    live = {setting.name: setting for setting in settings.records(connection) if setting.scope == POOL}
+    live = {setting.name: setting for setting in settings.records(tx) if setting.scope == POOL}
     rows = []
-    for worker in workers(connection, now):
+    for worker in workers(tx):
         for pool, (threads, tasks) in worker.capacity.pools.items():
             for name, size in (("slots", threads), ("async_slots", tasks)):
                 found = [live[key] for key in (pool_name(pool, worker.id), pool_name(pool)) if key in live]
@@ -59,15 +58,15 @@ def _pools(connection: sa.Connection, now: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _limits(connection: sa.Connection) -> list[dict[str, Any]]:
+def _limits(tx: Tx) -> list[dict[str, Any]]:
     from scheduler.model.live_settings import KEY, KIND, shown
     from scheduler.store import settings
     from scheduler.store.read.kinds import get_kind, kind_names
 
-    live = {(setting.scope, setting.name): setting for setting in settings.records(connection)}
+    live = {(setting.scope, setting.name): setting for setting in settings.records(tx)}
     rows = []
-    for name in kind_names(connection):
-        record = get_kind(connection, name)
+    for name in kind_names(tx):
+        record = get_kind(tx, name)
         given = {} if record is None else record.options
         set_here = live.get((KIND, name))
         for option in ("max_concurrency", "rate_limit"):

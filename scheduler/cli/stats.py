@@ -42,14 +42,14 @@ def stats_command(
     from scheduler.store.read.stats import stats
 
     database = session.existing()
-    with database.read() as connection:
-        now = database.now()
+    with database.read() as tx:
+        now = tx.now
         begin, end = _instant(since, now, now - HOUR), _instant(until, now, now)
         if end <= begin:
             raise click.UsageError("--until must be after --since")
-        record = stats(connection, now, begin, end, kind=kind, queue=queue)
+        record = stats(tx, begin, end, kind=kind, queue=queue)
         if not record.kinds:
-            note_kind(connection, kind)
+            note_kind(tx, kind)
     found = make_stats(record)
     span = {"since": time(record.since), "until": time(record.until)}
     shown = [*found.kinds, *([found.total] if len(found.kinds) > 1 else [])]

@@ -29,9 +29,9 @@ def status_command(session: Session, /, check: bool) -> int:
     from scheduler.store.read.workers import no_worker_reason
 
     database = session.existing()
-    with database.read() as connection:
-        now = database.now()
-        found = status(connection, now)
+    with database.read() as tx:
+        now = tx.now
+        found = status(tx)
     idle = no_worker_reason(found.workers)
     note_no_worker(idle)
     if not print_object(session, _view(found, now)):

@@ -14,9 +14,8 @@ from scheduler.cli.session import Session, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from scheduler.model.spec import TaskId
+    from scheduler.store.db.tx import Tx
     from scheduler.store.read.tasks import TaskRecord
     from scheduler.store.tasks.keys import Other
 
@@ -36,12 +35,11 @@ def rerun_command(session: Session, /, ids: tuple[int, ...], no_downstream: bool
     from scheduler.store.read.tasks import get_task
     from scheduler.store.tasks.rerun import rerun_all
 
-    database = session.existing()
     wanted = list(dict.fromkeys(ids))
 
-    def work(connection: sa.Connection) -> tuple[list[TaskRecord], dict[int, Other]]:
-        left = rerun_all(connection, wanted, database.now(), downstream=not no_downstream)
-        return [get_task(connection, task_id) for task_id in wanted], left
+    def work(tx: Tx) -> tuple[list[TaskRecord], dict[int, Other]]:
+        left = rerun_all(tx, wanted, downstream=not no_downstream)
+        return [get_task(tx, task_id) for task_id in wanted], left
 
     tasks, left = session.write(work)
     note_left(left)
@@ -68,11 +66,10 @@ def copy_command(session: Session, /, task_id: int, key: str | None, no_dependen
     changes.check(required=False)
     if key is not None and not 1 <= len(key) <= 255:
         raise click.UsageError("--key is a text of 1 to 255 characters")
-    database = session.existing()
 
-    def work(connection: sa.Connection) -> TaskId:
-        change = changes.patch(connection)
-        return copy(connection, task_id, database.now(), change, key=key, dependencies=not no_dependencies)
+    def work(tx: Tx) -> TaskId:
+        change = changes.patch(tx)
+        return copy(tx, task_id, change, key=key, dependencies=not no_dependencies)
 
     made = int(session.write(work))
     if not print_object(session, {"id": made, "copied": task_id}):

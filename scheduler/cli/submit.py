@@ -33,9 +33,9 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
     from scheduler.store.read.kinds import get_kind, kind_names
 
     payload = read_params(params)
-    with session.existing().read() as connection:
-        record = get_kind(connection, kind)
-        known = kind_names(connection) if record is None else []
+    with session.existing().read() as tx:
+        record = get_kind(tx, kind)
+        known = kind_names(tx) if record is None else []
     if record is None:
         there = f"known are {', '.join(known)}" if known else "none is known: start a worker first"
         raise UnregisteredKindError(f"no worker has registered a kind {kind!r}; {there}")
@@ -92,5 +92,5 @@ def _command_kind(session: Session) -> KindRecord | None:
     """The published kind of CommandTask; None if no worker ever served it: the task then waits for one."""
     from scheduler.store.read.kinds import get_kind
 
-    with session.database.read() as connection:
-        return get_kind(connection, COMMAND_KIND)
+    with session.database.read() as tx:
+        return get_kind(tx, COMMAND_KIND)

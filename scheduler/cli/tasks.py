@@ -28,8 +28,7 @@ from scheduler.cli.views import (
 from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
+    from scheduler.store.db.tx import Tx
     from scheduler.store.read.tasks import TaskRecord
 
 LOG_LINES = 20
@@ -101,13 +100,13 @@ def list_command(
     columns = (*usual[:-1], *asked, usual[-1])
     while True:  # lines can be printed page by page, so that no more is held than one
         page = PAGE if fields else min(left, PAGE) if session.output == "jsonl" else left
-        with database.read() as connection:
+        with database.read() as tx:
             found, cursor = list_tasks(
-                connection, states=states, since=since, until=until, limit=page, cursor=cursor, broken=note, **filters
+                tx, states=states, since=since, until=until, limit=page, cursor=cursor, broken=note, **filters
             )
             if not found and left == limit:
                 for kind in filters["kind"] or ():
-                    note_kind(connection, kind)
+                    note_kind(tx, kind)
         if fields:
             fitting = [task for task in found if wanted.fits(task.payload)]
             if len(fitting) > left:
@@ -177,11 +176,11 @@ def why_command(session: Session, /, ids: tuple[int, ...]) -> None:
 
     database = session.existing()
     rows = []
-    with database.read() as connection:
-        now = database.now()
+    with database.read() as tx:
+        now = tx.now
         for task_id in ids:
-            task = get_task(connection, task_id)
-            state, reason = task.at(now).state.value, why(connection, task_id, now)
+            task = get_task(tx, task_id)
+            state, reason = task.at(now).state.value, why(tx, task_id)
             rows.append({"id": task_id, "kind": task.kind, "state": state, "why": reason or "it is running"})
     print_rows(session, rows, whole=True)
 
@@ -198,33 +197,33 @@ def view_of(session: Session, task_id: int) -> dict[str, Any]:
     from scheduler.store.read.workers import workers
 
     database = session.existing()
-    with database.read() as connection:
-        now = database.now()
-        task = get_task(connection, task_id)
-        labels = {w.id: w.label for w in workers(connection, now)} if task.worker is not None else {}
-        log = attempt_log(connection, task_id)
-        hangs = None if task.worker is None else stack_of(connection, task_id, task.claim)
+    with database.read() as tx:
+        now = tx.now
+        task = get_task(tx, task_id)
+        labels = {w.id: w.label for w in workers(tx)} if task.worker is not None else {}
+        log = attempt_log(tx, task_id)
+        hangs = None if task.worker is None else stack_of(tx, task_id, task.claim)
         return {
             **task_view(task.at(now)),
             "worker": labels.get(task.worker or 0),
-            "why": why(connection, task_id, now),
-            "depends_on": [edge_view(e, e.parent) for e in dependencies(connection, task_id)],
-            "dependents": [edge_view(e, e.child) for e in dependents(connection, task_id)],
-            "attempts": [attempt_view(a) for a in attempts(connection, task_id)],
-            "children": _children(connection, task_id),
-            "recorded": [checkpoint_view(c) for c in checkpoints.records(connection, task_id)],
-            "waits": [] if task.state.terminal else [wait_view(w) for w in waits.records(connection, task_id)],
-            "audit": [audit_view(a) for a in of_task(connection, task_id)],
+            "why": why(tx, task_id),
+            "depends_on": [edge_view(e, e.parent) for e in dependencies(tx, task_id)],
+            "dependents": [edge_view(e, e.child) for e in dependents(tx, task_id)],
+            "attempts": [attempt_view(a) for a in attempts(tx, task_id)],
+            "children": _children(tx, task_id),
+            "recorded": [checkpoint_view(c) for c in checkpoints.records(tx, task_id)],
+            "waits": [] if task.state.terminal else [wait_view(w) for w in waits.records(tx, task_id)],
+            "audit": [audit_view(a) for a in of_task(tx, task_id)],
             "stack": None if hangs is None else hangs.splitlines(),
             "log": None if log is None else log.splitlines()[-LOG_LINES:],
         }
 
 
-def _children(connection: sa.Connection, task_id: int) -> dict[str, Any]:
+def _children(tx: Tx, task_id: int) -> dict[str, Any]:
     """Some of the tasks that this one spawned, and how many there are."""
     from scheduler.store.graph import spawned as children
 
-    found, count = children.records(connection, task_id, CHILDREN)
+    found, count = children.records(tx, task_id, CHILDREN)
     return {"count": count, "tasks": [{"id": c.id, "kind": c.kind, "state": c.state.value} for c in found]}
 
 

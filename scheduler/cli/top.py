@@ -64,9 +64,9 @@ def _look(session: Session, most: int) -> tuple[Top, int]:
     from scheduler.store.read.top import top
 
     database = session.existing()
-    with database.read() as connection:
-        now = database.now()
-        return top(connection, now, most), now
+    with database.read() as tx:
+        now = tx.now
+        return top(tx, most), now
 
 
 def _draw_until(over: Callable[[], bool], session: Session, limit: int | None) -> None:

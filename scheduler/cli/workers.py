@@ -17,8 +17,7 @@ from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worke
 from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
+    from scheduler.store.db.tx import Tx
     from scheduler.store.read.workers import Drained
 
 COLUMNS = (*WORKER_COLUMNS[:-1], "pools", "kinds", "running")
@@ -35,9 +34,9 @@ def workers_command(session: Session, /, every: bool) -> None:
     from scheduler.store.read.workers import no_worker_reason, stray_text, workers
 
     database = session.existing()
-    with database.read() as connection:
-        now = database.now()
-        found = workers(connection, now, every=every)
+    with database.read() as tx:
+        now = tx.now
+        found = workers(tx, every=every)
     for text in filter(None, (no_worker_reason(found), *map(stray_text, found))):
         note(text)
     rows = []
@@ -119,11 +118,9 @@ def restart(session: Session, /, worker: int) -> None:
     from scheduler.store import audit
     from scheduler.store.workers import request_restart
 
-    database = session.existing()
-
-    def work(connection: sa.Connection) -> None:
-        request_restart(connection, worker, now := database.now())
-        audit.record(connection, now, "restart", subject=f"worker {worker}")
+    def work(tx: Tx) -> None:
+        request_restart(tx, worker)
+        audit.record(tx, "restart", subject=f"worker {worker}")
 
     session.write(work)
     _tell(session, {"id": worker, "restarting": True}, f"worker {worker} is to restart")
@@ -138,11 +135,9 @@ def _ask(session: Session, worker: int, *, drain: bool) -> None:
     from scheduler.store import audit
     from scheduler.store.workers import request_drain
 
-    database = session.existing()
-
-    def work(connection: sa.Connection) -> None:
-        request_drain(connection, worker, now := database.now(), drain=drain)
-        audit.record(connection, now, "drain" if drain else "resume", subject=f"worker {worker}")
+    def work(tx: Tx) -> None:
+        request_drain(tx, worker, drain=drain)
+        audit.record(tx, "drain" if drain else "resume", subject=f"worker {worker}")
 
     session.write(work)
 
@@ -150,5 +145,5 @@ def _ask(session: Session, worker: int, *, drain: bool) -> None:
 def _look(session: Session, worker: int) -> Drained:
     from scheduler.store.read.workers import drained
 
-    with session.database.read() as connection:
-        return drained(connection, worker, session.database.now())
+    with session.database.read() as tx:
+        return drained(tx, worker)

@@ -93,8 +93,8 @@ class AuditOperations:
         first = None if since is None else instant_us(since, "since")
         end = None if until is None else instant_us(until, "until")
         wanted = AuditFilter(task, action, by, subject, via, bulk, first, end)
-        with self.database.read() as connection:
-            found, _ = store.entries(connection, wanted, limit, cursor)
+        with self.database.read() as tx:
+            found, _ = store.entries(tx, wanted, limit, cursor)
         return [audit_entry(record) for record in found]
 
     audit_async = in_thread(audit)

@@ -90,8 +90,8 @@ class DeadLetters:
         wanted = self._filter(
             kind, error_class, fingerprint, older_than, newer_than, key=key, correlation=correlation, subject=subject
         )
-        with self._owner.database.read() as connection:
-            return [task_info(record) for record in store.find(connection, wanted, _at_least_one(limit))]
+        with self._owner.database.read() as tx:
+            return [task_info(record) for record in store.find(tx, wanted, _at_least_one(limit))]
 
     def groups(
         self,
@@ -112,14 +112,14 @@ class DeadLetters:
         wanted = self._filter(
             kind, error_class, fingerprint, older_than, newer_than, key=key, correlation=correlation, subject=subject
         )
-        with self._owner.database.read() as connection:
-            found = store.groups(connection, wanted, _at_least_one(limit))
+        with self._owner.database.read() as tx:
+            found = store.groups(tx, wanted, _at_least_one(limit))
         return [DeadLetterGroup(*g[:-2], to_datetime(g.oldest), to_datetime(g.newest)) for g in found]
 
     def get(self, task_id: int) -> TaskInfo:
         """One dead letter. Raises UnknownTaskError; InvalidTransitionError if the task is not dead."""
-        with self._owner.database.read() as connection:
-            return task_info(store.get(connection, task_id))
+        with self._owner.database.read() as tx:
+            return task_info(store.get(tx, task_id))
 
     def replay(
         self,
@@ -142,9 +142,8 @@ class DeadLetters:
         if key is not None:
             check_text(key, "a key", MAX_KEY)
         new = None if payload is None else self._payload(task_id, payload)
-        now = self._owner.database.now
         with acting_as(by):
-            made = self._owner.database.change(lambda c: replay(c, task_id, now(), key=key, payload=new, copy=copy))
+            made = self._owner.database.change(lambda tx: replay(tx, task_id, key=key, payload=new, copy=copy))
         self._owner._notify()
         warn_left(made.left)
         return made.id
@@ -186,7 +185,7 @@ class DeadLetters:
             count, since = min(_BATCH_SIZE, limit - len(done)), at
             with acting_as(by), in_bulk(bulk, wanted.chosen()):
                 one = self._owner.database.change(
-                    lambda c, n=count, s=since: replay_some(c, database.now(), wanted, limit=n, after=s)  # type: ignore[misc]
+                    lambda tx, n=count, s=since: replay_some(tx, wanted, limit=n, after=s)  # type: ignore[misc]
                 )
             done += [TaskId(i, created=False) for i in one.ids]
             for task_id, other in one.conflicts.items():
@@ -220,26 +219,26 @@ class DeadLetters:
         removed, more = 0, True
         with acting_as(by), in_bulk(new_bulk(), wanted.chosen()):
             while more:
-                one = self._owner.database.change(lambda c: purge.purge(c, self._owner.database.now(), wanted))
+                one = self._owner.database.change(lambda tx: purge.purge(tx, wanted))
                 removed, more = removed + one, one >= BATCH
         return removed
 
     def metrics(self) -> DeadLetterMetrics:
         """How many there are, by kind too, and how old the oldest is."""
         database = self._owner.database
-        with database.read() as connection:
-            found, now = store.metrics(connection), database.now()
+        with database.read() as tx:
+            found, now = store.metrics(tx), database.now()
         age = None if found.oldest is None else timedelta(microseconds=max(0, now - found.oldest))
         return DeadLetterMetrics(found.count, age, found.kinds)
 
     def audit(self, task_id: int | None = None, limit: int = 1000) -> Sequence[AuditEntry]:
         """Who did what to a task, or replayed, copied or purged any dead letter: the newest entries, in the order they
         were made. Also of removed ones; ``jobs.audit()`` reads all that was changed. Raises ConfigError."""
-        with self._owner.database.read() as connection:
+        with self._owner.database.read() as tx:
             if task_id is not None:
-                found = store_audit.of_task(connection, task_id, _at_least_one(limit))
+                found = store_audit.of_task(tx, task_id, _at_least_one(limit))
             else:
-                found = store_audit.of_dead_letters(connection, _at_least_one(limit))
+                found = store_audit.of_dead_letters(tx, _at_least_one(limit))
         return [audit_entry(record) for record in found]
 
     def _filter(
@@ -266,8 +265,8 @@ class DeadLetters:
     def _payload(self, task_id: int, given: Any) -> NewPayload:
         """The payload as it is stored, checked by the registered kind."""
         registry = self._owner.registry
-        with self._owner.database.read() as connection:
-            kind: Kind = registry.named(get_task(connection, task_id).kind)
+        with self._owner.database.read() as tx:
+            kind: Kind = registry.named(get_task(tx, task_id).kind)
         value = given
         if not isinstance(given, Task):
             value = kind.decode(encode_json(given, f"payload of {kind.name}"))

@@ -86,16 +86,14 @@ class LiveSettings:
 
     def list(self) -> Sequence[LiveSetting]:
         """All live settings."""
-        with self._database.read() as connection:
-            found = settings.records(connection)
+        with self._database.read() as tx:
+            found = settings.records(tx)
         return [LiveSetting(s.subject, shown(s.value), to_datetime(s.at), s.actor, s.reason) for s in found]
 
     def _change(self, scope: str, name: str, values: Mapping[str, Any], *, reset: bool = False) -> bool:
         if not values and not reset:
             raise ConfigError("say what to change")
-        done = self._database.change(
-            lambda c: settings.change(c, scope, name, values, self._database.now(), reset=reset)
-        )
+        done = self._database.change(lambda tx: settings.change(tx, scope, name, values, reset=reset))
         if done:
             self._notify()
         return done

@@ -53,7 +53,7 @@ class PauseOperations:
         """
         scope, name = check_scope(queue, kind, all)
         with acting_as(by, reason=reason):
-            fresh = self.database.change(lambda c: store.pause(c, scope, name, self.database.now()))
+            fresh = self.database.change(lambda tx: store.pause(tx, scope, name))
         self._notify_of_pauses()
         return fresh
 
@@ -72,14 +72,14 @@ class PauseOperations:
         """
         scope, name = check_scope(queue, kind, all)
         with acting_as(by, reason=reason):
-            ended = self.database.change(lambda c: store.resume(c, scope, name, self.database.now()))
+            ended = self.database.change(lambda tx: store.resume(tx, scope, name))
         self._notify_of_pauses()
         return ended
 
     def pauses(self) -> Sequence[PauseInfo]:
         """What is paused, the oldest pause first. Raises StoreUnavailableError."""
-        with self.database.read() as connection:
-            found = store.records(connection)
+        with self.database.read() as tx:
+            found = store.records(tx)
         return [PauseInfo(p.scope, p.name, to_datetime(p.at), p.actor, p.reason) for p in found]
 
     pause_async = in_thread(pause)

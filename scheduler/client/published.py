@@ -58,11 +58,11 @@ class PublishedKind:
 
 def read_kind(database: Database, name: str) -> PublishedKind:
     """The kind of this name, as workers have published it. Raises UnregisteredKindError."""
-    with database.read() as connection:
-        record = get_kind(connection, name)
+    with database.read() as tx:
+        record = get_kind(tx, name)
         if record is not None:
             return PublishedKind(record)
-        known = kind_names(connection)
+        known = kind_names(tx)
     there = f"known are {', '.join(known)}" if known else "none is known: start a worker first"
     raise UnregisteredKindError(f"no worker has registered a kind {name!r}; {there}")
 

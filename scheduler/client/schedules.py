@@ -40,13 +40,13 @@ class Schedules:
 
     def list(self) -> list[ScheduleInfo]:
         """All schedules, by name."""
-        with self._owner.database.read() as connection:
-            return [schedule_info(record) for record in read_schedules.records(connection)]
+        with self._owner.database.read() as tx:
+            return [schedule_info(record) for record in read_schedules.records(tx)]
 
     def get(self, name: str) -> ScheduleInfo:
         """One schedule. Raises UnknownScheduleError."""
-        with self._owner.database.read() as connection:
-            return schedule_info(read_schedules.record(connection, name))
+        with self._owner.database.read() as tx:
+            return schedule_info(read_schedules.record(tx, name))
 
     def pause(self, name: str) -> None:
         """Fire nothing until resumed. Raises UnknownScheduleError."""
@@ -57,8 +57,8 @@ class Schedules:
         self._pause(name, False)
 
     def _pause(self, name: str, paused: bool) -> None:
-        with self._owner.database.write() as connection:
-            schedules.pause(connection, name, self._owner.database.now(), paused)
+        with self._owner.database.write() as tx:
+            schedules.pause(tx, name, paused)
         self._owner._notify()
 
     def sync(
@@ -86,7 +86,7 @@ class Schedules:
                 raise DuplicateScheduleError(spec.name, "is twice in the set: give each of its schedules a key()")
             seen.add(spec.name)
         owned = self._owner.database
-        done = owned.change(lambda c: schedule_sets.sync(c, owned.dialect, specs, owner, owned.now(), dry_run=dry_run))
+        done = owned.change(lambda tx: schedule_sets.sync(tx, specs, owner, dry_run=dry_run))
         if not dry_run:
             for name in done.removed:
                 self._owner._forget_schedule(name)
@@ -101,8 +101,8 @@ class Schedules:
         for what, number in (("limit", limit), ("cursor", 1 if cursor is None else cursor)):
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**63:
                 raise ConfigError(f"{what} must be a whole number from 1, not {number!r:.80}")
-        with self._owner.database.read() as connection:
-            return [run_info(record) for record in read_schedules.runs(connection, name, limit, cursor)]
+        with self._owner.database.read() as tx:
+            return [run_info(record) for record in read_schedules.runs(tx, name, limit, cursor)]
 
     def trigger(self, name: str, slot: datetime | None = None) -> TaskId:
         """Run it once now, besides its fire times; or ``slot``: the run of this fire time (aware), if it has none.
@@ -111,7 +111,7 @@ class Schedules:
         Raises UnknownScheduleError; InvalidScheduleError for an instant that is no fire time of it.
         """
         at = None if slot is None else instant_us(slot, "slot")
-        made = self._owner.database.change(lambda c: schedule_sets.trigger(c, name, self._owner.database.now(), at))
+        made = self._owner.database.change(lambda tx: schedule_sets.trigger(tx, name, at))
         self._owner._notify()
         return made
 
@@ -133,15 +133,15 @@ class Schedules:
         database = self._owner.database
         first = instant_us(start, "start")
         last = None if end is None else instant_us(end, "end")
-        with database.read() as connection:
-            now = database.now()
-            plan = schedule_sets.plan_backfill(connection, name, first, now if last is None else last, now, limit)
+        with database.read() as tx:
+            now = tx.now
+            plan = schedule_sets.plan_backfill(tx, name, first, now if last is None else last, limit)
         done = plan.missing
         if not dry_run:
             done = []
             for slots in schedule_sets.batches(plan):
                 done += database.change(
-                    lambda c, some=slots: schedule_sets.backfill(c, name, some, database.now())  # type: ignore[misc]
+                    lambda tx, some=slots: schedule_sets.backfill(tx, name, some)  # type: ignore[misc]
                 )
                 self._owner._notify()
         here = set(done)
@@ -155,22 +155,20 @@ class Schedules:
         UnknownScheduleError.
         """
         at = None if slot is None else instant_us(slot, "slot")
-        done = self._owner.database.change(
-            lambda c: schedule_sets.cancel_runs(c, name, self._owner.database.now(), slot=at, run=run)
-        )
+        done = self._owner.database.change(lambda tx: schedule_sets.cancel_runs(tx, name, slot=at, run=run))
         self._owner._notify()
         return done
 
     def delete(self, name: str) -> None:
         """Delete the schedule; tasks that it made stay. Raises UnknownScheduleError."""
-        with self._owner.database.write() as connection:
-            schedules.delete(connection, name, self._owner.database.now())
+        with self._owner.database.write() as tx:
+            schedules.delete(tx, name)
         self._owner._forget_schedule(name)
 
     def next(self, name: str, n: int = 1) -> Sequence[datetime]:
         """Its next ``n`` fire times, UTC; of overdue ones only those that will still run.
 
         Raises UnknownScheduleError."""
-        with self._owner.database.read() as connection:
-            found = read_schedules.record(connection, name)
+        with self._owner.database.read() as tx:
+            found = read_schedules.record(tx, name)
         return [to_datetime(us) for us in read_schedules.upcoming(found, n, self._owner.database.now())]

@@ -116,6 +116,6 @@ class StatsOperations:
         if end <= begin:
             raise ConfigError("until must be after since")
         self._write_own_numbers()
-        with self.database.read() as connection:
-            found = store.stats(connection, now, begin, end, kind=kind, queue=queue)
+        with self.database.read() as tx:
+            found = store.stats(tx.at(now), begin, end, kind=kind, queue=queue)
         return make_stats(found)

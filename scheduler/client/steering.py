@@ -104,7 +104,7 @@ class SteeringOperations(TaskOperations):
         """
         check_id(task_id)
         change = self._patch(changes)
-        self.database.change(lambda c: patch_one(c, task_id, change, self.database.now()))
+        self.database.change(lambda tx: patch_one(tx, task_id, change))
         self._notify()
 
     def rerun(self, task_id: int, downstream: bool = True) -> None:
@@ -116,7 +116,7 @@ class SteeringOperations(TaskOperations):
         and not ended; DuplicateKeyError if another task holds its key or has completed under it since.
         """
         check_id(task_id)
-        left = self.database.change(lambda c: rerun(c, task_id, self.database.now(), downstream=downstream))
+        left = self.database.change(lambda tx: rerun(tx, task_id, downstream=downstream))
         self._notify()
         warn_left(left)
 
@@ -134,9 +134,7 @@ class SteeringOperations(TaskOperations):
         if key is not None:
             check_text(key, "a key", MAX_KEY)
         change = self._patch(changes, required=False)
-        made = self.database.change(
-            lambda c: copy(c, task_id, self.database.now(), change, key=key, dependencies=dependencies)
-        )
+        made = self.database.change(lambda tx: copy(tx, task_id, change, key=key, dependencies=dependencies))
         self._notify()
         return made
 

@@ -16,6 +16,7 @@ from scheduler.store import schedules
 from scheduler.store.db.async_connection import run_on
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import Notifier, ring_after_commit
+from scheduler.store.db.tx import Tx
 from scheduler.store.schedules import ScheduleSpec
 from scheduler.store.tasks.enqueue import callers_connection, enqueue, enqueue_alone, insert_alone, is_one_row
 
@@ -80,12 +81,12 @@ class TaskSubmitter:
             return self._store_on(own, specs)
         if len(specs) == 1 and is_one_row(specs[0]):
             return [self.store_one(specs[0])]
-        stored = self.database.change(lambda c: enqueue(c, specs, self.database.now(), ours=True))
+        stored = self.database.change(lambda tx: enqueue(tx, specs, ours=True))
         self.ring()
         return stored
 
     def _store_on(self, own: Any, specs: list[TaskSpec]) -> list[TaskId]:
-        ids = enqueue(own, specs, self.database.now(), ours=False)
+        ids = enqueue(Tx(own, self.database.now()), specs, ours=False)
         ring_after_commit(own, self.ring)
         return ids
 
@@ -108,8 +109,7 @@ class TaskSubmitter:
                 f"is registered by this program already, as {before.describe()}: give each of several recurrences of "
                 "one task a key()",
             )
-        dialect = self.database.dialect
-        self.database.change(lambda c: schedules.register(c, dialect, spec, self.database.now()))
+        self.database.change(lambda tx: schedules.register(tx, spec))
         if not keyed:
             self._unkeyed[spec.name] = spec.recurrence
         self.ring()

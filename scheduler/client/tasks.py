@@ -51,6 +51,7 @@ from scheduler.store.admin.bulk import Bulk, retry_many
 from scheduler.store.admin.retention import Chosen
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import ring_after_commit
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import events
 from scheduler.store.durable.events import Emit
 from scheduler.store.graph.cycles import find_path
@@ -97,8 +98,8 @@ class TaskOperations:
 
     def get_task(self, task_id: int) -> TaskInfo:
         """Everything stored of a task. Raises UnknownTaskError."""
-        with self.database.read() as connection:
-            return self._info(read_tasks.get_task(connection, check_id(task_id)))
+        with self.database.read() as tx:
+            return self._info(read_tasks.get_task(tx, check_id(task_id)))
 
     def _info(self, record: TaskRecord) -> TaskInfo:
         return task_info(record.at(self.database.now()))
@@ -132,9 +133,9 @@ class TaskOperations:
         for name, number in (("limit", limit), ("cursor", 0 if cursor is None else cursor)):
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63 - 1:
                 raise ConfigError(f"{name} must be a whole number from 0, not {number!r:.80}")
-        with self.database.read() as connection:
+        with self.database.read() as tx:
             found, following = read_tasks.list_tasks(
-                connection,
+                tx,
                 states=None if status is None else parse_states(status),
                 kind=kind,
                 queue=queue,
@@ -149,33 +150,33 @@ class TaskOperations:
 
     def get_task_dependencies(self, task_id: int) -> list[EdgeRecord]:
         """The tasks that it waits for, or waited for. Raises UnknownTaskError."""
-        with self.database.read() as connection:
-            read_tasks.get_task(connection, check_id(task_id))
-            return list(read_tasks.dependencies(connection, task_id))
+        with self.database.read() as tx:
+            read_tasks.get_task(tx, check_id(task_id))
+            return list(read_tasks.dependencies(tx, task_id))
 
     def get_dependents(self, task_id: int) -> list[EdgeRecord]:
         """The tasks that wait for it. Raises UnknownTaskError."""
-        with self.database.read() as connection:
-            read_tasks.get_task(connection, check_id(task_id))
-            return list(read_tasks.dependents(connection, task_id))
+        with self.database.read() as tx:
+            read_tasks.get_task(tx, check_id(task_id))
+            return list(read_tasks.dependents(tx, task_id))
 
     def check_for_cycles(self, task_id: int) -> None:
         """Raise CycleError if the stored edges lead from this task back to it.
 
         schedd never stores such edges; another program may have.
         """
-        with self.database.read() as connection:
-            read_tasks.get_task(connection, task_id)
-            for edge in read_tasks.dependents(connection, task_id):
-                path = find_path(connection, self.database.dialect, edge.child, task_id)
+        with self.database.read() as tx:
+            read_tasks.get_task(tx, task_id)
+            for edge in read_tasks.dependents(tx, task_id):
+                path = find_path(tx, edge.child, task_id)
                 if path:
                     raise CycleError([task_id, *path])
 
     def get_attempts(self, task_id: int) -> list[AttemptInfo]:
         """Its executions so far, oldest first. Raises UnknownTaskError."""
-        with self.database.read() as connection:
-            read_tasks.get_task(connection, check_id(task_id))
-            return [attempt_info(record) for record in read_tasks.attempts(connection, task_id)]
+        with self.database.read() as tx:
+            read_tasks.get_task(tx, check_id(task_id))
+            return [attempt_info(record) for record in read_tasks.attempts(tx, task_id)]
 
     def get_retry_count(self, task_id: int) -> int:
         """How many retries it has had. Raises UnknownTaskError."""
@@ -217,23 +218,23 @@ class TaskOperations:
     def _outcome(self, task_id: int, task: TaskRecord | None) -> Any:
         """What an ended task returned; None: its row is not there. Raises what it ended with."""
         if task is None:
-            with self.database.read() as connection:  # retention may have removed the row and kept its outcome
-                return read_tasks.result_of(connection, task_id, self.database.now())
+            with self.database.read() as tx:  # retention may have removed the row and kept its outcome
+                return read_tasks.result_of(tx, task_id)
         if task.state is TaskState.CANCELLED:
             raise TaskCancelledError(task_id)
         if task.state is not TaskState.SUCCESS:
             raise TaskFailedError(task_id, task.error)
         try:
-            with self.database.read() as connection:
-                return read_tasks.result_of(connection, task_id, self.database.now())
+            with self.database.read() as tx:
+                return read_tasks.result_of(tx, task_id)
         except ResultExpiredError:
             self._expire(task_id)
             raise
 
     def _expire(self, task_id: int) -> None:
         """Delete an expired result, if the database can be written to just now."""
-        with suppress(StoreUnavailableError), self.database.write() as connection:
-            retention.expire(connection, self.database.dialect, task_id, self.database.now())
+        with suppress(StoreUnavailableError), self.database.write() as tx:
+            retention.expire(tx, task_id)
 
     def wait(
         self, ids: int | Iterable[int], timeout: float | timedelta | None = None, first: bool = False
@@ -265,7 +266,7 @@ class TaskOperations:
         UnknownTaskError.
         """
         check_id(task_id)
-        done = self.database.change(lambda c: control.cancel(c, [task_id], self.database.now(), cascade=cascade))
+        done = self.database.change(lambda tx: control.cancel(tx, [task_id], cascade=cascade))
         self._notify()
         return done
 
@@ -277,7 +278,7 @@ class TaskOperations:
         if another task holds its key or has completed under it since.
         """
         check_id(task_id)
-        left = self.database.change(lambda c: control.retry(c, task_id, self.database.now(), downstream=downstream))
+        left = self.database.change(lambda tx: control.retry(tx, task_id, downstream=downstream))
         self._notify()
         warn_left(left)
 
@@ -330,7 +331,7 @@ class TaskOperations:
             edge = EdgeSpec(check_id(parent), end, other)
         except UnknownTaskError:
             raise UnknownDependencyError([parent]) from None
-        self.database.change(lambda c: control.add_dependency(c, child, edge, self.database.now()))
+        self.database.change(lambda tx: control.add_dependency(tx, child, edge))
         self._notify()  # a broken edge ends the child, and other tasks may wait for the child
 
     def set_retry_policy(self, task_id: int, policy: RetryPolicy) -> None:
@@ -338,8 +339,8 @@ class TaskOperations:
         if not isinstance(policy, RetryPolicy):
             raise ConfigError(f"set_retry_policy takes a RetryPolicy, not {policy!r}")
         check_id(task_id)
-        with self.database.write() as connection:
-            control.set_retry_policy(connection, task_id, policy.to_json(), policy.max_attempts, self.database.now())
+        with self.database.write() as tx:
+            control.set_retry_policy(tx, task_id, policy.to_json(), policy.max_attempts)
 
     def cleanup_completed_tasks(
         self, older_than_hours: float = 24, *, kind: str | None = None, queue: str | None = None
@@ -387,18 +388,19 @@ class TaskOperations:
         if connection is not None:
             own = callers_connection(connection)
             self.database.open()
-            hold_writes(own)
-            new = self._emit(own, emit)
+            tx = Tx(own, self.database.now())
+            hold_writes(tx)
+            new = self._emit(tx, emit)
             ring_after_commit(own, self._notify)
         else:
             new = self.database.change(lambda c: self._emit(c, emit))
             self._notify()
         return new
 
-    def _emit(self, connection: sa.Connection, emit: Emit) -> bool:
-        new, _ = events.emit(connection, [emit], now := self.database.now())
+    def _emit(self, tx: Tx, emit: Emit) -> bool:
+        new, _ = events.emit(tx, [emit])
         if new:
-            audit.record(connection, now, "event emitted", subject=f"event {emit.name}")
+            audit.record(tx, "event emitted", subject=f"event {emit.name}")
         return bool(new)
 
     def cleanup_events(self, older_than_hours: float) -> int:
@@ -411,11 +413,11 @@ class TaskOperations:
                 removed += batch
         return removed
 
-    def _cleanup_events(self, connection: sa.Connection, span: int) -> int:
-        now = self.database.now()
-        removed = events.cleanup(connection, now - span)
+    def _cleanup_events(self, tx: Tx, span: int) -> int:
+        now = tx.now
+        removed = events.cleanup(tx, now - span)
         if removed:
-            audit.record(connection, now, "cleanup", subject="events", removed=removed)
+            audit.record(tx, "cleanup", subject="events", removed=removed)
         return removed
 
 

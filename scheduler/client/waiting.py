@@ -79,10 +79,10 @@ class Wait:
 
     def _ended(self, ids: Sequence[int]) -> dict[int, TaskRecord]:
         """Those of these that have ended. Raises UnknownTaskError."""
-        with self._database.read() as connection:
+        with self._database.read() as tx:
             # One statement for all tasks, and one for ended ones: there may be thousands.
-            ended = [i for i, end in read_tasks.ends(connection, ids).items() if end is not None]
-            found = {task.id: task for task in read_tasks.get_tasks(connection, ended)}
+            ended = [i for i, end in read_tasks.ends(tx, ids).items() if end is not None]
+            found = {task.id: task for task in read_tasks.get_tasks(tx, ended)}
         for task_id in ended:
             if task_id not in found:
                 raise UnknownTaskError(task_id)  # its row has been removed
@@ -92,8 +92,8 @@ class Wait:
         """What keeps a task from running, for the timeout's error; empty for a caller that did not wait."""
         if not self.seconds:
             return ""
-        with suppress(UnknownTaskError, StoreUnavailableError), self._database.read() as connection:
-            said = why(connection, task_id, self._database.now())
+        with suppress(UnknownTaskError, StoreUnavailableError), self._database.read() as tx:
+            said = why(tx, task_id)
             path = self._database.path
             where = "" if path is None else f"; the database is {path.absolute()}"
             return f"; task {task_id}: {said or 'it is running'}{where}"

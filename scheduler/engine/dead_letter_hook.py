@@ -57,8 +57,8 @@ class DeadLetterHook:
         """Notify of pending tasks that are dead. Raises StoreUnavailableError; then they stay pending."""
         if not self.pending:
             return
-        with database.read() as connection:
-            records = get_tasks(connection, sorted(self.pending))
+        with database.read() as tx:
+            records = get_tasks(tx, sorted(self.pending))
         self.pending.clear()
         for record in records:
             if record.state is TaskState.DEAD:

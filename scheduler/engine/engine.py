@@ -433,8 +433,8 @@ class Engine:
 
     def _report_start(self) -> None:
         try:
-            with self.database.read() as connection:
-                counts, more = read_counts.about(connection, MAX_COUNTED)  # a million took the loop a second, and 70 MB
+            with self.database.read() as tx:
+                counts, more = read_counts.about(tx, MAX_COUNTED)  # a million took the loop a second, and 70 MB
         except StoreUnavailableError:
             return
         told: dict[str, Any] = {"worker": self.worker, "incarnation": self.registration.incarnation, **counts}
@@ -533,8 +533,8 @@ class Engine:
             extra = [(a, outcome_at_stop(a, self.engine_state, RELEASE_DELAY_US)) for a in held]
         self.handed_back = sorted(self.dispatch.run(connection, claiming=False, extra=extra).given_back)
         self.periodic.write_rollups(connection)
-        with self.database.write(connection) as c:
-            workers.stop(c, self.worker, self.engine_state.now())
+        with self.database.write(connection) as tx:
+            workers.stop(tx, self.worker)
         self.bell.ring()
 
     # inline (tests)

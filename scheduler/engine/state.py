@@ -182,16 +182,16 @@ class EngineState:
             return attempt.recorded
         while True:
             try:
-                with self.database.read() as connection:
+                with self.database.read() as tx:
                     if what == "recorded":
-                        found = checkpoints.read(connection, self.worker, c.id, c.claim)
+                        found = checkpoints.read(tx, self.worker, c.id, c.claim)
                         return None if found is None else [(name, *recorded) for name, recorded in found.items()]
                     if what == "results":
-                        return relatives.parent_results(connection, c.id)
+                        return relatives.parent_results(tx, c.id)
                     if what == "failures":
-                        return relatives.dependency_failures(connection, c.id)
+                        return relatives.dependency_failures(tx, c.id)
                     assert what == "ends", what
-                    return asked_children.results(connection, self.database.dialect, args["ids"])
+                    return asked_children.results(tx, args["ids"])
             except StoreUnavailableError:
                 if not self.patient:
                     raise

@@ -9,19 +9,17 @@ from functools import cache
 from typing import Any
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model.actor import actor
 from scheduler.model.spec import plain
-from scheduler.store.db.dialect import bind_rows, dialect_of, prepared
-from scheduler.store.db.statements import run
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 
 _COLUMNS: dict[str, type] = {"task_id": int, "detail": str}
 
 
 def record(
-    connection: sa.Connection,
-    now: int,
+    tx: Tx,
     action: str,
     *,
     tasks: Iterable[int] | Mapping[int, Mapping[str, Any]] | None = None,
@@ -47,22 +45,19 @@ def record(
         rows = [(int(task_id), text) for task_id in tasks]
     if not rows:
         return
-    run(
-        connection,
+    tx.rows(
         "INSERT INTO schedd_audit (task_id, at, actor, via, action, reason, subject, bulk, detail) "
         "SELECT task_id, CAST(:now AS bigint), CAST(:actor AS text), CAST(:via AS text), CAST(:action AS text), "
         "CAST(:reason AS text), CAST(:subject AS text), CAST(:bulk AS text), detail "
-        f"FROM {dialect_of(connection).rows(_COLUMNS)} j",
-        {
-            "rows": bind_rows(rows),
-            "now": now,
-            "actor": who.name if who.name is not None else user(),
-            "via": who.via,
-            "action": action,
-            "reason": who.reason,
-            "subject": subject,
-            "bulk": who.bulk,
-        },
+        f"FROM {tx.dialect.rows(_COLUMNS)} j",
+        rows=bind_rows(rows),
+        now=tx.now,
+        actor=who.name if who.name is not None else user(),
+        via=who.via,
+        action=action,
+        reason=who.reason,
+        subject=subject,
+        bulk=who.bulk,
     )
 
 
@@ -96,19 +91,18 @@ def user() -> str | None:
         return None
 
 
-def clean(connection: sa.Connection, before: int, batch: int) -> int:
+def clean(tx: Tx, before: int, batch: int) -> int:
     """Remove up to ``batch`` rows from before this instant. Returns how many."""
-    gone = connection.execute(
-        prepared(
-            "DELETE FROM schedd_audit WHERE id IN "
-            "(SELECT id FROM schedd_audit WHERE at < :before ORDER BY at LIMIT :batch)"
-        ),
-        {"before": before, "batch": batch},
+    gone = tx.run(
+        "DELETE FROM schedd_audit WHERE id IN "
+        "(SELECT id FROM schedd_audit WHERE at < :before ORDER BY at LIMIT :batch)",
+        before=before,
+        batch=batch,
     )
     return gone.rowcount
 
 
-def count_old(connection: sa.Connection, before: int) -> int:
+def count_old(tx: Tx, before: int) -> int:
     """How many :func:`clean` would remove."""
-    found = connection.execute(prepared("SELECT count(*) FROM schedd_audit WHERE at < :before"), {"before": before})
+    found = tx.run("SELECT count(*) FROM schedd_audit WHERE at < :before", before=before)
     return int(found.scalar_one())

@@ -15,6 +15,7 @@ from scheduler.model.recurrence import Recurrence
 from scheduler.model.spec import TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
 from scheduler.model.task import Priority
+from scheduler.store.db.tx import Tx
 from scheduler.store.schema import metadata
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, msgspec.MsgspecError)
@@ -81,35 +82,33 @@ def numbers_of(table: str) -> list[str]:
     return [c.name for c in metadata.tables[table].columns if isinstance(c.type, sa.Integer)]
 
 
-def broken_rows(connection: sa.Connection) -> list[Broken]:
+def broken_rows(tx: Tx) -> list[Broken]:
     """The rows that cannot be read, some of each kind. Reads all tables."""
     found: list[Broken] = []
     for table, column, count, text in _CODES:
         beyond = f"{column} < 0 OR {column} >= {count}"
-        found += [_named(table, key, text.format(code)) for key, code in _rows(connection, table, column, beyond)]
+        found += [_named(table, key, text.format(code)) for key, code in _rows(tx, table, column, beyond)]
     for table, column in _OBJECTS:
         no_object = f"{column} NOT LIKE '{{%}}'"
-        found += [_named(table, k, f"{column} cannot be read") for k, _ in _rows(connection, table, column, no_object)]
+        found += [_named(table, k, f"{column} cannot be read") for k, _ in _rows(tx, table, column, no_object)]
     for table, column, decode in _TEXTS:
-        for key, value in _rows(connection, table, column, f"{column} IS NOT NULL", most=None):
+        for key, value in _rows(tx, table, column, f"{column} IS NOT NULL", most=None):
             try:
                 decode(value)
             except Exception as error:  # whatever an unreadable text brings
                 found.append(_named(table, key, f"{column} cannot be read ({error})"))
-    if connection.dialect.name == "sqlite":
+    if tx.dialect.name == "sqlite":
         for table in _OWNERS:
             for column in numbers_of(table):
                 odd = f"typeof({column}) NOT IN ('integer', 'null')"
-                found += [_named(table, k, f"{column} is no number") for k, _ in _rows(connection, table, column, odd)]
+                found += [_named(table, k, f"{column} is no number") for k, _ in _rows(tx, table, column, odd)]
     return found
 
 
-def _rows(
-    connection: sa.Connection, table: str, column: str, where: str, most: int | None = _MAX_ROWS
-) -> list[tuple[Any, Any]]:
+def _rows(tx: Tx, table: str, column: str, where: str, most: int | None = _MAX_ROWS) -> list[tuple[Any, Any]]:
     limit = "" if most is None else f" LIMIT {most}"
     sql = f"SELECT {_OWNERS[table][1]}, {column} FROM {table} WHERE {where} ORDER BY 1{limit}"
-    return [(row[0], row[1]) for row in connection.execute(sa.text(sql))]
+    return [(row[0], row[1]) for row in tx.run(sql)]
 
 
 def _named(table: str, key: Any, text: str) -> Broken:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.ports import FOREVER
 from scheduler.store import pauses, schedules, settings
-from scheduler.store.db.statements import run
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.tasks import claim
 from scheduler.store.tasks import deadlines as policies
@@ -41,16 +39,16 @@ class DueWork(NamedTuple):
     settings: str | None = None
 
 
-def poll(connection: sa.Connection, now: int, *, every: bool, polls: bool) -> DueWork:
+def poll(tx: Tx, *, every: bool, polls: bool) -> DueWork:
     """Read what is due.
 
     ``every``: check tasks that await other tasks for missed wake-ups, too: there may be many, and each is read.
     ``polls``: check for a task to be claimed, too.
     """
     most = waits.TASKS if every else waits.MET
-    if connection.dialect.name == "sqlite":
+    if tx.dialect.name == "sqlite":
         most = 0  # one writer at a time: no wake-up is missed
-    bound = {"now": now, "most": most, "polls": int(polls)}
-    ((next_fire, missed, judged, claimable, *live),) = run(connection, _POLLS[connection.dialect.name], bound)
+    bound = {"now": tx.now, "most": most, "polls": int(polls)}
+    ((next_fire, missed, judged, claimable, *live),) = tx.rows(_POLLS[tx.dialect.name], **bound)
     next_fire = FOREVER if next_fire is None else int(next_fire)
     return DueWork(next_fire, bool(missed), bool(judged), claimable is not None, *live)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model.actor import actor
 from scheduler.model.pauses import ALL, QUEUE
 from scheduler.model.texts import rfc3339
 from scheduler.store import audit
-from scheduler.store.db.dialect import dialect_of, prepared
+from scheduler.store.db.tx import Tx
 
 # One value of a statement that is read anyway: JSON of what is paused, NULL for nothing. See Pauses.of().
 IN_EFFECT = {
@@ -57,65 +55,58 @@ class Pause(NamedTuple):
 _ROW = "SELECT scope, name, at, actor, reason FROM schedd_pauses t"
 
 
-def records(connection: sa.Connection) -> list[Pause]:
+def records(tx: Tx) -> list[Pause]:
     """All pauses, the oldest first."""
-    return [Pause(*row) for row in connection.execute(prepared(f"{_ROW} ORDER BY at, scope, name"))]
+    return [Pause(*row) for row in tx.run(f"{_ROW} ORDER BY at, scope, name")]
 
 
-def of_task(connection: sa.Connection, queue: str, kind: str) -> Pause | None:
+def of_task(tx: Tx, queue: str, kind: str) -> Pause | None:
     """The pause that keeps tasks of this kind in this queue from being claimed: the widest, if there are several."""
-    row = connection.execute(
-        prepared(
-            f"{_ROW} WHERE scope = 'all' OR (scope = 'queue' AND name = :queue) OR (scope = 'kind' AND name = :kind) "
-            "ORDER BY CASE scope WHEN 'all' THEN 0 WHEN 'queue' THEN 1 ELSE 2 END LIMIT 1"
-        ),
-        {"queue": queue, "kind": kind},
+    row = tx.run(
+        f"{_ROW} WHERE scope = 'all' OR (scope = 'queue' AND name = :queue) OR (scope = 'kind' AND name = :kind) "
+        "ORDER BY CASE scope WHEN 'all' THEN 0 WHEN 'queue' THEN 1 ELSE 2 END LIMIT 1",
+        queue=queue,
+        kind=kind,
     ).first()
     return None if row is None else Pause(*row)
 
 
-def pause(connection: sa.Connection, scope: str, name: str, now: int) -> bool:
+def pause(tx: Tx, scope: str, name: str) -> bool:
     """Pause; the acting actor and reason are kept with it. Returns whether it was not paused before.
 
     Pausing again with another reason replaces that, and leaves the beginning as it is.
     """
     who = actor()
     by = who.name if who.name is not None else audit.user()
-    made = Pause(scope, name, now, by, who.reason)
-    fresh = connection.execute(
-        prepared(
-            "INSERT INTO schedd_pauses (scope, name, at, actor, reason) VALUES (:scope, :name, :at, :actor, :reason) "
-            "ON CONFLICT (scope, name) DO NOTHING RETURNING scope"
-        ),
-        made._asdict(),
+    made = Pause(scope, name, tx.now, by, who.reason)
+    fresh = tx.run(
+        "INSERT INTO schedd_pauses (scope, name, at, actor, reason) VALUES (:scope, :name, :at, :actor, :reason) "
+        "ON CONFLICT (scope, name) DO NOTHING RETURNING scope",
+        **made._asdict(),
     ).first()
     if fresh is not None:
-        audit.record(connection, now, "pause", subject=made.subject)
+        audit.record(tx, "pause", subject=made.subject)
         return True
-    before = connection.execute(
-        prepared(f"{_ROW} WHERE scope = :scope AND name = :name {dialect_of(connection).lock}"),
-        {"scope": scope, "name": name},
-    ).first()
+    before = tx.run(f"{_ROW} WHERE scope = :scope AND name = :name {tx.dialect.lock}", scope=scope, name=name).first()
     if who.reason is not None and before is not None and before.reason != who.reason:
-        connection.execute(
-            prepared("UPDATE schedd_pauses SET reason = :reason, actor = :actor WHERE scope = :scope AND name = :name"),
-            made._asdict(),
+        tx.run(
+            "UPDATE schedd_pauses SET reason = :reason, actor = :actor WHERE scope = :scope AND name = :name",
+            **made._asdict(),
         )
-        audit.record(connection, now, "pause", subject=made.subject, before={"reason": before.reason})
+        audit.record(tx, "pause", subject=made.subject, before={"reason": before.reason})
     return False
 
 
-def resume(connection: sa.Connection, scope: str, name: str, now: int) -> bool:
+def resume(tx: Tx, scope: str, name: str) -> bool:
     """End a pause. Returns whether there was one."""
-    row = connection.execute(
-        prepared(
-            "DELETE FROM schedd_pauses WHERE scope = :scope AND name = :name RETURNING scope, name, at, actor, reason"
-        ),
-        {"scope": scope, "name": name},
+    row = tx.run(
+        "DELETE FROM schedd_pauses WHERE scope = :scope AND name = :name RETURNING scope, name, at, actor, reason",
+        scope=scope,
+        name=name,
     ).first()
     if row is None:
         return False
     ended = Pause(*row)
     before = {"since": rfc3339(ended.at), "actor": ended.actor, "reason": ended.reason}
-    audit.record(connection, now, "resume", subject=ended.subject, before=before)
+    audit.record(tx, "resume", subject=ended.subject, before=before)
     return True

@@ -6,15 +6,14 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.retry import is_spent
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.db.begun import begun
-from scheduler.store.db.dialect import Dialect, bind_rows, prepared
-from scheduler.store.db.statements import run
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.graph.descendants import BROKEN_BITS
 from scheduler.store.graph.release import release
 from scheduler.store.tasks.claim import QUARANTINE_LANE
@@ -42,61 +41,47 @@ class Reclaimed(NamedTuple):
     spent: tuple[int, ...] = ()  # tasks that have used their last attempt
 
 
-def reap(
-    connection: sa.Connection,
-    dialect: Dialect,
-    now: int,
-    *,
-    known_dead: Sequence[str] = (),
-    spare: int | None = None,
-    lapsed: bool = True,
-) -> list[Reclaimed]:
+def reap(tx: Tx, *, known_dead: Sequence[str] = (), spare: int | None = None, lapsed: bool = True) -> list[Reclaimed]:
     """Declare workers dead whose lease ran out, and reclaim their tasks.
 
     ``known_dead``: incarnations that are dead whatever their lease; ``spare``: the caller's own worker id; ``lapsed``:
     leases that ran out count, too. Claims that another transaction held in an earlier call are reclaimed now.
     """
     # A worker whose row is locked is renewing its lease. The caller does not wait for it.
-    connection.execute(
-        prepared(
-            f"UPDATE schedd_workers SET state = {DEAD} WHERE id IN (SELECT t.id FROM schedd_workers t "
-            f"WHERE t.state < {STOPPED} AND t.id <> :spare AND "
-            "(t.lease_until < :before OR t.incarnation IN (SELECT value FROM "
-            + ("json_each(:dead))" if dialect.name == "sqlite" else "json_array_elements_text(CAST(:dead AS json)))")
-            + f") {dialect.skip_locked})"
-        ),
-        {
-            "before": now if lapsed else 0,
-            "spare": -1 if spare is None else spare,
-            "dead": msgspec.json.encode(list(known_dead)).decode(),
-        },
+    tx.run(
+        f"UPDATE schedd_workers SET state = {DEAD} WHERE id IN (SELECT t.id FROM schedd_workers t "
+        f"WHERE t.state < {STOPPED} AND t.id <> :spare AND "
+        "(t.lease_until < :before OR t.incarnation IN (SELECT value FROM "
+        + ("json_each(:dead))" if tx.dialect.name == "sqlite" else "json_array_elements_text(CAST(:dead AS json)))")
+        + f") {tx.dialect.skip_locked})",
+        before=tx.now if lapsed else 0,
+        spare=-1 if spare is None else spare,
+        dead=msgspec.json.encode(list(known_dead)).decode(),
     )
-    found = connection.execute(
-        prepared(f"SELECT w.id, w.host, w.pid, w.incarnation, w.pools FROM {_DEAD_HOLDING}")
-    ).fetchall()
+    found = tx.run(f"SELECT w.id, w.host, w.pid, w.incarnation, w.pools FROM {_DEAD_HOLDING}").fetchall()
     done = []
     for row in found:
         label = f"{row.host}:{row.pid} ({row.incarnation})"
         path = _noted_here(row)
-        tasks, poisoned, spent = _reclaim(connection, dialect, row.id, label, now, begun(path) if path else set())
+        tasks, poisoned, spent = _reclaim(tx, row.id, label, begun(path) if path else set())
         done.append(Reclaimed(row.id, label, tasks, poisoned, spent))
     return done
 
 
-def next_lapse(connection: sa.Connection, spare: int | None) -> int:
+def next_lapse(tx: Tx, spare: int | None) -> int:
     """When the next lease of another worker runs out; 0 if there is none."""
-    ((found,),) = run(connection, f"SELECT ({_NEXT_LAPSE})", {"spare": -1 if spare is None else spare})
+    ((found,),) = tx.rows(f"SELECT ({_NEXT_LAPSE})", spare=-1 if spare is None else spare)
     return int(found or 0)
 
 
-def find_expired(connection: sa.Connection, spare: int | None) -> tuple[int, bool]:
+def find_expired(tx: Tx, spare: int | None) -> tuple[int, bool]:
     """:func:`next_lapse`, and whether a dead worker still holds claims."""
-    ((lapse, found),) = run(connection, _FIND_EXPIRED, {"spare": -1 if spare is None else spare})
+    ((lapse, found),) = tx.rows(_FIND_EXPIRED, spare=-1 if spare is None else spare)
     return int(lapse or 0), bool(found)
 
 
 def _reclaim(
-    connection: sa.Connection, dialect: Dialect, worker: int, label: str, now: int, noted: Container[tuple[int, int]]
+    tx: Tx, worker: int, label: str, noted: Container[tuple[int, int]]
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     """Make the claims of a dead worker claimable again; each task becomes a suspect.
 
@@ -105,15 +90,13 @@ def _reclaim(
     claim that never started gets its attempt back (by moving the base: the number still grows). ``noted``: (id, claim)
     of those that had begun although their rows do not say so yet.
     """
-    rows = connection.execute(
-        prepared(
-            "SELECT t.id, t.claim, t.attempt, t.attempt_base, t.max_attempts, t.state, t.claimed_at, t.started_at, "
-            "t.lane, t.suspect, t.deaths, "
-            "t.cancel_requested, t.dead_letter, t.rerun FROM schedd_tasks t "
-            "WHERE t.worker = :worker AND t.state >= 4 AND t.state <= 5 "
-            f"ORDER BY t.id {dialect.skip_locked}"
-        ),
-        {"worker": worker},
+    rows = tx.run(
+        "SELECT t.id, t.claim, t.attempt, t.attempt_base, t.max_attempts, t.state, t.claimed_at, t.started_at, "
+        "t.lane, t.suspect, t.deaths, "
+        "t.cancel_requested, t.dead_letter, t.rerun FROM schedd_tasks t "
+        "WHERE t.worker = :worker AND t.state >= 4 AND t.state <= 5 "
+        f"ORDER BY t.id {tx.dialect.skip_locked}",
+        worker=worker,
     ).fetchall()
     tasks, attempts, poisoned, spent = [], [], [], []
     error = f"lost: worker {label} died or lost its lease"
@@ -145,32 +128,28 @@ def _reclaim(
     ends = {t[0]: END_BIT[TaskState.from_code(t[1])] for t in tasks if t[1] >= st.FIRST_TERMINAL}
     replaced = [r.id for r in rows if r.rerun]
     ends |= {i: ends.get(i, 0) | BROKEN_BITS for i in replaced}
-    if ends and dialect.skip_locked:
+    if ends and tx.dialect.skip_locked:
         # Another transaction holds what waits for them: they stay claimed until a later call.
-        blocked = lock_descendants(connection, dialect, ends).blocked | blocked_replacements(
-            connection, dialect, replaced
-        )
+        blocked = lock_descendants(tx, ends).blocked | blocked_replacements(tx, replaced)
         tasks = [t for t in tasks if t[0] not in blocked]
         attempts = [a for a in attempts if a[0] not in blocked]
         poisoned = [p for p in poisoned if p not in blocked]
         spent = [s for s in spent if s not in blocked]
     if tasks:
-        _write_back(connection, dialect, worker, tasks, attempts, now)
+        _write_back(tx, worker, tasks, attempts)
     ended = {t[0]: TaskState.from_code(t[1]) for t in tasks if t[1] >= st.FIRST_TERMINAL}
     if ended:
-        release(connection, dialect, ended.items(), now)
+        release(tx, ended.items())
     if replaced:
-        apply_deferred(connection, dialect, [t[0] for t in tasks], now)
+        apply_deferred(tx, [t[0] for t in tasks])
     return len(tasks), tuple(poisoned), tuple(spent)
 
 
 def _write_back(
-    connection: sa.Connection,
-    dialect: Dialect,
+    tx: Tx,
     worker: int,
     tasks: Sequence[tuple[int, int, str, int, int, str | None]],
     attempts: Sequence[tuple[object, ...]],
-    now: int,
 ) -> None:
     columns: dict[str, type] = {
         "id": int,
@@ -180,18 +159,18 @@ def _write_back(
         "refund": int,
         "error": str,
     }
-    connection.execute(
-        prepared(
-            "UPDATE schedd_tasks SET state = j.state, "
-            "worker = NULL, lane = j.lane, deaths = j.deaths, suspect = schedd_tasks.suspect + 1, "
-            "attempt_base = schedd_tasks.attempt_base + j.refund, "
-            "finished_at = CASE WHEN j.state >= 6 THEN :now ELSE schedd_tasks.finished_at END, "
-            "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, "
-            "error = coalesce(j.error, schedd_tasks.error), "
-            "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'WorkerDied' END "
-            f"FROM {dialect.rows(columns)} j WHERE schedd_tasks.id = j.id AND schedd_tasks.worker = :worker"
-        ),
-        {"rows": bind_rows(tasks), "now": now, "worker": worker},
+    tx.run(
+        "UPDATE schedd_tasks SET state = j.state, "
+        "worker = NULL, lane = j.lane, deaths = j.deaths, suspect = schedd_tasks.suspect + 1, "
+        "attempt_base = schedd_tasks.attempt_base + j.refund, "
+        "finished_at = CASE WHEN j.state >= 6 THEN :now ELSE schedd_tasks.finished_at END, "
+        "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, "
+        "error = coalesce(j.error, schedd_tasks.error), "
+        "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'WorkerDied' END "
+        f"FROM {tx.dialect.rows(columns)} j WHERE schedd_tasks.id = j.id AND schedd_tasks.worker = :worker",
+        rows=bind_rows(tasks),
+        now=tx.now,
+        worker=worker,
     )
     columns = {
         "task_id": int,
@@ -203,10 +182,10 @@ def _write_back(
         "error": str,
     }
     names = ", ".join(columns)
-    connection.execute(
-        prepared(
-            f"INSERT INTO schedd_attempts (worker, finished_at, {names}) SELECT :worker, :now, {names} "
-            f"FROM {dialect.rows(columns)} j WHERE true ON CONFLICT (task_id, claim) DO NOTHING"
-        ),
-        {"rows": bind_rows(attempts), "now": now, "worker": worker},
+    tx.run(
+        f"INSERT INTO schedd_attempts (worker, finished_at, {names}) SELECT :worker, :now, {names} "
+        f"FROM {tx.dialect.rows(columns)} j WHERE true ON CONFLICT (task_id, claim) DO NOTHING",
+        rows=bind_rows(attempts),
+        now=tx.now,
+        worker=worker,
     )

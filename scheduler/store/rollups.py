@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import sqlalchemy as sa
-
 from scheduler.model.rollup import DAY, HOUR, MINUTE, Cell
 from scheduler.ports import SECOND
-from scheduler.store.db.dialect import Dialect, bind_rows, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 
 MINUTES_KEPT = 6 * HOUR  # seconds that minutes stay minutes
 HOURS_KEPT = 14 * DAY
@@ -45,35 +44,35 @@ _COARSER_PG = f"WITH gone AS ({_DELETE} RETURNING *) {_COARSER.format(source='go
 _COARSER_SQLITE = _COARSER.format(source="schedd_rollups")
 
 
-def add(connection: sa.Connection, dialect: Dialect, cells: Sequence[Cell]) -> None:
+def add(tx: Tx, cells: Sequence[Cell]) -> None:
     """Add counts to what is stored, in one statement. ``cells``: in the order of their keys."""
-    sql = f"INSERT INTO schedd_rollups ({_NAMES}) SELECT {_NAMES} FROM {dialect.rows(_COLUMNS)} j WHERE true {_ADD}"
-    connection.execute(prepared(sql), {"rows": bind_rows(cells)})
+    sql = f"INSERT INTO schedd_rollups ({_NAMES}) SELECT {_NAMES} FROM {tx.dialect.rows(_COLUMNS)} j WHERE true {_ADD}"
+    tx.run(sql, rows=bind_rows(cells))
 
 
-def compact(connection: sa.Connection, dialect: Dialect, now: int, kept: int) -> bool:
+def compact(tx: Tx, kept: int) -> bool:
     """Roll up an hour of old minutes and a day of old hours; remove days older than ``kept`` (microseconds).
 
     True: there is more.
     """
-    first_of = connection.execute(prepared(_FIRST)).one()
+    first_of = tx.run(_FIRST).one()
     more = False
     for first, (span, into, stay) in zip(first_of, _STEPS, strict=False):
-        until = floor(now - stay * SECOND, into)
+        until = floor(tx.now - stay * SECOND, into)
         if first is None or first >= until:
             continue
         before = floor(first, into) + into * SECOND
         bound = {"span": span, "before": before}
         coarser = {**bound, "into": into, "length": into * SECOND}
-        if dialect.name == "sqlite":
-            connection.execute(prepared(_COARSER_SQLITE), coarser)
-            connection.execute(prepared(_DELETE), bound)
+        if tx.dialect.name == "sqlite":
+            tx.run(_COARSER_SQLITE, **coarser)
+            tx.run(_DELETE, **bound)
         else:
-            connection.execute(prepared(_COARSER_PG), coarser)
+            tx.run(_COARSER_PG, **coarser)
         more |= before < until
     for first, span in zip(first_of, _SPANS, strict=True):
-        if first is not None and first < now - kept:
-            connection.execute(prepared(_DELETE), {"span": span, "before": now - kept})
+        if first is not None and first < tx.now - kept:
+            tx.run(_DELETE, span=span, before=tx.now - kept)
     return more
 
 

@@ -19,7 +19,8 @@ from scheduler.model.recurrence import Recurrence
 from scheduler.model.retry import MAX_COUNT
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.times import to_datetime
-from scheduler.store.db.dialect import Dialect, bind_rows, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import exists, same
 
 GRAPH = "(graph)"  # the kind of a schedule that makes graphs: no name of a kind
@@ -117,26 +118,24 @@ def _graph(template: Sequence[TaskSpec], run: str, first: int, common: dict[str,
     ]
 
 
-def present(connection: sa.Connection, dialect: Dialect, slots: list[tuple[str, int]]) -> set[tuple[str, int]]:
+def present(tx: Tx, slots: list[tuple[str, int]]) -> set[tuple[str, int]]:
     """Fire times (schedule, time) that have tasks already, whatever became of them: a clock that jumps back must not
     run them again."""
-    return _found(connection, dialect, slots, "schedd_tasks")
+    return _found(tx, slots, "schedd_tasks")
 
 
-def remembered(connection: sa.Connection, dialect: Dialect, slots: list[tuple[str, int]]) -> set[tuple[str, int]]:
+def remembered(tx: Tx, slots: list[tuple[str, int]]) -> set[tuple[str, int]]:
     """Fire times whose tasks retention has removed; the store remembers them as long as outcomes."""
-    return _found(connection, dialect, slots, "schedd_outcomes")
+    return _found(tx, slots, "schedd_outcomes")
 
 
-def _found(
-    connection: sa.Connection, dialect: Dialect, slots: list[tuple[str, int]], table: str
-) -> set[tuple[str, int]]:
+def _found(tx: Tx, slots: list[tuple[str, int]], table: str) -> set[tuple[str, int]]:
     if not slots:
         return set()
     there = exists("t.schedule", f"FROM {table} t WHERE {same('t.schedule', 'j.name')} AND t.slot = j.slot")
-    rows = connection.execute(
-        prepared(f"SELECT j.name, j.slot FROM {dialect.rows({'name': str, 'slot': int})} j WHERE {there}"),
-        {"rows": bind_rows(slots)},
+    rows = tx.run(
+        f"SELECT j.name, j.slot FROM {tx.dialect.rows({'name': str, 'slot': int})} j WHERE {there}",
+        rows=bind_rows(slots),
     )
     return {(row[0], row[1]) for row in rows}
 
@@ -150,36 +149,32 @@ class _LastRun(Protocol):
     def last_slot(self) -> int | None: ...
 
 
-def still_going(connection: sa.Connection, dialect: Dialect, rows: Collection[_LastRun | sa.Row[Any]]) -> set[str]:
+def still_going(tx: Tx, rows: Collection[_LastRun | sa.Row[Any]]) -> set[str]:
     """The names of those schedules whose last run has a task that has not ended."""
     asked = [(row.name, row.last_task, row.last_slot or 0) for row in rows if row.last_task is not None]
     if not asked:
         return set()
-    found = connection.execute(
-        prepared(
-            f"SELECT j.name FROM {dialect.rows({'name': str, 'task': int, 'slot': int})} j WHERE "
-            f"EXISTS (SELECT 1 FROM schedd_tasks t WHERE t.id = j.task AND t.state < {st.FIRST_TERMINAL}) OR "
-            + exists(
-                "t.schedule",
-                f"FROM schedd_tasks t WHERE {same('t.schedule', 'j.name')} AND t.slot = j.slot "
-                f"AND t.state < {st.FIRST_TERMINAL}",
-            )
+    found = tx.run(
+        f"SELECT j.name FROM {tx.dialect.rows({'name': str, 'task': int, 'slot': int})} j WHERE "
+        f"EXISTS (SELECT 1 FROM schedd_tasks t WHERE t.id = j.task AND t.state < {st.FIRST_TERMINAL}) OR "
+        + exists(
+            "t.schedule",
+            f"FROM schedd_tasks t WHERE {same('t.schedule', 'j.name')} AND t.slot = j.slot "
+            f"AND t.state < {st.FIRST_TERMINAL}",
         ),
-        {"rows": bind_rows(asked)},
+        rows=bind_rows(asked),
     )
     return {row[0] for row in found}
 
 
-def last_ends(connection: sa.Connection, dialect: Dialect, rows: Collection[_LastRun | sa.Row[Any]]) -> dict[str, int]:
+def last_ends(tx: Tx, rows: Collection[_LastRun | sa.Row[Any]]) -> dict[str, int]:
     """When the last runs of these schedules ended, by name: the latest end of their tasks, in microseconds."""
     asked = [(row.name, row.last_slot) for row in rows if row.last_slot is not None]
     if not asked:
         return {}
-    found = connection.execute(
-        prepared(
-            f"SELECT j.name, (SELECT max(t.finished_at) FROM schedd_tasks t WHERE {same('t.schedule', 'j.name')} "
-            f"AND t.slot = j.slot) AS ended FROM {dialect.rows({'name': str, 'slot': int})} j"
-        ),
-        {"rows": bind_rows(asked)},
+    found = tx.run(
+        f"SELECT j.name, (SELECT max(t.finished_at) FROM schedd_tasks t WHERE {same('t.schedule', 'j.name')} "
+        f"AND t.slot = j.slot) AS ended FROM {tx.dialect.rows({'name': str, 'slot': int})} j",
+        rows=bind_rows(asked),
     )
     return {row.name: row.ended for row in found if row.ended is not None}

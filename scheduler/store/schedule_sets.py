@@ -17,7 +17,8 @@ from scheduler.model.texts import rfc3339
 from scheduler.ports import FOREVER
 from scheduler.store import audit
 from scheduler.store.broken_rows import unreadable
-from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.schedule_runs import present, remembered, specs_by_hand, specs_of_run, template_of
 from scheduler.store.schedules import ROW, ScheduleSpec, changes_of, check_change, delete, register
 from scheduler.store.tasks.control import CancelResult, cancel
@@ -33,26 +34,17 @@ class SetChange(NamedTuple):
     removed: tuple[str, ...]
 
 
-def sync(
-    connection: sa.Connection,
-    dialect: Dialect,
-    specs: Sequence[ScheduleSpec],
-    owner: str,
-    now: int,
-    *,
-    dry_run: bool = False,
-) -> SetChange:
+def sync(tx: Tx, specs: Sequence[ScheduleSpec], owner: str, *, dry_run: bool = False) -> SetChange:
     """Make these the schedules of ``owner``: register each, and delete what the owner has besides.
 
     Schedules without an owner become the owner's if they are in the set; those of another owner are refused and never
     deleted. ``dry_run``: change nothing. Raises DuplicateScheduleError.
     """
-    rows = connection.execute(
-        prepared(
-            f"{ROW} WHERE owner = :owner OR name IN (SELECT name FROM {dialect.rows({'name': str})} j) "
-            f"ORDER BY name {dialect.lock}"
-        ),
-        {"owner": owner, "rows": bind_rows([(spec.name,) for spec in specs])},
+    rows = tx.run(
+        f"{ROW} WHERE owner = :owner OR name IN (SELECT name FROM {tx.dialect.rows({'name': str})} j) "
+        f"ORDER BY name {tx.dialect.lock}",
+        owner=owner,
+        rows=bind_rows([(spec.name,) for spec in specs]),
     ).fetchall()
     present = {row.name: row for row in rows}
     added: list[str] = []
@@ -69,15 +61,15 @@ def sync(
     removed = [row.name for row in rows if row.owner == owner and row.name not in wanted]
     if not dry_run:
         for spec in specs:
-            register(connection, dialect, spec, now)
+            register(tx, spec)
         for name in removed:
-            delete(connection, name, now)
+            delete(tx, name)
     return SetChange(tuple(added), tuple(updated), tuple(unchanged), tuple(removed))
 
 
-def read(connection: sa.Connection, name: str, lock: str = "") -> tuple[sa.Row[Any], Recurrence, list[TaskSpec]]:
+def read(tx: Tx, name: str, lock: str = "") -> tuple[sa.Row[Any], Recurrence, list[TaskSpec]]:
     """A schedule's row, recurrence and tasks. Raises UnknownScheduleError, InvalidScheduleError if unreadable."""
-    row = connection.execute(prepared(f"{ROW} WHERE name = :name {lock}"), {"name": name}).first()
+    row = tx.run(f"{ROW} WHERE name = :name {lock}", name=name).first()
     if row is None:
         raise UnknownScheduleError(name)
     try:
@@ -86,28 +78,27 @@ def read(connection: sa.Connection, name: str, lock: str = "") -> tuple[sa.Row[A
         raise unreadable(name, error) from None
 
 
-def trigger(connection: sa.Connection, name: str, now: int, slot: int | None = None) -> TaskId:
+def trigger(tx: Tx, name: str, slot: int | None = None) -> TaskId:
     """One run now: beside the fire times, or the one of a fire time that has no run. Returns its first task.
 
     Of a fire time that has a run already the id of that, with ``created`` False. Raises UnknownScheduleError,
     InvalidScheduleError if it cannot be read, and for an instant that is no fire time of it.
     """
-    row, recurrence, template = read(connection, name, dialect_of(connection).lock)
+    row, recurrence, template = read(tx, name, tx.dialect.lock)
     about = f"schedule {name}"
     if slot is None:
-        made = enqueue(connection, specs_by_hand(row, template), now, ours=True)
-        audit.record(connection, now, "schedule triggered", tasks=[int(i) for i in made], subject=about)
+        made = enqueue(tx, specs_by_hand(row, template), ours=True)
+        audit.record(tx, "schedule triggered", tasks=[int(i) for i in made], subject=about)
         return made[0]
     _check_slot(row, recurrence, slot)
-    there = connection.execute(
-        prepared("SELECT min(t.id + 0) FROM schedd_tasks t WHERE t.schedule = :name AND t.slot = :slot"),
-        {"name": name, "slot": slot},
+    there = tx.run(
+        "SELECT min(t.id + 0) FROM schedd_tasks t WHERE t.schedule = :name AND t.slot = :slot", name=name, slot=slot
     ).scalar()
     if there is not None:
         return TaskId(there, created=False)
-    cause = f"trigger:{rfc3339(now, exact=False)}"
-    made = enqueue(connection, specs_of_run(row, template, Fire(slot), 0, at=now, causation=cause), now, ours=True)
-    audit.record(connection, now, "schedule triggered", tasks=[int(i) for i in made], subject=about, slot=rfc3339(slot))
+    cause = f"trigger:{rfc3339(tx.now, exact=False)}"
+    made = enqueue(tx, specs_of_run(row, template, Fire(slot), 0, at=tx.now, causation=cause), ours=True)
+    audit.record(tx, "schedule triggered", tasks=[int(i) for i in made], subject=about, slot=rfc3339(slot))
     return made[0]
 
 
@@ -129,9 +120,7 @@ def refuse_fixed_delay(name: str, recurrence: Recurrence) -> None:
         raise InvalidScheduleError(f"schedule {name!r} has a fixed delay: its slots follow from the ends of its runs")
 
 
-def cancel_runs(
-    connection: sa.Connection, name: str, now: int, *, slot: int | None = None, run: str | None = None
-) -> CancelResult:
+def cancel_runs(tx: Tx, name: str, *, slot: int | None = None, run: str | None = None) -> CancelResult:
     """Cancel all tasks of the schedule's runs that have not ended, or of one run: by its fire time or its name.
 
     Raises UnknownScheduleError if there is no such schedule, nor a task of it.
@@ -141,12 +130,12 @@ def cancel_runs(
         one += " AND (t.key = :run OR t.correlation = :run OR CAST(t.id AS text) = :run)"
     given = {"slot": slot, "run": run}
     bound = {"name": name} | {key: value for key, value in given.items() if value is not None}
-    rows = connection.execute(
-        prepared(f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.schedule = :name{one} ORDER BY t.id"), bound
+    rows = tx.run(
+        f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.schedule = :name{one} ORDER BY t.id", **bound
     ).fetchall()
     if not rows:
-        read(connection, name)
-    return cancel(connection, [row.id for row in rows if row.state < st.FIRST_TERMINAL], now)
+        read(tx, name)
+    return cancel(tx, [row.id for row in rows if row.state < st.FIRST_TERMINAL])
 
 
 BACKFILL_BATCH = 500  # tasks that one transaction of a backfill stores
@@ -160,15 +149,15 @@ class Backfill(NamedTuple):
     tasks: int  # of one run
 
 
-def plan_backfill(connection: sa.Connection, name: str, start: int, end: int, now: int, limit: int) -> Backfill:
+def plan_backfill(tx: Tx, name: str, start: int, end: int, limit: int) -> Backfill:
     """The fire times from ``start`` to ``end`` (both included), by whether they have run.
 
     What retention has removed is remembered as long as outcomes are. Raises UnknownScheduleError,
     InvalidScheduleError, and ConfigError for more than ``limit`` fire times.
     """
-    row, recurrence, template = read(connection, name)
+    row, recurrence, template = read(tx, name)
     refuse_fixed_delay(name, recurrence)
-    if end > now:
+    if end > tx.now:
         raise InvalidScheduleError(f"{rfc3339(end)} is still to come: a backfill ends now at the latest")
     if start > end:
         raise InvalidScheduleError(f"a backfill from {rfc3339(start)} to {rfc3339(end)} runs backwards")
@@ -176,33 +165,31 @@ def plan_backfill(connection: sa.Connection, name: str, start: int, end: int, no
     if more:
         count = recurrence.count_between(start - 1, end, row.anchor)
         raise ConfigError(f"there are {count} slots, over the limit of {limit}: take a shorter time, or a higher limit")
-    there = _have_run(connection, name, slots)
+    there = _have_run(tx, name, slots)
     return Backfill([s for s in slots if s not in there], [s for s in slots if s in there], len(template))
 
 
-def _have_run(connection: sa.Connection, name: str, slots: Sequence[int]) -> set[int]:
-    dialect, asked = dialect_of(connection), [(name, slot) for slot in slots]
-    return {slot for _, slot in present(connection, dialect, asked) | remembered(connection, dialect, asked)}
+def _have_run(tx: Tx, name: str, slots: Sequence[int]) -> set[int]:
+    _dialect, asked = tx.dialect, [(name, slot) for slot in slots]
+    return {slot for _, slot in present(tx, asked) | remembered(tx, asked)}
 
 
-def backfill(connection: sa.Connection, name: str, slots: Sequence[int], now: int) -> list[int]:
+def backfill(tx: Tx, name: str, slots: Sequence[int]) -> list[int]:
     """Store the runs of those of these fire times that have none, due at once. Returns the fire times stored.
 
     Their cause is ``backfill:<when>``. Raises UnknownScheduleError, InvalidScheduleError if it cannot be read.
     """
-    row, _, template = read(connection, name, dialect_of(connection).lock)
-    there = _have_run(connection, name, slots)
+    row, _, template = read(tx, name, tx.dialect.lock)
+    there = _have_run(tx, name, slots)
     missing = [slot for slot in slots if slot not in there]
-    cause = f"backfill:{rfc3339(now, exact=False)}"
+    cause = f"backfill:{rfc3339(tx.now, exact=False)}"
     tasks: list[TaskSpec] = []
     for slot in missing:
-        tasks += specs_of_run(row, template, Fire(slot), len(tasks), at=now, causation=cause)
+        tasks += specs_of_run(row, template, Fire(slot), len(tasks), at=tx.now, causation=cause)
     if tasks:
-        enqueue(connection, tasks, now, ours=True)
+        enqueue(tx, tasks, ours=True)
         ends = {"from": rfc3339(missing[0]), "to": rfc3339(missing[-1])}
-        audit.record(
-            connection, now, "schedule backfilled", subject=f"schedule {name}", window=ends, count=len(missing)
-        )
+        audit.record(tx, "schedule backfilled", subject=f"schedule {name}", window=ends, count=len(missing))
     return missing
 
 

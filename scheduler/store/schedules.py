@@ -20,8 +20,8 @@ from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.ports import FOREVER
 from scheduler.store import audit
 from scheduler.store.broken_rows import unreadable
-from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
-from scheduler.store.db.statements import run
+from scheduler.store.db.dialect import Dialect, bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.schedule_runs import (
     GRAPH,
     encode_graph,
@@ -89,7 +89,7 @@ class Fired(NamedTuple):
     trouble: str | None = None
 
 
-def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, now: int) -> bool:
+def register(tx: Tx, spec: ScheduleSpec) -> bool:
     """Insert or update by name; the slot that stands keeps standing unless the recurrence changed.
 
     Returns whether the schedule is new. Raises DuplicateScheduleError if it is one of another kind, or belongs to
@@ -98,57 +98,51 @@ def register(connection: sa.Connection, dialect: Dialect, spec: ScheduleSpec, no
     catch-up ``all`` an overdue one runs through the slots that it missed, which are due at once and none of them lost.
     """
     columns = spec.columns()
-    bound = columns | {"name": spec.name, "now": now, "next_at": spec.recurrence.next_after(now, now)}
+    bound = columns | {"name": spec.name, "now": tx.now, "next_at": spec.recurrence.next_after(tx.now, tx.now)}
     fresh = (
-        connection.execute(
-            prepared(
-                f"INSERT INTO schedd_schedules (name, {', '.join(columns)}, anchor, next_at, created_at, updated_at, "
-                f"seen_at) VALUES (:name, {', '.join(f':{name}' for name in columns)}, :now, :next_at, :now, :now, "
-                ":now) ON CONFLICT (name) DO NOTHING RETURNING name"
-            ),
-            bound,
+        tx.run(
+            f"INSERT INTO schedd_schedules (name, {', '.join(columns)}, anchor, next_at, created_at, updated_at, "
+            f"seen_at) VALUES (:name, {', '.join(f':{name}' for name in columns)}, :now, :next_at, :now, :now, "
+            ":now) ON CONFLICT (name) DO NOTHING RETURNING name",
+            **bound,
         ).first()
         is not None
     )
     if not fresh:
-        row = _locked(connection, dialect, spec.name)
+        row = _locked(tx, spec.name)
         changed = log_change(row, spec)
         if row is not None and changed:
             before = {name: row._mapping[name] for name in changed}
             after = {name: columns[name] for name in changed}
             about = f"schedule {spec.name}"
-            audit.record(connection, now, "schedule replaced", subject=about, before=before, after=after)
-        connection.execute(
-            prepared(
-                f"UPDATE schedd_schedules SET {', '.join(f'{n} = :{n}' for n in columns if n != 'recurrence')}, "
-                "seen_at = :now, updated_at = CASE WHEN :changed = 0 THEN updated_at ELSE :now END, "
-                "anchor = CASE WHEN recurrence = :recurrence THEN anchor ELSE :now END, "
-                "next_at = CASE WHEN recurrence = :recurrence THEN next_at ELSE :next_at END, "
-                "recurrence = :recurrence WHERE name = :name"
-            ),
-            bound | {"changed": len(changed)},
+            audit.record(tx, "schedule replaced", subject=about, before=before, after=after)
+        tx.run(
+            f"UPDATE schedd_schedules SET {', '.join(f'{n} = :{n}' for n in columns if n != 'recurrence')}, "
+            "seen_at = :now, updated_at = CASE WHEN :changed = 0 THEN updated_at ELSE :now END, "
+            "anchor = CASE WHEN recurrence = :recurrence THEN anchor ELSE :now END, "
+            "next_at = CASE WHEN recurrence = :recurrence THEN next_at ELSE :next_at END, "
+            "recurrence = :recurrence WHERE name = :name",
+            **(bound | {"changed": len(changed)}),
         )
     else:
         shown = {name: value for name, value in columns.items() if value is not None}
-        audit.record(connection, now, "schedule registered", subject=f"schedule {spec.name}", after=shown)
+        audit.record(tx, "schedule registered", subject=f"schedule {spec.name}", after=shown)
         # it may have been deleted, and brought back while a run of it goes on; not by walking down the primary key
         going = f"FROM schedd_tasks t WHERE t.schedule = :name AND t.slot IS NOT NULL AND t.state < {st.FIRST_TERMINAL}"
-        connection.execute(
-            prepared(
-                f"UPDATE schedd_schedules SET last_task = (SELECT max(t.id + 0) {going}), "
-                f"last_slot = (SELECT max(t.slot) {going}) WHERE name = :name"
-            ),
-            {"name": spec.name},
+        tx.run(
+            f"UPDATE schedd_schedules SET last_task = (SELECT max(t.id + 0) {going}), "
+            f"last_slot = (SELECT max(t.slot) {going}) WHERE name = :name",
+            name=spec.name,
         )
     if spec.run_on_startup:
-        row = _locked(connection, dialect, spec.name)
-        overdue = row is not None and not fresh and row.next_at <= now
+        row = _locked(tx, spec.name)
+        overdue = row is not None and not fresh and row.next_at <= tx.now
         if row is not None and not row.paused and (fresh or (overdue and spec.catchup != "all")):
-            fire = Fire(now)
+            fire = Fire(tx.now)
             if overdue and spec.catchup == "last" and spec.recurrence.mode != "fixed_delay":
-                fire = Fire(now, spec.recurrence.count_between(row.next_at - 1, now, row.anchor), row.next_at)
-            following = _after(spec.recurrence, row.anchor, now)
-            _fire(connection, dialect, [_Due(row, template_of(row), [fire], following, at=now)], now)
+                fire = Fire(tx.now, spec.recurrence.count_between(row.next_at - 1, tx.now, row.anchor), row.next_at)
+            following = _after(spec.recurrence, row.anchor, tx.now)
+            _fire(tx, [_Due(row, template_of(row), [fire], following, at=tx.now)])
     return fresh
 
 
@@ -210,21 +204,21 @@ def _after(recurrence: Recurrence, anchor: int, now: int) -> int:
     return FOREVER if recurrence.mode == "fixed_delay" else recurrence.next_after(now, anchor)
 
 
-def _locked(connection: sa.Connection, dialect: Dialect, name: str) -> sa.Row[Any] | None:
-    return connection.execute(prepared(f"{ROW} WHERE name = :name {dialect.lock}"), {"name": name}).first()
+def _locked(tx: Tx, name: str) -> sa.Row[Any] | None:
+    return tx.run(f"{ROW} WHERE name = :name {tx.dialect.lock}", name=name).first()
 
 
-def next_due(connection: sa.Connection, dialect: Dialect, aside: Collection[str] = ()) -> int:
+def next_due(tx: Tx, aside: Collection[str] = ()) -> int:
     """When the next schedule is due, but for those set ``aside``; FOREVER if none is."""
-    found = connection.execute(
-        prepared(f"SELECT min(next_at) FROM schedd_schedules WHERE paused = 0 {_but(dialect, aside)}"), _names(aside)
+    found = tx.run(
+        f"SELECT min(next_at) FROM schedd_schedules WHERE paused = 0 {_but(tx.dialect, aside)}", **_names(aside)
     ).scalar()
     return FOREVER if found is None else int(found)
 
 
-def next_look(connection: sa.Connection) -> int:
+def next_look(tx: Tx) -> int:
     """When there may be something to do for :func:`tick`: 0 while a fixed-delay run goes on, FOREVER for never."""
-    ((found,),) = run(connection, NEXT_LOOK, {})
+    ((found,),) = tx.rows(NEXT_LOOK)
     return FOREVER if found is None else int(found)
 
 
@@ -249,19 +243,17 @@ class _Due(NamedTuple):
     at: int | None = None
 
 
-def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, aside: Collection[str] = ()) -> list[Fired]:
+def tick(tx: Tx, grace: int, aside: Collection[str] = ()) -> list[Fired]:
     """Make the tasks of slots that are due, about a thousand at most. Engines that tick at once share the schedules
     out by row locks.
 
     ``aside``: names to skip. A schedule that cannot be read or fired is returned as trouble; it stops no other.
     """
-    _, done = end_delays(connection, now, aside)
-    rows = connection.execute(
-        prepared(
-            f"{ROW} WHERE paused = 0 AND next_at <= :now {_but(dialect, aside)} "
-            f"ORDER BY next_at LIMIT {_BATCH} {dialect.skip_locked}"
-        ),
-        {"now": now} | _names(aside),
+    _, done = end_delays(tx, aside)
+    rows = tx.run(
+        f"{ROW} WHERE paused = 0 AND next_at <= :now {_but(tx.dialect, aside)} "
+        f"ORDER BY next_at LIMIT {_BATCH} {tx.dialect.skip_locked}",
+        **({"now": tx.now} | _names(aside)),
     ).fetchall()
     due: list[_Due] = []
     planned = 0
@@ -272,46 +264,43 @@ def tick(connection: sa.Connection, dialect: Dialect, now: int, grace: int, asid
             recurrence = Recurrence.from_json(row.recurrence)
             template = template_of(row)
             most = max(1, PER_TICK // len(template))
-            fires, next_at = plan(recurrence, row.anchor, row.next_at, now, row.catchup, grace, most)
+            fires, next_at = plan(recurrence, row.anchor, row.next_at, tx.now, row.catchup, grace, most)
         except Exception as error:
             done.append(Fired(row.name, [], describe(error).text))
             continue
         planned += len(fires) * len(template)
         due.append(_Due(row, template, fires, next_at))
-    return done + _fire_apart(connection, dialect, due, now)
+    return done + _fire_apart(tx, due)
 
 
-def _fire_apart(connection: sa.Connection, dialect: Dialect, due: list[_Due], now: int) -> list[Fired]:
+def _fire_apart(tx: Tx, due: list[_Due]) -> list[Fired]:
     """Fire them together; one by one if the database refuses that, so that one schedule stops no other."""
     try:
-        with connection.begin_nested() if due else nullcontext():
-            made = _fire(connection, dialect, due, now)
+        with tx.connection.begin_nested() if due else nullcontext():
+            made = _fire(tx, due)
     except (sa.exc.OperationalError, sa.exc.InterfaceError):
         raise  # trouble with the database, not with a row
     except Exception as error:
         if len(due) == 1:
             return [Fired(due[0].row.name, [], describe(error).text)]
-        return [fired for one in due for fired in _fire_apart(connection, dialect, [one], now)]
+        return [fired for one in due for fired in _fire_apart(tx, [one])]
     return [Fired(one.row.name, ids) for one, ids in zip(due, made, strict=True)]
 
 
-def end_delays(connection: sa.Connection, now: int, aside: Collection[str] = ()) -> tuple[list[str], list[Fired]]:
+def end_delays(tx: Tx, aside: Collection[str] = ()) -> tuple[list[str], list[Fired]]:
     """A fixed delay counts from the end of its run: give those whose run has ended their next slot.
 
     Returns the names of those that have one now, and those for which that was not possible. What another transaction
     holds is passed over: the engine must not wait for it.
     """
-    dialect = dialect_of(connection)
-    rows = connection.execute(
-        prepared(
-            "SELECT t.name, t.graph, t.recurrence, t.last_task, t.last_slot, r.state, r.finished_at "
-            "FROM schedd_schedules t "
-            f"LEFT JOIN schedd_tasks r ON r.id = t.last_task WHERE t.next_at = {FOREVER} "
-            f"AND (r.id IS NULL OR r.state >= {st.FIRST_TERMINAL}) {dialect.skip_locked}"
-        )
+    rows = tx.run(
+        "SELECT t.name, t.graph, t.recurrence, t.last_task, t.last_slot, r.state, r.finished_at "
+        "FROM schedd_schedules t "
+        f"LEFT JOIN schedd_tasks r ON r.id = t.last_task WHERE t.next_at = {FOREVER} "
+        f"AND (r.id IS NULL OR r.state >= {st.FIRST_TERMINAL}) {tx.dialect.skip_locked}"
     ).fetchall()
     graphs = [row for row in rows if row.graph is not None]
-    going, finished = still_going(connection, dialect, graphs), last_ends(connection, dialect, graphs)
+    going, finished = still_going(tx, graphs), last_ends(tx, graphs)
     rows = [row for row in rows if row.name not in going]
     ended: list[tuple[str, int, int]] = []
     troubles = []
@@ -321,7 +310,7 @@ def end_delays(connection: sa.Connection, now: int, aside: Collection[str] = ())
         try:
             recurrence = Recurrence.from_json(row.recurrence)
             end = finished.get(row.name, row.finished_at)
-            following = _after_end(recurrence, now if end is None else end, now)
+            following = _after_end(recurrence, tx.now if end is None else end, tx.now)
         except Exception as error:
             troubles.append(Fired(row.name, [], describe(error).text))
             continue
@@ -329,14 +318,12 @@ def end_delays(connection: sa.Connection, now: int, aside: Collection[str] = ())
     if not ended:
         return [], troubles
     # Another engine may have seen the same end, and have started the next run already.
-    source = dialect.rows({"name": str, "following": int, "last": int})
-    given = connection.execute(
-        prepared(
-            f"UPDATE schedd_schedules SET next_at = j.following FROM {source} j "
-            f"WHERE schedd_schedules.name = j.name AND next_at = {FOREVER} AND coalesce(last_task, 0) = j.last "
-            "RETURNING schedd_schedules.name"
-        ),
-        {"rows": bind_rows(ended)},
+    source = tx.dialect.rows({"name": str, "following": int, "last": int})
+    given = tx.run(
+        f"UPDATE schedd_schedules SET next_at = j.following FROM {source} j "
+        f"WHERE schedd_schedules.name = j.name AND next_at = {FOREVER} AND coalesce(last_task, 0) = j.last "
+        "RETURNING schedd_schedules.name",
+        rows=bind_rows(ended),
     )
     return [row[0] for row in given], troubles
 
@@ -345,13 +332,13 @@ def _after_end(recurrence: Recurrence, end: int, now: int) -> int:
     return recurrence.next_after(end, end) if recurrence.mode == "fixed_delay" else now
 
 
-def _fire(connection: sa.Connection, dialect: Dialect, due: Sequence[_Due], now: int) -> list[list[TaskId]]:
+def _fire(tx: Tx, due: Sequence[_Due]) -> list[list[TaskId]]:
     """Make the tasks of these schedules' slots. Returns the new tasks of each schedule."""
     if not due:
         return []
-    there = present(connection, dialect, [(one.row.name, fire.slot) for one in due for fire in one.fires])
+    there = present(tx, [(one.row.name, fire.slot) for one in due for fire in one.fires])
     in_turn = [one.row for one in due if one.row.overlap == "skip" or one.next_at == FOREVER]
-    going = still_going(connection, dialect, in_turn)
+    going = still_going(tx, in_turn)
     left: list[list[Fire]] = []
     tasks: list[TaskSpec] = []
     for row, template, fires, _, at in due:
@@ -364,43 +351,43 @@ def _fire(connection: sa.Connection, dialect: Dialect, due: Sequence[_Due], now:
         left.append(fires)
         for fire in fires:
             tasks += specs_of_run(row, template, fire, len(tasks), at=at)
-    ids = iter(enqueue(connection, tasks, now, ours=True) if tasks else [])
+    ids = iter(enqueue(tx, tasks, ours=True) if tasks else [])
     made = [list(islice(ids, len(fires) * len(one.template))) for one, fires in zip(due, left, strict=True)]
     changes = [
         (one.row.name, one.next_at, fires[-1].slot if fires else None, int(new[-1]) if new else None)
         for one, fires, new in zip(due, left, made, strict=True)
     ]
-    source = dialect.rows({"name": str, "following": int, "slot": int, "task": int})
-    connection.execute(
-        prepared(
-            "UPDATE schedd_schedules SET next_at = j.following, last_slot = coalesce(j.slot, last_slot), "
-            f"last_task = coalesce(j.task, last_task) FROM {source} j WHERE schedd_schedules.name = j.name"
-        ),
-        {"rows": bind_rows(changes)},
+    source = tx.dialect.rows({"name": str, "following": int, "slot": int, "task": int})
+    tx.run(
+        "UPDATE schedd_schedules SET next_at = j.following, last_slot = coalesce(j.slot, last_slot), "
+        f"last_task = coalesce(j.task, last_task) FROM {source} j WHERE schedd_schedules.name = j.name",
+        rows=bind_rows(changes),
     )
     return made
 
 
-def pause(connection: sa.Connection, name: str, now: int, paused: bool) -> None:
+def pause(tx: Tx, name: str, paused: bool) -> None:
     """Fire nothing until resumed; resuming goes on with the next slot. Raises UnknownScheduleError."""
-    row = _locked(connection, dialect_of(connection), name)  # an engine may be firing it at this moment
+    row = _locked(tx, name)  # an engine may be firing it at this moment
     if row is None:
         raise UnknownScheduleError(name)
     next_at, anchor = row.next_at, row.anchor
-    if row.paused and not paused and next_at <= now:
-        next_at = _readable(name, row.recurrence).next_after(now, anchor)
-    elif row.paused and not paused and is_ahead(row, now):
-        anchor = min(anchor, now)
-        next_at = _readable(name, row.recurrence).next_after(now, anchor)
-    connection.execute(
-        prepared(
-            "UPDATE schedd_schedules SET paused = :paused, next_at = :next, anchor = :anchor, updated_at = :now "
-            "WHERE name = :name"
-        ),
-        {"name": name, "paused": int(paused), "next": next_at, "anchor": anchor, "now": now},
+    if row.paused and not paused and next_at <= tx.now:
+        next_at = _readable(name, row.recurrence).next_after(tx.now, anchor)
+    elif row.paused and not paused and is_ahead(row, tx.now):
+        anchor = min(anchor, tx.now)
+        next_at = _readable(name, row.recurrence).next_after(tx.now, anchor)
+    tx.run(
+        "UPDATE schedd_schedules SET paused = :paused, next_at = :next, anchor = :anchor, updated_at = :now "
+        "WHERE name = :name",
+        name=name,
+        paused=int(paused),
+        next=next_at,
+        anchor=anchor,
+        now=tx.now,
     )
     if bool(row.paused) != paused:
-        audit.record(connection, now, f"schedule {'paused' if paused else 'resumed'}", subject=f"schedule {name}")
+        audit.record(tx, f"schedule {'paused' if paused else 'resumed'}", subject=f"schedule {name}")
 
 
 def is_ahead(row: sa.Row[Any], now: int) -> bool:
@@ -420,10 +407,10 @@ def _readable(name: str, text: str) -> Recurrence:
         raise unreadable(name, error) from None
 
 
-def delete(connection: sa.Connection, name: str, now: int) -> None:
+def delete(tx: Tx, name: str) -> None:
     """Forget the schedule; tasks it made stay. Raises UnknownScheduleError."""
-    row = _locked(connection, dialect_of(connection), name)
+    row = _locked(tx, name)
     if row is None:
         raise UnknownScheduleError(name)
-    connection.execute(prepared("DELETE FROM schedd_schedules WHERE name = :name"), {"name": name})
-    audit.record(connection, now, "schedule deleted", subject=f"schedule {name}", before=_shown(row))
+    tx.run("DELETE FROM schedd_schedules WHERE name = :name", name=name)
+    audit.record(tx, "schedule deleted", subject=f"schedule {name}", before=_shown(row))

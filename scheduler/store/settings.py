@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model.actor import actor
 from scheduler.model.live_settings import decode, shown
 from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.store import audit
-from scheduler.store.db.dialect import dialect_of, prepared
+from scheduler.store.db.tx import Tx
 
 # One value of a statement that is read anyway: JSON of all settings, NULL for none. See LiveSettings.of().
 IN_EFFECT = {
@@ -51,44 +50,36 @@ def subject_of(scope: str, name: str) -> str:
 _ROWS = "SELECT t.scope, t.name, t.value, t.at, t.actor, t.reason FROM schedd_settings t"
 
 
-def records(connection: sa.Connection) -> list[Setting]:
+def records(tx: Tx) -> list[Setting]:
     """All live settings, by scope and name."""
-    rows = connection.execute(prepared(f"{_ROWS} ORDER BY t.scope, t.name"))
+    rows = tx.run(f"{_ROWS} ORDER BY t.scope, t.name")
     return [Setting(row[0], row[1], decode(row[2]), *row[3:]) for row in rows]
 
 
-def change(
-    connection: sa.Connection, scope: str, name: str, values: Mapping[str, Any], now: int, *, reset: bool = False
-) -> bool:
+def change(tx: Tx, scope: str, name: str, values: Mapping[str, Any], *, reset: bool = False) -> bool:
     """Set these values beside those that hold; ``reset``: in place of all. Nothing is left: what programs say holds
     again. Returns whether anything has changed. The acting actor and reason are kept with it.
     """
-    lock = dialect_of(connection).lock
+    lock = tx.dialect.lock
     place = {"scope": scope, "name": name}
-    row = connection.execute(prepared(f"{_ROWS} WHERE t.scope = :scope AND t.name = :name {lock}"), place).first()
+    row = tx.run(f"{_ROWS} WHERE t.scope = :scope AND t.name = :name {lock}", **place).first()
     before = {} if row is None else decode(row[2])
     after = dict(values) if reset else before | dict(values)
     if before == after:
         return False
     who = actor()
     if after:
-        connection.execute(
-            prepared(
-                "INSERT INTO schedd_settings (scope, name, value, at, actor, reason) "
-                "VALUES (:scope, :name, :value, :at, :actor, :reason) ON CONFLICT (scope, name) DO UPDATE SET "
-                "value = excluded.value, at = excluded.at, actor = excluded.actor, reason = excluded.reason"
-            ),
-            {
-                **place,
-                "value": msgspec.json.encode(after).decode(),
-                "at": now,
-                "actor": who.name if who.name is not None else audit.user(),
-                "reason": who.reason,
-            },
+        tx.run(
+            "INSERT INTO schedd_settings (scope, name, value, at, actor, reason) "
+            "VALUES (:scope, :name, :value, :at, :actor, :reason) ON CONFLICT (scope, name) DO UPDATE SET "
+            "value = excluded.value, at = excluded.at, actor = excluded.actor, reason = excluded.reason",
+            **place,
+            value=msgspec.json.encode(after).decode(),
+            at=tx.now,
+            actor=who.name if who.name is not None else audit.user(),
+            reason=who.reason,
         )
     else:
-        connection.execute(prepared("DELETE FROM schedd_settings WHERE scope = :scope AND name = :name"), place)
-    audit.record(
-        connection, now, "settings changed", subject=subject_of(scope, name), before=shown(before), after=shown(after)
-    )
+        tx.run("DELETE FROM schedd_settings WHERE scope = :scope AND name = :name", **place)
+    audit.record(tx, "settings changed", subject=subject_of(scope, name), before=shown(before), after=shown(after))
     return True

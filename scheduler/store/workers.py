@@ -17,8 +17,7 @@ import sqlalchemy as sa
 from scheduler.errors import InvalidTransitionError, UnknownWorkerError
 from scheduler.model.capacity import SLOT_TYPES, Capacity
 from scheduler.model.registry import Kind
-from scheduler.store.db.dialect import prepared
-from scheduler.store.db.statements import run
+from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import IN_EFFECT
 
 LIVE, DRAINING, STOPPED, DEAD = range(4)
@@ -38,36 +37,30 @@ class WorkerInfo(NamedTuple):
     capacity: Capacity
 
 
-def register(
-    connection: sa.Connection, info: WorkerInfo, kinds: Iterable[Kind], now: int, lease: int, skew: int = 0
-) -> int:
+def register(tx: Tx, info: WorkerInfo, kinds: Iterable[Kind], lease: int, skew: int = 0) -> int:
     """Insert the worker with a live lease (``lease`` microseconds) and the kinds it serves. Returns its id.
 
     ``skew``: microseconds that its machine's clock is behind the server's.
     """
-    worker = connection.execute(
-        prepared(
-            "INSERT INTO schedd_workers (incarnation, host, pid, version, state, queues, pools, started_at, "
-            "heartbeat_at, lease_until, skew) VALUES (:incarnation, :host, :pid, :version, 0, :queues, :pools, :now, "
-            ":now, :until, :skew) RETURNING id"
-        ),
-        {
-            "incarnation": info.incarnation,
-            "host": info.host,
-            "pid": info.pid,
-            "version": info.version,
-            "queues": msgspec.json.encode(list(info.queues)).decode(),
-            "pools": msgspec.json.encode(info.capacity).decode(),
-            "now": now,
-            "until": now + lease,
-            "skew": skew,
-        },
+    worker = tx.run(
+        "INSERT INTO schedd_workers (incarnation, host, pid, version, state, queues, pools, started_at, "
+        "heartbeat_at, lease_until, skew) VALUES (:incarnation, :host, :pid, :version, 0, :queues, :pools, :now, "
+        ":now, :until, :skew) RETURNING id",
+        incarnation=info.incarnation,
+        host=info.host,
+        pid=info.pid,
+        version=info.version,
+        queues=msgspec.json.encode(list(info.queues)).decode(),
+        pools=msgspec.json.encode(info.capacity).decode(),
+        now=tx.now,
+        until=tx.now + lease,
+        skew=skew,
     ).scalar_one()
-    publish_kinds(connection, worker, kinds, now)
+    publish_kinds(tx, worker, kinds)
     return int(worker)
 
 
-def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind], now: int) -> None:
+def publish_kinds(tx: Tx, worker: int, kinds: Iterable[Kind]) -> None:
     """Upsert what ``schedctl submit`` and the caps read; of two programs the newer schema version wins."""
     for kind in sorted(kinds, key=lambda k: k.name):  # one order for everybody, so that two boots cannot deadlock
         o = kind.options
@@ -94,64 +87,53 @@ def publish_kinds(connection: sa.Connection, worker: int, kinds: Iterable[Kind],
             "schema": msgspec.json.encode(kind.schema()).decode(),
             "options": msgspec.json.encode(options).decode(),
             "version": o.schema_version,
-            "now": now,
+            "now": tx.now,
             "worker": worker,
         }
-        connection.execute(
-            prepared(
-                "INSERT INTO schedd_kinds (name, schema, options, schema_version, updated_at) "
-                "VALUES (:name, :schema, :options, :version, :now) ON CONFLICT (name) DO UPDATE SET "
-                "schema = excluded.schema, options = excluded.options, schema_version = excluded.schema_version, "
-                "updated_at = excluded.updated_at WHERE schedd_kinds.schema_version <= excluded.schema_version"
-            ),
-            bound,
+        tx.run(
+            "INSERT INTO schedd_kinds (name, schema, options, schema_version, updated_at) "
+            "VALUES (:name, :schema, :options, :version, :now) ON CONFLICT (name) DO UPDATE SET "
+            "schema = excluded.schema, options = excluded.options, schema_version = excluded.schema_version, "
+            "updated_at = excluded.updated_at WHERE schedd_kinds.schema_version <= excluded.schema_version",
+            **bound,
         )
-        connection.execute(
-            prepared(
-                "INSERT INTO schedd_worker_kinds (worker, kind, schema_version) VALUES (:worker, :name, :version) "
-                "ON CONFLICT (worker, kind) DO UPDATE SET schema_version = excluded.schema_version"
-            ),
-            bound,
+        tx.run(
+            "INSERT INTO schedd_worker_kinds (worker, kind, schema_version) VALUES (:worker, :name, :version) "
+            "ON CONFLICT (worker, kind) DO UPDATE SET schema_version = excluded.schema_version",
+            **bound,
         )
 
 
-def publish_capacity(connection: sa.Connection, worker: int, capacity: Capacity) -> None:
+def publish_capacity(tx: Tx, worker: int, capacity: Capacity) -> None:
     """Write what the worker says of its slots now."""
-    connection.execute(
-        prepared(f"UPDATE schedd_workers SET pools = :pools WHERE id = :worker AND state < {STOPPED}"),
-        {"worker": worker, "pools": msgspec.json.encode(capacity).decode()},
+    tx.run(
+        f"UPDATE schedd_workers SET pools = :pools WHERE id = :worker AND state < {STOPPED}",
+        worker=worker,
+        pools=msgspec.json.encode(capacity).decode(),
     )
 
 
 def renew(
-    connection: sa.Connection,
-    worker: int,
-    now: int,
-    lease: int,
-    state: int | None = None,
-    skew: int = 0,
-    incarnation: str | None = None,
+    tx: Tx, worker: int, lease: int, state: int | None = None, skew: int = 0, incarnation: str | None = None
 ) -> bool:
     """Extend the lease, and set the worker's state (and its clock's skew) if one is given. False if it was reclaimed:
     what is lost cannot be extended; or if the id is another ``incarnation``'s, after a failover that lost commits."""
     told = "" if state is None else ", state = :state, skew = :skew"
-    bound = {"worker": worker, "now": now, "until": now + lease, "incarnation": incarnation}
+    bound = {"worker": worker, "now": tx.now, "until": tx.now + lease, "incarnation": incarnation}
     bound |= {} if state is None else {"state": state, "skew": skew}
-    done = connection.execute(
-        prepared(
-            f"UPDATE schedd_workers SET lease_until = :until, heartbeat_at = :now{told} "
-            f"WHERE id = :worker AND state < {STOPPED} AND incarnation = coalesce(:incarnation, incarnation)"
-        ),
-        bound,
+    done = tx.run(
+        f"UPDATE schedd_workers SET lease_until = :until, heartbeat_at = :now{told} "
+        f"WHERE id = :worker AND state < {STOPPED} AND incarnation = coalesce(:incarnation, incarnation)",
+        **bound,
     )
     return bool(done.rowcount == 1)
 
 
-def bury(connection: sa.Connection, incarnation: str) -> None:
+def bury(tx: Tx, incarnation: str) -> None:
     """Declare this worker dead, if the database still knows it."""
-    connection.execute(
-        prepared(f"UPDATE schedd_workers SET state = {DEAD} WHERE incarnation = :incarnation AND state < {STOPPED}"),
-        {"incarnation": incarnation},
+    tx.run(
+        f"UPDATE schedd_workers SET state = {DEAD} WHERE incarnation = :incarnation AND state < {STOPPED}",
+        incarnation=incarnation,
     )
 
 
@@ -164,34 +146,35 @@ class Commands(NamedTuple):
     pauses: str | None = None  # see Pauses.of()
 
 
-def commands(connection: sa.Connection, worker: int) -> Commands:
+def commands(tx: Tx, worker: int) -> Commands:
     """Read the worker's own row."""
-    paused = IN_EFFECT[connection.dialect.name]
+    paused = IN_EFFECT[tx.dialect.name]
     sql = f"SELECT state, drain_requested, restart_requested, {paused} FROM schedd_workers WHERE id = :worker"
-    rows = run(connection, sql, {"worker": worker})
+    rows = tx.rows(sql, worker=worker)
     if not rows:
         return Commands(True, False, False)
     ((state, drain, restart, pauses),) = rows
     return Commands(state >= STOPPED, drain is not None, restart is not None, pauses)
 
 
-def request_drain(connection: sa.Connection, worker: int, now: int, *, drain: bool) -> None:
+def request_drain(tx: Tx, worker: int, *, drain: bool) -> None:
     """Ask a worker to claim nothing more, or to claim again. Raises UnknownWorkerError, InvalidTransitionError."""
-    row = connection.execute(
-        prepared(
-            "UPDATE schedd_workers SET drain_requested = CASE WHEN :drain = 1 THEN coalesce(drain_requested, :now) END "
-            "WHERE id = :worker RETURNING state"
-        ),
-        {"worker": worker, "now": now, "drain": int(drain)},
+    row = tx.run(
+        "UPDATE schedd_workers SET drain_requested = CASE WHEN :drain = 1 THEN coalesce(drain_requested, :now) END "
+        "WHERE id = :worker RETURNING state",
+        worker=worker,
+        now=tx.now,
+        drain=int(drain),
     ).one_or_none()
     _check_alive(worker, row)
 
 
-def request_restart(connection: sa.Connection, worker: int, now: int) -> None:
+def request_restart(tx: Tx, worker: int) -> None:
     """Ask a worker to end and to start anew. Raises UnknownWorkerError, InvalidTransitionError."""
-    row = connection.execute(
-        prepared("UPDATE schedd_workers SET restart_requested = :now WHERE id = :worker RETURNING state"),
-        {"worker": worker, "now": now},
+    row = tx.run(
+        "UPDATE schedd_workers SET restart_requested = :now WHERE id = :worker RETURNING state",
+        worker=worker,
+        now=tx.now,
     ).one_or_none()
     _check_alive(worker, row)
 
@@ -203,14 +186,14 @@ def _check_alive(worker: int, row: sa.Row[tuple[int]] | None) -> None:
         raise InvalidTransitionError(f"worker {worker} is {WORKER_STATES[row.state]}: it claims nothing any more")
 
 
-def stop(connection: sa.Connection, worker: int, now: int) -> None:
+def stop(tx: Tx, worker: int) -> None:
     """Record that this worker has stopped and holds nothing."""
-    connection.execute(
-        prepared(
-            "UPDATE schedd_workers SET state = :state, lease_until = :now, heartbeat_at = :now "
-            f"WHERE id = :worker AND state < {STOPPED}"
-        ),
-        {"worker": worker, "now": now, "state": STOPPED},
+    tx.run(
+        "UPDATE schedd_workers SET state = :state, lease_until = :now, heartbeat_at = :now "
+        f"WHERE id = :worker AND state < {STOPPED}",
+        worker=worker,
+        now=tx.now,
+        state=STOPPED,
     )
 
 
@@ -231,12 +214,12 @@ def _noted_here(row: sa.Row[Any]) -> str:
     return ""
 
 
-def beside(connection: sa.Connection, worker: int, host: str) -> list[tuple[int, str]]:
+def beside(tx: Tx, worker: int, host: str) -> list[tuple[int, str]]:
     """(id, the file that says what has begun) of the other workers of this host that have not stopped."""
-    rows = run(
-        connection,
+    rows = tx.rows(
         f"SELECT id, pools FROM schedd_workers WHERE state < {STOPPED} AND host = :host AND id <> :worker",
-        {"host": host, "worker": worker},
+        host=host,
+        worker=worker,
     )
     found = []
     for other, pools in rows:

@@ -60,8 +60,8 @@ def test_schedules_workers_and_submits_by_hand(ctl: Ctl, live: Bench) -> None:
     ctl("submit", "Step", "-P", "name=n", "--cron", "0 3 * * *", "--key", "nightly", *WHO)
     ctl("cron", "pause", "nightly", *WHO)
     ctl("cron", "delete", "nightly", *WHO)
-    with live.jobs.database.read() as connection:
-        worker = connection.exec_driver_sql("SELECT id FROM schedd_workers").scalar_one()
+    with live.jobs.database.read() as tx:
+        worker = tx.connection.exec_driver_sql("SELECT id FROM schedd_workers").scalar_one()
     ctl("worker", "drain", worker, *WHO)
     found = ctl.json("audit", "--by", "alice")
     assert [(e["action"], e["about"]) for e in reversed(found)] == [

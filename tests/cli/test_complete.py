@@ -50,10 +50,10 @@ def test_ids_by_their_first_digits(live: Bench) -> None:
     from scheduler.store.read.names import ids_from
 
     ids = [int(live.step(f"s{n}").schedule()) for n in range(25)]
-    with live.jobs.database.read() as connection:
-        assert [one[0] for one in ids_from(connection, "", 3)] == ids[:-4:-1]
-        assert [one[0] for one in ids_from(connection, "2", 50)] == [i for i in reversed(ids) if str(i)[0] == "2"]
-        assert ids_from(connection, "x", 5) == ids_from(connection, "0", 5) == ids_from(connection, "9" * 30, 5) == []
+    with live.jobs.database.read() as tx:
+        assert [one[0] for one in ids_from(tx, "", 3)] == ids[:-4:-1]
+        assert [one[0] for one in ids_from(tx, "2", 50)] == [i for i in reversed(ids) if str(i)[0] == "2"]
+        assert ids_from(tx, "x", 5) == ids_from(tx, "0", 5) == ids_from(tx, "9" * 30, 5) == []
 
 
 def test_more_filters_of_list(ctl: Ctl, live: Bench) -> None:

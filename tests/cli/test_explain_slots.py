@@ -154,8 +154,8 @@ def test_what_a_program_did_not_publish_is_not_guessed(ctl: Ctl, live: Bench) ->
     live.execute("UPDATE schedd_workers SET pools = :pools", pools='{"medium":[1,1]}')
     assert said(ctl, live, Apart()) == NEXT
     assert said(ctl, live, Coroutine()).endswith("waits for a free async slot of pool medium (1 busy of 1)")
-    with live.jobs.database.read() as connection:
-        rows = connection.exec_driver_sql("SELECT name, options FROM schedd_kinds").fetchall()
+    with live.jobs.database.read() as tx:
+        rows = tx.connection.exec_driver_sql("SELECT name, options FROM schedd_kinds").fetchall()
     for row in rows:
         options = json.loads(row.options)
         del options["sort"]

@@ -61,8 +61,8 @@ def test_submit_runs_with_the_options_of_its_kind(ctl: Ctl, mail: Bench) -> None
     assert (task["dead_letter"], task["schema_version"]) == (False, 3)
     mail.drain()
     assert ctl.json("show", task["id"])["result"] == {"sent": ["a@b=c", 3, ["x", "y"]]}
-    with mail.jobs.database.read() as connection:
-        lanes = connection.exec_driver_sql("SELECT lane, result_ttl FROM schedd_tasks").fetchall()
+    with mail.jobs.database.read() as tx:
+        lanes = tx.connection.exec_driver_sql("SELECT lane, result_ttl FROM schedd_tasks").fetchall()
     assert [tuple(row) for row in lanes] == [("Mail\x1fmain", 60_000_000)]
 
 

@@ -308,8 +308,8 @@ def test_list_since_beside_a_clean_up(live: Bench) -> None:
             live.execute(f"DELETE FROM schedd_tasks WHERE id > {made[0]}")
 
     sa.event.listen(database.open(), "after_cursor_execute", remove)
-    with database.read() as connection:
-        found, _ = list_tasks(connection, since=database.now() + 3_600_000_000)
+    with database.read() as tx:
+        found, _ = list_tasks(tx, since=database.now() + 3_600_000_000)
     assert found == []
 
 

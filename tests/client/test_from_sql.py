@@ -66,8 +66,8 @@ def execute(database: Database, **given: str) -> list[int]:
 
 
 def stored(jobs: Scheduler, task_id: int) -> dict[str, Any]:
-    with jobs.database.read() as connection:
-        row = connection.execute(sa.text("SELECT * FROM schedd_tasks WHERE id = :id"), {"id": task_id}).one()
+    with jobs.database.read() as tx:
+        row = tx.connection.execute(sa.text("SELECT * FROM schedd_tasks WHERE id = :id"), {"id": task_id}).one()
     return {name: value for name, value in row._mapping.items() if name not in ("id", "created_at", "run_at")}
 
 

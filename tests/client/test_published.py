@@ -61,8 +61,8 @@ def test_it_is_the_same_task(schedulers: tuple[Scheduler, Scheduler]) -> None:
     same = ("kind", "queue", "priority", "payload", "retry", "timeout", "max_attempts", "dead_letter", "schema_version")
     one, other = worker.get_task(ours), program.get_task(theirs)
     assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
-    with worker.database.read() as connection:
-        lanes = connection.exec_driver_sql("SELECT DISTINCT lane, result_ttl FROM schedd_tasks").fetchall()
+    with worker.database.read() as tx:
+        lanes = tx.connection.exec_driver_sql("SELECT DISTINCT lane, result_ttl FROM schedd_tasks").fetchall()
     assert len(lanes) == 1
     drain(worker)
     assert program.result(theirs, 0) == "a 2.5 [1]"

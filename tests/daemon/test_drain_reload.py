@@ -188,15 +188,15 @@ def test_a_database_that_is_not_migrated(empty_database: Database, nursery: Nurs
 
 
 def test_a_database_newer_than_the_program(database: Database, jobs: Scheduler, nursery: Nursery) -> None:
-    with jobs.database.write() as connection:
-        connection.exec_driver_sql("UPDATE schedd_version SET version_num = '9999'")
+    with jobs.database.write() as tx:
+        tx.connection.exec_driver_sql("UPDATE schedd_version SET version_num = '9999'")
     try:
         assert "newer than this program's" in complaint(schedd(nursery, database.url))
     finally:
-        with jobs.database.write() as connection:
+        with jobs.database.write() as tx:
             from scheduler.store.db.migrate import HEAD
 
-            connection.exec_driver_sql(f"UPDATE schedd_version SET version_num = '{HEAD}'")
+            tx.connection.exec_driver_sql(f"UPDATE schedd_version SET version_num = '{HEAD}'")
 
 
 def test_a_directory_that_is_not_there(nursery: Nursery) -> None:
@@ -233,8 +233,8 @@ class Road:
 
     def close(self, jobs: Scheduler) -> None:
         self._link.unlink()
-        with jobs.database.write() as connection:
-            connection.exec_driver_sql(
+        with jobs.database.write() as tx:
+            tx.connection.exec_driver_sql(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )

@@ -369,8 +369,8 @@ def test_a_cascade_waits_for_no_open_session(bench: Bench) -> None:
     ring_and_step(bench.jobs)
     bench.jobs.cancel_task(task_id, cascade=True)
     caller = bench.worker()
-    with caller.database.write() as session:
-        grandchild = caller.task(Step("grandchild")).depend_on(child).schedule(connection=session)
+    with caller.database.write() as tx:
+        grandchild = caller.task(Step("grandchild")).depend_on(child).schedule(connection=tx.connection)
         for _ in range(3):
             run_claimed(bench.jobs)
             ring_and_step(bench.jobs)

@@ -182,8 +182,8 @@ def test_purge_in_batches(bench: Bench) -> None:
     wanted = Filter(before=database.now())
     removed = []
     while True:
-        with database.write() as connection:
-            removed.append(purge.purge(connection, database.now(), wanted, batch=10))
+        with database.write() as tx:
+            removed.append(purge.purge(tx, wanted, batch=10))
         if removed[-1] < 10:
             break
     assert removed == [10, 10, 5]
@@ -216,6 +216,6 @@ def test_the_audit_outlives_the_outcome(bench: Bench) -> None:
     kept = {"success": 1e9, "failed": 1e9, "outcomes": 60.0, "events": 1e9, "audit": 3600.0}
     for passed, left in ((3598, 2), (3, 0)):
         bench.clock.advance(passed)
-        with bench.jobs.database.write() as connection:
-            retention.purge_batch(connection, bench.jobs.database.dialect, bench.jobs.database.now(), kept)
+        with bench.jobs.database.write() as tx:
+            retention.purge_batch(tx, kept)
         assert len(bench.jobs.dead_letters.audit(dead)) == left

@@ -52,8 +52,8 @@ def test_a_cap_that_was_not_there_holds_over_all_workers_and_goes_again(fleet: F
     last = [workers[0].task(wide, n).schedule() for n in range(6)][-1]
     look(fleet, *workers)
     assert held(workers[0]) == 2
-    with workers[0].database.read() as connection:
-        assert "its kind is at its cap of 2" in (why(connection, last, workers[0].database.now()) or "")
+    with workers[0].database.read() as tx:
+        assert "its kind is at its cap of 2" in (why(tx, last) or "")
     assert workers[0].live_settings.reset(kind="wide")
     look(fleet, *workers)
     assert held(workers[0]) == 6

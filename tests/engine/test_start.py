@@ -49,8 +49,8 @@ def test_kinds_registered_while_the_database_is_away_are_published_later(
         with pytest.raises(StoreUnavailableError):
             ring_and_step(bench.jobs)
     ring_and_step(bench.jobs)
-    with bench.jobs.database.read() as connection:
-        found = connection.execute(sa.text("SELECT 1 FROM schedd_worker_kinds WHERE kind = 'fine'")).scalar()
+    with bench.jobs.database.read() as tx:
+        found = tx.connection.execute(sa.text("SELECT 1 FROM schedd_worker_kinds WHERE kind = 'fine'")).scalar()
     assert found == 1
 
 

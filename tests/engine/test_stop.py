@@ -151,8 +151,8 @@ def test_a_drain_that_was_asked_for_outlives_a_turn_that_fails(bench: Bench, mon
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     bench.clock.advance(1)
-    with bench.jobs.database.write() as connection:
-        workers.request_drain(connection, engine.worker, bench.clock.now(), drain=True)
+    with bench.jobs.database.write() as tx:
+        workers.request_drain(tx.at(bench.clock.now()), engine.worker, drain=True)
 
     def fail(*_: Any, **__: Any) -> None:
         raise StoreUnavailableError("away")
@@ -291,8 +291,8 @@ def test_who_schedules_while_it_stops_holds_nothing_that_the_stop_waits_for(
     monkeypatch.setattr(jobs, "_own_notifier", bell)
 
     def write() -> None:
-        with jobs.database.write() as connection:
-            connection.execute(sa.text("DELETE FROM schedd_tasks WHERE id = -1"))
+        with jobs.database.write() as tx:
+            tx.connection.execute(sa.text("DELETE FROM schedd_tasks WHERE id = -1"))
 
     write()
     with jobs._lifecycle:  # as stop_now() does

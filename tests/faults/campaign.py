@@ -190,9 +190,9 @@ class Campaign:
         return max(b - a for a, b in itertools.pairwise(moments)) / 1e9
 
     def _doctor(self) -> None:
-        with self.jobs.database.read() as connection:
-            found = checks.check_surroundings(self.jobs.database, connection, __version__)
-            found += checks.check(connection, self.jobs.database.now())
+        with self.jobs.database.read() as tx:
+            found = checks.check_surroundings(self.jobs.database, tx, __version__)
+            found += checks.check(tx)
         assert not [f for f in found if f.level == checks.PROBLEM and f.check != "disk"], found
 
     def no_slot_is_leaked(self, slots: dict[str, int]) -> None:

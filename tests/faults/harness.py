@@ -322,8 +322,8 @@ def connect(url: str, **options: Any) -> Scheduler:
 
 
 def rows(jobs: Scheduler, sql: str, **bound: Any) -> list[Any]:
-    with jobs.database.read() as connection:
-        return list(connection.execute(prepared(sql), bound).fetchall())
+    with jobs.database.read() as tx:
+        return list(tx.connection.execute(prepared(sql), bound).fetchall())
 
 
 def counts(jobs: Scheduler) -> dict[st.TaskState, int]:
@@ -365,8 +365,8 @@ def history(jobs: Scheduler, task_id: int) -> list[tuple[int, str]]:
 
 def attempts(jobs: Scheduler, task_id: int) -> list[read_history.AttemptRecord]:
     """The attempts of a task that have ended."""
-    with jobs.database.read() as connection:
-        return list(read_history.attempts(connection, task_id))
+    with jobs.database.read() as tx:
+        return list(read_history.attempts(tx, task_id))
 
 
 def state(jobs: Scheduler, task_id: int) -> str:

@@ -45,8 +45,8 @@ def error_of(jobs: Scheduler, task: Task) -> str:
 
 
 def log_of(jobs: Scheduler, task_id: int) -> str:
-    with jobs.database.read() as connection:
-        return str(read_history.attempt_log(connection, task_id))
+    with jobs.database.read() as tx:
+        return str(read_history.attempt_log(tx, task_id))
 
 
 def histories(jobs: Scheduler) -> dict[int, list[tuple[int, str]]]:

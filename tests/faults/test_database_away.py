@@ -119,9 +119,9 @@ def test_connections_are_cut_in_the_middle_of_work(fleet: Fleet, jobs: Scheduler
     cut = 0
     while True:
         done = len(fleet.started())
-        with jobs.database.write() as connection:
+        with jobs.database.write() as tx:
             cut += len(
-                connection.exec_driver_sql(
+                tx.connection.exec_driver_sql(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
                     "AND application_name LIKE 'schedd%%' AND pid <> pg_backend_pid()"
                 ).fetchall()

@@ -121,8 +121,8 @@ def test_a_daemon_that_is_told_to_restart_ends_what_hangs(fleet: Fleet, jobs: Sc
         daemon.expect("body")
     until(lambda: time.monotonic_ns() > fleet.runs(deaf)[0].start + 0.8e9, "its timeout is over")
     ((worker,),) = rows(jobs, "SELECT id FROM schedd_workers")
-    with jobs.database.write() as connection:
-        request_restart(connection, worker, jobs.database.now())
+    with jobs.database.write() as tx:
+        request_restart(tx, worker)
     jobs._notify()
     assert daemon.wait() == 75
     assert history(jobs, held) == [(1, "handed back")]

@@ -192,8 +192,8 @@ def test_an_id_never_names_another_task_than_its_caller_was_given(store_url: str
         assert set(jobs.wait(ids, timeout=SOON)) == set(ids)
         if jobs.database.dialect.name == "sqlite":
             return  # whose file is not mistaken for another one: see test_replaced_file.py
-        with jobs.database.write() as connection:
-            connection.exec_driver_sql("UPDATE schedd_tasks SET created_at = created_at + 1")
+        with jobs.database.write() as tx:
+            tx.connection.exec_driver_sql("UPDATE schedd_tasks SET created_at = created_at + 1")
         for task_id in ids:
             for look in jobs.get_task, jobs.wait, jobs.result:
                 with pytest.raises(UnknownTaskError, match="another task has its id"):
@@ -204,8 +204,8 @@ def test_an_id_never_names_another_task_than_its_caller_was_given(store_url: str
 @pytest.mark.case(67, pure=True)
 def test_doctor_warns_of_an_asynchronous_standby(pair: Pair) -> None:
     def found() -> checks.Finding:
-        with jobs.database.read() as connection:
-            every = checks.check_surroundings(jobs.database, connection, "1")
+        with jobs.database.read() as tx:
+            every = checks.check_surroundings(jobs.database, tx, "1")
         return next(finding for finding in every if finding.check == "standbys")
 
     with closing(Scheduler(pair.url())) as jobs:

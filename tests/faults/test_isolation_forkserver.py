@@ -111,8 +111,8 @@ def test_a_fork_server_that_hangs_is_replaced(
         task_id = single.task(kinds.Pid()).schedule()
 
     def said() -> str:
-        with single.database.read() as connection:
-            return str(why(connection, task_id, single.database.now()))
+        with single.database.read() as tx:
+            return str(why(tx, task_id))
 
     until(lambda: "waits for a child process: none can be started" in said(), "it is said")
     assert f"forks child processes, {server}, has not answered" in caplog.text

@@ -200,9 +200,9 @@ def test_a_handler_that_began_has_used_its_attempt_however_soon_its_worker_died(
     assert worker.wait() == -signal.SIGKILL
     lost = 0
     for _ in range(6):
-        with jobs.database.read() as connection:
-            states = [w.state for w in workers(connection, jobs.database.now())]
-            said = why(connection, killer, jobs.database.now())
+        with jobs.database.read() as tx:
+            states = [w.state for w in workers(tx)]
+            said = why(tx, killer)
         assert states in (["gone"], ["lost"]), "its lease may have run out by now"
         assert said is None or "whose process is gone" in said or "which lost its lease" in said or "due since" in said
         (row,) = rows(jobs, "SELECT count(*) AS n FROM schedd_tasks WHERE state = 4")

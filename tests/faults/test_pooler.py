@@ -57,8 +57,8 @@ def test_through_a_pooler_nothing_is_prepared(database: Database, postgres_datab
 
     def threshold(url: str) -> tuple[bool, int | None]:
         store = Store(url, SystemClock())
-        with store.read() as connection:
-            raw = connection.connection.driver_connection
+        with store.read() as tx:
+            raw = tx.connection.connection.driver_connection
             found = (store.pooled, raw.prepare_threshold)
         store.dispose()
         return found

@@ -46,5 +46,5 @@ def test_what_replaced_it_runs_whatever_becomes_of_the_worker(fleet: Fleet, jobs
         assert fleet.runs(child)[0].start >= (fleet.runs(first)[-1].end or 0)
     assert attempts(jobs, second)[-1].envelope.payload == payload
     assert state(jobs, child) == "success"
-    with jobs.database.read() as connection:
-        assert [f for f in check(connection, jobs.database.now()) if f.level != OK] == []
+    with jobs.database.read() as tx:
+        assert [f for f in check(tx) if f.level != OK] == []

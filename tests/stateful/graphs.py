@@ -493,8 +493,8 @@ class World:
         made_up = {(a.task_id, a.claim) for a in history if a.outcome == _SUCCEEDED} - (self._bodies - self._failures)
         if made_up:
             raise Wrong(f"the history has successes of bodies that failed or never ran: {sorted(made_up)}")
-        with self.client.database.read() as connection:
-            bad = [f for f in checks.check(connection, self.clock.now()) if f.level == checks.PROBLEM]
+        with self.client.database.read() as tx:
+            bad = [f for f in checks.check(tx.at(self.clock.now())) if f.level == checks.PROBLEM]
         if bad:
             raise Wrong(f"doctor: {bad}")
 

@@ -308,8 +308,8 @@ class World:
         self.doctor(every=True)
 
     def doctor(self, *, every: bool = False) -> None:
-        with self.caller.database.read() as connection:
-            found = checks.check(connection, self.now)
+        with self.caller.database.read() as tx:
+            found = checks.check(tx.at(self.now))
         late = () if every else ("claims", "schedules")  # clean once the dead are reaped and the due is made
         bad = [f for f in found if f.level == checks.PROBLEM and f.check not in late]
         if bad:
@@ -319,8 +319,8 @@ class World:
 
     def compare(self) -> None:
         """Every row against the model."""
-        with self.caller.database.read() as connection:
-            self._compare_all(connection)
+        with self.caller.database.read() as tx:
+            self._compare_all(tx.connection)
 
     def _compare_all(self, connection: Any) -> None:
         def rows(sql: str) -> list[Any]:

@@ -23,8 +23,8 @@ def told(bench: Bench, **wanted: Any) -> list[tuple[str, Any, str | None, str | 
 
 
 def why(bench: Bench, task_id: int) -> str:
-    with bench.jobs.database.read() as connection:
-        return explain.why(connection, task_id, bench.jobs.database.now()) or ""
+    with bench.jobs.database.read() as tx:
+        return explain.why(tx, task_id) or ""
 
 
 def test_each_verb_says_who_and_why(bench: Bench) -> None:
@@ -78,9 +78,9 @@ def test_what_changes_nothing_is_not_recorded(bench: Bench) -> None:
 
 
 def test_it_commits_and_rolls_back_with_the_change(bench: Bench) -> None:
-    with bench.jobs.database.write() as connection:
-        bench.jobs.emit_event("paid", connection=connection)
-        connection.rollback()
+    with bench.jobs.database.write() as tx:
+        bench.jobs.emit_event("paid", connection=tx.connection)
+        tx.connection.rollback()
     assert told(bench) == []
 
 
@@ -162,9 +162,9 @@ def test_it_is_kept_for_a_time_of_its_own(bench: Bench) -> None:
     database = bench.jobs.database
     kept = {"success": 0.0, "failed": 0.0, "outcomes": 0.0, "events": 0.0, "audit": 150.0}
     for left in (1, 0):
-        with database.write() as connection:
-            assert retention.dry_run(connection, database.now(), kept).audit == 1 - left
-            retention.purge_batch(connection, database.dialect, database.now(), kept)
+        with database.write() as tx:
+            assert retention.dry_run(tx, kept).audit == 1 - left
+            retention.purge_batch(tx, kept)
         assert len(bench.jobs.audit(task)) == left
         bench.clock.advance(100)
 

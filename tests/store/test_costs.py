@@ -204,27 +204,27 @@ def test_of_resuming(jobs: Scheduler, database: Database, counted: Any) -> None:
 
     check(counted(resume, again=False), "resume", database)
     assert [jobs.result(i, 0) for i in open_batch.ids[::50]] == ["on"] * len(open_batch.ids[::50])
-    with jobs.database.read() as c:
+    with jobs.database.read() as tx:
         made = "SELECT count(*), count(DISTINCT task_id) FROM schedd_checkpoints WHERE name = '$event:go'"
-        assert tuple(c.execute(sa.text(made)).one()) == (WAITERS, WAITERS)
-        assert c.execute(sa.text("SELECT count(*) FROM schedd_waits")).scalar_one() == 0
+        assert tuple(tx.connection.execute(sa.text(made)).one()) == (WAITERS, WAITERS)
+        assert tx.connection.execute(sa.text("SELECT count(*) FROM schedd_waits")).scalar_one() == 0
 
 
 @pytest.mark.case(88)
 def test_of_firing_schedules(jobs: Scheduler, database: Database, counted: Any) -> None:
     """A thousand schedules of a second each: so many runs a second, none of them late, each once."""
     clock, spec = jobs.database.clock, TaskSpec("noop", '{"n":1}', "noop")
-    with jobs.database.write() as c:
+    with jobs.database.write() as tx:
         for n in range(TASKS):
             schedule = ScheduleSpec(f"s{n:03}", every(1), spec)
-            schedules.register(c, jobs.database.dialect, schedule, jobs.database.now())
+            schedules.register(tx, schedule)
 
     def second() -> None:
         clock.advance(1)
         assert drain(jobs) == TASKS
 
     check(counted(second), "fire schedules", database)
-    with jobs.database.read() as c:
+    with jobs.database.read() as tx:
         told = "count(*), count(DISTINCT schedule), count(DISTINCT slot), max(started_at - slot), max(attempt)"
-        made = c.execute(sa.text(f"SELECT {told} FROM schedd_tasks WHERE state = {st.SUCCESS}")).one()
+        made = tx.connection.execute(sa.text(f"SELECT {told} FROM schedd_tasks WHERE state = {st.SUCCESS}")).one()
     assert tuple(made) == (2 * TASKS, TASKS, 2, 0, 1)

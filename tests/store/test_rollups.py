@@ -43,8 +43,8 @@ def stored(jobs: Scheduler, *others: Scheduler) -> list[tuple[int, int]]:
 def written(jobs: Scheduler) -> list[tuple[int, int]]:
     """The same, without what was not written yet."""
     sql = "SELECT span, sum(number) FROM schedd_rollups WHERE measure = 0 GROUP BY span ORDER BY span"
-    with jobs.database.read() as connection:
-        return [(row[0], int(row[1])) for row in connection.execute(sa.text(sql))]
+    with jobs.database.read() as tx:
+        return [(row[0], int(row[1])) for row in tx.connection.execute(sa.text(sql))]
 
 
 def test_how_long_tasks_run_and_wait_and_how_many_fail(fleet: Fleet, clock: FakeClock) -> None:

@@ -15,6 +15,7 @@ from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, When
 from scheduler.store import reaper, workers
 from scheduler.store.db.database import Database as Store
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import (
     Claimed,
     LaneClaim,
@@ -40,21 +41,21 @@ class Bare:
 
     def worker(self, name: str) -> int:
         info = WorkerInfo(name, "host", 1, "0", ["*"], Capacity())
-        with self.store.write() as c:
-            return workers.register(c, info, [], self.clock.now(), LEASE)
+        with self.store.write() as tx:
+            return workers.register(tx.at(self.clock.now()), info, [], LEASE)
 
     def task(self, *parents: int, count: int = 1, **options: Any) -> list[int]:
         edges = [EdgeSpec(p, When.SUCCESS, Otherwise.FAIL) for p in parents]
         specs = [TaskSpec("kind", "{}", "kind", edges=edges, **options) for _ in range(count)]
-        with self.store.write() as c:
-            return [int(i) for i in enqueue(c, specs, self.clock.now(), ours=True)]
+        with self.store.write() as tx:
+            return [int(i) for i in enqueue(tx.at(self.clock.now()), specs, ours=True)]
 
     def claim(self, worker: int, count: int = 10, connection: sa.Connection | None = None) -> list[Claimed]:
         picks = [LaneClaim("default", "kind", 1, count)]
         if connection is not None:
-            return claim(connection, self.dialect, worker, picks, self.clock.now())
-        with self.store.write() as c:
-            return claim(c, self.dialect, worker, picks, self.clock.now())
+            return claim(Tx(connection, self.clock.now()), worker, picks)
+        with self.store.write() as tx:
+            return claim(tx.at(self.clock.now()), worker, picks)
 
     def outcome(
         self, c: Claimed, end: AttemptEnd = AttemptEnd.SUCCEEDED, state: int = st.SUCCESS, **more: Any
@@ -65,9 +66,9 @@ class Bare:
     def finish(self, worker: int, *outcomes: Outcome) -> Completion:
         """On PostgreSQL both ways, which have to come to the same."""
         quickly = self.finish_quickly(worker, *outcomes) if self.dialect.name == "postgresql" else None
-        with self.store.write() as c:
-            done = finish(c, self.dialect, worker, outcomes, self.clock.now())
-            rows = self.rows(c)
+        with self.store.write() as tx:
+            done = finish(tx.at(self.clock.now()), worker, outcomes)
+            rows = self.rows(tx.connection)
         if quickly is not None:
             assert (done, rows) == quickly
         return done
@@ -76,7 +77,7 @@ class Bare:
         """What writing without locking first would make of it; None: it cannot."""
         with self.store.connect() as c, c.begin() as undone:
             try:
-                return finish(c, self.dialect, worker, outcomes, self.clock.now(), quick=True), self.rows(c)
+                return finish(Tx(c, self.clock.now()), worker, outcomes, quick=True), self.rows(c)
             except RowLocked:
                 return None
             finally:
@@ -88,8 +89,8 @@ class Bare:
 
         def work() -> None:
             try:
-                with self.store.write() as c:
-                    said = finish(c, self.dialect, worker, [outcome], self.clock.now(), quick=quick)
+                with self.store.write() as tx:
+                    said = finish(tx.at(self.clock.now()), worker, [outcome], quick=quick)
             except BaseException as error:
                 done.set_exception(error)
             else:
@@ -109,15 +110,15 @@ class Bare:
         return [c.execute(sa.text(f"SELECT * FROM {t} ORDER BY {by}")).fetchall() for t, by in tables.items()]
 
     def reap(self) -> None:
-        with self.store.write() as c:
-            reaper.reap(c, self.dialect, self.clock.now())
+        with self.store.write() as tx:
+            reaper.reap(tx.at(self.clock.now()))
 
     def row(self, task_id: int) -> Any:
-        with self.store.read() as c:
-            return c.execute(sa.text("SELECT * FROM schedd_tasks WHERE id = :id"), {"id": task_id}).one()
+        with self.store.read() as tx:
+            return tx.connection.execute(sa.text("SELECT * FROM schedd_tasks WHERE id = :id"), {"id": task_id}).one()
 
     def history(self, task_id: int) -> list[tuple[int, str]]:
         sql = "SELECT claim, outcome FROM schedd_attempts WHERE task_id = :id ORDER BY claim"
-        with self.store.read() as c:
-            found = c.execute(sa.text(sql), {"id": task_id}).fetchall()
+        with self.store.read() as tx:
+            found = tx.connection.execute(sa.text(sql), {"id": task_id}).fetchall()
         return [(row.claim, AttemptEnd.from_code(row.outcome).value) for row in found]

@@ -87,8 +87,8 @@ class Bench:
         """Something that another caller made due at once: each measures the server's clock for itself, and on a busy
         machine not quite the same."""
         now = self.jobs.database.now()
-        with self.jobs.database.read() as connection:
-            found = connection.execute(
+        with self.jobs.database.read() as tx:
+            found = tx.connection.execute(
                 sa.text("SELECT 1 FROM schedd_tasks WHERE state BETWEEN 1 AND 3 AND run_at > :now AND run_at < :soon"),
                 {"now": now, "soon": now + 300_000},
             )
@@ -125,8 +125,8 @@ class Bench:
 
     def execute(self, sql: str, **bound: Any) -> None:
         """Change the database by hand."""
-        with self.jobs.database.write() as connection:
-            connection.execute(sa.text(sql), bound)
+        with self.jobs.database.write() as tx:
+            tx.connection.execute(sa.text(sql), bound)
 
     def die(self, *names: str, **options: Any) -> list[int]:
         """Dead letters of these names; ``options``: methods of the builder, each with its argument."""
@@ -215,8 +215,8 @@ def wait_until_blocked_or_ended(bench: Bench, side: Side) -> None:
 def _blocks_before_it_ends(bench: Bench, side: Side) -> bool:
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     for _ in range(2000):
-        with bench.jobs.database.read() as connection:
-            if connection.exec_driver_sql(waiting).scalar_one():
+        with bench.jobs.database.read() as tx:
+            if tx.connection.exec_driver_sql(waiting).scalar_one():
                 return True
         side.join(0.005)
         if not side.is_alive():

@@ -87,13 +87,13 @@ def run_claimed(jobs: Scheduler) -> int:
 
 def rows(jobs: Scheduler, sql: str, **bound: Any) -> list[sa.Row[Any]]:
     """What the database says, for what no public call shows."""
-    with jobs.database.read() as connection:
-        return list(connection.execute(prepared(sql), bound).fetchall())
+    with jobs.database.read() as tx:
+        return list(tx.connection.execute(prepared(sql), bound).fetchall())
 
 
 def write(jobs: Scheduler, sql: str, **bound: Any) -> None:
-    with jobs.database.write() as connection:
-        connection.execute(prepared(sql), bound)
+    with jobs.database.write() as tx:
+        tx.connection.execute(prepared(sql), bound)
 
 
 @contextmanager

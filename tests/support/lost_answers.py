@@ -50,8 +50,8 @@ def lose_the_answer(jobs: Scheduler, patch: pytest.MonkeyPatch, module: Any, nam
 
     @contextmanager
     def writing(*args: Any) -> Iterator[Any]:
-        with write(*args) as connection:
-            yield connection
+        with write(*args) as tx:
+            yield tx
         if done and not lost:
             lost.append(name)
             raise StoreUnavailableError("the connection broke")

@@ -52,8 +52,8 @@ def figures(jobs: Scheduler, sql: str) -> Any:
     idle = [engine.connect() for _ in range(pool.checkedin())]
     for its in (engine_of(jobs)._conn(), completion_thread and completion_thread._connection, *idle):
         if its is not None:
-            with jobs.database.write(its) as connection:
-                connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+            with jobs.database.write(its) as tx:
+                tx.connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
     for its in idle:
         its.close()
     return rows(jobs, sql)[0]

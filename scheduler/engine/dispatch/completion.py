@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from operator import attrgetter, sub
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.dead_letter_hook import dead_letter_of
@@ -21,14 +21,12 @@ from scheduler.model.outcome import AttemptEnd, Outcome, OutcomeColumns
 from scheduler.model.running import envelope_fields, log_fields
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS, SECOND
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.tasks import attempts
 from scheduler.store.tasks.complete import Completion, finish
 from scheduler.store.tasks.outcome_rows import RowLocked
 from scheduler.store.tasks.salvage import complete_one_by_one
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
 
 log = logging.getLogger("scheduler.engine")
 
@@ -129,10 +127,9 @@ class Completer:
 
     def write(
         self,
-        connection: sa.Connection,
+        tx: Tx,
         worker: int,
         ended: CompletedBatch,
-        now: int,
         *,
         skip_locks: bool,
         claims: bool,
@@ -142,39 +139,36 @@ class Completer:
 
         ``skip_locks``: ``quick`` of ``finish``; ``claims``, ``meanwhile``: see there.
         """
-        dialect = self.engine_state.database.dialect
         if ended.died:
-            ended = CompletedBatch.of(judge_crashes(connection, ended.pairs))
+            ended = CompletedBatch.of(judge_crashes(tx, ended.pairs))
         if self.one_by_one:
-            finished = complete_one_by_one(connection, dialect, worker, ended.outcomes, now, self.engine_state.lives)
+            finished = complete_one_by_one(tx, worker, ended.outcomes, self.engine_state.lives)
         else:
             finished = finish(
-                connection,
-                dialect,
+                tx,
                 worker,
                 ended.outcomes,
-                now,
                 ended.ends,
                 quick=skip_locks,
                 meanwhile=meanwhile,
                 claims=claims,
                 lives=self.engine_state.lives,
             )
-        finished = self._recognised(connection, ended, finished)
+        finished = self._recognised(tx, ended, finished)
         if self.limits.known:
-            self.limits.recorded(connection, ended.pairs, finished)
+            self.limits.recorded(tx, ended.pairs, finished)
         if ended.died:
-            count_crashes(connection, ended.pairs, finished)
+            count_crashes(tx, ended.pairs, finished)
         return ended, finished
 
-    def _recognised(self, connection: sa.Connection, ended: CompletedBatch, finished: Completion) -> Completion:
+    def _recognised(self, tx: Tx, ended: CompletedBatch, finished: Completion) -> Completion:
         """The completion without outcomes that look lost but are recorded: by an attempt's own transaction, or by a
         commit whose answer was lost. How many tasks the latter made ready is unknown, so it counts as some."""
         finished = _own(ended.pairs, finished)
         if not finished.lost:
             return finished
         lost = [(o.task_id, o.claim) for o in finished.lost]
-        found = attempts.recorded(connection, self.engine_state.database.dialect, lost)
+        found = attempts.recorded(tx, lost)
         ends = {
             key: end for key, end in found.items() if end is not AttemptEnd.LOST
         }  # recorded by the worker that reclaimed it
@@ -202,18 +196,9 @@ class Completer:
             return None
         engine_state, rows = self.engine_state, ended.outcomes
 
-        def write(connection: sa.Connection) -> Completion:
-            finished = finish(
-                connection,
-                engine_state.database.dialect,
-                worker,
-                rows,
-                engine_state.now(),
-                ended.ends,
-                quick=True,
-                lives=engine_state.lives,
-            )
-            finished = self._recognised(connection, ended, finished)
+        def write(tx: Tx) -> Completion:
+            finished = finish(tx, worker, rows, ended.ends, quick=True, lives=engine_state.lives)
+            finished = self._recognised(tx, ended, finished)
             FAILPOINTS.hit("before commit beside the claim")
             return finished
 

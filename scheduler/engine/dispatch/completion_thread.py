@@ -21,6 +21,7 @@ from scheduler.ports import Spawner
 from scheduler.store.db.database import Database
 from scheduler.store.db.pg_connections import let_go
 from scheduler.store.db.statements import run
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.complete import Completion
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ UNTESTED_IDLE_S = 1.0  # a connection idle for longer is tested before use
 JOIN_TIMEOUT_S = 1.0  # for the thread's end
 RETRY_AFTER_S = 10.0  # until a refused connection or thread is tried again
 
-Write = Callable[["sa.Connection"], Completion]
+Write = Callable[[Tx], Completion]
 
 
 class CompletionThread:
@@ -127,11 +128,11 @@ class CompletionThread:
 
     def _do(self, connection: sa.Connection, write: Write, done: Future[Completion]) -> None:
         try:
-            with self._database.write(connection) as c:
+            with self._database.write(connection) as tx:
                 if self._stale:
-                    self._database.dialect.forget_plans(c)
+                    self._database.dialect.forget_plans(tx.connection)
                     self._stale = False
-                finished = write(c)
+                finished = write(tx)
         except BaseException as error:
             done.set_exception(error)
         else:

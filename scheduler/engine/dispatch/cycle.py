@@ -28,6 +28,7 @@ from scheduler.model.outcome import AttemptEnd
 from scheduler.model.pauses import Pauses
 from scheduler.model.registry import SlotKey
 from scheduler.ports import FAILPOINTS, FOREVER
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.durable.resume import Recorded, resume
 from scheduler.store.tasks import claim as claims
@@ -144,15 +145,8 @@ class DispatchCycle:
             return False
         self.lost_commits.pending = True  # until it is handed out
         try:
-            with engine_state.database.single(connection) as c:
-                claimed = claims.claim_one(
-                    c,
-                    engine_state.database.dialect,
-                    self.worker,
-                    plan.picks[0],
-                    engine_state.now(),
-                    engine_state.claims_above,
-                )
+            with engine_state.database.single(connection) as tx:
+                claimed = claims.claim_one(tx, self.worker, plan.picks[0], engine_state.claims_above)
         except BaseException:
             self.lost_commits.suspect()
             raise
@@ -223,8 +217,8 @@ class DispatchCycle:
         try:
             if cycle.skip_locks and claiming and not (cycle.ended.died or self.lost_commits.pending):
                 cycle.recording = self.completer.start_in_background(self.worker, cycle.ended)
-            with self.engine_state.database.write(connection) as c:
-                self._transact(c, cycle)
+            with self.engine_state.database.write(connection) as tx:
+                self._transact(tx, cycle)
                 cycle.hit("before finish commit", "before answer commit")
             cycle.hit("after finish commit", "after answer commit")
             if cycle.claimed:
@@ -253,30 +247,30 @@ class DispatchCycle:
             )
         return _Cycle(claiming, urgent, fresh, ended, ended.keys(), requests, skip_locks, self.planner.alone)
 
-    def _transact(self, c: sa.Connection, cycle: _Cycle) -> None:
+    def _transact(self, tx: Tx, cycle: _Cycle) -> None:
         """Everything that the turn does in its transaction."""
         engine_state = self.engine_state
         cycle.began = engine_state.monotonic()  # after the write lock: other writers' time does not shrink our batch
-        now = cycle.now = engine_state.now()
+        cycle.now = tx.now
         if self.lost_commits.pending:
-            cycle.pending = self.lost_commits.release_unknown(c, self.worker, now)
+            cycle.pending = self.lost_commits.release_unknown(tx, self.worker)
             self.lanes.reset()
         if cycle.records:
             begin, claims_too = self.feeder.release, cycle.skip_locks and cycle.claiming
             cycle.ended, cycle.finished = self.completer.write(
-                c, self.worker, cycle.ended, now, skip_locks=cycle.skip_locks, claims=claims_too, meanwhile=begin
+                tx, self.worker, cycle.ended, skip_locks=cycle.skip_locks, claims=claims_too, meanwhile=begin
             )
         if not cycle.urgent:
             self.feeder.release()
         if cycle.requests:
-            cycle.requests.answer(c, self.worker, now, one_by_one=self.completer.one_by_one)
+            cycle.requests.answer(tx, self.worker, one_by_one=self.completer.one_by_one)
         held = [attempt for key, attempt in engine_state.held.items() if key not in cycle.gone]
         started = self._started(held)
         if started:
-            cycle.marked = claims.mark_running(c, engine_state.database.dialect, self.worker, started)
-        self.quarantine.clear(c, self.worker, cycle.gone)
+            cycle.marked = claims.mark_running(tx, self.worker, started)
+        self.quarantine.clear(tx, self.worker, cycle.gone)
         if cycle.claiming and not self.completer.one_by_one:
-            self._claim(c, cycle, held)
+            self._claim(tx, cycle, held)
         ripe = cycle.ripe
         if ripe is not None and cycle.finished is not None:
             ripe.schedule()
@@ -284,44 +278,36 @@ class DispatchCycle:
                 self.lanes.reset()
                 cycle.finished = cycle.finished._replace(ready=cycle.finished.ready + ripe.scheduled)
 
-    def _claim(self, c: sa.Connection, cycle: _Cycle, held: list[Attempt]) -> None:
+    def _claim(self, tx: Tx, cycle: _Cycle, held: list[Attempt]) -> None:
         lanes, urgent = self.lanes, cycle.urgent
-        admission = Admission(self.limits, c, cycle.now)
-        due = self._due_high(c, cycle.now) if urgent else self._due(c, cycle)
+        admission = Admission(self.limits, tx)
+        due = self._due_high(tx) if urgent else self._due(tx, cycle)
         plan = cycle.plan = self.planner.plan(admission, due, held)
-        dialect = self.engine_state.database.dialect
         claimed = claims.claim(
-            c,
-            dialect,
-            self.worker,
-            plan.picks,
-            cycle.now,
-            lanes.offsets.start,
-            cycle.ripe,
-            self.engine_state.claims_above,
+            tx, self.worker, plan.picks, lanes.offsets.start, cycle.ripe, self.engine_state.claims_above
         )
         cycle.due, cycle.claimed = due, claimed
         again = [(one.id, one.claim) for one in claimed if one.claim > 1]
         if again:
-            cycle.recorded = resume(c, dialect, again, cycle.now)
+            cycle.recorded = resume(tx, again)
         admission.count(claimed)
         if not urgent:
             lanes.on_claimed(plan.picks, claimed)
             if not lanes.whole:
                 lanes.remember(admission.admitted(due), plan.picks, claimed)
-        self.quarantine.isolate(c, self.worker, plan.picks, claimed)
+        self.quarantine.isolate(tx, self.worker, plan.picks, claimed)
         cycle.start_by, cycle.again = admission.start_by, admission.again
 
-    def _due_high(self, c: sa.Connection, now: int) -> list[LaneHead]:
-        heads = self.lanes.offsets.heads(c, now, LANES_PER_SCAN, urgent=True)
-        return [h for h in heads if h.pool == HIGH_LEVEL and h.run_at <= now and self.planner.serves(h)]
+    def _due_high(self, tx: Tx) -> list[LaneHead]:
+        heads = self.lanes.offsets.heads(tx, LANES_PER_SCAN, urgent=True)
+        return [h for h in heads if h.pool == HIGH_LEVEL and h.run_at <= tx.now and self.planner.serves(h)]
 
-    def _due(self, c: sa.Connection, cycle: _Cycle) -> list[LaneHead]:
+    def _due(self, tx: Tx, cycle: _Cycle) -> list[LaneHead]:
         finished, known = cycle.finished, self.limits.known
         ready = cycle.requests.woken + (finished.ready if finished else 0)
         told = finished is not None and finished.overridden  # a replaced task may run again
         rely = cycle.ended.over and not (ready or told or self.lost_commits.pending or cycle.requests or known)
-        due = self.lanes.scan(c, self.planner.serves, cycle.now, fresh=cycle.fresh, rely=rely, ripe=cycle.ripe)
+        due = self.lanes.scan(tx, self.planner.serves, fresh=cycle.fresh, rely=rely, ripe=cycle.ripe)
         if self.lanes.whole:
             cycle.every = due
         elif known:

@@ -7,14 +7,11 @@ an offset (released, committed late, by another clock) are found by scans from t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from scheduler.ports import FOREVER, SECOND
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import LANE_OF, LaneHead, lane_heads
 from scheduler.store.tasks.lane_offsets import Lane, Place, heads_from, lanes_between
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
 
 SLOW_SCAN_S = 0.005  # a scan that takes longer is not made in every cycle
 OFFSET_LAG_US = SECOND // 10  # offsets lag: commits come a little late
@@ -57,13 +54,13 @@ class LaneOffsets:
         if self.start:
             self.start, self._walk, self._between = {}, CostPacer(), CostPacer()
 
-    def heads(self, connection: sa.Connection, now: int, most: int, *, urgent: bool = False) -> list[LaneHead]:
+    def heads(self, tx: Tx, most: int, *, urgent: bool = False) -> list[LaneHead]:
         """The heads of the first ``most`` lanes, by a scan if fast or due. ``urgent``: no slow scan now."""
         begun = self._monotonic()
         if self.start and (urgent or begun < self._walk.due):
-            return self._read_known(connection, now)
-        heads = lane_heads(connection, most=most)
-        if connection.dialect.name == "postgresql":
+            return self._read_known(tx)
+        heads = lane_heads(tx, most=most)
+        if tx.dialect.name == "postgresql":
             self._walked(heads, begun, complete=len(heads) < most)
         return heads
 
@@ -77,26 +74,26 @@ class LaneOffsets:
         # An empty lane keeps its offset: its dead entries are still there.
         self.start |= _places(heads)
 
-    def _read_known(self, connection: sa.Connection, now: int) -> list[LaneHead]:
-        latest = (now - OFFSET_LAG_US, 0)
+    def _read_known(self, tx: Tx) -> list[LaneHead]:
+        latest = (tx.now - OFFSET_LAG_US, 0)
         self.start = {lane: min(place, latest) for lane, place in self.start.items()}
         begun = self._monotonic()
         due = self._walk.due
         if begun >= self._between.due:
-            self._find_lanes(connection)
+            self._find_lanes(tx)
             ended = self._monotonic()
             self._between.took(ended - begun, ended)
         else:
             due = min(due, self._between.due)
-        self.again = now + max(0, int((due - begun) * SECOND))
-        heads = heads_from(connection, self.start)
+        self.again = tx.now + max(0, int((due - begun) * SECOND))
+        heads = heads_from(tx, self.start)
         self.start |= _places(heads)
         return heads
 
-    def _find_lanes(self, connection: sa.Connection) -> None:
+    def _find_lanes(self, tx: Tx) -> None:
         """Find lanes that are new since the last scan, within a bound."""
         for _ in range(_MAX_LANE_READS):
-            found = lanes_between(connection, self.start)
+            found = lanes_between(tx, self.start)
             self.start |= _places(found)
             if not found or len(self.start) > MAX_OFFSETS:
                 break

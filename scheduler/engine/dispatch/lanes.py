@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from scheduler.engine.dispatch.lane_offsets import LaneOffsets
 from scheduler.ports import FOREVER, SECOND
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim, LaneHead, heads_of, lane_heads
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from scheduler.store.tasks.ready_children import ReadyChildren
 
 LANES_PER_SCAN = 128  # in one cycle
@@ -63,14 +62,7 @@ class LaneScanner:
         return min(self._first_later, self._last_later, self.offsets.again, self._rescan_at)
 
     def scan(
-        self,
-        connection: sa.Connection,
-        serves: Callable[[LaneHead], bool],
-        now: int,
-        *,
-        fresh: bool,
-        rely: bool,
-        ripe: ReadyChildren | None = None,
+        self, tx: Tx, serves: Callable[[LaneHead], bool], *, fresh: bool, rely: bool, ripe: ReadyChildren | None = None
     ) -> list[LaneHead]:
         """Known lanes with due tasks.
 
@@ -79,20 +71,18 @@ class LaneScanner:
         """
         rely = rely and not (fresh or (ripe is not None and ripe.scheduled))
         if not ripe:
-            return self._scan(connection, serves, now, fresh=fresh, rely=rely)
+            return self._scan(tx, serves, fresh=fresh, rely=rely)
         left = self._empty_until - self._monotonic()
         if rely and left > 0:
-            self._used_known, self._rescan_at = False, now + math.ceil(left * SECOND)
+            self._used_known, self._rescan_at = False, tx.now + math.ceil(left * SECOND)
             return ripe.merge([], serves)
-        due = self._scan(connection, serves, now, fresh=fresh, rely=False)
+        due = self._scan(tx, serves, fresh=fresh, rely=False)
         if self.whole:
             return ripe.merge(due, serves)
         ripe.schedule()  # tasks of other lanes may come first: the next cycle decides
         return due
 
-    def _scan(
-        self, connection: sa.Connection, serves: Callable[[LaneHead], bool], now: int, *, fresh: bool, rely: bool
-    ) -> list[LaneHead]:
+    def _scan(self, tx: Tx, serves: Callable[[LaneHead], bool], *, fresh: bool, rely: bool) -> list[LaneHead]:
         self._used_known = rely and bool(self._known_nonempty) and self._monotonic() < self._known_until
         if self._used_known:
             return [head for head in self._known_nonempty if serves(head)]
@@ -101,27 +91,27 @@ class LaneScanner:
         if fresh:
             self._passes_left = 1 if self._cursor is None else 2  # the rest of this round, and a new one
         if self._cursor is None:
-            stretch = self.offsets.heads(connection, now, LANES_PER_SCAN)
+            stretch = self.offsets.heads(tx, LANES_PER_SCAN)
             self._first_later = FOREVER
         else:
-            stretch = lane_heads(connection, self._cursor, LANES_PER_SCAN)
+            stretch = lane_heads(tx, self._cursor, LANES_PER_SCAN)
         ended = len(stretch) < LANES_PER_SCAN or bool(self.offsets.start)
         self.whole = ended and self._cursor is None
         self._cursor = None if ended else stretch[-1]
         found = [head for head in stretch if serves(head)]
-        self._first_later = min((head.run_at for head in found if head.run_at > now), default=self._first_later)
+        self._first_later = min((head.run_at for head in found if head.run_at > tx.now), default=self._first_later)
         if ended:
             self._last_later = self._first_later
             self._passes_left = max(0, self._passes_left - 1)
-        due = [head for head in found if head.run_at <= now]
+        due = [head for head in found if head.run_at <= tx.now]
         if self.whole:
             self._known.clear()
             self._known_nonempty, self._known_until = due, self._monotonic() + RELY_ON_SCAN_S
             self._empty_until = 0.0 if due else self._known_until
             return due
         if fresh and self._used:
-            used = heads_of(connection, list(self._used))
-            due += [head for head in used if head.run_at <= now and serves(head)]
+            used = heads_of(tx, list(self._used))
+            due += [head for head in used if head.run_at <= tx.now and serves(head)]
         return list((self._known | {LANE_OF(head): head for head in due}).values())
 
     def reset(self) -> None:

@@ -6,20 +6,17 @@ A kind without limits costs nothing here. Tasks of a kind with limits are not cl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.state import EngineState
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.rate import Rate
 from scheduler.ports import FOREVER
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import limits as caps
 from scheduler.store.tasks.claim import Claimed, LaneClaim, LaneHead, kind_of
 from scheduler.store.tasks.complete import Completion
 from scheduler.store.tasks.limits import Headroom, Limit, base_lane
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
 
 CONTENDED_RETRY_US = 10_000  # until a kind is retried that another worker was claiming
 
@@ -33,10 +30,10 @@ class Limits:
         self.closed: dict[str, int] = {}  # kinds whose rate is used up, and until when
         self._patience: dict[str, int] = {}  # microseconds that a start may take here, where it is more than usual
 
-    def learn(self, connection: sa.Connection) -> None:
+    def learn(self, tx: Tx) -> None:
         """Read them again: other programs may have published others."""
         registry = self.engine_state.registry
-        self.known = {name: limit for name, limit in caps.known(connection).items() if registry.get(name)}
+        self.known = {name: limit for name, limit in caps.known(tx).items() if registry.get(name)}
         self.closed.clear()
         self._patience = {name: patience // 2 for name, patience in self._patience.items()}
 
@@ -48,9 +45,7 @@ class Limits:
         """Whether one of these attempts is of a kind with limits."""
         return bool(self.known) and any(attempt.kind.name in self.known for attempt, _ in outcomes)
 
-    def recorded(
-        self, connection: sa.Connection, outcomes: Sequence[tuple[Attempt, Outcome]], finished: Completion
-    ) -> None:
+    def recorded(self, tx: Tx, outcomes: Sequence[tuple[Attempt, Outcome]], finished: Completion) -> None:
         """Refund the starts of attempts that never began."""
         back: dict[tuple[str, int], int] = {}
         for attempt, o in _written(outcomes, finished):
@@ -62,12 +57,12 @@ class Limits:
                 # Starts are slow here: allow them more time, and count that.
                 self._patience[kind] = min(limit.rate.max_start_window, 2 * self.patience(kind, limit.rate))
             back[kind, attempt.start_by] = back.get((kind, attempt.start_by), 0) + 1
-        self.refund(connection, back)
+        self.refund(tx, back)
 
-    def refund(self, connection: sa.Connection, back: Mapping[tuple[str, int], int]) -> None:
+    def refund(self, tx: Tx, back: Mapping[tuple[str, int], int]) -> None:
         """Refund starts: how many, by kind and until when they count."""
         for (kind, until), starts in sorted(back.items()):
-            caps.refund(connection, self.engine_state.database.dialect, kind, until, starts)
+            caps.refund(tx, kind, until, starts)
             self.closed.pop(kind, None)
 
     def freed(self, outcomes: Iterable[tuple[Attempt, Outcome]]) -> list[LaneHead]:
@@ -119,10 +114,9 @@ def _written(outcomes: Sequence[tuple[Attempt, Outcome]], finished: Completion) 
 class Admission:
     """What one cycle may claim of kinds with limits, locked from :meth:`lock` until the commit."""
 
-    def __init__(self, limits: Limits, connection: sa.Connection, now: int) -> None:
+    def __init__(self, limits: Limits, tx: Tx) -> None:
         self._limits = limits
-        self._connection = connection
-        self._now = now
+        self._tx = tx
         self._rooms: dict[str, Headroom | None] = {}  # None: another worker is claiming of it
         self.start_by: dict[str, int] = {}
         self.again = FOREVER  # when something that is due and was refused may be claimed
@@ -136,14 +130,14 @@ class Admission:
         if kind not in self._limits.known:
             return True
         until = self._limits.closed.get(kind, 0)
-        if until > self._now:
+        if until > self._tx.now:
             self.again = min(self.again, until)
             return False
         if kind not in self._rooms:
             return True
         room = self._rooms[kind]
         if room is None:
-            self.again = min(self.again, self._now + CONTENDED_RETRY_US)
+            self.again = min(self.again, self._tx.now + CONTENDED_RETRY_US)
             return False
         if room.starts == 0:
             self._limits.closed[kind] = room.again
@@ -156,15 +150,14 @@ class Admission:
         """Lock the limited kinds of these picks, and count the held tasks of their due lanes."""
         kinds = {kind_of(pick.lane) for pick in picks} & self._limits.known.keys()
         lanes = {base_lane(head.lane) for head in due if kind_of(head.lane) in kinds}
-        dialect = self._limits.engine_state.database.dialect
         taken = {lane for lane in lanes if kind_of(lane) in self._rooms}
         new = {lane for lane in taken if (room := self._rooms[kind_of(lane)]) is not None and lane not in room.held}
-        for lane, number in caps.held(self._connection, dialect, new).items():
+        for lane, number in caps.held(self._tx, new).items():
             room = self._rooms[kind_of(lane)]
             assert room is not None
             room.held[lane] = number
         if lanes - taken:
-            found = caps.lock(self._connection, dialect, lanes - taken, self._now, self._limits.known)
+            found = caps.lock(self._tx, lanes - taken, self._limits.known)
             self._rooms |= {kind: found.get(kind) for kind in map(kind_of, lanes - taken)}
 
     def cut(self, picks: list[LaneClaim]) -> list[LaneClaim]:
@@ -198,6 +191,6 @@ class Admission:
         for kind, number in sorted(numbers.items()):
             room = self._rooms.get(kind)
             if room is not None and room.limit.rate is not None:
-                until = room.limit.rate.until(self._now, self._limits.patience(kind, room.limit.rate))
-                caps.count(self._connection, kind, room.limit.rate, until, number, self._now)
+                until = room.limit.rate.until(self._tx.now, self._limits.patience(kind, room.limit.rate))
+                caps.count(self._tx, kind, room.limit.rate, until, number)
                 self.start_by[kind] = until

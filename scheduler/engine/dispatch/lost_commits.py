@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from scheduler.engine.dispatch.limits import Limits
 from scheduler.engine.state import EngineState
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import claim as claims
 from scheduler.store.tasks.claim import Claimed
 from scheduler.store.tasks.complete import finish
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
 
 log = logging.getLogger("scheduler.engine")
 
@@ -53,22 +50,24 @@ class LostCommits:
         if self._starts:
             self._starts.clear()
 
-    def release_unknown(self, connection: sa.Connection, worker: int, now: int) -> bool:
+    def release_unknown(self, tx: Tx, worker: int) -> bool:
         """Release what ``worker`` holds in the database but not here; ``now`` in microseconds.
 
         Returns whether some are left for the next cycle, as another transaction holds them.
         """
         engine_state = self._state
         unknown = [
-            Outcome(r.id, r.claim, r.attempt, AttemptEnd.HANDED_BACK, st.SCHEDULED, r.claimed_at, None, now, refund=1)
-            for r in claims.held_by(connection, worker)
+            Outcome(
+                r.id, r.claim, r.attempt, AttemptEnd.HANDED_BACK, st.SCHEDULED, r.claimed_at, None, tx.now, refund=1
+            )
+            for r in claims.held_by(tx, worker)
             if (r.id, r.claim) not in engine_state.held
         ]
         if not unknown:
             return False
         log.warning("%d tasks were claimed by a commit that was not answered: given back", len(unknown))
-        deferred = finish(connection, engine_state.database.dialect, worker, unknown, now).deferred
+        deferred = finish(tx, worker, unknown).deferred
         left = {(o.task_id, o.claim) for o in deferred}
         keys = {(o.task_id, o.claim) for o in unknown} - left
-        self._limits.refund(connection, Counter(self._starts[key] for key in keys & self._starts.keys()))
+        self._limits.refund(tx, Counter(self._starts[key] for key in keys & self._starts.keys()))
         return bool(deferred)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.dispatch.planner import SUSPECT_ALONE_S, ClaimPlanner
@@ -12,13 +11,11 @@ from scheduler.errors import ProcessDied
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.retry import is_spent
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import claim as claims
 from scheduler.store.tasks.claim import QUARANTINE_LANE, Claimed, LaneClaim
 from scheduler.store.tasks.complete import Completion
 from scheduler.store.workers import DEATHS_ALONE
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
 
 
 class Quarantine:
@@ -28,7 +25,7 @@ class Quarantine:
         self._state = engine_state
         self._planner = planner
 
-    def clear(self, connection: sa.Connection, worker: int, gone: set[tuple[int, int]]) -> None:
+    def clear(self, tx: Tx, worker: int, gone: set[tuple[int, int]]) -> None:
         """End the isolation of a suspect that has ended, or has run long enough.
 
         ``gone``: (task id, claim) of what has ended.
@@ -40,28 +37,26 @@ class Quarantine:
         if (c.id, c.claim) in gone or (c.id, c.claim) not in self._state.held:
             self._planner.alone = None
         elif alone.started_at is not None and alone.started_mono <= self._state.monotonic() - SUSPECT_ALONE_S:
-            claims.end_quarantine(connection, worker, c.id, c.claim)
+            claims.end_quarantine(tx, worker, c.id, c.claim)
             self._planner.alone = None
 
-    def isolate(
-        self, connection: sa.Connection, worker: int, picks: Sequence[LaneClaim], claimed: Sequence[Claimed]
-    ) -> None:
+    def isolate(self, tx: Tx, worker: int, picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> None:
         """Clear the suspicion of a suspect in a child process: if this process dies, the child is not to blame."""
         processes = self._state.processes
         if processes is None or not any(pick.lane.startswith(QUARANTINE_LANE) for pick in picks):
             return
         for c in claimed:
             if c.lane.startswith(QUARANTINE_LANE) and processes.can_run(self._state.registry.named(c.kind)):
-                claims.end_quarantine(connection, worker, c.id, c.claim)
+                claims.end_quarantine(tx, worker, c.id, c.claim)
 
 
-def judge_crashes(connection: sa.Connection, outcomes: list[tuple[Attempt, Outcome]]) -> list[tuple[Attempt, Outcome]]:
+def judge_crashes(tx: Tx, outcomes: list[tuple[Attempt, Outcome]]) -> list[tuple[Attempt, Outcome]]:
     """Make permanent the crashes of tasks that crashed alone too often. Call it before recording."""
-    return [(a, _judged(connection, a, o) if o.end is AttemptEnd.LOST else o) for a, o in outcomes]
+    return [(a, _judged(tx, a, o) if o.end is AttemptEnd.LOST else o) for a, o in outcomes]
 
 
-def _judged(connection: sa.Connection, attempt: Attempt, o: Outcome) -> Outcome:
-    deaths, c = claims.quarantined_crashes(connection, o.task_id) + 1, attempt.claimed
+def _judged(tx: Tx, attempt: Attempt, o: Outcome) -> Outcome:
+    deaths, c = claims.quarantined_crashes(tx, o.task_id) + 1, attempt.claimed
     how = o.failure.text if o.failure is not None else "it died"
     if deaths >= DEATHS_ALONE:
         text = f"killed its process {deaths} times while running alone; last: {how}"
@@ -74,10 +69,10 @@ def _judged(connection: sa.Connection, attempt: Attempt, o: Outcome) -> Outcome:
     return o._replace(end=end, state=state, failure=failure, run_at=None)
 
 
-def count_crashes(connection: sa.Connection, outcomes: list[tuple[Attempt, Outcome]], finished: Completion) -> None:
+def count_crashes(tx: Tx, outcomes: list[tuple[Attempt, Outcome]], finished: Completion) -> None:
     """Count the crashes that have just been recorded."""
     died = [o for a, o in outcomes if o.end is AttemptEnd.LOST]
     not_recorded = {(o.task_id, o.claim) for o in (*finished.lost, *finished.deferred)}
     for o in died:
         if (o.task_id, o.claim) not in not_recorded:
-            claims.record_quarantined_crash(connection, o.task_id, o.claim)
+            claims.record_quarantined_crash(tx, o.task_id, o.claim)

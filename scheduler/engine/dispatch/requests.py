@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from scheduler.engine.state import EngineState, Request
 from scheduler.ports import SECOND
 from scheduler.store import workers
+from scheduler.store.db.tx import Tx
 from scheduler.store.requests.handle import answer
 from scheduler.store.requests.request import Answer, AttemptRequest
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
 
 MAX_REQUESTS = 500  # in one cycle
 RETRY_AT_ONCE_S = 0.1  # how long a blocked request is retried at once; then with later cycles
@@ -43,17 +39,16 @@ class RequestBatch:
         """Keep the requests for the next cycle; this one failed, perhaps after its commit."""
         self._state.requests.extendleft(r._replace(again=True) for r in reversed(self._requests))
 
-    def answer(self, connection: sa.Connection, worker: int, now: int, *, one_by_one: bool) -> None:
+    def answer(self, tx: Tx, worker: int, *, one_by_one: bool) -> None:
         """Write what the requests ask for; each write renews the lease."""
         engine_state = self._state
         asked = [
             AttemptRequest(r.attempt.claimed.id, r.attempt.claimed.claim, r.what, r.args, r.again)
             for r in self._requests
         ]
-        dialect = engine_state.database.dialect
-        self._answers, self.woken = answer(connection, dialect, worker, asked, now, one_by_one=one_by_one)
+        self._answers, self.woken = answer(tx, worker, asked, one_by_one=one_by_one)
         if any(one is None or one["held"] for one in self._answers):
-            workers.renew(connection, worker, now, round(engine_state.options.lease * SECOND))
+            workers.renew(tx, worker, round(engine_state.options.lease * SECOND))
 
     def send_answers(self) -> bool:
         """Send the answers. Returns whether a blocked request is to be retried at once."""

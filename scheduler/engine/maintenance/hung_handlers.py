@@ -70,8 +70,8 @@ class HungHandlers:
         self._state.hung = tuple(found[key] for key in sorted(found))
         rows = [(task, stack_name(claim), text) for (task, claim, _), text in stacks.items() if task]
         if rows:
-            with self._state.database.write(connection) as c:
-                write_values(c, self._state.database.dialect, rows)
+            with self._state.database.write(connection) as tx:
+                write_values(tx, rows)
 
     def clear(self) -> None:
         """Forget all: nothing runs."""

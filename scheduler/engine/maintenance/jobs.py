@@ -53,19 +53,19 @@ class ScheduleFirer:
     def tick(self, connection: sa.Connection) -> int:
         """Fire what is due. Returns how many tasks were made."""
         engine_state = self.engine_state
-        dialect, grace = engine_state.database.dialect, round(engine_state.options.misfire_grace * SECOND)
+        grace = round(engine_state.options.misfire_grace * SECOND)
         if engine_state.monotonic() >= self._aside_until:
             self._aside.clear()
             self._aside_until = engine_state.monotonic() + SET_ASIDE_S
         if not self._aside:
-            with engine_state.database.glance(connection) as c:  # no write lock: it mostly finds nothing
-                self.next_at = schedules.next_look(c)
+            with engine_state.database.glance(connection) as tx:  # no write lock: it mostly finds nothing
+                self.next_at = schedules.next_look(tx)
             if not self.due():
                 return 0
-        with engine_state.database.write(connection) as c:
-            fired = schedules.tick(c, dialect, engine_state.now(), grace, self._aside)
+        with engine_state.database.write(connection) as tx:
+            fired = schedules.tick(tx, grace, self._aside)
             troubles = {f.name: f.trouble for f in fired if f.trouble is not None}
-            self.next_at = schedules.next_due(c, dialect, {*self._aside, *troubles})
+            self.next_at = schedules.next_due(tx, {*self._aside, *troubles})
         self._aside |= troubles
         for name, trouble in troubles.items():
             if self._logged.is_new(trouble, name):
@@ -94,8 +94,8 @@ def apply_policies(engine_state: EngineState, connection: sa.Connection) -> tupl
     until = engine_state.monotonic() + POLICIES_BUDGET_S
     ready, more = 0, True
     while more:
-        with engine_state.database.write(connection) as c:
-            judged = policies.apply(c, engine_state.database.dialect, engine_state.now())
+        with engine_state.database.write(connection) as tx:
+            judged = policies.apply(tx)
         for task, reason in (judged.cancelled | judged.requested).items():
             log.info("task cancelled", extra={"task": task, "reason": reason})
         ready += judged.ready
@@ -107,9 +107,9 @@ def apply_policies(engine_state: EngineState, connection: sa.Connection) -> tupl
 
 def pass_on_cancels(engine_state: EngineState, connection: sa.Connection, worker: int) -> None:
     """Pass requested cancels on to running attempts; take the claims of those that are cancelled by force."""
-    with engine_state.database.glance(connection) as c:  # no write lock: it mostly finds nothing
-        asked = control.cancel_requests(c, worker, list(engine_state.held))
-        forced = control.forced(c, asked) if asked else set()
+    with engine_state.database.glance(connection) as tx:  # no write lock: it mostly finds nothing
+        asked = control.cancel_requests(tx, worker, list(engine_state.held))
+        forced = control.forced(tx, asked) if asked else set()
     for key in asked:
         attempt = engine_state.held.get(key)
         if attempt is not None and not attempt.cancelled:
@@ -125,8 +125,8 @@ def pass_on_cancels(engine_state: EngineState, connection: sa.Connection, worker
 
 def wake_missed(engine_state: EngineState, connection: sa.Connection) -> bool:
     """Wake suspended tasks that two transactions missed, see ``store/durable/waits.py``. True: some were."""
-    with engine_state.database.write(connection) as c:
-        return waits.wake_missed(c, engine_state.database.dialect, engine_state.now()) > 0
+    with engine_state.database.write(connection) as tx:
+        return waits.wake_missed(tx) > 0
 
 
 def keep_logs(engine_state: EngineState, connection: sa.Connection) -> None:
@@ -138,8 +138,8 @@ def keep_logs(engine_state: EngineState, connection: sa.Connection) -> None:
             written.append((attempt, tail.added))
             rows.append((task_id, f"log:{claim}", tail.text()))
     if rows:
-        with engine_state.database.write(connection) as c:
-            write_values(c, engine_state.database.dialect, rows)
+        with engine_state.database.write(connection) as tx:
+            write_values(tx, rows)
     for attempt, added in written:
         attempt.tail_written = added
 
@@ -151,8 +151,8 @@ def write_rollups(engine_state: EngineState, connection: sa.Connection) -> None:
         return
     cells = counter.take()
     try:
-        with engine_state.database.write(connection) as c:
-            rollups.add(c, engine_state.database.dialect, cells)
+        with engine_state.database.write(connection) as tx:
+            rollups.add(tx, cells)
     except BaseException:
         counter.put_back(cells)
         raise
@@ -169,21 +169,20 @@ class RetentionJob:
     def sweep(self, connection: sa.Connection) -> bool:
         """Remove one batch. True: there is more."""
         engine_state, kept = self.engine_state, self.engine_state.options.retention
-        now, dialect = engine_state.now(), engine_state.database.dialect
-        with engine_state.database.write(connection) as c:
+        with engine_state.database.write(connection) as tx:
             begun = engine_state.monotonic()  # after the wait for other writers, which must not make the batch smaller
-            removed = retention.purge_batch(c, dialect, now, kept, self.batch)
+            removed = retention.purge_batch(tx, kept, self.batch)
             if removed.more:
                 self._fit(engine_state.monotonic() - begun)
             after = self._review
-            if after == 0 and not retention.has_deferred(c, now):
+            if after == 0 and not retention.has_deferred(tx):
                 after = None
             if after is not None and not removed.more:
-                reviewed, after = retention.rescan(c, dialect, now, kept, after)
+                reviewed, after = retention.rescan(tx, kept, after)
                 removed = removed.plus(reviewed)
             busy = removed.more or after is not None
             if not busy:
-                busy = rollups.compact(c, dialect, now, round(kept["stats"] * SECOND))
+                busy = rollups.compact(tx, round(kept["stats"] * SECOND))
         self._review = after
         if removed.tasks or removed.results:
             log.debug("retention removed %d tasks, and the results of %d", removed.tasks, removed.results)

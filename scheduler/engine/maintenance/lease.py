@@ -126,13 +126,12 @@ class Lease:
         state = workers.DRAINING if draining else workers.LIVE
         database, lease = self.engine_state.database, self.engine_state.options.lease
         offset, begun = database.offset, self.engine_state.monotonic()
-        with database.write(connection) as c:
-            database.calibrate(c)
-            self.measure(c)
-            database.dialect.forget_plans(c)
-            held = workers.renew(
-                c, worker, self.engine_state.now(), round(lease * SECOND), state, database.offset, incarnation
-            )
+        with database.write(connection) as tx:
+            database.calibrate(tx.connection)
+            self.measure(tx.connection)
+            database.dialect.forget_plans(tx.connection)
+            tx = tx.at(self.engine_state.now())  # the clock was measured anew
+            held = workers.renew(tx, worker, round(lease * SECOND), state, database.offset, incarnation)
         moved = abs(database.offset - offset) > lease / 3 * SECOND
         if begun - self._renewed > lease * 2 / 3 or moved:
             # The database was away or its clock jumped, perhaps for the others, too: they need time to renew.
@@ -162,15 +161,13 @@ class Lease:
         hook.notify_pending(database)  # dead letters of a commit whose answer was lost
         patient = self.engine_state.monotonic() < self.no_reaping_until
         if not self._dead:
-            with database.glance(connection) as c:  # no write lock: it mostly finds nothing
-                self.next_expiry, found_dead = reaper.find_expired(c, worker)
+            with database.glance(connection) as tx:  # no write lock: it mostly finds nothing
+                self.next_expiry, found_dead = reaper.find_expired(tx, worker)
             if patient or not (found_dead or 0 < self.next_expiry < self.engine_state.now()):
                 return []
-        with database.write(connection) as c:
-            found = reaper.reap(
-                c, database.dialect, self.engine_state.now(), known_dead=self._dead, spare=worker, lapsed=not patient
-            )
-            self.next_expiry = reaper.next_lapse(c, worker)
+        with database.write(connection) as tx:
+            found = reaper.reap(tx, known_dead=self._dead, spare=worker, lapsed=not patient)
+            self.next_expiry = reaper.next_lapse(tx, worker)
             hook.pending.update(task for one in found for task in (*one.poisoned, *one.spent))
         self._dead.clear()
         for one in found:

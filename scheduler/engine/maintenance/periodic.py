@@ -139,25 +139,25 @@ class PeriodicWork:
             self.attempt("telling of this worker's slots", lambda: self._publish_capacity(connection))
 
     def _publish_kinds(self, connection: sa.Connection, kinds: list[Kind]) -> None:
-        with self.engine_state.database.write(connection) as c:
-            workers.publish_kinds(c, self.dispatch.worker, kinds, self.engine_state.now())
-            self.dispatch.limits.learn(c)
+        with self.engine_state.database.write(connection) as tx:
+            workers.publish_kinds(tx, self.dispatch.worker, kinds)
+            self.dispatch.limits.learn(tx)
         self.known_kinds = len(kinds)
 
     def _publish_capacity(self, connection: sa.Connection) -> None:
         now, self._resized = self.engine_state.capacity(), False
         if now == self.known_capacity:
             return
-        with self.engine_state.database.write(connection) as c:
-            workers.publish_capacity(c, self.dispatch.worker, now)
+        with self.engine_state.database.write(connection) as tx:
+            workers.publish_capacity(tx, self.dispatch.worker, now)
         self.known_capacity = now
 
     def learn_limits(self, connection: sa.Connection) -> None:
         """Read the limits that other programs publish with their kinds."""
 
         def learn() -> None:
-            with self.engine_state.database.glance(connection) as c:
-                self.dispatch.limits.learn(c)
+            with self.engine_state.database.glance(connection) as tx:
+                self.dispatch.limits.learn(tx)
 
         self.attempt("reading the kinds' limits", learn)
 
@@ -218,8 +218,8 @@ class PeriodicWork:
             return True
 
         def ask() -> looks.DueWork:
-            with self.engine_state.database.glance(connection) as c:  # no write lock: it mostly finds nothing
-                return looks.poll(c, self.engine_state.now(), every=every, polls=polls)
+            with self.engine_state.database.glance(connection) as tx:  # no write lock: it mostly finds nothing
+                return looks.poll(tx, every=every, polls=polls)
 
         seen = self.attempt("looking for what is due", ask)
         if seen is None:

@@ -84,16 +84,17 @@ class WorkerRegistration:
             engine_state.capacity(),
         )
         kinds, begun = list(engine_state.registry), engine_state.monotonic()
-        with database.write(connection) as c:
+        with database.write(connection) as tx:
             if self._reclaimed_worker:
-                workers.bury(c, before)
-            self.lease.measure(c)
-            worker = workers.register(c, info, kinds, engine_state.now(), round(lease * SECOND), database.offset)
+                workers.bury(tx, before)
+            self.lease.measure(tx.connection)
+            tx = tx.at(engine_state.now())  # the clock may have been measured anew
+            worker = workers.register(tx, info, kinds, round(lease * SECOND), database.offset)
             if self._reclaimed_worker:
-                self.drain_requested = workers.commands(c, self._reclaimed_worker).drain  # it may not have read it
+                self.drain_requested = workers.commands(tx, self._reclaimed_worker).drain  # it may not have read it
             if self.drain_requested:  # the operator meant more than one incarnation
-                workers.request_drain(c, worker, engine_state.now(), drain=True)
-            self.dispatch.limits.learn(c)
+                workers.request_drain(tx, worker, drain=True)
+            self.dispatch.limits.learn(tx)
         # Not before the commit: after a rollback another worker may get this id.
         self.dispatch.worker = engine_state.worker = worker
         self.periodic.known_kinds, self.periodic.known_capacity = (
@@ -125,14 +126,14 @@ class WorkerRegistration:
         The worker that reclaims it may be on another host, and cannot read their notes.
         """
         database = self.engine_state.database
-        with database.glance(connection) as c:
-            beside = workers.beside(c, self.worker, socket.gethostname())
+        with database.glance(connection) as tx:
+            beside = workers.beside(tx, self.worker, socket.gethostname())
         for worker, path in beside:
             if is_gone(path) and (noted := begun(path)):
-                with database.write(connection) as c:
-                    held = claims.held_by(c, worker)
+                with database.write(connection) as tx:
+                    held = claims.held_by(tx, worker)
                     started = [(r.id, r.claim, r.claimed_at) for r in held if (r.id, r.claim) in noted]
-                    claims.mark_running(c, database.dialect, worker, started)
+                    claims.mark_running(tx, worker, started)
 
     def _open_notifier(self, spawn: Spawner, *, again: bool = False) -> None:
         """``again``: the last try failed, for instance on a full disk, and that was logged."""
@@ -177,8 +178,8 @@ class WorkerRegistration:
         )
 
     def _read_commands(self, connection: sa.Connection) -> bool:
-        with self.engine_state.database.glance(connection) as c:
-            told = workers.commands(c, self.worker)
+        with self.engine_state.database.glance(connection) as tx:
+            told = workers.commands(tx, self.worker)
         if told.dead:
             self._start_over(connection)
             return True

@@ -78,15 +78,15 @@ def take_away(
     error_class: str = "Stalled",
 ) -> bool:
     """Take claims from attempts that run here and may go on: rows (id, claim, started_at, text). True: some were."""
-    keys, dialect = {(row[0], row[1]) for row in rows}, engine_state.database.dialect
+    keys = {(row[0], row[1]) for row in rows}
     tried = keys & engine_state.losing
     # Before the commit: if its answer gets lost, none of them may run here twice at a time.
     engine_state.losing |= keys
-    with engine_state.database.write(connection) as c:
-        taken = stalls.reclaim(c, dialect, worker, rows, engine_state.now(), end=end, error_class=error_class)
+    with engine_state.database.write(connection) as tx:
+        taken = stalls.reclaim(tx, worker, rows, end=end, error_class=error_class)
         gone = set(taken.again)
         # By a commit whose answer was lost.
-        earlier = attempts.recorded(c, dialect, tried - gone) if tried - gone else {}
+        earlier = attempts.recorded(tx, tried - gone) if tried - gone else {}
         engine_state.dead_letter_hook.pending.update(i for i, state in taken.ended.items() if state is TaskState.DEAD)
     gone |= earlier.keys()
     engine_state.losing -= keys - gone

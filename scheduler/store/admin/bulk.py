@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import ConfigError
 from scheduler.model.actor import in_bulk
@@ -17,7 +16,7 @@ from scheduler.model.state import LIVE, TERMINAL, TaskState
 from scheduler.store import audit
 from scheduler.store.admin.redrive import choose, redrive
 from scheduler.store.db.database import Database
-from scheduler.store.db.dialect import dialect_of
+from scheduler.store.db.tx import Tx
 from scheduler.store.graph import spawned
 from scheduler.store.graph.cancel_cascade import below
 from scheduler.store.graph.descendants import ended_below, tasks_below
@@ -81,16 +80,16 @@ def cancel_many(
     for rows in _batches(database, wanted, limit, done):
         by_id = {row.id: row for row in rows}
         if dry_run:
-            with database.read() as connection:
-                also |= _may_end(connection, list(by_id), cascade=cascade)
+            with database.read() as tx:
+                also |= _may_end(tx, list(by_id), cascade=cascade)
             done.changed += [i for i, row in by_id.items() if row.state not in (TaskState.CLAIMED, TaskState.RUNNING)]
             done.requested += [i for i, row in by_id.items() if row.state in (TaskState.CLAIMED, TaskState.RUNNING)]
             done.count(rows)
             continue
         with in_bulk(name, wanted.chosen()):
             one = database.change(
-                lambda c, ids=list(by_id): cancel(  # type: ignore[misc]
-                    c, still(c, ids, LIVE), database.now(), cascade=cascade, force=force
+                lambda tx, ids=list(by_id): cancel(  # type: ignore[misc]
+                    tx, still(tx, ids, LIVE), cascade=cascade, force=force
                 )
             )
         done.changed += one.cancelled
@@ -122,19 +121,19 @@ def retry_many(
     while more and (limit is None or len(done.changed) < limit):
         count = _RETRIED if limit is None else min(_RETRIED, limit - len(done.changed))
         if dry_run:
-            with database.read() as connection:
-                found = choose(connection, wanted, count, after)
+            with database.read() as tx:
+                found = choose(tx, wanted, count, after)
                 ids = [row.id for row in found.rows]
                 if downstream and ids:
-                    also.update(ended_below(connection, dialect_of(connection), ids))
+                    also.update(ended_below(tx, ids))
             done.changed += ids
             done.count(found.rows)
             after, more = found.last, found.more
             continue
         with in_bulk(name, wanted.chosen()):
             one = database.change(
-                lambda c, n=count, a=after: redrive(  # type: ignore[misc]
-                    c, database.now(), wanted, limit=n, downstream=downstream, after=a
+                lambda tx, n=count, a=after: redrive(  # type: ignore[misc]
+                    tx, wanted, limit=n, downstream=downstream, after=a
                 )
             )
         done.changed += one.ids
@@ -150,7 +149,7 @@ def retry_many(
 def patch_many(
     database: Database,
     wanted: TaskFilter,
-    change: Callable[[sa.Connection], Patch],
+    change: Callable[[Tx], Patch],
     *,
     limit: int | None = None,
     dry_run: bool = False,
@@ -167,8 +166,8 @@ def patch_many(
             continue
         with in_bulk(name, wanted.chosen()):
             one = database.change(
-                lambda c, ids=[row.id for row in rows]: patch(  # type: ignore[misc]
-                    c, still(c, ids, _CHANGEABLE), change(c), database.now()
+                lambda tx, ids=[row.id for row in rows]: patch(  # type: ignore[misc]
+                    tx, still(tx, ids, _CHANGEABLE), change(tx.connection)
                 )
             )
         done.changed += one.changed
@@ -192,8 +191,8 @@ def _batches(database: Database, wanted: TaskFilter, limit: int | None, done: Bu
     left = limit
     more = True
     while more:
-        with database.read() as connection:
-            page, below_id = chosen_tasks(connection, wanted, below_id, _PAGE)
+        with database.read() as tx:
+            page, below_id = chosen_tasks(tx, wanted, below_id, _PAGE)
         more = below_id is not None
         if left is not None and len(page) > left:
             page, more, done.more = page[:left], False, True
@@ -205,11 +204,10 @@ def _batches(database: Database, wanted: TaskFilter, limit: int | None, done: Bu
                 more, done.more = False, True
 
 
-def _may_end(connection: sa.Connection, ids: list[int], *, cascade: bool) -> set[int]:
+def _may_end(tx: Tx, ids: list[int], *, cascade: bool) -> set[int]:
     """Other tasks that a cancel of these ends, or may end."""
-    dialect = dialect_of(connection)
-    found = spawned.below(connection, dialect, ids)
-    found |= set(tasks_below(connection, dialect, ids))
+    found = spawned.below(tx, ids)
+    found |= set(tasks_below(tx, ids))
     if cascade:
-        found |= set(below(connection, ids, through_held=True))
+        found |= set(below(tx, ids, through_held=True))
     return found

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
 from msgspec import UNSET
 
 from scheduler.errors import UnknownTaskError
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.store import audit
 from scheduler.store.admin.replay import COPIED, READ, edges_of, payload_of
-from scheduler.store.db.dialect import dialect_of, prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import keys
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.store.tasks.patch import NewPayload, Patch
 
 
-def copy(
-    connection: sa.Connection,
-    task_id: int,
-    now: int,
-    change: Patch,
-    *,
-    key: str | None = None,
-    dependencies: bool = True,
-) -> TaskId:
+def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, dependencies: bool = True) -> TaskId:
     """Store a new task with the options, envelope and payload of this one, and over them what ``change`` says.
 
     It is due now unless ``change`` says when, has no key but ``key``, and an idempotency key of its own. With
     ``dependencies`` it waits for what this one waits or waited for. Raises UnknownTaskError, PayloadError;
     DuplicateKeyError if another task holds ``key`` or has completed under it since this one ended.
     """
-    row = connection.execute(prepared(f"SELECT {READ} FROM schedd_tasks t WHERE t.id = :id"), {"id": task_id}).first()
+    row = tx.run(f"SELECT {READ} FROM schedd_tasks t WHERE t.id = :id", id=task_id).first()
     if row is None:
         raise UnknownTaskError(task_id)
-    payload = NewPayload(payload_of(connection, row), row.lane.lstrip("!"), row.schema_version)
+    payload = NewPayload(payload_of(tx, row), row.lane.lstrip("!"), row.schema_version)
     if change.payload is not UNSET:
         payload = change.payload(task_id, row.kind, payload.text)
     if key is not None:
         ended = keys.Ended(row.id, row.kind, key, row.finished_at)
-        refused = keys.others(connection, dialect_of(connection), [ended], now)
+        refused = keys.others(tx, [ended])
         if refused:
             raise refused[row.id].error
     given = {name: row._mapping[name] for name in COPIED}
@@ -59,9 +50,9 @@ def copy(
         correlation=row.correlation or str(row.id),
         key=key,
         conflict="reject",
-        edges=edges_of(connection, row.id) if dependencies else (),
+        edges=edges_of(tx, row.id) if dependencies else (),
     )
-    made = enqueue(connection, [spec], now, ours=True)[0]
-    audit.record(connection, now, "copy", tasks=[task_id], copy=int(made), key=key)
-    audit.record(connection, now, "copied", tasks={int(made): {"from": task_id}})
+    made = enqueue(tx, [spec], ours=True)[0]
+    audit.record(tx, "copy", tasks=[task_id], copy=int(made), key=key)
+    audit.record(tx, "copied", tasks={int(made): {"from": task_id}})
     return made

@@ -24,8 +24,8 @@ from scheduler.store.db import horizon, migrate
 from scheduler.store.db import pg_blockers as row_locks
 from scheduler.store.db.database import Database
 from scheduler.store.db.deadline import in_time
-from scheduler.store.db.dialect import prepared
 from scheduler.store.db.sqlite_files import open_to_others
+from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
 from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
@@ -59,60 +59,60 @@ class Finding(NamedTuple):
     tasks: tuple[int, ...] = ()
 
 
-def check(connection: sa.Connection, now: int) -> list[Finding]:
+def check(tx: Tx) -> list[Finding]:
     """Check that the rows agree with one another. Answers even if rows are broken, and names them."""
     return _answers(
-        connection,
+        tx,
         {
-            "rows": lambda: _broken(connection),
+            "rows": lambda: _broken(tx),
             "unmet counts": lambda: _finding(
                 "unmet counts",
                 "equal the open edges",
                 "with a wrong count of open edges",
-                wrong_counts(connection),
+                wrong_counts(tx),
             ),
             "edges": lambda: _finding(
                 "edges",
                 "none waits on a decided edge",
                 "waiting on an edge that is decided",
-                decided(connection),
+                decided(tx),
             ),
             "parents": lambda: _finding(
                 "parents",
                 "every edge has its parent",
                 "waiting on a parent that never was",
-                orphans(connection),
+                orphans(tx),
             ),
             "waits": lambda: _finding(
                 "waits",
                 "none sleeps past what it awaits",
                 "still waiting for what has happened",
-                missed(connection, now),
+                missed(tx),
             ),
-            "awaits": lambda: _standoffs(connection),
-            "claims": lambda: _claims(connection, now),
-            "retries": lambda: _retries(connection),
-            "ready tasks": lambda: _ready(connection, now),
-            "heartbeats": lambda: _stalls(connection, now),
-            "due times": lambda: _ahead(connection, now),
-            "handlers": lambda: _hung(connection, now),
-            "keys": lambda: _keys(connection),
+            "awaits": lambda: _standoffs(tx),
+            "claims": lambda: _claims(tx),
+            "retries": lambda: _retries(tx),
+            "ready tasks": lambda: _ready(tx),
+            "heartbeats": lambda: _stalls(tx),
+            "due times": lambda: _ahead(tx),
+            "handlers": lambda: _hung(tx),
+            "keys": lambda: _keys(tx),
             "replaced": lambda: _finding(
                 "replaced",
                 "nothing waits to be put in place",
                 "replaced, and still what it was",
-                stale(connection),
+                stale(tx),
             ),
-            "pauses": lambda: _pauses(connection),
-            "schedules": lambda: _schedules(connection, now),
-            "schedules' tasks": lambda: _runs(connection, now),
+            "pauses": lambda: _pauses(tx),
+            "schedules": lambda: _schedules(tx),
+            "schedules' tasks": lambda: _runs(tx),
         },
     )
 
 
-def _answers(connection: sa.Connection, checks: dict[str, Callable[[], Finding | list[Finding]]]) -> list[Finding]:
+def _answers(tx: Tx, checks: dict[str, Callable[[], Finding | list[Finding]]]) -> list[Finding]:
     """Make each check. A broken row or a missing table ends the check that meets it, and no other."""
-    lost = migrate.missing_tables(connection)
+    lost = migrate.missing_tables(tx.connection)
     found: list[Finding] = []
     unchecked = []
     for name, check_one in checks.items():
@@ -125,7 +125,7 @@ def _answers(connection: sa.Connection, checks: dict[str, Callable[[], Finding |
             if not any(table in str(error.orig) for table in lost):
                 raise
             # PostgreSQL refuses what follows a failed statement, which may have been the driver's own.
-            connection.connection.rollback()
+            tx.connection.connection.rollback()
             unchecked.append(name)
             continue
         found += answer if isinstance(answer, list) else [answer]
@@ -135,8 +135,8 @@ def _answers(connection: sa.Connection, checks: dict[str, Callable[[], Finding |
     return found
 
 
-def _broken(connection: sa.Connection) -> Finding:
-    found = broken_rows(connection)
+def _broken(tx: Tx) -> Finding:
+    found = broken_rows(tx)
     if not found:
         return Finding("rows", OK, "each can be read")
     tasks = tuple(dict.fromkeys(one.task for one in found if one.task is not None))
@@ -144,8 +144,8 @@ def _broken(connection: sa.Connection) -> Finding:
     return Finding("rows", PROBLEM, f"{listed([one.text for one in found], 20)}; {remedy}", tasks)
 
 
-def _pauses(connection: sa.Connection) -> Finding:
-    found = pauses.records(connection)
+def _pauses(tx: Tx) -> Finding:
+    found = pauses.records(tx)
     if not found:
         return Finding("pauses", OK, "nothing is paused")
     return Finding("pauses", NOTE, "; ".join(f"{one.describe()} (`{one.remedy}`)" for one in found))
@@ -158,83 +158,71 @@ def _finding(name: str, fine: str, wrong: str, ids: Sequence[int]) -> Finding:
     return Finding(name, PROBLEM, f"{number} {wrong}: {listed([str(i) for i in ids])}", tuple(ids))
 
 
-def wrong_counts(connection: sa.Connection) -> list[int]:
+def wrong_counts(tx: Tx) -> list[int]:
     """Waiting and scheduled tasks whose ``unmet`` is not the number of open edges, or not their state.
 
     Once a task was claimed, its edges no longer count: a parent that is retried leaves it alone.
     """
-    rows = connection.execute(
-        prepared(
-            "SELECT f.id FROM (SELECT t.id, t.state, t.unmet, (SELECT count(*) FROM schedd_edges e "
-            f"{_PARENTS} WHERE e.child = t.id AND (e.ok & {_BIT}) = 0) AS open "
-            "FROM schedd_tasks t WHERE t.state = 0 OR (t.state = 1 AND t.claimed_at IS NULL)) f "
-            "WHERE f.unmet <> f.open OR (f.state = 0 AND f.open = 0) OR (f.state = 1 AND f.open > 0) "
-            f"ORDER BY f.id LIMIT {_MAX_IDS}"
-        )
+    rows = tx.run(
+        "SELECT f.id FROM (SELECT t.id, t.state, t.unmet, (SELECT count(*) FROM schedd_edges e "
+        f"{_PARENTS} WHERE e.child = t.id AND (e.ok & {_BIT}) = 0) AS open "
+        "FROM schedd_tasks t WHERE t.state = 0 OR (t.state = 1 AND t.claimed_at IS NULL)) f "
+        "WHERE f.unmet <> f.open OR (f.state = 0 AND f.open = 0) OR (f.state = 1 AND f.open > 0) "
+        f"ORDER BY f.id LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
 
-def decided(connection: sa.Connection) -> list[int]:
+def decided(tx: Tx) -> list[int]:
     """Waiting tasks with an edge that their parent's end has broken and that is not to wait for its retry.
 
     Nor is there a retry to wait for once the parent was removed.
     """
-    rows = connection.execute(
-        prepared(
-            f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
-            f"WHERE t.state = 0 AND (e.otherwise <> {_WAIT} OR p.id IS NULL) AND {_PARENT} >= {st.FIRST_TERMINAL} "
-            f"AND (e.ok & {_BIT}) = 0 ORDER BY e.child LIMIT {_MAX_IDS}"
-        )
+    rows = tx.run(
+        f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
+        f"WHERE t.state = 0 AND (e.otherwise <> {_WAIT} OR p.id IS NULL) AND {_PARENT} >= {st.FIRST_TERMINAL} "
+        f"AND (e.ok & {_BIT}) = 0 ORDER BY e.child LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
 
-def missed(connection: sa.Connection, now: int) -> list[int]:
+def missed(tx: Tx) -> list[int]:
     """Suspended tasks that should have been woken a while ago."""
-    return waits.missed(connection, now - _LATE, now, _MAX_IDS)
+    return waits.missed(tx, tx.now - _LATE, _MAX_IDS)
 
 
-def orphans(connection: sa.Connection) -> list[int]:
+def orphans(tx: Tx) -> list[int]:
     """Waiting tasks with an edge from a parent without a row or a recorded outcome."""
-    rows = connection.execute(
-        prepared(
-            f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
-            f"WHERE t.state = 0 AND {_PARENT} IS NULL ORDER BY e.child LIMIT {_MAX_IDS}"
-        )
+    rows = tx.run(
+        f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
+        f"WHERE t.state = 0 AND {_PARENT} IS NULL ORDER BY e.child LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
 
-def stale(connection: sa.Connection) -> list[int]:
+def stale(tx: Tx) -> list[int]:
     """Tasks whose deferred replacement was left over after their attempt ended."""
-    rows = connection.execute(
-        prepared(
-            "SELECT t.id FROM schedd_tasks t LEFT JOIN schedd_task_values v "
-            "ON v.task_id = t.id AND v.name = 'replacement' "
-            "WHERE (t.rerun > 0 AND NOT (t.state >= 4 AND t.state <= 5)) OR (t.rerun > 0) <> (v.task_id IS NOT NULL) "
-            f"ORDER BY t.id LIMIT {_MAX_IDS}"
-        )
+    rows = tx.run(
+        "SELECT t.id FROM schedd_tasks t LEFT JOIN schedd_task_values v "
+        "ON v.task_id = t.id AND v.name = 'replacement' "
+        "WHERE (t.rerun > 0 AND NOT (t.state >= 4 AND t.state <= 5)) OR (t.rerun > 0) <> (v.task_id IS NOT NULL) "
+        f"ORDER BY t.id LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
 
-def unclaimed(connection: sa.Connection) -> list[int]:
+def unclaimed(tx: Tx) -> list[int]:
     """Held tasks whose worker has no row: no engine would ever reclaim them."""
-    rows = connection.execute(
-        prepared(
-            "SELECT t.id FROM schedd_tasks t WHERE t.state >= 4 AND t.state <= 5 AND NOT EXISTS "
-            f"(SELECT 1 FROM schedd_workers w WHERE w.id = t.worker) ORDER BY t.id LIMIT {_MAX_IDS}"
-        )
+    rows = tx.run(
+        "SELECT t.id FROM schedd_tasks t WHERE t.state >= 4 AND t.state <= 5 AND NOT EXISTS "
+        f"(SELECT 1 FROM schedd_workers w WHERE w.id = t.worker) ORDER BY t.id LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
 
-def _claims(connection: sa.Connection, now: int) -> Finding:
-    live = {w.id for w in workers(connection, now) if not w.lost}
-    rows = connection.execute(
-        prepared("SELECT id, worker FROM schedd_tasks WHERE state >= 4 AND state <= 5 ORDER BY id")
-    ).fetchall()
+def _claims(tx: Tx) -> Finding:
+    live = {w.id for w in workers(tx) if not w.lost}
+    rows = tx.run("SELECT id, worker FROM schedd_tasks WHERE state >= 4 AND state <= 5 ORDER BY id").fetchall()
     loose = [row.id for row in rows if row.worker not in live]
     return _finding(
         "claims",
@@ -244,30 +232,30 @@ def _claims(connection: sa.Connection, now: int) -> Finding:
     )
 
 
-def _ready(connection: sa.Connection, now: int) -> Finding:
-    found = unserved(connection, now)
+def _ready(tx: Tx) -> Finding:
+    found = unserved(tx)
     if not found:
         return Finding("ready tasks", OK, "some live worker takes each")
     return Finding("ready tasks", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
 
 
-def _retries(connection: sa.Connection) -> Finding:
-    found = never(connection)
+def _retries(tx: Tx) -> Finding:
+    found = never(tx)
     if not found:
         return Finding("retries", OK, "no task waits until what has ended is retried")
     return Finding("retries", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
 
 
-def _ahead(connection: sa.Connection, now: int) -> Finding:
-    found = tasks_ahead(connection, now)
+def _ahead(tx: Tx) -> Finding:
+    found = tasks_ahead(tx)
     if not found:
         return Finding("due times", OK, "none is a clock's that was ahead")
     ids = tuple(i for s in found for i in s.tasks)
     return Finding("due times", NOTE, "; ".join(f"{s.text}: {listed([str(i) for i in s.tasks])}" for s in found), ids)
 
 
-def _stalls(connection: sa.Connection, now: int) -> Finding:
-    quiet = stalled(connection, now)
+def _stalls(tx: Tx) -> Finding:
+    quiet = stalled(tx)
     if not quiet:
         return Finding("heartbeats", OK, "no running task is overdue with its heartbeat")
     ids = tuple(one.id for one in quiet[:_MAX_IDS])
@@ -275,21 +263,19 @@ def _stalls(connection: sa.Connection, now: int) -> Finding:
     return Finding("heartbeats", NOTE, f"{text}: {listed([str(i) for i in ids])}", ids)
 
 
-def _hung(connection: sa.Connection, now: int) -> Finding:
-    found = hung(workers(connection, now))
+def _hung(tx: Tx) -> Finding:
+    found = hung(workers(tx))
     if not found:
-        return _without_timeout(connection, now)
+        return _without_timeout(tx)
     return Finding("handlers", PROBLEM, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
 
 
-def _without_timeout(connection: sa.Connection, now: int) -> Finding:
+def _without_timeout(tx: Tx) -> Finding:
     """Handlers without a timeout are never late: only a person can judge whether they hang."""
-    rows = connection.execute(
-        prepared(
-            "SELECT id FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND timeout IS NULL AND started_at < :before "
-            f"ORDER BY started_at LIMIT {_MAX_IDS}"
-        ),
-        {"before": now - _LONG},
+    rows = tx.run(
+        "SELECT id FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND timeout IS NULL AND started_at < :before "
+        f"ORDER BY started_at LIMIT {_MAX_IDS}",
+        before=tx.now - _LONG,
     )
     ids = tuple(row[0] for row in rows)
     if not ids:
@@ -299,30 +285,26 @@ def _without_timeout(connection: sa.Connection, now: int) -> Finding:
     return Finding("handlers", NOTE, f"{text}: {listed([str(i) for i in ids])}; {advice}", ids)
 
 
-def _standoffs(connection: sa.Connection) -> Finding:
-    rings = standoffs.found(connection)
+def _standoffs(tx: Tx) -> Finding:
+    rings = standoffs.found(tx)
     if not rings:
         return Finding("awaits", OK, "no tasks wait for one another")
     text = "; ".join(standoffs.describe(ring) for ring in rings)
     return Finding("awaits", PROBLEM, text, tuple(sorted(i for ring in rings for i in ring)))
 
 
-def _keys(connection: sa.Connection) -> Finding:
-    rows = connection.execute(
-        prepared(
-            "SELECT min(id) AS id FROM schedd_tasks WHERE held_key IS NOT NULL GROUP BY kind, held_key "
-            f"HAVING count(*) > 1 ORDER BY 1 LIMIT {_MAX_IDS}"
-        )
+def _keys(tx: Tx) -> Finding:
+    rows = tx.run(
+        "SELECT min(id) AS id FROM schedd_tasks WHERE held_key IS NOT NULL GROUP BY kind, held_key "
+        f"HAVING count(*) > 1 ORDER BY 1 LIMIT {_MAX_IDS}"
     )
     return _finding("keys", "none is held twice", "hold a key that another one holds", [row.id for row in rows])
 
 
-def _schedules(connection: sa.Connection, now: int) -> Finding:
-    rows = connection.execute(
-        prepared(
-            "SELECT s.name, s.recurrence, s.anchor, s.next_at, s.paused, t.state, t.finished_at "
-            "FROM schedd_schedules s LEFT JOIN schedd_tasks t ON t.id = s.last_task ORDER BY s.name"
-        )
+def _schedules(tx: Tx) -> Finding:
+    rows = tx.run(
+        "SELECT s.name, s.recurrence, s.anchor, s.next_at, s.paused, t.state, t.finished_at "
+        "FROM schedd_schedules s LEFT JOIN schedd_tasks t ON t.id = s.last_task ORDER BY s.name"
     ).fetchall()
     bad, late = [], []
     for row in rows:
@@ -332,16 +314,16 @@ def _schedules(connection: sa.Connection, now: int) -> Finding:
             bad.append(f"{row.name} (unreadable: {error})")
             continue
         ended = row.state is None or row.state >= st.FIRST_TERMINAL
-        if row.next_at == FOREVER and ended and (row.finished_at or 0) < now - _LATE and not row.paused:
+        if row.next_at == FOREVER and ended and (row.finished_at or 0) < tx.now - _LATE and not row.paused:
             bad.append(f"{row.name} (its run has ended, yet it has no next slot)")
-        elif row.next_at < now - _LATE and not row.paused:
-            late.append(f"{row.name} (overdue by {span_text(now - row.next_at)})")
-        elif is_ahead(row, now + _LATE) and not row.paused:
+        elif row.next_at < tx.now - _LATE and not row.paused:
+            late.append(f"{row.name} (overdue by {span_text(tx.now - row.next_at)})")
+        elif is_ahead(row, tx.now + _LATE) and not row.paused:
             at = rfc3339(row.next_at, exact=False)
             bad.append(
                 f"{row.name} (goes on at {at} only, as a clock was ahead: `schedctl cron pause` and `resume` it)"
             )
-    if late and not bad and not workers(connection, now):
+    if late and not bad and not workers(tx):
         return Finding("schedules", NOTE, f"no worker is live, so these wait: {listed(late)}")
     bad += late
     if bad:
@@ -349,8 +331,8 @@ def _schedules(connection: sa.Connection, now: int) -> Finding:
     return Finding("schedules", OK, f"{counted(len(rows), 'schedule')}, each has its next slot")
 
 
-def _runs(connection: sa.Connection, now: int) -> Finding:
-    found = unserved_schedules(connection, read_fleet(connection, now))
+def _runs(tx: Tx) -> Finding:
+    found = unserved_schedules(tx, read_fleet(tx))
     if not found:
         return Finding("schedules' tasks", OK, "none makes what nobody would run")
     return Finding("schedules' tasks", NOTE, "; ".join(text for text, _ in describe(found)))
@@ -364,30 +346,30 @@ def not_checked(database: Database, error: StoreUnavailableError) -> Finding:
     return Finding("checks", PROBLEM, f"not checked: {error}" + ("" if reason is None else f"; {reason}"))
 
 
-def check_surroundings(database: Database, connection: sa.Connection, version: str) -> list[Finding]:
+def check_surroundings(database: Database, tx: Tx, version: str) -> list[Finding]:
     """Check what surrounds the rows: schema, clock, notifier, disk, versions of the workers."""
     return _answers(
-        connection,
+        tx,
         {
-            "schema": lambda: _schema(connection, version),
-            "writes": lambda: _writes(connection),
+            "schema": lambda: _schema(tx, version),
+            "writes": lambda: _writes(tx),
             "clock": lambda: _clock(database.offset),
-            "workers": lambda: _workers(connection, database.now(), version),
-            "surroundings": lambda: _place(database, connection),
+            "workers": lambda: _workers(tx, version),
+            "surroundings": lambda: _place(database, tx),
         },
     )
 
 
-def _schema(connection: sa.Connection, version: str) -> Finding:
-    revision, lost = migrate.current(connection), migrate.missing_tables(connection)
+def _schema(tx: Tx, version: str) -> Finding:
+    revision, lost = migrate.current(tx.connection), migrate.missing_tables(tx.connection)
     if lost:
         return Finding("schema", PROBLEM, migrate.lacks(lost, revision))
     return Finding("schema", OK, f"revision {revision}, schedd {version}")
 
 
-def _workers(connection: sa.Connection, now: int, version: str) -> list[Finding]:
+def _workers(tx: Tx, version: str) -> list[Finding]:
     found = []
-    seen = workers(connection, now)
+    seen = workers(tx)
     skewed = [f"{w.label} by {span_text(abs(w.skew))}" for w in seen if abs(w.skew) > _SKEW_NOTE]
     if skewed:
         found.append(Finding("workers' clocks", NOTE, f"are off (which times do not depend on): {listed(skewed)}"))
@@ -400,7 +382,7 @@ def _workers(connection: sa.Connection, now: int, version: str) -> list[Finding]
     return found
 
 
-def _place(database: Database, connection: sa.Connection) -> list[Finding]:
+def _place(database: Database, tx: Tx) -> list[Finding]:
     """What lies beside a SQLite file, or happens on a PostgreSQL server."""
     found = []
     path = database.path
@@ -415,7 +397,7 @@ def _place(database: Database, connection: sa.Connection) -> list[Finding]:
         level = PROBLEM if free < _LOW_SPACE else OK
         found.append(Finding("disk", level, f"{free // 2**20} MiB free beside the database"))
     else:
-        found += [_horizon(connection), _locks(connection), _standbys(connection)]
+        found += [_horizon(tx), _locks(tx), _standbys(tx)]
     return found
 
 
@@ -426,29 +408,29 @@ def _readers(path: Path, bell: Path) -> Finding:
     return Finding("file modes", NOTE, f"any user of this machine may use {listed(seen)}: `chmod o-rwx`")
 
 
-def _writes(connection: sa.Connection) -> Finding:
-    reason = no_writes(connection)
+def _writes(tx: Tx) -> Finding:
+    reason = no_writes(tx.connection)
     return Finding("writes", OK, "the database takes them") if reason is None else Finding("writes", PROBLEM, reason)
 
 
-def _horizon(connection: sa.Connection) -> Finding:
-    holders = horizon.holders(connection)
+def _horizon(tx: Tx) -> Finding:
+    holders = horizon.holders(tx.connection)
     if not holders:
         return Finding("old snapshots", OK, f"no transaction is open for {span_text(horizon.MIN_AGE)}")
     text = "; ".join(f"{one.text} ({one.remedy})" for one in holders)
     return Finding("old snapshots", NOTE, f"what has died meanwhile cannot be removed: {text}")
 
 
-def _locks(connection: sa.Connection) -> Finding:
-    waiting = row_locks.blocked(connection)
+def _locks(tx: Tx) -> Finding:
+    waiting = row_locks.blocked(tx.connection)
     if not waiting:
         return Finding("locks", OK, "no session waits for another one's")
     return Finding("locks", NOTE, f"{'; '.join(waiting)} (SELECT pg_terminate_backend(...) ends a session)")
 
 
-def _standbys(connection: sa.Connection) -> Finding:
+def _standbys(tx: Tx) -> Finding:
     """A standby that follows asynchronously loses commits when it takes over."""
-    found = standbys.asynchronous(connection)
+    found = standbys.asynchronous(tx)
     if found is None:
         return Finding("standbys", NOTE, f"whether one follows is not known: {standbys.WANTED}")
     if not found:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-import sqlalchemy as sa
-
 from scheduler.model.capacity import Capacity
 from scheduler.model.texts import counted, listed
 from scheduler.store import audit, reaper, schedules, workers
 from scheduler.store.admin import doctor as checks
-from scheduler.store.db.dialect import Dialect, bind_rows, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.tasks.control import recount
 from scheduler.store.tasks.replace import repair_replacements
@@ -18,20 +17,20 @@ from scheduler.store.tasks.replace import repair_replacements
 REPAIR_HOST = "doctor"  # host of the made-up worker that gets claims without a worker
 
 
-def repair(connection: sa.Connection, dialect: Dialect, now: int) -> list[str]:
+def repair(tx: Tx) -> list[str]:
     """Repair what can be repaired, in the caller's transaction. Returns a line for each kind of repair.
 
     Expired leases are left to the daemons, which judge whether a machine only slept.
     """
     done = [
-        *_edges(connection, dialect, now),
-        *_waits(connection, dialect, now),
-        *_claims(connection, dialect, now),
-        *_replaced(connection, dialect, now),
-        *_schedules(connection, now),
+        *_edges(tx),
+        *_waits(tx),
+        *_claims(tx),
+        *_replaced(tx),
+        *_schedules(tx),
     ]
     if done:
-        audit.record(connection, now, "repair", subject="store", done=done)
+        audit.record(tx, "repair", subject="store", done=done)
     return done
 
 
@@ -48,43 +47,43 @@ def _all(find: Callable[[], Collection[int]], repaired: Callable[[list[int]], ob
     return sorted(done)
 
 
-def _edges(connection: sa.Connection, dialect: Dialect, now: int) -> Iterator[str]:
+def _edges(tx: Tx) -> Iterator[str]:
     def find() -> set[int]:
-        return {*checks.wrong_counts(connection), *checks.decided(connection), *checks.orphans(connection)}
+        return {*checks.wrong_counts(tx), *checks.decided(tx), *checks.orphans(tx)}
 
-    wrong = _all(find, lambda ids: recount(connection, dialect, ids, now))
+    wrong = _all(find, lambda ids: recount(tx, ids))
     if wrong:
         yield _told("counted the open edges anew of", wrong)
 
 
-def _waits(connection: sa.Connection, dialect: Dialect, now: int) -> Iterator[str]:
-    late = _all(lambda: checks.missed(connection, now), lambda ids: waits.force_wake(connection, dialect, ids, now))
+def _waits(tx: Tx) -> Iterator[str]:
+    late = _all(lambda: checks.missed(tx), lambda ids: waits.force_wake(tx, ids))
     if late:
         yield _told("woke", late)
 
 
-def _claims(connection: sa.Connection, dialect: Dialect, now: int) -> Iterator[str]:
+def _claims(tx: Tx) -> Iterator[str]:
     """Reclaim from workers recorded as ended, and, through a made-up worker, from those without a row."""
-    if checks.unclaimed(connection):
-        made_up = workers.WorkerInfo(f"nobody-{now}", REPAIR_HOST, 0, "", (), Capacity())
-        nobody = workers.register(connection, made_up, (), now, 0)
-        workers.stop(connection, nobody, now)
-        give = prepared(f"UPDATE schedd_tasks SET worker = :worker WHERE id IN {dialect.ids()}")
+    if checks.unclaimed(tx):
+        made_up = workers.WorkerInfo(f"nobody-{tx.now}", REPAIR_HOST, 0, "", (), Capacity())
+        nobody = workers.register(tx, made_up, (), 0)
+        workers.stop(tx, nobody)
+        give = f"UPDATE schedd_tasks SET worker = :worker WHERE id IN {tx.dialect.ids()}"
         _all(
-            lambda: checks.unclaimed(connection),
-            lambda ids: connection.execute(give, {"worker": nobody, "ids": bind_rows(ids)}),
+            lambda: checks.unclaimed(tx),
+            lambda ids: tx.run(give, worker=nobody, ids=bind_rows(ids)),
         )
-    for one in reaper.reap(connection, dialect, now, lapsed=False):
+    for one in reaper.reap(tx, lapsed=False):
         yield f"took back {counted(one.tasks, 'task')} of worker {one.worker}, {one.label}"
 
 
-def _replaced(connection: sa.Connection, dialect: Dialect, now: int) -> Iterator[str]:
-    stale = _all(lambda: checks.stale(connection), lambda ids: repair_replacements(connection, dialect, ids, now))
+def _replaced(tx: Tx) -> Iterator[str]:
+    stale = _all(lambda: checks.stale(tx), lambda ids: repair_replacements(tx, ids))
     if stale:
         yield _told("looked after what was to replace", stale)
 
 
-def _schedules(connection: sa.Connection, now: int) -> Iterator[str]:
-    given, _ = schedules.end_delays(connection, now)
+def _schedules(tx: Tx) -> Iterator[str]:
+    given, _ = schedules.end_delays(tx)
     if given:
         yield f"gave the next slot to {counted(len(given), 'schedule')}: {listed(given)}"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.errors import DuplicateKeyError
 from scheduler.model import state as st
 from scheduler.model.state import TERMINAL, TaskState
 from scheduler.store import audit
-from scheduler.store.db.dialect import dialect_of
+from scheduler.store.db.tx import Tx
 from scheduler.store.read.choose import Row, TaskFilter, still
 from scheduler.store.tasks.control import reopen
 
@@ -32,13 +30,7 @@ class Redriven(NamedTuple):
 
 
 def redrive(
-    connection: sa.Connection,
-    now: int,
-    wanted: TaskFilter,
-    *,
-    limit: int,
-    downstream: bool = True,
-    after: tuple[int, int] = (0, 0),
+    tx: Tx, wanted: TaskFilter, *, limit: int, downstream: bool = True, after: tuple[int, int] = (0, 0)
 ) -> Redriven:
     """Retry up to ``limit`` ended tasks, the oldest first, beginning behind ``after`` (ended at, id).
 
@@ -46,20 +38,20 @@ def redrive(
     key another task holds, or has completed since, is left as it is: its message was sent anew. Skips rows that another
     transaction is changing.
     """
-    found = choose(connection, wanted, limit, after, dialect_of(connection).skip_locked)
+    found = choose(tx, wanted, limit, after, tx.dialect.skip_locked)
     done: list[Row] = []
     conflicts: dict[int, int] = {}
     for row in found.rows:
-        if wanted.states and done and not still(connection, [row.id], TERMINAL):
+        if wanted.states and done and not still(tx, [row.id], TERMINAL):
             continue  # it came back with another one
         try:
-            left = reopen(connection, row.id, now, downstream=downstream)
+            left = reopen(tx, row.id, downstream=downstream)
         except DuplicateKeyError as error:
             conflicts[row.id] = error.existing_id
             continue
         conflicts |= {task_id: other.id for task_id, other in left.items()}
         done.append(row)
-    audit.record(connection, now, "retry", tasks=[row.id for row in done], downstream=None if downstream else False)
+    audit.record(tx, "retry", tasks=[row.id for row in done], downstream=None if downstream else False)
     return Redriven([row.id for row in done], conflicts, found.last, found.more, done)
 
 
@@ -71,22 +63,18 @@ class Found(NamedTuple):
     more: bool
 
 
-def choose(
-    connection: sa.Connection, wanted: TaskFilter, limit: int, after: tuple[int, int] = (0, 0), lock: str = ""
-) -> Found:
+def choose(tx: Tx, wanted: TaskFilter, limit: int, after: tuple[int, int] = (0, 0), lock: str = "") -> Found:
     """The next ``limit`` tasks that :func:`redrive` would retry, or fewer: conditions on the payload come last."""
     where, bound = wanted.where("t.state >= 7" if wanted.states else _FAILED)
     text = "NULL"
     if wanted.payload:
         text = "(SELECT v.value FROM schedd_task_values v WHERE v.task_id = t.id AND v.name = 'payload')"
         text = f"coalesce(t.payload, {text})"
-    rows = connection.execute(
-        sa.text(
-            f"SELECT t.id, t.finished_at, t.kind, t.state, {text} FROM schedd_tasks t WHERE {where} "
-            "AND t.finished_at >= :at AND (t.finished_at > :at OR t.id > :id) "
-            f"ORDER BY t.finished_at, t.id LIMIT :limit {lock}"
-        ),
-        bound | {"at": after[0], "id": after[1], "limit": limit},
+    rows = tx.run(
+        f"SELECT t.id, t.finished_at, t.kind, t.state, {text} FROM schedd_tasks t WHERE {where} "
+        "AND t.finished_at >= :at AND (t.finished_at > :at OR t.id > :id) "
+        f"ORDER BY t.finished_at, t.id LIMIT :limit {lock}",
+        **(bound | {"at": after[0], "id": after[1], "limit": limit}),
     ).fetchall()
     fitting = [Row(row[0], row[2], TaskState.from_code(row[3])) for row in rows if wanted.fits(row[4])]
     return Found(fitting, (rows[-1][1], rows[-1][0]) if rows else after, len(rows) >= limit)

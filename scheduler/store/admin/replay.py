@@ -15,7 +15,7 @@ from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
 from scheduler.ports import FAILPOINTS
 from scheduler.store import audit
-from scheduler.store.db.dialect import dialect_of, prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.read.dead_letters import Filter, not_dead
 from scheduler.store.tasks import envelopes, keys
 from scheduler.store.tasks.control import reopen
@@ -57,51 +57,41 @@ class Reopened(NamedTuple):
 
 
 def replay(
-    connection: sa.Connection,
-    task_id: int,
-    now: int,
-    *,
-    key: str | None = None,
-    payload: NewPayload | None = None,
-    copy: bool = False,
+    tx: Tx, task_id: int, *, key: str | None = None, payload: NewPayload | None = None, copy: bool = False
 ) -> Reopened:
     """Open a dead letter again, or (``copy``) store a copy of it under a key of its own and leave it dead.
 
     Raises UnknownTaskError, InvalidTransitionError if it is not dead (any more), DuplicateKeyError if another task
     holds its key or has completed under it since; the caller's transaction must then roll back.
     """
-    row = _locked(connection, task_id)
+    row = _locked(tx, task_id)
     if copy:
-        again = Reopened(_copy(connection, row, now, key, payload))
+        again = Reopened(_copy(tx, row, key, payload))
     else:
-        again = Reopened(TaskId(task_id, created=False), _again(connection, row, now, key, payload))
+        again = Reopened(TaskId(task_id, created=False), _again(tx, row, key, payload))
     FAILPOINTS.hit("before replay commit")
     return again
 
 
-def replay_some(
-    connection: sa.Connection, now: int, wanted: Filter, *, limit: int, after: tuple[int, int] = (0, 0)
-) -> Replayed:
+def replay_some(tx: Tx, wanted: Filter, *, limit: int, after: tuple[int, int] = (0, 0)) -> Replayed:
     """Replay up to ``limit`` dead letters, the oldest first, beginning behind ``after`` (died at, id).
 
     One whose key another task holds, or has completed since, stays as it is. Skips rows that another
     transaction is replaying.
     """
     where, bound = wanted.where()
-    rows = connection.execute(
-        prepared(
-            f"SELECT t.id, t.finished_at FROM schedd_tasks t WHERE {where} AND t.finished_at >= :at "
-            "AND (t.finished_at > :at OR t.id > :id) "
-            f"ORDER BY t.state, t.finished_at, t.id LIMIT :limit {dialect_of(connection).skip_locked}"
-        ),
-        bound | {"at": after[0], "id": after[1], "limit": limit},
+    rows = tx.run(
+        f"SELECT t.id, t.finished_at FROM schedd_tasks t WHERE {where} AND t.finished_at >= :at "
+        "AND (t.finished_at > :at OR t.id > :id) "
+        f"ORDER BY t.state, t.finished_at, t.id LIMIT :limit {tx.dialect.skip_locked}",
+        **(bound | {"at": after[0], "id": after[1], "limit": limit}),
     ).fetchall()
     replayed: list[int] = []
     conflicts: dict[int, int] = {}
     for row in rows:
         try:
-            with connection.begin_nested():
-                again = replay(connection, row.id, now)
+            with tx.connection.begin_nested():
+                again = replay(tx, row.id)
             replayed.append(row.id)
             conflicts |= {task_id: other.id for task_id, other in again.left.items()}
         except DuplicateKeyError as error:
@@ -110,11 +100,11 @@ def replay_some(
     return Replayed(replayed, conflicts, last, len(rows) >= limit)
 
 
-def _locked(connection: sa.Connection, task_id: int) -> sa.Row[Any]:
+def _locked(tx: Tx, task_id: int) -> sa.Row[Any]:
     row = None
     if 0 < task_id < 2**63:
-        sql = prepared(f"SELECT {READ} FROM schedd_tasks t WHERE t.id = :id {dialect_of(connection).lock}")
-        row = connection.execute(sql, {"id": int(task_id)}).first()
+        sql = f"SELECT {READ} FROM schedd_tasks t WHERE t.id = :id {tx.dialect.lock}"
+        row = tx.run(sql, id=int(task_id)).first()
     if row is None:
         raise UnknownTaskError(task_id)
     if row.state != st.DEAD:
@@ -122,22 +112,19 @@ def _locked(connection: sa.Connection, task_id: int) -> sa.Row[Any]:
     return row
 
 
-def _again(
-    connection: sa.Connection, row: sa.Row[Any], now: int, key: str | None, payload: NewPayload | None
-) -> dict[int, keys.Other]:
+def _again(tx: Tx, row: sa.Row[Any], key: str | None, payload: NewPayload | None) -> dict[int, keys.Other]:
     if key is not None or payload is not None:
-        envelopes.keep(connection, row.id)
-    connection.execute(
-        prepared(
-            "UPDATE schedd_tasks SET replay_count = replay_count + 1, key = coalesce(:key, key), "
-            "original_id = coalesce(original_id, id) WHERE id = :id"
-        ),
-        {"id": row.id, "key": key},
+        envelopes.keep(tx, row.id)
+    tx.run(
+        "UPDATE schedd_tasks SET replay_count = replay_count + 1, key = coalesce(:key, key), "
+        "original_id = coalesce(original_id, id) WHERE id = :id",
+        id=row.id,
+        key=key,
     )
-    left = reopen(connection, row.id, now, downstream=True)
+    left = reopen(tx, row.id, downstream=True)
     if payload is not None:
-        set_payload(connection, row.id, payload)
-    audit.record(connection, now, "replay", tasks=[row.id], **_detail(row, key, payload))
+        set_payload(tx, row.id, payload)
+    audit.record(tx, "replay", tasks=[row.id], **_detail(row, key, payload))
     return left
 
 
@@ -147,12 +134,12 @@ def _detail(row: sa.Row[Any], key: str | None, payload: NewPayload | None) -> di
     return {"attempt": row.attempt, "error": row.error, "key": key, "payload": changed}
 
 
-def _copy(connection: sa.Connection, row: sa.Row[Any], now: int, key: str | None, payload: NewPayload | None) -> TaskId:
+def _copy(tx: Tx, row: sa.Row[Any], key: str | None, payload: NewPayload | None) -> TaskId:
     detail = _detail(row, key, payload)
     if payload is None:
-        payload = NewPayload(payload_of(connection, row), row.lane.lstrip("!"), row.schema_version)
+        payload = NewPayload(payload_of(tx, row), row.lane.lstrip("!"), row.schema_version)
     if key is not None:
-        _refuse(connection, row, key, now)
+        _refuse(tx, row, key)
     spec = TaskSpec(
         **{name: row._mapping[name] for name in COPIED},
         payload=payload.text,
@@ -162,27 +149,28 @@ def _copy(connection: sa.Connection, row: sa.Row[Any], now: int, key: str | None
         correlation=row.correlation or str(row.id),
         key=key,
         conflict="reject",
-        edges=edges_of(connection, row.id),
+        edges=edges_of(tx, row.id),
     )
-    made = enqueue(connection, [spec], now, ours=True)[0]
+    made = enqueue(tx, [spec], ours=True)[0]
     original = row.original_id or row.id
-    connection.execute(
-        prepared(
-            "UPDATE schedd_tasks SET original_id = :original, replay_count = :count, extras = extras | 1, "
-            f"key = coalesce(key, :own), held_key = CASE WHEN state < {st.FIRST_TERMINAL} THEN coalesce(key, :own) END "
-            "WHERE id = :id"
-        ),  # extras: an attempt reads original_id for its idempotency key
-        {"id": int(made), "original": original, "count": row.replay_count + 1, "own": _own_key(row.key, made)},
+    tx.run(
+        "UPDATE schedd_tasks SET original_id = :original, replay_count = :count, extras = extras | 1, "
+        f"key = coalesce(key, :own), held_key = CASE WHEN state < {st.FIRST_TERMINAL} THEN coalesce(key, :own) END "
+        "WHERE id = :id",  # extras: an attempt reads original_id for its idempotency key
+        id=int(made),
+        original=original,
+        count=row.replay_count + 1,
+        own=_own_key(row.key, made),
     )
-    audit.record(connection, now, "copy", tasks=[row.id], **detail, copy=int(made))
-    audit.record(connection, now, "copied", tasks={int(made): {"from": row.id}})
+    audit.record(tx, "copy", tasks=[row.id], **detail, copy=int(made))
+    audit.record(tx, "copied", tasks={int(made): {"from": row.id}})
     return made
 
 
-def _refuse(connection: sa.Connection, row: sa.Row[Any], key: str, now: int) -> None:
+def _refuse(tx: Tx, row: sa.Row[Any], key: str) -> None:
     """A copy under a key that the caller names: as for the task itself, nothing may have completed under it since."""
     ended = keys.Ended(row.id, row.kind, key, row.finished_at)
-    refused = keys.others(connection, dialect_of(connection), [ended], now)
+    refused = keys.others(tx, [ended])
     if refused:
         raise refused[row.id].error
 
@@ -192,25 +180,23 @@ def _own_key(key: str | None, made: int) -> str | None:
     return None if key is None else f"{key[: MAX_KEY - 30]}~copy-{int(made)}"
 
 
-def payload_of(connection: sa.Connection, row: sa.Row[Any]) -> str:
+def payload_of(tx: Tx, row: sa.Row[Any]) -> str:
     """A task's payload as JSON text. Raises PayloadError if it is gone."""
     text = row.payload
     if text is None:
         sql = "SELECT value FROM schedd_task_values WHERE task_id = :id AND name = 'payload'"
-        text = connection.execute(prepared(sql), {"id": row.id}).scalar()
+        text = tx.run(sql, id=row.id).scalar()
     if text is None:
         raise PayloadError(f"the payload of task {row.id} is missing from the database")
     return str(text)
 
 
-def edges_of(connection: sa.Connection, task_id: int) -> list[EdgeSpec]:
+def edges_of(tx: Tx, task_id: int) -> list[EdgeSpec]:
     """The edges to parents whose end is still known: a copy reads their results, too."""
-    rows = connection.execute(
-        prepared(
-            "SELECT e.parent, e.on_end, e.otherwise FROM schedd_edges e "
-            "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
-            "WHERE e.child = :id AND coalesce(p.state, o.state) IS NOT NULL ORDER BY e.parent"
-        ),
-        {"id": task_id},
+    rows = tx.run(
+        "SELECT e.parent, e.on_end, e.otherwise FROM schedd_edges e "
+        "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
+        "WHERE e.child = :id AND coalesce(p.state, o.state) IS NOT NULL ORDER BY e.parent",
+        id=task_id,
     )
     return [EdgeSpec(r.parent, _WHENS[r.on_end], _OTHERWISES[r.otherwise]) for r in rows]

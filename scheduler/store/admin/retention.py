@@ -14,7 +14,8 @@ from scheduler.model.outcome import Lives
 from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
 from scheduler.store import audit
-from scheduler.store.db.dialect import Dialect, bind_rows, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints, events
 from scheduler.store.predicates import exists, is_parent, lives, same, state_of
 from scheduler.store.tasks.keys import completed_since
@@ -138,9 +139,7 @@ _WORKERS = (
 )
 
 
-def purge_batch(
-    connection: sa.Connection, dialect: Dialect, now: int, retention: Mapping[str, float], batch: int = BATCH
-) -> Removed:
+def purge_batch(tx: Tx, retention: Mapping[str, float], batch: int = BATCH) -> Removed:
     """Remove one batch of expired rows.
 
     ``retention``: seconds by success, failed, outcomes, events, results, audit; dead, cancelled and skipped, where they
@@ -148,22 +147,19 @@ def purge_batch(
     """
     kept = _spans(retention)
     first = min(kept["success"], kept.get("results", Lives().result))
-    successes = _successes(connection, dialect, now, kept["success"], first, batch)
-    found, ended = _remove_ended(connection, dialect, now, _ages(kept), batch)
-    gone = connection.execute(
-        prepared(
-            f"DELETE FROM schedd_outcomes WHERE task_id IN (SELECT o.task_id {_OUTCOMES} "
-            "ORDER BY o.removed_at LIMIT :batch) RETURNING task_id"
-        ),
-        {"before": now - kept["outcomes"], "batch": batch},
+    successes = _successes(tx, kept["success"], first, batch)
+    found, ended = _remove_ended(tx, _ages(kept), batch)
+    gone = tx.run(
+        f"DELETE FROM schedd_outcomes WHERE task_id IN (SELECT o.task_id {_OUTCOMES} "
+        "ORDER BY o.removed_at LIMIT :batch) RETURNING task_id",
+        before=tx.now - kept["outcomes"],
+        batch=batch,
     ).fetchall()
-    workers = connection.execute(prepared(f"DELETE {_WORKERS}"), {"before": now - WORKER_RETENTION})
+    workers = tx.run(f"DELETE {_WORKERS}", before=tx.now - WORKER_RETENTION)
     if workers.rowcount:
-        connection.execute(
-            prepared("DELETE FROM schedd_worker_kinds WHERE worker NOT IN (SELECT id FROM schedd_workers)")
-        )
-    old = events.cleanup(connection, now - kept["events"], batch)
-    audited = audit.clean(connection, now - kept.get("audit", round(AUDIT_RETENTION_S * SECOND)), batch)
+        tx.run("DELETE FROM schedd_worker_kinds WHERE worker NOT IN (SELECT id FROM schedd_workers)")
+    old = events.cleanup(tx, tx.now - kept["events"], batch)
+    audited = audit.clean(tx, tx.now - kept.get("audit", round(AUDIT_RETENTION_S * SECOND)), batch)
     more = successes.more or max(found, len(gone), old, audited) >= batch
     return successes.plus(Removed(len(ended), 0, len(gone), workers.rowcount, old, audited, more))
 
@@ -174,26 +170,21 @@ def _ages(kept: Mapping[str, int]) -> dict[int, int]:
 
 
 def _remove_ended(
-    connection: sa.Connection,
-    dialect: Dialect,
-    now: int,
-    ages: Mapping[int, int],
-    batch: int = BATCH,
-    chosen: Chosen | None = None,
+    tx: Tx, ages: Mapping[int, int], batch: int = BATCH, chosen: Chosen | None = None
 ) -> tuple[int, list[int]]:
     """Remove a batch of unneeded unsuccessful tasks that ended longer ago than their state's age (microseconds).
 
     Returns how many were found, and the ids of those removed: fewer found than ``batch`` means that there are no more.
     """
     where, names = ("", {}) if chosen is None else chosen.where()
-    sql = f"{_OTHERS.format(chosen=where)} {dialect.skip_locked}"
+    sql = f"{_OTHERS.format(chosen=where)} {tx.dialect.skip_locked}"
     expired: list[tuple[int, int]] = []
     for state, age in ages.items():
         if len(expired) < batch:
-            bound = {"state": state, "before": now - age, "batch": batch - len(expired), **names}
-            expired += [(row[0], state) for row in connection.execute(prepared(sql), bound)]
-    unneeded = _unneeded(connection, dialect, expired)
-    remove(connection, dialect, unneeded, now)
+            bound = {"state": state, "before": tx.now - age, "batch": batch - len(expired), **names}
+            expired += [(row[0], state) for row in tx.run(sql, **bound)]
+    unneeded = _unneeded(tx, expired)
+    remove(tx, unneeded)
     return len(expired), [task_id for task_id, _ in unneeded]
 
 
@@ -202,44 +193,43 @@ def clean(database: Database, chosen: Chosen) -> int:
 
     A success goes with its result, but not before its key is free; a task that others need stays.
     """
-    removed, dialect = 0, database.dialect
+    removed = 0
     with in_bulk(audit.new_bulk(), chosen.shown()):
         after = 0 if TaskState.SUCCESS in chosen.states else None
         while after is not None:
-            with database.write() as connection:
-                ids, after = _scan(connection, dialect, now := database.now(), after, _SUCCEEDED_BEFORE, chosen)
-                _record(connection, now, ids)
+            with database.write() as tx:
+                ids, after = _scan(tx, after, _SUCCEEDED_BEFORE, chosen)
+                _record(tx, ids)
             removed += len(ids)
         ages = {code: chosen.age for code in UNSUCCESSFUL if TaskState.from_code(code) in chosen.states}
         found = BATCH if ages else 0
         while found >= BATCH:
-            with database.write() as connection:
-                now = database.now()
-                found, ids = _remove_ended(connection, dialect, now, ages, chosen=chosen)
-                _record(connection, now, ids)
+            with database.write() as tx:
+                tx.now = tx.now
+                found, ids = _remove_ended(tx, ages, chosen=chosen)
+                _record(tx, ids)
             removed += len(ids)
             if not ids:
                 break
     return removed
 
 
-def _record(connection: sa.Connection, now: int, ids: Collection[int]) -> None:
+def _record(tx: Tx, ids: Collection[int]) -> None:
     if ids:
-        audit.record(connection, now, "cleanup", subject="tasks", removed=len(ids), ids=audit.ranges(ids))
+        audit.record(tx, "cleanup", subject="tasks", removed=len(ids), ids=audit.ranges(ids))
 
 
-def clean_dry_run(connection: sa.Connection, now: int, chosen: Chosen) -> int:
+def clean_dry_run(tx: Tx, chosen: Chosen) -> int:
     """How many tasks :func:`clean` would remove now."""
     where, names = chosen.where()
     codes = ", ".join(str(state.code) for state in chosen.states if state is not TaskState.SUCCESS) or "NULL"
     others = f"t.state >= 7 AND t.state IN ({codes}) AND t.finished_at < :before AND {_UNREFERENCED}"
     conditions: list[tuple[str, dict[str, int]]] = [(others, {})]
     if TaskState.SUCCESS in chosen.states:
-        conditions.append((f"{_SUCCEEDED_BEFORE} AND {_REMOVABLE}", {"now": now}))
-    bound = {"before": now - chosen.age, **names}
+        conditions.append((f"{_SUCCEEDED_BEFORE} AND {_REMOVABLE}", {"now": tx.now}))
+    bound = {"before": tx.now - chosen.age, **names}
     counts = [
-        connection.execute(prepared(f"SELECT count(*) FROM schedd_tasks t WHERE {one} {where}"), bound | more)
-        for one, more in conditions
+        tx.run(f"SELECT count(*) FROM schedd_tasks t WHERE {one} {where}", **(bound | more)) for one, more in conditions
     ]
     return sum(int(count.scalar_one()) for count in counts)
 
@@ -248,19 +238,19 @@ def _spans(retention: Mapping[str, float]) -> dict[str, int]:
     return {name: round(seconds * SECOND) for name, seconds in retention.items()}
 
 
-def _successes(connection: sa.Connection, dialect: Dialect, now: int, kept: int, first: int, batch: int) -> Removed:
+def _successes(tx: Tx, kept: int, first: int, batch: int) -> Removed:
     """One batch of successes: remove those that are over, and the results that have expired of those that stay.
 
     ``first``: how old they are when they are looked at first.
     """
     found: list[sa.Row[tuple[int, int, int | None, int | None, bool]]] = []
-    bound = {"now": now, "before": now - first}
+    bound = {"now": tx.now, "before": tx.now - first}
     for sql in (_NEVER_LOOKED_AT, _LOOKED_AT):
-        rows = connection.execute(prepared(f"{sql} {dialect.skip_locked}"), bound | {"batch": batch - len(found)})
+        rows = tx.run(f"{sql} {tx.dialect.skip_locked}", **(bound | {"batch": batch - len(found)}))
         found += rows.fetchall()
         if len(found) >= batch:
             break
-    unneeded = set(_unwanted(connection, dialect, [row.id for row in found if not row.wanted]))
+    unneeded = set(_unwanted(tx, [row.id for row in found if not row.wanted]))
     over: list[tuple[int, int]] = []
     stale: list[int] = []
     looks: list[tuple[int, int]] = []
@@ -268,113 +258,106 @@ def _successes(connection: sa.Connection, dialect: Dialect, now: int, kept: int,
         result_until = row.result_until or 0 if row.has_result else 0
         until = max(result_until, row.key_until or 0, row.finished_at + kept + 1)
         if row.wanted:
-            until = now + FAILED_RECHECK
+            until = tx.now + FAILED_RECHECK
         elif row.id not in unneeded:
             continue
-        elif until <= now:
+        elif until <= tx.now:
             over.append((row.id, st.SUCCESS))
             continue
-        elif result_until <= now:
+        elif result_until <= tx.now:
             stale.append(row.id)
-        looks.append((row.id, until if result_until <= now else result_until))
-    remove(connection, dialect, over, now)
+        looks.append((row.id, until if result_until <= tx.now else result_until))
+    remove(tx, over)
     if looks:
-        look = _LOOK.format(rows=dialect.rows({"id": int, "at": int}))
-        connection.execute(prepared(look), {"rows": bind_rows(looks), "now": now})
-    return Removed(len(over), forget_results(connection, dialect, stale), more=len(found) >= batch)
+        look = _LOOK.format(rows=tx.dialect.rows({"id": int, "at": int}))
+        tx.run(look, rows=bind_rows(looks), now=tx.now)
+    return Removed(len(over), forget_results(tx, stale), more=len(found) >= batch)
 
 
-def forget_results(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> int:
+def forget_results(tx: Tx, ids: Sequence[int]) -> int:
     """Delete the results of these tasks. Returns how many there were."""
     if not ids:
         return 0
     bound = {"ids": bind_rows(ids)}
-    short = connection.execute(
-        prepared(f"UPDATE schedd_tasks SET result = NULL WHERE id IN {dialect.ids()} AND result IS NOT NULL"), bound
+    short = tx.run(
+        f"UPDATE schedd_tasks SET result = NULL WHERE id IN {tx.dialect.ids()} AND result IS NOT NULL", **bound
     )
-    long = connection.execute(
-        prepared(f"DELETE FROM schedd_task_values WHERE task_id IN {dialect.ids()} AND name = 'result'"), bound
-    )
+    long = tx.run(f"DELETE FROM schedd_task_values WHERE task_id IN {tx.dialect.ids()} AND name = 'result'", **bound)
     return short.rowcount + long.rowcount
 
 
-def expire(connection: sa.Connection, dialect: Dialect, task_id: int, now: int) -> int:
+def expire(tx: Tx, task_id: int) -> int:
     """Delete the task's result if it has expired and no task needs it. Never waits for a row."""
-    rows = connection.execute(
-        prepared(
-            f"SELECT t.id FROM schedd_tasks t WHERE t.id = :id AND t.state = {st.SUCCESS} AND t.result_until <= :now "
-            f"AND {_REMOVABLE} {dialect.skip_locked}"
-        ),
-        {"id": task_id, "now": now},
+    rows = tx.run(
+        f"SELECT t.id FROM schedd_tasks t WHERE t.id = :id AND t.state = {st.SUCCESS} AND t.result_until <= :now "
+        f"AND {_REMOVABLE} {tx.dialect.skip_locked}",
+        id=task_id,
+        now=tx.now,
     ).fetchall()
-    unneeded = _unwanted(connection, dialect, [row[0] for row in rows])
-    forgotten = forget_results(connection, dialect, unneeded)
+    unneeded = _unwanted(tx, [row[0] for row in rows])
+    forgotten = forget_results(tx, unneeded)
     if forgotten:  # looked at, as by sweep(): see children.ends()
         looked_at = (
             "UPDATE schedd_tasks SET kept_until = :now WHERE id = :id AND coalesce(kept_until, 0) <= result_until"
         )
-        connection.execute(prepared(looked_at), {"id": task_id, "now": now + 1})
+        tx.run(looked_at, id=task_id, now=tx.now + 1)
     return forgotten
 
 
-def rescan(
-    connection: sa.Connection, dialect: Dialect, now: int, retention: Mapping[str, float], after: int
-) -> tuple[Removed, int | None]:
+def rescan(tx: Tx, retention: Mapping[str, float], after: int) -> tuple[Removed, int | None]:
     """Remove expired successes among the next ids, even those whose next check is later.
 
     Needed after the retention was made shorter: :func:`purge_batch` scheduled the checks by the longer one. Returns the
     id to continue from, None at the end.
     """
     every = Chosen(frozenset({TaskState.SUCCESS}), _spans(retention)["success"])
-    removed, after_this = _scan(connection, dialect, now, after, _OVER, every)
+    removed, after_this = _scan(tx, after, _OVER, every)
     return Removed(len(removed)), after_this
 
 
-def _scan(
-    connection: sa.Connection, dialect: Dialect, now: int, after: int, condition: str, chosen: Chosen
-) -> tuple[list[int], int | None]:
+def _scan(tx: Tx, after: int, condition: str, chosen: Chosen) -> tuple[list[int], int | None]:
     """Remove the unneeded successes that the condition holds for among the next ids behind ``after``.
 
     Returns their ids, and the id to continue from: None at the end.
     """
     where, names = chosen.where()
-    last = connection.execute(prepared("SELECT max(id) FROM schedd_tasks")).scalar() or 0
-    rows = connection.execute(
-        prepared(
-            f"SELECT t.id FROM schedd_tasks t WHERE t.id > :after AND t.id <= :to AND {condition} AND {_REMOVABLE} "
-            f"{where} LIMIT {BATCH} {dialect.skip_locked}"
-        ),
-        {"after": after, "to": after + RESCAN_BATCH, "now": now, "before": now - chosen.age, **names},
+    last = tx.run("SELECT max(id) FROM schedd_tasks").scalar() or 0
+    rows = tx.run(
+        f"SELECT t.id FROM schedd_tasks t WHERE t.id > :after AND t.id <= :to AND {condition} AND {_REMOVABLE} "
+        f"{where} LIMIT {BATCH} {tx.dialect.skip_locked}",
+        after=after,
+        to=after + RESCAN_BATCH,
+        now=tx.now,
+        before=tx.now - chosen.age,
+        **names,
     ).fetchall()
-    ids = _unwanted(connection, dialect, [row[0] for row in rows])
-    remove(connection, dialect, [(task_id, st.SUCCESS) for task_id in ids], now)
+    ids = _unwanted(tx, [row[0] for row in rows])
+    remove(tx, [(task_id, st.SUCCESS) for task_id in ids])
     if len(rows) >= BATCH and ids:
         return ids, after  # there may be more among them
     return ids, after + RESCAN_BATCH if after + RESCAN_BATCH < last else None
 
 
-def has_deferred(connection: sa.Connection, now: int) -> bool:
+def has_deferred(tx: Tx) -> bool:
     """Whether the check of some successes was deferred."""
-    row = connection.execute(
-        prepared(f"SELECT 1 FROM schedd_tasks WHERE state = {st.SUCCESS} AND kept_until > :now LIMIT 1"), {"now": now}
-    )
+    row = tx.run(f"SELECT 1 FROM schedd_tasks WHERE state = {st.SUCCESS} AND kept_until > :now LIMIT 1", now=tx.now)
     return row.first() is not None
 
 
-def dry_run(connection: sa.Connection, now: int, retention: Mapping[str, float]) -> Removed:
+def dry_run(tx: Tx, retention: Mapping[str, float]) -> Removed:
     """Count what removing everything expired would remove. Reads everything, changes nothing."""
     kept = _spans(retention)
-    bound = {"now": now, "before": now - kept["success"]}
+    bound = {"now": tx.now, "before": tx.now - kept["success"]}
 
     def count(sql: str, **more: int) -> int:
-        return int(connection.execute(prepared(f"SELECT count(*) {sql}"), bound | more).scalar_one())
+        return int(tx.run(f"SELECT count(*) {sql}", **(bound | more)).scalar_one())
 
     successes = count(f"FROM schedd_tasks t WHERE {_OVER} AND {_REMOVABLE}")
     failed = sum(
         count(
             f"FROM schedd_tasks t WHERE t.state = {state} AND t.state >= 7 AND t.finished_at < :before "
             f"AND {_UNREFERENCED}",
-            before=now - age,
+            before=tx.now - age,
         )
         for state, age in _ages(kept).items()
     )
@@ -383,51 +366,50 @@ def dry_run(connection: sa.Connection, now: int, retention: Mapping[str, float])
         "AND (t.result IS NOT NULL OR EXISTS (SELECT 1 FROM schedd_task_values v WHERE v.task_id = t.id "
         f"AND v.name = 'result')) AND {_REMOVABLE}"
     )
-    outcomes = count(_OUTCOMES, before=now - kept["outcomes"])
-    workers = count(_WORKERS, before=now - WORKER_RETENTION)
-    old = events.count_old(connection, now - kept["events"])
-    audited = audit.count_old(connection, now - kept.get("audit", round(AUDIT_RETENTION_S * SECOND)))
+    outcomes = count(_OUTCOMES, before=tx.now - kept["outcomes"])
+    workers = count(_WORKERS, before=tx.now - WORKER_RETENTION)
+    old = events.count_old(tx, tx.now - kept["events"])
+    audited = audit.count_old(tx, tx.now - kept.get("audit", round(AUDIT_RETENTION_S * SECOND)))
     return Removed(successes + failed, results, outcomes, workers, old, audited)
 
 
-def _unneeded(connection: sa.Connection, dialect: Dialect, expired: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _unneeded(tx: Tx, expired: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Drop tasks that got a child since the statement that locked them began; now none can get one."""
-    free = set(_still(connection, dialect, [task_id for task_id, _ in expired], _UNREFERENCED))
+    free = set(_still(tx, [task_id for task_id, _ in expired], _UNREFERENCED))
     return [(task_id, state) for task_id, state in expired if task_id in free]
 
 
-def _unwanted(connection: sa.Connection, dialect: Dialect, ids: list[int]) -> list[int]:
+def _unwanted(tx: Tx, ids: list[int]) -> list[int]:
     """The same of successes."""
-    return _still(connection, dialect, ids, _REMOVABLE)
+    return _still(tx, ids, _REMOVABLE)
 
 
-def _still(connection: sa.Connection, dialect: Dialect, ids: list[int], condition: str) -> list[int]:
-    if not ids or not dialect.skip_locked:
+def _still(tx: Tx, ids: list[int], condition: str) -> list[int]:
+    if not ids or not tx.dialect.skip_locked:
         return ids
-    sql = prepared(f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} AND {condition}")
-    return [row[0] for row in connection.execute(sql, {"ids": bind_rows(ids)})]
+    sql = f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {tx.dialect.ids()} AND {condition}"
+    return [row[0] for row in tx.run(sql, ids=bind_rows(ids))]
 
 
-def remove(connection: sa.Connection, dialect: Dialect, expired: Sequence[tuple[int, int]], now: int) -> None:
+def remove(tx: Tx, expired: Sequence[tuple[int, int]]) -> None:
     """Delete ended tasks, rows (id, state), with all that belongs to them; their outcomes are remembered."""
     if not expired:
         return
-    rows = dialect.rows({"id": int, "state": int})
-    connection.execute(
-        prepared(
-            "INSERT INTO schedd_outcomes (task_id, state, removed_at, schedule, slot) "
-            f"SELECT j.id, j.state, :now, t.schedule, t.slot FROM {rows} j LEFT JOIN schedd_tasks t ON t.id = j.id "
-            "WHERE true ON CONFLICT (task_id) DO NOTHING"
-        ),
-        {"rows": bind_rows(expired), "now": now},
+    rows = tx.dialect.rows({"id": int, "state": int})
+    tx.run(
+        "INSERT INTO schedd_outcomes (task_id, state, removed_at, schedule, slot) "
+        f"SELECT j.id, j.state, :now, t.schedule, t.slot FROM {rows} j LEFT JOIN schedd_tasks t ON t.id = j.id "
+        "WHERE true ON CONFLICT (task_id) DO NOTHING",
+        rows=bind_rows(expired),
+        now=tx.now,
     )
     ids = [task_id for task_id, _ in expired]
-    checkpoints.forget(connection, dialect, ids)
+    checkpoints.forget(tx, ids)
     bound = {"ids": bind_rows(ids)}
     for sql in (
-        f"DELETE FROM schedd_edges WHERE child IN {dialect.ids()}",
-        f"DELETE FROM schedd_task_values WHERE task_id IN {dialect.ids()}",
-        f"DELETE FROM schedd_attempts WHERE task_id IN {dialect.ids()}",
-        f"DELETE FROM schedd_tasks WHERE id IN {dialect.ids()}",
+        f"DELETE FROM schedd_edges WHERE child IN {tx.dialect.ids()}",
+        f"DELETE FROM schedd_task_values WHERE task_id IN {tx.dialect.ids()}",
+        f"DELETE FROM schedd_attempts WHERE task_id IN {tx.dialect.ids()}",
+        f"DELETE FROM schedd_tasks WHERE id IN {tx.dialect.ids()}",
     ):
-        connection.execute(prepared(sql), bound)
+        tx.run(sql, **bound)

@@ -30,6 +30,7 @@ from scheduler.store.db.identity import Identity
 from scheduler.store.db.pg_connections import PgConnections, every
 from scheduler.store.db.sqlite_files import fold_wal, make_bell_directory
 from scheduler.store.db.statements import ANSWERED, raise_as_sqlalchemy
+from scheduler.store.db.tx import Tx
 from scheduler.store.db.urls import parse_url, shown
 from scheduler.store.db.write_gate import WriteGate
 
@@ -334,7 +335,7 @@ class Database:
         return WriteGate(directory if os.access(directory, os.W_OK | os.X_OK) else None)
 
     @contextmanager
-    def write(self, connection: sa.Connection | None = None) -> Iterator[sa.Connection]:
+    def write(self, connection: sa.Connection | None = None) -> Iterator[Tx]:
         """A transaction that writes: commits at the end, rolls back on an error.
 
         ``connection``: one that stays open between transactions (the engine's). Raises StoreUnavailableError.
@@ -346,11 +347,11 @@ class Database:
                 if connection is not None:
                     with connection.begin():
                         self.calibrate(connection, if_due=True)
-                        yield connection
+                        yield Tx(connection, self.now())
                 else:
                     with engine.begin() as fresh:
                         self.calibrate(fresh, if_due=True)
-                        yield fresh
+                        yield Tx(fresh, self.now())
         except sa.exc.SQLAlchemyError as error:
             raise self._explained(error) from cause(error)
 
@@ -381,33 +382,33 @@ class Database:
             if entered:
                 gate.leave()
 
-    def change(self, work: Callable[[sa.Connection], T]) -> T:
+    def change(self, work: Callable[[Tx], T]) -> T:
         """Do ``work`` in a transaction of its own; again if the server ended it since two waited for each other.
 
         Raises StoreUnavailableError.
         """
         for attempt in range(_TRIES):
             try:
-                with self.write() as connection:
-                    return work(connection)
+                with self.write() as tx:
+                    return work(tx)
             except StoreError as trouble:
                 if not trouble.collided or attempt == _TRIES - 1:
                     raise
         raise AssertionError("unreachable")
 
     @contextmanager
-    def read(self) -> Iterator[sa.Connection]:
+    def read(self) -> Iterator[Tx]:
         """A transaction that only reads, without a lock. Raises StoreUnavailableError."""
         deadline.begin()
         engine = self.open()
         try:
             with engine.connect() as fresh:
-                yield fresh.execution_options(schedd_reads=True)
+                yield Tx(fresh.execution_options(schedd_reads=True), self.now())
         except sa.exc.SQLAlchemyError as error:
             raise translate(error, self.url) from cause(error)
 
     @contextmanager
-    def read_damaged(self) -> Iterator[sa.Connection]:
+    def read_damaged(self) -> Iterator[Tx]:
         """As :meth:`read`, of a database that lacks tables and therefore cannot be opened.
 
         Raises StoreUnavailableError.
@@ -417,30 +418,30 @@ class Database:
         try:
             with engine.connect().execution_options(schedd_reads=True) as connection:
                 self.calibrate(connection)
-                yield connection
+                yield Tx(connection, self.now())
         except sa.exc.SQLAlchemyError as error:
             raise translate(error, self.url) from cause(error)
         finally:
             engine.dispose()
 
     @contextmanager
-    def glance(self, connection: sa.Connection) -> Iterator[sa.Connection]:
-        """For single statements that only read, each given to :func:`run`, on a connection that stays open between
+    def glance(self, connection: sa.Connection) -> Iterator[Tx]:
+        """For single statements that only read, each given to ``Tx.rows``, on a connection that stays open between
         transactions: without a lock, and without BEGIN and COMMIT, which would make three round trips of one.
 
         Raises StoreUnavailableError.
         """
         try:
             if self.dialect.name == "sqlite":
-                yield connection
+                yield Tx(connection, self.now())
             else:
                 with _no_transaction(connection):
-                    yield connection
+                    yield Tx(connection, self.now())
         except sa.exc.SQLAlchemyError as error:
             raise self._explained(error) from cause(error)
 
     @contextmanager
-    def single(self, connection: sa.Connection) -> Iterator[sa.Connection]:
+    def single(self, connection: sa.Connection) -> Iterator[Tx]:
         """As :meth:`glance` for a statement that writes, and is a transaction by itself.
 
         Raises StoreUnavailableError.
@@ -452,7 +453,7 @@ class Database:
         try:
             with self.glance(connection):
                 self.calibrate(connection, if_due=True)
-                yield connection
+                yield Tx(connection, self.now())
         finally:
             if entered:
                 gate.leave()

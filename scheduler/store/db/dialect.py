@@ -157,16 +157,16 @@ def fence(states: str, table: str = "t") -> str:
     )
 
 
-_DIALECTS: dict[str, Dialect] = {"sqlite": SQLite(), "postgresql": PostgreSQL()}
+DIALECTS: dict[str, Dialect] = {"sqlite": SQLite(), "postgresql": PostgreSQL()}
 
 
 def dialect_of(connection: sa.Connection) -> Dialect:
     """The dialect of a connection, ours or the caller's."""
-    return _DIALECTS[connection.dialect.name]
+    return DIALECTS[connection.dialect.name]
 
 
 def dialect_named(name: str) -> Dialect | None:
-    return _DIALECTS.get(name)
+    return DIALECTS.get(name)
 
 
 @lru_cache(maxsize=256)

@@ -9,9 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import sqlalchemy as sa
+
+if TYPE_CHECKING:
+    from scheduler.store.db.tx import Tx
 
 SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
 _MOST = 256  # rows of one statement on SQLite, where each row is text of the statement
@@ -33,11 +36,7 @@ def run(connection: sa.Connection, sql: str, params: Mapping[str, object]) -> li
 
 
 def run_over(
-    connection: sa.Connection,
-    sql: str,
-    columns: Columns,
-    rows: Sequence[Sequence[object]],
-    params: Mapping[str, object],
+    tx: Tx, sql: str, columns: Columns, rows: Sequence[Sequence[object]], /, **params: object
 ) -> list[tuple[Any, ...]]:
     """Execute a statement that begins with ``WITH {rows}`` over rows, which it sees as the table ``j``.
 
@@ -48,16 +47,17 @@ def run_over(
     In one statement on PostgreSQL, where the rows are arrays; on SQLite in powers of two, so that few texts serve all
     lengths (VALUES takes a third of the time that rows as one JSON text do). Raises sqlalchemy.exc.DBAPIError.
     """
-    return run_across(connection, sql, columns, [*zip(*rows, strict=True)], params) if rows else []
+    return run_across(tx, sql, columns, [*zip(*rows, strict=True)], None, **params) if rows else []
 
 
 def run_across(
-    connection: sa.Connection,
+    tx: Tx,
     sql: str,
     columns: Columns,
     values: Sequence[Sequence[object]],
-    params: Mapping[str, object],
-    blank: Sequence[object] | None = None,
+    blank: Sequence[object] | None,
+    /,
+    **params: object,
 ) -> list[tuple[Any, ...]]:
     """:func:`run_over` rows that are given by their columns, which takes a sixth of the time to bind on SQLite.
 
@@ -66,6 +66,7 @@ def run_across(
     total = len(values[0])
     if not total:
         return []
+    connection = tx.connection
     if connection.dialect.name == "postgresql":
         arrays = {
             f"{_ROWS}{i}": _array(column, kind)
@@ -89,24 +90,23 @@ def run_across(
 
 
 def change_across(
-    connection: sa.Connection,
+    tx: Tx,
     sql: str,
     columns: Columns,
     values: Sequence[Sequence[object]],
-    params: Mapping[str, object],
     blank: Sequence[object],
+    /,
+    **params: object,
 ) -> int:
     """Like :func:`run_across` for a statement that returns nothing, on SQLite: the number of rows it changed."""
-    driver: Any = connection.connection.dbapi_connection
+    driver: Any = tx.connection.connection.dbapi_connection
     before: int = driver.total_changes
-    run_across(connection, sql, columns, values, params, blank)
+    run_across(tx, sql, columns, values, blank, **params)
     changed: int = driver.total_changes - before
     return changed
 
 
-def insert(
-    connection: sa.Connection, table: str, columns: Columns, chunks: Iterable[Sequence[object]], *, ours: bool
-) -> None:
+def insert(tx: Tx, table: str, columns: Columns, chunks: Iterable[Sequence[object]], *, ours: bool) -> None:
     """Insert many new rows, the fastest way there is: COPY on PostgreSQL. Raises sqlalchemy.exc.DBAPIError.
 
     ``chunks``: each the values of some rows, one row's after the other's. A tuple for each row would be one more object
@@ -114,6 +114,7 @@ def insert(
     PostgreSQL stores one chunk while the next is made. ``ours``: the connection is the store's; another one may have
     any driver, and watches what goes through SQLAlchemy.
     """
+    connection = tx.connection
     if ours and connection.dialect.name == "postgresql" and chunks:
         _copy(connection, table, columns, chunks)
         return

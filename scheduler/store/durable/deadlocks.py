@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
 from scheduler.ports import FOREVER
-from scheduler.store.db.dialect import dialect_of, prepared
+from scheduler.store.db.tx import Tx
 
 if TYPE_CHECKING:
     import networkx as nx  # imported on demand: it takes longer than most commands
@@ -25,22 +23,22 @@ _FOREVER = (
 )
 
 
-def through(connection: sa.Connection, task_id: int) -> list[int]:
+def through(tx: Tx, task_id: int) -> list[int]:
     """The shortest ring of tasks that await one another, from this task on; empty: none."""
     import networkx as nx
 
-    graph = _reached(connection, [task_id])
+    graph = _reached(tx, [task_id])
     back = nx.single_target_shortest_path(graph, task_id)
     rings = [back[awaited] for awaited in graph.successors(task_id) if awaited in back]
     return [task_id, *min(rings, key=len)[:-1]] if rings else []
 
 
-def found(connection: sa.Connection) -> list[list[int]]:
+def found(tx: Tx) -> list[list[int]]:
     """Rings of tasks that wait for one another without end: one of each such knot."""
     import networkx as nx
 
-    starts = connection.execute(prepared(f"{_FOREVER} ORDER BY w.task_id LIMIT {_MAX_TASKS}")).scalars().all()
-    graph = _reached(connection, set(starts))
+    starts = tx.run(f"{_FOREVER} ORDER BY w.task_id LIMIT {_MAX_TASKS}").scalars().all()
+    graph = _reached(tx, set(starts))
     knots = [knot for knot in nx.strongly_connected_components(graph) if len(knot) > 1]
     return sorted([a for a, _ in nx.find_cycle(graph.subgraph(knot), min(knot))] for knot in knots)
 
@@ -51,22 +49,21 @@ def describe(ring: list[int]) -> str:
     return f"these tasks wait for one another, and none goes on until one is cancelled: {names}"
 
 
-def _reached(connection: sa.Connection, starts: Collection[int]) -> nx.DiGraph[int]:
+def _reached(tx: Tx, starts: Collection[int]) -> nx.DiGraph[int]:
     """What these tasks wait for, and what that waits for, and so on."""
     import networkx as nx
 
-    dialect = dialect_of(connection)
     sql = (
-        f"{_FOREVER} AND {dialect.among('w.task_id')} UNION ALL "
+        f"{_FOREVER} AND {tx.dialect.among('w.task_id')} UNION ALL "
         "SELECT e.child, e.parent FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
         f"JOIN schedd_tasks p ON p.id = e.parent WHERE t.state = 0 AND p.state < {st.FIRST_TERMINAL} "
-        f"AND {dialect.among('e.child')}"
+        f"AND {tx.dialect.among('e.child')}"
     )
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(starts)
     new = set(starts)
     while new and len(graph) < _MAX_TASKS:
-        pairs = connection.execute(prepared(sql), {"ids": dialect.bind_ids(sorted(new))}).fetchall()
+        pairs = tx.run(sql, ids=tx.dialect.bind_ids(sorted(new))).fetchall()
         new = {awaits for _, awaits in pairs} - set(graph)
         graph.add_edges_from((task, awaits) for task, awaits in pairs)
     return graph

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
-from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.predicates import exists, lives, same
 
@@ -44,26 +43,24 @@ class EventRecord(NamedTuple):
     waiting: int
 
 
-def emit(connection: sa.Connection, emits: Sequence[Emit], now: int, *, lock: bool = True) -> tuple[set[str], int]:
+def emit(tx: Tx, emits: Sequence[Emit], *, lock: bool = True) -> tuple[set[str], int]:
     """Emit events, of several with one name the first. Returns the names that were new, and how many tasks woke.
 
     ``lock`` False: the caller has locked the names.
     """
-    dialect = dialect_of(connection)
     if lock:
         for name in sorted({e.name for e in emits}):
-            dialect.await_name(connection, lock_name(name))
+            tx.dialect.await_name(tx.connection, lock_name(name))
     firsts = {e.name: e for e in reversed(emits)}
     columns: dict[str, type] = {"name": str, "payload": str, "emitted_by": int}
-    made = connection.execute(
-        prepared(
-            "INSERT INTO schedd_events (name, payload, emitted_by, emitted_at) SELECT name, payload, emitted_by, :now "
-            f"FROM {dialect.rows(columns)} j WHERE true ON CONFLICT (name) DO NOTHING RETURNING name"
-        ),
-        {"rows": bind_rows([firsts[name] for name in sorted(firsts)]), "now": now},
+    made = tx.run(
+        "INSERT INTO schedd_events (name, payload, emitted_by, emitted_at) SELECT name, payload, emitted_by, :now "
+        f"FROM {tx.dialect.rows(columns)} j WHERE true ON CONFLICT (name) DO NOTHING RETURNING name",
+        rows=bind_rows([firsts[name] for name in sorted(firsts)]),
+        now=tx.now,
     )
     new = {row[0] for row in made}
-    return new, waits.events_happened(connection, dialect, sorted(new), now) if new else 0
+    return new, waits.events_happened(tx, sorted(new)) if new else 0
 
 
 def lock_name(event: str) -> str:
@@ -71,14 +68,12 @@ def lock_name(event: str) -> str:
     return f"event {event}"
 
 
-def emitted(connection: sa.Connection, dialect: Dialect, names: Sequence[str]) -> dict[str, Event]:
+def emitted(tx: Tx, names: Sequence[str]) -> dict[str, Event]:
     """Those of these events that have been emitted."""
-    rows = connection.execute(
-        prepared(
-            f"SELECT e.name, e.payload, e.emitted_at FROM {dialect.rows({'name': str})} j "
-            "JOIN schedd_events e ON e.name = j.name"
-        ),
-        {"rows": bind_rows([(name,) for name in set(names)])},
+    rows = tx.run(
+        f"SELECT e.name, e.payload, e.emitted_at FROM {tx.dialect.rows({'name': str})} j "
+        "JOIN schedd_events e ON e.name = j.name",
+        rows=bind_rows([(name,) for name in set(names)]),
     )
     return {row[0]: Event(row[1], row[2]) for row in rows}
 
@@ -93,27 +88,23 @@ _RECORD = (
 )
 
 
-def record(connection: sa.Connection, name: str) -> EventRecord | None:
+def record(tx: Tx, name: str) -> EventRecord | None:
     """An emitted event."""
-    row = connection.execute(prepared(f"{_RECORD} WHERE e.name = :name"), {"name": name}).first()
+    row = tx.run(f"{_RECORD} WHERE e.name = :name", name=name).first()
     return None if row is None else EventRecord(*row)
 
 
-def records(connection: sa.Connection, limit: int = 100) -> list[EventRecord]:
+def records(tx: Tx, limit: int = 100) -> list[EventRecord]:
     """Awaited events that are not emitted yet, then emitted ones, newest first."""
-    awaited = connection.execute(
-        prepared(
-            "SELECT w.event AS name, CAST(count(*) AS integer) AS waiting FROM schedd_waits w "
-            f"JOIN schedd_tasks t ON t.id = w.task_id AND t.state < {st.FIRST_TERMINAL} "
-            "WHERE w.event IS NOT NULL AND NOT EXISTS (SELECT 1 FROM schedd_events e WHERE e.name = w.event) "
-            "GROUP BY w.event ORDER BY w.event LIMIT :limit"
-        ),
-        {"limit": limit},
+    awaited = tx.run(
+        "SELECT w.event AS name, CAST(count(*) AS integer) AS waiting FROM schedd_waits w "
+        f"JOIN schedd_tasks t ON t.id = w.task_id AND t.state < {st.FIRST_TERMINAL} "
+        "WHERE w.event IS NOT NULL AND NOT EXISTS (SELECT 1 FROM schedd_events e WHERE e.name = w.event) "
+        "GROUP BY w.event ORDER BY w.event LIMIT :limit",
+        limit=limit,
     )
     found = [EventRecord(r.name, None, None, 0, None, r.waiting) for r in awaited]
-    newest = connection.execute(
-        prepared(f"{_RECORD} ORDER BY e.emitted_at DESC, e.name LIMIT :limit"), {"limit": limit - len(found)}
-    )
+    newest = tx.run(f"{_RECORD} ORDER BY e.emitted_at DESC, e.name LIMIT :limit", limit=limit - len(found))
     return found + [EventRecord(*row) for row in newest]
 
 
@@ -121,15 +112,16 @@ _WAITERS = f"FROM schedd_waits w WHERE {same('w.event', 'e.name')} AND {lives('w
 _OLD = f"FROM schedd_events e WHERE e.emitted_at < :before AND NOT {exists('w.event', _WAITERS)}"
 
 
-def cleanup(connection: sa.Connection, before: int, batch: int = BATCH) -> int:
+def cleanup(tx: Tx, before: int, batch: int = BATCH) -> int:
     """Remove a batch of events that were emitted before then, but for those that a task awaits."""
-    removed = connection.execute(
-        prepared(f"DELETE FROM schedd_events WHERE name IN (SELECT e.name {_OLD} ORDER BY e.emitted_at LIMIT :batch)"),
-        {"before": before, "batch": batch},
+    removed = tx.run(
+        f"DELETE FROM schedd_events WHERE name IN (SELECT e.name {_OLD} ORDER BY e.emitted_at LIMIT :batch)",
+        before=before,
+        batch=batch,
     )
     return int(removed.rowcount)
 
 
-def count_old(connection: sa.Connection, before: int) -> int:
+def count_old(tx: Tx, before: int) -> int:
     """How many :func:`cleanup` would remove."""
-    return int(connection.execute(prepared(f"SELECT count(*) {_OLD}"), {"before": before}).scalar_one())
+    return int(tx.run(f"SELECT count(*) {_OLD}", before=before).scalar_one())

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import sqlalchemy as sa
-
 from scheduler.model.checkpoint import CheckpointType
-from scheduler.store.db.dialect import Dialect, prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints, events, waits
 from scheduler.store.durable.checkpoints import Entry
 
@@ -20,32 +18,28 @@ LARGE_CHARS = 1_024  # characters of a value, or of a payload, from which on a h
 Recorded = tuple[str, int, str | None, str | None]  # name, sort, value, failure
 
 
-def resume(
-    connection: sa.Connection, dialect: Dialect, claimed: Sequence[tuple[int, int]], now: int
-) -> dict[int, list[Recorded]]:
+def resume(tx: Tx, claimed: Sequence[tuple[int, int]]) -> dict[int, list[Recorded]]:
     """Record the events that these (task id, claim) waited for and that have been emitted in time.
 
     In the transaction that claims them. Returns what is recorded of each task, in order, but for those of which it is
     too much.
     """
-    found = _recorded(connection, dialect, [task_id for task_id, _ in claimed])
-    entries = _happened(connection, dialect, claimed, found)
+    found = _recorded(tx, [task_id for task_id, _ in claimed])
+    entries = _happened(tx, claimed, found)
     if entries:
-        checkpoints.write(connection, dialect, entries, now)
-        waits.end(connection, dialect, [(entry.task_id, entry.name) for entry in entries])
+        checkpoints.write(tx, entries)
+        waits.end(tx, [(entry.task_id, entry.name) for entry in entries])
         for entry in entries:
             found[entry.task_id].append((entry.name, entry.sort, entry.value, entry.failure))
     return found
 
 
-def _recorded(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> dict[int, list[Recorded]]:
-    rows = connection.execute(
-        prepared(
-            f"SELECT c.task_id, c.name, c.sort, CASE WHEN length(c.value) < {LARGE_CHARS} THEN c.value END AS value, "
-            f"c.failure, coalesce(length(c.value), 0) >= {LARGE_CHARS} FROM schedd_checkpoints c "
-            f"WHERE {dialect.among('c.task_id')} ORDER BY c.at, c.seq LIMIT {MAX_CHECKPOINTS + 1}"
-        ),
-        {"ids": dialect.bind_ids(ids)},
+def _recorded(tx: Tx, ids: Sequence[int]) -> dict[int, list[Recorded]]:
+    rows = tx.run(
+        f"SELECT c.task_id, c.name, c.sort, CASE WHEN length(c.value) < {LARGE_CHARS} THEN c.value END AS value, "
+        f"c.failure, coalesce(length(c.value), 0) >= {LARGE_CHARS} FROM schedd_checkpoints c "
+        f"WHERE {tx.dialect.among('c.task_id')} ORDER BY c.at, c.seq LIMIT {MAX_CHECKPOINTS + 1}",
+        ids=tx.dialect.bind_ids(ids),
     ).fetchall()
     if len(rows) > MAX_CHECKPOINTS:
         return {}
@@ -58,26 +52,19 @@ def _recorded(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -
     return found
 
 
-def _happened(
-    connection: sa.Connection,
-    dialect: Dialect,
-    claimed: Sequence[tuple[int, int]],
-    found: dict[int, list[Recorded]],
-) -> list[Entry]:
+def _happened(tx: Tx, claimed: Sequence[tuple[int, int]], found: dict[int, list[Recorded]]) -> list[Entry]:
     """The checkpoints of awaited events. Of the waits in which the last claim was suspended only: a handler meets those
     again."""
-    met = connection.execute(
-        prepared(
-            "SELECT w.task_id, w.name, w.event, w.until, w.claim FROM schedd_waits w "
-            f"WHERE {dialect.among('w.task_id')} AND w.item = 0 AND w.met + 0 = {waits.MET} ORDER BY w.at, w.name"
-        ),
-        {"ids": dialect.bind_ids([task_id for task_id, _ in claimed])},
+    met = tx.run(
+        "SELECT w.task_id, w.name, w.event, w.until, w.claim FROM schedd_waits w "
+        f"WHERE {tx.dialect.among('w.task_id')} AND w.item = 0 AND w.met + 0 = {waits.MET} ORDER BY w.at, w.name",
+        ids=tx.dialect.bind_ids([task_id for task_id, _ in claimed]),
     ).fetchall()
     now_held = dict(claimed)
     met = [row for row in met if row.task_id in found and row.claim == now_held[row.task_id] - 1]
     if not met:
         return []
-    emitted = events.emitted(connection, dialect, [row.event for row in met])
+    emitted = events.emitted(tx, [row.event for row in met])
     entries: list[Entry] = []
     places = {task_id: len(recorded) for task_id, recorded in found.items()}
     for task_id, name, event, until, _ in met:

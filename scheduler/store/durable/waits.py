@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
-from scheduler.store.db.dialect import Dialect, bind_rows, prepared
-from scheduler.store.db.statements import run
+from scheduler.store.db.dialect import Dialect, bind_rows
+from scheduler.store.db.tx import Tx
 
 BATCH = 1000
 OPEN, MET, TASKS = 0, 1, 2  # of ``met``; TASKS: a head whose rows tell
@@ -57,178 +55,158 @@ def _bound(dialect: Dialect, labels: Sequence[tuple[int, str]]) -> dict[str, str
     return {"rows": bind_rows(labels), "ids": dialect.bind_ids([task_id for task_id, _ in labels])}
 
 
-def deadlines(
-    connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int, str]]
-) -> dict[tuple[int, str], int]:
+def deadlines(tx: Tx, labels: Sequence[tuple[int, str]]) -> dict[tuple[int, str], int]:
     """Until when these (task id, name) wait, of those that have begun to."""
-    rows = connection.execute(
-        prepared(
-            f"SELECT w.task_id, w.name, w.until FROM {dialect.rows(_LABEL)} j "
-            "JOIN schedd_waits w ON w.task_id = j.task_id AND w.name = j.name AND w.item = 0 "
-            f"WHERE {dialect.among('w.task_id')}"
-        ),
-        _bound(dialect, labels),
+    rows = tx.run(
+        f"SELECT w.task_id, w.name, w.until FROM {tx.dialect.rows(_LABEL)} j "
+        "JOIN schedd_waits w ON w.task_id = j.task_id AND w.name = j.name AND w.item = 0 "
+        f"WHERE {tx.dialect.among('w.task_id')}",
+        **_bound(tx.dialect, labels),
     )
     return {(row[0], row[1]): row[2] for row in rows}
 
 
-def progress(
-    connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int, str]]
-) -> dict[tuple[int, str], tuple[int, int]]:
+def progress(tx: Tx, labels: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[int, int]]:
     """Of these (task id, name) that wait for tasks: for how many, and how many of those have not ended."""
-    rows = connection.execute(
-        prepared(
-            "SELECT w.task_id, w.name, CAST(count(*) AS integer), "
-            f"CAST(sum(CASE WHEN w.met = {OPEN} THEN 1 ELSE 0 END) AS integer) FROM {dialect.rows(_LABEL)} j "
-            "JOIN schedd_waits w ON w.task_id = j.task_id AND w.name = j.name AND w.item > 0 "
-            f"WHERE {dialect.among('w.task_id')} GROUP BY w.task_id, w.name"
-        ),
-        _bound(dialect, labels),
+    rows = tx.run(
+        "SELECT w.task_id, w.name, CAST(count(*) AS integer), "
+        f"CAST(sum(CASE WHEN w.met = {OPEN} THEN 1 ELSE 0 END) AS integer) FROM {tx.dialect.rows(_LABEL)} j "
+        "JOIN schedd_waits w ON w.task_id = j.task_id AND w.name = j.name AND w.item > 0 "
+        f"WHERE {tx.dialect.among('w.task_id')} GROUP BY w.task_id, w.name",
+        **_bound(tx.dialect, labels),
     )
     return {(row[0], row[1]): (row[2], row[3]) for row in rows}
 
 
-def register(connection: sa.Connection, dialect: Dialect, heads: Sequence[Wait], now: int) -> None:
+def register(tx: Tx, heads: Sequence[Wait]) -> None:
     """Store that tasks wait for what has not happened; until when they do is decided once.
 
     The caller holds what they wait for such that it cannot happen unseen before the commit.
     """
     if heads:
         names = ", ".join(_HEAD)
-        connection.execute(
-            prepared(
-                f"INSERT INTO schedd_waits ({names}, item, at, met) "
-                f"SELECT {names}, 0, :now, CASE WHEN event IS NULL THEN {TASKS} ELSE {OPEN} END "
-                f"FROM {dialect.rows(_HEAD)} j WHERE true "
-                "ON CONFLICT (task_id, item, name) DO UPDATE SET claim = excluded.claim, met = excluded.met"
-            ),
-            {"rows": bind_rows(heads), "now": now},
+        tx.run(
+            f"INSERT INTO schedd_waits ({names}, item, at, met) "
+            f"SELECT {names}, 0, :now, CASE WHEN event IS NULL THEN {TASKS} ELSE {OPEN} END "
+            f"FROM {tx.dialect.rows(_HEAD)} j WHERE true "
+            "ON CONFLICT (task_id, item, name) DO UPDATE SET claim = excluded.claim, met = excluded.met",
+            rows=bind_rows(heads),
+            now=tx.now,
         )
 
 
-def register_items(
-    connection: sa.Connection, dialect: Dialect, items: Sequence[tuple[int, str, int]], now: int
-) -> None:
+def register_items(tx: Tx, items: Sequence[tuple[int, str, int]]) -> None:
     """Rows (task id, name, awaited task) of tasks that have not ended; under the same condition."""
     if items:
-        connection.execute(
-            prepared(
-                "INSERT INTO schedd_waits (task_id, name, item, until, claim, at, met) "
-                f"SELECT task_id, name, item, 0, 0, :now, {OPEN} FROM {dialect.rows(_ITEM)} j WHERE true "
-                f"ON CONFLICT (task_id, item, name) DO UPDATE SET met = {OPEN}"
-            ),
-            {"rows": bind_rows(items), "now": now},
+        tx.run(
+            "INSERT INTO schedd_waits (task_id, name, item, until, claim, at, met) "
+            f"SELECT task_id, name, item, 0, 0, :now, {OPEN} FROM {tx.dialect.rows(_ITEM)} j WHERE true "
+            f"ON CONFLICT (task_id, item, name) DO UPDATE SET met = {OPEN}",
+            rows=bind_rows(items),
+            now=tx.now,
         )
 
 
-def end(connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int, str]]) -> None:
+def end(tx: Tx, labels: Sequence[tuple[int, str]]) -> None:
     """These (task id, name) wait no longer."""
     if labels:
-        source = f"SELECT task_id, name FROM {dialect.rows(_LABEL)} j"
-        sql = f"DELETE FROM schedd_waits WHERE {dialect.among('task_id')} AND (task_id, name) IN ({source})"
-        connection.execute(prepared(sql), _bound(dialect, labels))
+        source = f"SELECT task_id, name FROM {tx.dialect.rows(_LABEL)} j"
+        sql = f"DELETE FROM schedd_waits WHERE {tx.dialect.among('task_id')} AND (task_id, name) IN ({source})"
+        tx.run(sql, **_bound(tx.dialect, labels))
 
 
-def events_happened(connection: sa.Connection, dialect: Dialect, names: Sequence[str], now: int) -> int:
+def events_happened(tx: Tx, names: Sequence[str]) -> int:
     """Wake the tasks that await these events. Returns how many tasks are due now that were not."""
-    where = f"t.event IN (SELECT name FROM {dialect.rows({'name': str})} j)"
-    return _happened(connection, dialect, where, {"rows": bind_rows([(name,) for name in names])}, now)
+    where = f"t.event IN (SELECT name FROM {tx.dialect.rows({'name': str})} j)"
+    return _happened(tx, where, {"rows": bind_rows([(name,) for name in names])})
 
 
-def tasks_ended(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> int:
+def tasks_ended(tx: Tx, ids: Sequence[int]) -> int:
     """Wake the tasks that await the ends of these. Returns how many tasks are due now that were not."""
-    if not any_waiting(connection):
+    if not any_waiting(tx):
         return 0
     # ``item > 0`` for the index, which has no others; ``met + 0`` below against the one of all that is open, and so is
     # ``state + 0`` further down: else each cycle read all that is awaited, or all that is suspended.
-    where = f"t.item > 0 AND {dialect.among('t.item')}"
-    return _happened(connection, dialect, where, {"ids": dialect.bind_ids(ids)}, now)
+    where = f"t.item > 0 AND {tx.dialect.among('t.item')}"
+    return _happened(tx, where, {"ids": tx.dialect.bind_ids(ids)})
 
 
 ANYBODY = "SELECT 1 FROM schedd_waits WHERE item > 0"
 
 
-def any_waiting(connection: sa.Connection) -> bool:
+def any_waiting(tx: Tx) -> bool:
     """Whether any task waits for the end of another one: mostly none does."""
-    return bool(run(connection, f"{ANYBODY} LIMIT 1", {}))
+    return bool(tx.rows(f"{ANYBODY} LIMIT 1"))
 
 
-def _happened(connection: sa.Connection, dialect: Dialect, where: str, bound: dict[str, str], now: int) -> int:
+def _happened(tx: Tx, where: str, bound: dict[str, str]) -> int:
     # A row that is locked is being ended by its task, which has seen what happened.
-    found = connection.execute(
-        prepared(
-            f"SELECT t.task_id, t.name, t.item FROM schedd_waits t WHERE t.met + 0 = {OPEN} AND {where} "
-            f"ORDER BY t.task_id, t.name, t.item {dialect.skip_locked}"
-        ),
-        bound,
+    found = tx.run(
+        f"SELECT t.task_id, t.name, t.item FROM schedd_waits t WHERE t.met + 0 = {OPEN} AND {where} "
+        f"ORDER BY t.task_id, t.name, t.item {tx.dialect.skip_locked}",
+        **bound,
     ).fetchall()
     if not found:
         return 0
-    connection.execute(
-        prepared(
-            f"UPDATE schedd_waits SET met = {MET} FROM {dialect.rows(_ITEM)} j WHERE schedd_waits.task_id = j.task_id "
-            "AND schedd_waits.name = j.name AND schedd_waits.item = j.item"
-        ),
-        {"rows": bind_rows([tuple(row) for row in found])},
+    tx.run(
+        f"UPDATE schedd_waits SET met = {MET} FROM {tx.dialect.rows(_ITEM)} j WHERE schedd_waits.task_id = j.task_id "
+        "AND schedd_waits.name = j.name AND schedd_waits.item = j.item",
+        rows=bind_rows([tuple(row) for row in found]),
     )
-    if dialect.skip_locked:
-        _hold_heads(connection, dialect, sorted({(row[0], row[1]) for row in found if row[2]}))
-    return _wake(connection, dialect, sorted({row[0] for row in found}), now)
+    if tx.dialect.skip_locked:
+        _hold_heads(tx, sorted({(row[0], row[1]) for row in found if row[2]}))
+    return _wake(tx, sorted({row[0] for row in found}))
 
 
-def _hold_heads(connection: sa.Connection, dialect: Dialect, labels: Sequence[tuple[int, str]]) -> None:
+def _hold_heads(tx: Tx, labels: Sequence[tuple[int, str]]) -> None:
     """Two that end the last tasks of one wait at once do not see each other: one of them has to check again."""
     if labels:
-        held = connection.execute(
-            prepared(
-                f"SELECT t.task_id FROM {dialect.rows(_LABEL)} j JOIN schedd_waits t ON t.task_id = j.task_id "
-                f"AND t.name = j.name AND t.item = 0 WHERE {dialect.among('t.task_id')} "
-                f"ORDER BY t.task_id, t.name {dialect.skip_locked}"
-            ),
-            _bound(dialect, labels),
+        held = tx.run(
+            f"SELECT t.task_id FROM {tx.dialect.rows(_LABEL)} j JOIN schedd_waits t ON t.task_id = j.task_id "
+            f"AND t.name = j.name AND t.item = 0 WHERE {tx.dialect.among('t.task_id')} "
+            f"ORDER BY t.task_id, t.name {tx.dialect.skip_locked}",
+            **_bound(tx.dialect, labels),
         ).fetchall()
         if len(held) < len(labels):
-            connection.info[OVERLOOKED] = True
+            tx.connection.info[OVERLOOKED] = True
 
 
-def _wake(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> int:
+def _wake(tx: Tx, ids: Sequence[int]) -> int:
     """Let those of these tasks be due that are suspended and have one of their waits over."""
-    if dialect.skip_locked:
+    if tx.dialect.skip_locked:
         # Running ones, too: one that is about to be suspended then sees what happened, since it is recorded later.
-        sql = f"SELECT t.id FROM schedd_tasks t WHERE {dialect.among('t.id')} ORDER BY t.id {dialect.skip_locked}"
-        locked = connection.execute(prepared(sql), {"ids": dialect.bind_ids(ids)})
+        sql = f"SELECT t.id FROM schedd_tasks t WHERE {tx.dialect.among('t.id')} ORDER BY t.id {tx.dialect.skip_locked}"
+        locked = tx.run(sql, ids=tx.dialect.bind_ids(ids))
         ids = [row[0] for row in locked]
-    woken = connection.execute(
-        prepared(
-            f"UPDATE schedd_tasks SET {_DUE} WHERE {dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
-            "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
-            f"AND w.item = 0 AND {_OVER})"
-        ),
-        {"ids": dialect.bind_ids(ids), "now": now},
+    woken = tx.run(
+        f"UPDATE schedd_tasks SET {_DUE} WHERE {tx.dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
+        "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
+        f"AND w.item = 0 AND {_OVER})",
+        ids=tx.dialect.bind_ids(ids),
+        now=tx.now,
     )
     return int(woken.rowcount)
 
 
-def suspended(connection: sa.Connection, dialect: Dialect, claims: Sequence[tuple[int, int]], now: int) -> int:
+def suspended(tx: Tx, claims: Sequence[tuple[int, int]]) -> int:
     """These (task id, claim) have just been suspended: let those be due for which it has happened meanwhile.
 
     Waits that the claim did not come to, as its handler took another way, are forgotten. Returns how many are due.
     """
-    rows = dialect.rows({"id": int, "claim": int})
-    bound = {"rows": bind_rows(claims), "ids": dialect.bind_ids([task_id for task_id, _ in claims])}
+    rows = tx.dialect.rows({"id": int, "claim": int})
+    bound = {"rows": bind_rows(claims), "ids": tx.dialect.bind_ids([task_id for task_id, _ in claims])}
     stale = (
         f"SELECT t.task_id, t.name, t.item FROM {rows} j JOIN schedd_waits h ON h.task_id = j.id AND h.item = 0 "
         "AND h.claim < j.claim JOIN schedd_waits t ON t.task_id = h.task_id AND t.name = h.name "
-        f"WHERE {dialect.among('h.task_id')} {dialect.skip_locked}"
+        f"WHERE {tx.dialect.among('h.task_id')} {tx.dialect.skip_locked}"
     )
-    connection.execute(prepared(f"DELETE FROM schedd_waits WHERE (task_id, name, item) IN ({stale})"), bound)
-    woken = connection.execute(
-        prepared(
-            f"UPDATE schedd_tasks SET {_DUE} WHERE {dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
-            "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
-            f"AND w.item = 0 AND w.claim = schedd_tasks.claim AND {_OVER})"
-        ),
-        {"ids": bound["ids"], "now": now},
+    tx.run(f"DELETE FROM schedd_waits WHERE (task_id, name, item) IN ({stale})", **bound)
+    woken = tx.run(
+        f"UPDATE schedd_tasks SET {_DUE} WHERE {tx.dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
+        "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
+        f"AND w.item = 0 AND w.claim = schedd_tasks.claim AND {_OVER})",
+        ids=bound["ids"],
+        now=tx.now,
     )
     return int(woken.rowcount)
 
@@ -239,11 +217,11 @@ ANY_MISSED = (  # suspended although what they wait for has happened; ``:most`` 
 )
 
 
-def wake_missed(connection: sa.Connection, dialect: Dialect, now: int) -> int:
+def wake_missed(tx: Tx) -> int:
     """Wake such tasks. Returns how many."""
-    bound = {"now": now, "most": TASKS, "limit": BATCH}
-    found = connection.execute(prepared(f"{ANY_MISSED} LIMIT :limit"), bound).fetchall()
-    return _wake(connection, dialect, sorted({row[0] for row in found}), now) if found else 0
+    bound = {"now": tx.now, "most": TASKS, "limit": BATCH}
+    found = tx.run(f"{ANY_MISSED} LIMIT :limit", **bound).fetchall()
+    return _wake(tx, sorted({row[0] for row in found})) if found else 0
 
 
 _ENDED = (
@@ -252,49 +230,43 @@ _ENDED = (
 )
 
 
-def missed(connection: sa.Connection, before: int, now: int, limit: int) -> list[int]:
+def missed(tx: Tx, before: int, limit: int) -> list[int]:
     """Suspended tasks that are not due although what they wait for has happened before then: there should be none."""
     open_item = _ENDED.format(item="i.item").removeprefix("NOT ")
-    rows = connection.execute(
-        prepared(
-            "SELECT DISTINCT t.id FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id WHERE w.item = 0 "
-            f"AND t.state = {st.SUSPENDED} AND t.run_at > :now AND CASE WHEN w.event IS NOT NULL "
-            "THEN EXISTS (SELECT 1 FROM schedd_events e WHERE e.name = w.event AND e.emitted_at < :before) "
-            "ELSE NOT EXISTS (SELECT 1 FROM schedd_waits i WHERE i.task_id = w.task_id AND i.name = w.name "
-            f"AND i.item > 0 AND {open_item}) END ORDER BY t.id LIMIT :limit"
-        ),
-        {"now": now, "before": before, "limit": limit},
+    rows = tx.run(
+        "SELECT DISTINCT t.id FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id WHERE w.item = 0 "
+        f"AND t.state = {st.SUSPENDED} AND t.run_at > :now AND CASE WHEN w.event IS NOT NULL "
+        "THEN EXISTS (SELECT 1 FROM schedd_events e WHERE e.name = w.event AND e.emitted_at < :before) "
+        "ELSE NOT EXISTS (SELECT 1 FROM schedd_waits i WHERE i.task_id = w.task_id AND i.name = w.name "
+        f"AND i.item > 0 AND {open_item}) END ORDER BY t.id LIMIT :limit",
+        now=tx.now,
+        before=before,
+        limit=limit,
     )
     return [row[0] for row in rows]
 
 
-def force_wake(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> None:
+def force_wake(tx: Tx, ids: Sequence[int]) -> None:
     """Let such tasks be due, and close what they wait for and has happened."""
-    bound = {"ids": bind_rows(ids), "now": now, "before": now}
-    connection.execute(
-        prepared(
-            f"UPDATE schedd_waits SET met = {MET} WHERE task_id IN {dialect.ids()} AND item > 0 AND met = {OPEN} "
-            f"AND {_ENDED.format(item='item')}"
-        ),
-        bound,
+    bound = {"ids": bind_rows(ids), "now": tx.now, "before": tx.now}
+    tx.run(
+        f"UPDATE schedd_waits SET met = {MET} WHERE task_id IN {tx.dialect.ids()} AND item > 0 AND met = {OPEN} "
+        f"AND {_ENDED.format(item='item')}",
+        **bound,
     )
-    connection.execute(
-        prepared(f"UPDATE schedd_tasks SET {_DUE} WHERE id IN {dialect.ids()} AND state = {st.SUSPENDED}"), bound
-    )
+    tx.run(f"UPDATE schedd_tasks SET {_DUE} WHERE id IN {tx.dialect.ids()} AND state = {st.SUSPENDED}", **bound)
 
 
-def records(connection: sa.Connection, task_id: int) -> list[WaitRecord]:
+def records(tx: Tx, task_id: int) -> list[WaitRecord]:
     """What a task waits for, or waited when it last ran."""
-    rows = connection.execute(
-        prepared(
-            "SELECT h.name, h.event, h.until, h.at, "
-            "(SELECT max(i.item) FROM schedd_waits i WHERE i.task_id = h.task_id AND i.name = h.name) AS task, "
-            "(SELECT CAST(count(*) AS integer) - 1 FROM schedd_waits i "
-            " WHERE i.task_id = h.task_id AND i.name = h.name) AS items, "
-            "(SELECT CAST(count(*) AS integer) FROM schedd_waits i "
-            f" WHERE i.task_id = h.task_id AND i.name = h.name AND i.met = {OPEN}) AS open "
-            "FROM schedd_waits h WHERE h.task_id = :id AND h.item = 0 ORDER BY h.at, h.name"
-        ),
-        {"id": task_id},
+    rows = tx.run(
+        "SELECT h.name, h.event, h.until, h.at, "
+        "(SELECT max(i.item) FROM schedd_waits i WHERE i.task_id = h.task_id AND i.name = h.name) AS task, "
+        "(SELECT CAST(count(*) AS integer) - 1 FROM schedd_waits i "
+        " WHERE i.task_id = h.task_id AND i.name = h.name) AS items, "
+        "(SELECT CAST(count(*) AS integer) FROM schedd_waits i "
+        f" WHERE i.task_id = h.task_id AND i.name = h.name AND i.met = {OPEN}) AS open "
+        "FROM schedd_waits h WHERE h.task_id = :id AND h.item = 0 ORDER BY h.at, h.name",
+        id=task_id,
     )
     return [WaitRecord(r.name, r.event, r.task if r.items == 1 else None, r.items, r.open, r.until, r.at) for r in rows]

@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
-from scheduler.store.db.dialect import Dialect, dialect_of
-from scheduler.store.db.statements import run
+from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import bind_parents, from_parents, same
 
 _ON_SUCCESS = 0  # index into model.state.When
@@ -47,77 +44,68 @@ WHERE {{among}} AND state + 0 < {st.CLAIMED} RETURNING id
 """
 
 
-def below(connection: sa.Connection, ids: Sequence[int], *, through_held: bool = False) -> dict[int, int]:
+def below(tx: Tx, ids: Sequence[int], *, through_held: bool = False) -> dict[int, int]:
     """Live descendants along when=success edges, with their states, not counting ``ids`` themselves.
 
     What is below a task that is held is left out, unless ``through_held``.
     """
-    found = _down(connection, dialect_of(connection), ids, through_held=through_held)
+    found = _down(tx, ids, through_held=through_held)
     own = set(ids)
     return {i: state for i, state in found.items() if i not in own}
 
 
-def _down(
-    connection: sa.Connection,
-    dialect: Dialect,
-    ids: Collection[int],
-    *,
-    asked: bool = False,
-    through_held: bool = False,
-) -> dict[int, int]:
+def _down(tx: Tx, ids: Collection[int], *, asked: bool = False, through_held: bool = False) -> dict[int, int]:
     """Live descendants of these tasks, with their states; ``asked``: of those of them that are to take theirs along."""
     if not ids:
         return {}
     sql = _DOWN.format(
-        among=dialect.among("id"),
+        among=tx.dialect.among("id"),
         asked=_ASKED if asked else "",
-        step=_STEP[dialect.name],
+        step=_STEP[tx.dialect.name],
         last=st.FIRST_TERMINAL if through_held else st.CLAIMED,
     )
-    return _states(run(connection, sql, {"ids": dialect.bind_ids(sorted(ids))}))
+    return _states(tx.rows(sql, ids=tx.dialect.bind_ids(sorted(ids))))
 
 
-def cancel_below(connection: sa.Connection, dialect: Dialect, cancelled: Sequence[int], now: int) -> list[int]:
+def cancel_below(tx: Tx, cancelled: Sequence[int]) -> list[int]:
     """End what waits for the success of these tasks, which have just ended cancelled, and so on down; ask what is held.
 
     Only where the cancel asked for it. Returns those ended.
     """
     ended: list[int] = []
     level = list(cancelled)
-    while found := _down(connection, dialect, level, asked=True):
-        if dialect.name == "postgresql":  # what is claimed until it is locked keeps what is below it
-            locked = _locked(connection, dialect, found, dialect.lock)
-            found = {i: s for i, s in _down(connection, dialect, level, asked=True).items() if i in locked}
-        bound = {"ids": dialect.bind_ids(sorted(found)), "now": now}
-        run(connection, _ASK.format(among=dialect.among("id")), bound)
-        level = [row[0] for row in run(connection, _END.format(among=dialect.among("id")), bound)]
+    while found := _down(tx, level, asked=True):
+        if tx.dialect.name == "postgresql":  # what is claimed until it is locked keeps what is below it
+            locked = _locked(tx, found, tx.dialect.lock)
+            found = {i: s for i, s in _down(tx, level, asked=True).items() if i in locked}
+        bound = {"ids": tx.dialect.bind_ids(sorted(found)), "now": tx.now}
+        tx.rows(_ASK.format(among=tx.dialect.among("id")), **bound)
+        level = [row[0] for row in tx.rows(_END.format(among=tx.dialect.among("id")), **bound)]
         ended += level
-        if dialect.name == "sqlite":
+        if tx.dialect.name == "sqlite":
             break  # the only writer: nothing is stored below them meanwhile
     return ended
 
 
-def lock_below(
-    connection: sa.Connection, dialect: Dialect, roots: Sequence[int]
-) -> tuple[dict[int, set[int]], set[int]]:
+def lock_below(tx: Tx, roots: Sequence[int]) -> tuple[dict[int, set[int]], set[int]]:
     """Lock, without waiting, what :func:`cancel_below` would change of these tasks, which are about to end cancelled.
 
     Returns id -> the roots that it is below of, for what would end; and the roots below which another transaction holds
     a row.
     """
-    flagged = f"SELECT id FROM schedd_tasks WHERE {dialect.among('id')} {_ASKED}"
-    tops = {row[0] for row in run(connection, flagged, {"ids": dialect.bind_ids(sorted(roots))})}
+    flagged = f"SELECT id FROM schedd_tasks WHERE {tx.dialect.among('id')} {_ASKED}"
+    tops = {row[0] for row in tx.rows(flagged, ids=tx.dialect.bind_ids(sorted(roots)))}
     down: dict[int, int] = {}
     locked: dict[int, int] = {}
-    while len(found := _down(connection, dialect, tops)) > len(down):  # or stored before it was locked
+    while len(found := _down(tx, tops)) > len(down):  # or stored before it was locked
         down = found
-        locked = _locked(connection, dialect, down, dialect.skip_locked)
+        locked = _locked(tx, down, tx.dialect.skip_locked)
     if not down:
         return {}, set()
     ending = {i for i, state in locked.items() if state < st.CLAIMED}
     edges: dict[int, list[int]] = {}
-    for parent, child in run(
-        connection, _EDGES.format(parents=from_parents(dialect)), bind_parents(dialect, tops | ending)
+    for parent, child in tx.rows(
+        _EDGES.format(parents=from_parents(tx.dialect)), **bind_parents(tx.dialect, tops | ending)
     ):
         edges.setdefault(parent, []).append(child)
     reached = {top: {top} for top in tops}
@@ -130,17 +118,17 @@ def lock_below(
                 known |= reached[parent]
                 grown.append(child)
     missed = [i for i in down if i not in locked]
-    held = _locked(connection, dialect, missed) if missed else {}  # the others have ended meanwhile
+    held = _locked(tx, missed) if missed else {}  # the others have ended meanwhile
     blocked = {
         root for parent in reached if not held.keys().isdisjoint(edges.get(parent, ())) for root in reached[parent]
     }
     return {i: roots for i, roots in reached.items() if i not in tops}, blocked
 
 
-def _locked(connection: sa.Connection, dialect: Dialect, ids: Collection[int], lock: str = "") -> dict[int, int]:
+def _locked(tx: Tx, ids: Collection[int], lock: str = "") -> dict[int, int]:
     """Those of these tasks that live, with their states, and locked in this way: in one order by everybody."""
-    sql = f"{_LIVE.format(among=dialect.among('t.id'))} {lock}"
-    return _states(run(connection, sql, {"ids": dialect.bind_ids(sorted(ids))}))
+    sql = f"{_LIVE.format(among=tx.dialect.among('t.id'))} {lock}"
+    return _states(tx.rows(sql, ids=tx.dialect.bind_ids(sorted(ids))))
 
 
 def _states(rows: Iterable[tuple[Any, ...]]) -> dict[int, int]:

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import sqlalchemy as sa
-
 from scheduler.errors import CycleError
-from scheduler.store.db.dialect import Dialect, prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import bind_parents, from_parents
 
 
-def lock_graph(connection: sa.Connection, dialect: Dialect) -> None:
+def lock_graph(tx: Tx) -> None:
     """Lock the graph: no other transaction adds edges to stored tasks until this one ends.
 
     Two writers adding a->b and b->a at once must not both succeed. To be called before any row is locked.
     """
-    if dialect.name == "postgresql":
-        connection.execute(prepared("SELECT pg_advisory_xact_lock(7237123448)"))
+    if tx.dialect.name == "postgresql":
+        tx.run("SELECT pg_advisory_xact_lock(7237123448)")
 
 
-def refuse_cycle(connection: sa.Connection, dialect: Dialect, child: int, parents: Iterable[int]) -> None:
+def refuse_cycle(tx: Tx, child: int, parents: Iterable[int]) -> None:
     """Raise CycleError, with the path, if ``child`` cannot wait for these tasks since one of them waits for it."""
     for parent in parents:
         if parent == child:
             raise CycleError([child, child])
-        path = find_path(connection, dialect, child, parent)
+        path = find_path(tx, child, parent)
         if path:
             raise CycleError([*path, child])
 
 
-def find_path(connection: sa.Connection, dialect: Dialect, start: int, goal: int) -> list[int]:
+def find_path(tx: Tx, start: int, goal: int) -> list[int]:
     """A path of edges from ``start`` down to ``goal``, empty if there is none."""
     came: dict[int, int] = {start: start}
     level = [start]
     while level:
-        rows = connection.execute(
-            prepared(f"SELECT parent, child FROM schedd_edges WHERE {from_parents(dialect)}"),
-            bind_parents(dialect, level),
+        rows = tx.run(
+            f"SELECT parent, child FROM schedd_edges WHERE {from_parents(tx.dialect)}",
+            **bind_parents(tx.dialect, level),
         ).fetchall()
         level = []
         for row in rows:

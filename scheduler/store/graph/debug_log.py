@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
 from scheduler.model.spec import TaskId
 from scheduler.model.state import TaskState
-from scheduler.store.db.dialect import Dialect, prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import bind_parents, from_parents
 
 log = logging.getLogger("scheduler.store")
@@ -27,9 +25,9 @@ def scheduled(task_id: int, kind: str) -> None:
         log.debug("task scheduled", extra={"task": int(task_id), "kind": kind})
 
 
-def stored(connection: sa.Connection, dialect: Dialect, ids: Iterable[TaskId]) -> None:
+def stored(tx: Tx, ids: Iterable[TaskId]) -> None:
     """Log tasks that this transaction has just stored. It may still be rolled back."""
-    for task_id, kind, code, unmet in _rows(connection, dialect, [int(i) for i in ids if i.created]):
+    for task_id, kind, code, unmet in _rows(tx, [int(i) for i in ids if i.created]):
         if code == st.WAITING:
             log.debug("task waiting", extra={"task": task_id, "kind": kind, "for": unmet})
         elif code == st.SCHEDULED:
@@ -38,17 +36,17 @@ def stored(connection: sa.Connection, dialect: Dialect, ids: Iterable[TaskId]) -
             log.debug("task ended as it was stored", extra={"task": task_id, "state": TaskState.from_code(code).value})
 
 
-def released(connection: sa.Connection, dialect: Dialect, ended: Collection[int], ripe: Iterable[int]) -> None:
+def released(tx: Tx, ended: Collection[int], ripe: Iterable[int]) -> None:
     """Log what may run now that these tasks have ended; ``ripe``: of those what is not written yet."""
-    children = connection.execute(
-        prepared(f"SELECT DISTINCT child FROM schedd_edges WHERE {from_parents(dialect)}"), bind_parents(dialect, ended)
+    children = tx.run(
+        f"SELECT DISTINCT child FROM schedd_edges WHERE {from_parents(tx.dialect)}", **bind_parents(tx.dialect, ended)
     )
     early = set(ripe)
-    for task_id, kind, code, _ in _rows(connection, dialect, sorted({row[0] for row in children})):
+    for task_id, kind, code, _ in _rows(tx, sorted({row[0] for row in children})):
         if code == st.SCHEDULED or task_id in early:
             log.debug("task released", extra={"task": task_id, "kind": kind})
 
 
-def _rows(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> Iterable[tuple[int, str, int, int]]:
-    sql = prepared(f"SELECT id, kind, state, unmet FROM schedd_tasks WHERE {dialect.among('id')} ORDER BY id")
-    return [(row[0], row[1], row[2], row[3]) for row in connection.execute(sql, {"ids": dialect.bind_ids(ids)})]
+def _rows(tx: Tx, ids: Sequence[int]) -> Iterable[tuple[int, str, int, int]]:
+    sql = f"SELECT id, kind, state, unmet FROM schedd_tasks WHERE {tx.dialect.among('id')} ORDER BY id"
+    return [(row[0], row[1], row[2], row[3]) for row in tx.run(sql, ids=tx.dialect.bind_ids(ids))]

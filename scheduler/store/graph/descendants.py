@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store.db.dialect import Dialect
-from scheduler.store.db.statements import run
+from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import same
 
 BROKEN_BITS = END_BIT[TaskState.FAILED] | END_BIT[TaskState.SKIPPED]  # how an edge may end a task
@@ -29,10 +26,10 @@ SELECT id FROM down
 """
 
 
-def tasks_below(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> list[int]:
+def tasks_below(tx: Tx, ids: Sequence[int]) -> list[int]:
     """Waiting tasks that may end should these waiting ones end failed or skipped, and so on down; these first."""
-    sql = _DOWN.format(among=dialect.among("id"), step=_STEP[dialect.name])
-    return [row[0] for row in run(connection, sql, {"ids": dialect.bind_ids(ids)})]
+    sql = _DOWN.format(among=tx.dialect.among("id"), step=_STEP[tx.dialect.name])
+    return [row[0] for row in tx.rows(sql, ids=tx.dialect.bind_ids(ids))]
 
 
 _ENDED_STEP = {
@@ -45,10 +42,10 @@ _ENDED_STEP = {
 }
 
 
-def ended_below(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> list[int]:
+def ended_below(tx: Tx, ids: Sequence[int]) -> list[int]:
     """Tasks that have ended because these had, and so on down; without these, which live again."""
-    sql = _DOWN.format(among=dialect.among("id"), step=_ENDED_STEP[dialect.name])
-    found = {row[0] for row in run(connection, sql, {"ids": dialect.bind_ids(ids)})}
+    sql = _DOWN.format(among=tx.dialect.among("id"), step=_ENDED_STEP[tx.dialect.name])
+    found = {row[0] for row in tx.rows(sql, ids=tx.dialect.bind_ids(ids))}
     return sorted(found.difference(ids))
 
 
@@ -59,8 +56,8 @@ _ANY_STEP = {
 }
 
 
-def all_below(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> list[int]:
+def all_below(tx: Tx, ids: Sequence[int]) -> list[int]:
     """Whatever edges lead to from these, and so on down, in any state; without these."""
-    sql = _DOWN.format(among=dialect.among("id"), step=_ANY_STEP[dialect.name])
-    found = {row[0] for row in run(connection, sql, {"ids": dialect.bind_ids(ids)})}
+    sql = _DOWN.format(among=tx.dialect.among("id"), step=_ANY_STEP[tx.dialect.name])
+    found = {row[0] for row in tx.rows(sql, ids=tx.dialect.bind_ids(ids))}
     return sorted(found.difference(ids))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
 from scheduler.model.state import END_BIT, EdgeVerdict, Otherwise, TaskState, When, edge_verdict
-from scheduler.store.db.dialect import Dialect, bind_rows, prepared
-from scheduler.store.db.statements import run
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.graph import spawned as children
 from scheduler.store.graph.cancel_cascade import cancel_below
@@ -62,15 +60,7 @@ RETURNING schedd_tasks.id, schedd_tasks.state
 """
 
 
-def release(
-    connection: sa.Connection,
-    dialect: Dialect,
-    ends: Iterable[tuple[int, TaskState]],
-    now: int,
-    *,
-    unbroken: bool = False,
-    awaited: bool = True,
-) -> int:
+def release(tx: Tx, ends: Iterable[tuple[int, TaskState]], *, unbroken: bool = False, awaited: bool = True) -> int:
     """Meet or break the edges of tasks that have just ended, and so on down. Returns how many became ready.
 
     Children that can no longer run are ended here, and then they are parents that have ended in their turn; so are the
@@ -82,60 +72,56 @@ def release(
     frontier = dict(ends)
     cancelled = [task_id for task_id, state in frontier.items() if state is TaskState.CANCELLED]
     if cancelled:
-        frontier |= dict.fromkeys(cancel_below(connection, dialect, cancelled, now), TaskState.CANCELLED)
+        frontier |= dict.fromkeys(cancel_below(tx, cancelled), TaskState.CANCELLED)
     while frontier:
         # Broken edges first: a child that another edge makes ready in the same moment must not start.
         # Of what a cancelled one spawned only what waits for itself fails with it: the rest ends cancelled, too.
         cancelled = [task_id for task_id, state in frontier.items() if state is TaskState.CANCELLED]
-        ended = {} if unbroken else _break(connection, dialect, frontier, now, deep=not cancelled)
+        ended = {} if unbroken else _break(tx, frontier, deep=not cancelled)
         if cancelled:
-            ended |= dict.fromkeys(children.cancel(connection, dialect, cancelled, now), TaskState.CANCELLED)
+            ended |= dict.fromkeys(children.cancel(tx, cancelled), TaskState.CANCELLED)
         if awaited:
-            ready += waits.tasks_ended(connection, dialect, list(frontier), now)
+            ready += waits.tasks_ended(tx, list(frontier))
         for bit in sorted({END_BIT[state] for state in frontier.values()}):
             ids = [task_id for task_id, state in frontier.items() if END_BIT[state] == bit]
-            ready += _meet(connection, dialect, ids, bit)
+            ready += _meet(tx, ids, bit)
         frontier, unbroken, awaited = ended, False, True  # neither is known of the next level
     return ready
 
 
-def _meet(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], bit: int) -> int:
+def _meet(tx: Tx, ids: Sequence[int], bit: int) -> int:
     """Count down what waits for these, which have ended so. Returns how many became ready."""
-    bound = bind_parents(dialect, ids) | {"bit": bit}
-    parents = from_parents(dialect)
-    if dialect.name == "sqlite":
-        return sum(1 for row in run(connection, _MEET.format(parents=parents), bound) if row[0] == st.SCHEDULED)
+    bound = bind_parents(tx.dialect, ids) | {"bit": bit}
+    parents = from_parents(tx.dialect)
+    if tx.dialect.name == "sqlite":
+        return sum(1 for row in tx.rows(_MEET.format(parents=parents), **bound) if row[0] == st.SCHEDULED)
     meet = _MEET_PG.format(parents=parents, most=MAX_CHILDREN)
     ready, met, last = 0, MAX_CHILDREN, 0
     while met == MAX_CHILDREN:
-        ((some, met, last),) = run(connection, meet, {**bound, "after": last})
+        ((some, met, last),) = tx.rows(meet, **bound, after=last)
         ready += some
     return ready
 
 
-def break_only(
-    connection: sa.Connection, dialect: Dialect, ends: Mapping[int, TaskState], removed: Collection[int], now: int
-) -> None:
+def break_only(tx: Tx, ends: Mapping[int, TaskState], removed: Collection[int]) -> None:
     """End what edges on these ended parents break; satisfied edges are counted already. ``removed``: those of them
     that are no longer there, so that no child can wait for their retry."""
-    ended = _break(connection, dialect, ends, now, removed)
-    release(connection, dialect, ended.items(), now)
+    ended = _break(tx, ends, removed)
+    release(tx, ended.items())
 
 
-def parents_removed(connection: sa.Connection, dialect: Dialect, ends: Mapping[int, TaskState], now: int) -> None:
+def parents_removed(tx: Tx, ends: Mapping[int, TaskState]) -> None:
     """End what waits for these tasks to be retried (*otherwise* wait): they were, or are about to be, removed.
 
     ``ends``: how each of them ended.
     """
     if not ends:
         return
-    rows = connection.execute(
-        prepared(
-            "SELECT e.parent, e.child, e.on_end, e.otherwise FROM schedd_edges e "
-            f"WHERE {from_parents(dialect, 'e.parent')} AND e.otherwise = {_OTHERWISES.index(Otherwise.WAIT)} "
-            f"AND {state_of('e.child')} = {st.WAITING} ORDER BY e.child, e.parent DESC"
-        ),
-        bind_parents(dialect, ends),
+    rows = tx.run(
+        "SELECT e.parent, e.child, e.on_end, e.otherwise FROM schedd_edges e "
+        f"WHERE {from_parents(tx.dialect, 'e.parent')} AND e.otherwise = {_OTHERWISES.index(Otherwise.WAIT)} "
+        f"AND {state_of('e.child')} = {st.WAITING} ORDER BY e.child, e.parent DESC",
+        **bind_parents(tx.dialect, ends),
     ).fetchall()
     waits = [
         row
@@ -145,17 +131,11 @@ def parents_removed(connection: sa.Connection, dialect: Dialect, ends: Mapping[i
     if waits:
         first = {row.child: row.parent for row in waits}
         texts = [(child, TaskState.FAILED.code, removed_text(parent), parent) for child, parent in first.items()]
-        release(connection, dialect, _end(connection, dialect, texts, now).items(), now)
+        release(tx, _end(tx, texts).items())
 
 
 def _break(
-    connection: sa.Connection,
-    dialect: Dialect,
-    ends: Mapping[int, TaskState],
-    now: int,
-    removed: Collection[int] = (),
-    *,
-    deep: bool = True,
+    tx: Tx, ends: Mapping[int, TaskState], removed: Collection[int] = (), *, deep: bool = True
 ) -> dict[int, TaskState]:
     """End what edges on these ended parents break; ``deep``: and so on down."""
     successes = [i for i, state in ends.items() if state is TaskState.SUCCESS]
@@ -164,8 +144,8 @@ def _break(
     for ids, broken in ((successes, _NEVER_ON_SUCCESS), (others, "ok < 15")):
         if not ids:
             continue
-        sql = _BROKEN.format(parents=from_parents(dialect), broken=broken)
-        for parent, child, on_end, otherwise in run(connection, sql, bind_parents(dialect, ids)):
+        sql = _BROKEN.format(parents=from_parents(tx.dialect), broken=broken)
+        for parent, child, on_end, otherwise in tx.rows(sql, **bind_parents(tx.dialect, ids)):
             verdict = edge_verdict(ends[parent], _WHENS[on_end], _OTHERWISES[otherwise])
             waits_in_vain = verdict is EdgeVerdict.WAIT and parent in removed
             if verdict in (EdgeVerdict.FAIL, EdgeVerdict.SKIP) or waits_in_vain:
@@ -173,31 +153,31 @@ def _break(
     if not verdicts:
         return {}
     first = [_ended(child, found, ends) for child, found in verdicts.items()]
-    return _end(connection, dialect, _all_below(connection, dialect, first) if deep else first, now)
+    return _end(tx, _all_below(tx, first) if deep else first)
 
 
-def _all_below(connection: sa.Connection, dialect: Dialect, rows: list[_End]) -> list[_End]:
+def _all_below(tx: Tx, rows: list[_End]) -> list[_End]:
     """Rows of :func:`_end` for these waiting tasks, and for those below that end because of them.
 
     At once, not level by level: the parents' cycle waits for it, however long a chain is. What is stored below one of
     them meanwhile is found by the next search below what has ended.
     """
-    down = tasks_below(connection, dialect, [row[0] for row in rows])
+    down = tasks_below(tx, [row[0] for row in rows])
     if len(down) == len(rows):
         return rows
-    ended = _judge_below(connection, dialect, rows, set(down))
-    if dialect.name == "postgresql":  # only what ends is waited for; then its edges stay as they are
-        bound = {"ids": dialect.bind_ids([row[0] for row in ended])}
-        locked = {row[0] for row in run(connection, _LOCK.format(among=dialect.among("t.id")), bound)}
-        ended = _judge_below(connection, dialect, rows, locked)
+    ended = _judge_below(tx, rows, set(down))
+    if tx.dialect.name == "postgresql":  # only what ends is waited for; then its edges stay as they are
+        bound = {"ids": tx.dialect.bind_ids([row[0] for row in ended])}
+        locked = {row[0] for row in tx.rows(_LOCK.format(among=tx.dialect.among("t.id")), **bound)}
+        ended = _judge_below(tx, rows, locked)
     return ended
 
 
-def _judge_below(connection: sa.Connection, dialect: Dialect, rows: list[_End], waiting: set[int]) -> list[_End]:
+def _judge_below(tx: Tx, rows: list[_End], waiting: set[int]) -> list[_End]:
     """These, as far as they are among the ``waiting`` ones, and those of the others that end because of them."""
     edges: dict[int, list[tuple[int, int, int]]] = {}
-    sql = _EDGES.format(parents=from_parents(dialect))
-    for parent, *edge in run(connection, sql, bind_parents(dialect, waiting)):
+    sql = _EDGES.format(parents=from_parents(tx.dialect))
+    for parent, *edge in tx.rows(sql, **bind_parents(tx.dialect, waiting)):
         edges.setdefault(parent, []).append(tuple(edge))
     level = [row for row in rows if row[0] in waiting]
     ended = list(level)
@@ -226,11 +206,11 @@ def _ended(child: int, found: Sequence[tuple[EdgeVerdict, int]], ends: Mapping[i
     return child, state.code, broken_text([(p, ends[p]) for p in parents[:10]], state), parents[0]
 
 
-def _end(connection: sa.Connection, dialect: Dialect, rows: Sequence[_End], now: int) -> dict[int, TaskState]:
-    source = dialect.rows({"id": int, "state": int, "error": str, "parent": int})
+def _end(tx: Tx, rows: Sequence[_End]) -> dict[int, TaskState]:
+    source = tx.dialect.rows({"id": int, "state": int, "error": str, "parent": int})
     ended: dict[int, TaskState] = {}
     for at in range(0, len(rows), MAX_CHILDREN):
-        bound = {"rows": bind_rows(rows[at : at + MAX_CHILDREN]), "now": now}
-        done = connection.execute(prepared(_END.format(rows=source)), bound).fetchall()
+        bound = {"rows": bind_rows(rows[at : at + MAX_CHILDREN]), "now": tx.now}
+        done = tx.run(_END.format(rows=source), **bound).fetchall()
         ended |= {row[0]: TaskState.from_code(row[1]) for row in done}
     return ended

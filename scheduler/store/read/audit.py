@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 
 
 class AuditRecord(NamedTuple):
@@ -62,9 +62,7 @@ _CONDITIONS = {
 _ROW = "SELECT id, task_id, at, actor, action, detail, via, reason, subject, bulk FROM schedd_audit"
 
 
-def entries(
-    connection: sa.Connection, wanted: AuditFilter, limit: int, cursor: int | None = None
-) -> tuple[list[AuditRecord], int | None]:
+def entries(tx: Tx, wanted: AuditFilter, limit: int, cursor: int | None = None) -> tuple[list[AuditRecord], int | None]:
     """Up to ``limit`` entries, the newest first, older than entry ``cursor``; and the cursor of the next page."""
     bound: dict[str, Any] = {name: value for name, value in wanted._asdict().items() if value is not None}
     where = [_CONDITIONS[name] for name in bound]
@@ -72,30 +70,28 @@ def entries(
         where.append("id < :cursor")
         bound["cursor"] = cursor
     text = f"{_ROW} WHERE {' AND '.join(where)}" if where else _ROW
-    rows = connection.execute(
-        prepared(f"{text} ORDER BY id DESC LIMIT :limit"), bound | {"limit": limit + 1}
-    ).fetchall()
+    rows = tx.run(f"{text} ORDER BY id DESC LIMIT :limit", **(bound | {"limit": limit + 1})).fetchall()
     found = [_entry(row) for row in rows[:limit]]
     return found, found[-1].id if len(rows) > limit else None
 
 
-def of_task(connection: sa.Connection, task_id: int, limit: int = 1000) -> list[AuditRecord]:
+def of_task(tx: Tx, task_id: int, limit: int = 1000) -> list[AuditRecord]:
     """The newest ``limit`` entries of one task, in the order in which they were made."""
-    return entries(connection, AuditFilter(task_id=task_id), limit)[0][::-1]
+    return entries(tx, AuditFilter(task_id=task_id), limit)[0][::-1]
 
 
 _DEAD_LETTERS = f"{_ROW} WHERE action IN ('replay', 'copy', 'copied', 'purge') ORDER BY id DESC LIMIT :limit"
 
 
-def of_dead_letters(connection: sa.Connection, limit: int) -> list[AuditRecord]:
+def of_dead_letters(tx: Tx, limit: int) -> list[AuditRecord]:
     """The newest ``limit`` replays, copies and purges, in the order in which they were made."""
-    rows = connection.execute(prepared(_DEAD_LETTERS), {"limit": limit}).fetchall()
+    rows = tx.run(_DEAD_LETTERS, limit=limit).fetchall()
     return [_entry(row) for row in reversed(rows)]
 
 
-def last(connection: sa.Connection, task_id: int, action: str) -> AuditRecord | None:
+def last(tx: Tx, task_id: int, action: str) -> AuditRecord | None:
     """The newest entry of this action on a task."""
-    found, _ = entries(connection, AuditFilter(task_id=task_id, action=action), 1)
+    found, _ = entries(tx, AuditFilter(task_id=task_id, action=action), 1)
     return found[0] if found else None
 
 

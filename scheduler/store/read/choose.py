@@ -6,12 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
-from scheduler.store.db.dialect import dialect_of
-from scheduler.store.db.statements import run
+from scheduler.store.db.tx import Tx
 from scheduler.store.read.tasks import as_id, first_id, page_of
 
 _BIGGEST = 2**63 - 1
@@ -114,9 +112,7 @@ def _same(found: Any, wanted: Any) -> bool:
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
-def chosen_tasks(
-    connection: sa.Connection, wanted: TaskFilter, below: int | None, limit: int
-) -> tuple[list[Row], int | None]:
+def chosen_tasks(tx: Tx, wanted: TaskFilter, below: int | None, limit: int) -> tuple[list[Row], int | None]:
     """Up to ``limit`` tasks, the newest first, with ids under ``below``; and from where to go on, None at the end.
 
     The newest first: a task is mostly newer than what it waits for. With conditions on the payload there may be fewer,
@@ -124,25 +120,24 @@ def chosen_tasks(
     """
     where, bound = wanted.where()
     if wanted.before is not None:
-        below = min(_BIGGEST if below is None else below, first_id(connection, wanted.before + _SLACK) + 1)
+        below = min(_BIGGEST if below is None else below, first_id(tx, wanted.before + _SLACK) + 1)
     bound |= {"limit": limit, "cursor": _BIGGEST if below is None else below}
     codes = sorted({state.code for state in wanted.states}) or None
     narrow = any(value is not None for value in (wanted.key, wanted.subject, wanted.correlation))
-    page = page_of(connection, [where], codes, narrow=narrow)
+    page = page_of(tx, [where], codes, narrow=narrow)
     texts = "NULL"
     source = f"schedd_tasks t JOIN ({page}) p ON p.id = t.id"
     if wanted.payload:
         source += " LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'payload'"
         texts = "coalesce(t.payload, v.value)"
     sql = f"SELECT t.id, t.kind, t.state, {texts} FROM {source} ORDER BY t.id DESC"
-    rows = connection.execute(sa.text(sql), bound).fetchall()
+    rows = tx.run(sql, **bound).fetchall()
     found = [Row(row[0], row[1], TaskState.from_code(row[2])) for row in rows if wanted.fits(row[3])]
     return found, rows[-1][0] if len(rows) == limit else None
 
 
-def still(connection: sa.Connection, ids: Sequence[int], states: Collection[TaskState]) -> list[int]:
+def still(tx: Tx, ids: Sequence[int], states: Collection[TaskState]) -> list[int]:
     """Those of these tasks that are in one of these states now, in the order of their ids."""
-    dialect = dialect_of(connection)
     codes = ", ".join(str(state.code) for state in states)
-    sql = f"SELECT t.id FROM schedd_tasks t WHERE {dialect.among('t.id')} AND t.state IN ({codes}) ORDER BY t.id"
-    return [row[0] for row in run(connection, sql, {"ids": dialect.bind_ids(ids)})]
+    sql = f"SELECT t.id FROM schedd_tasks t WHERE {tx.dialect.among('t.id')} AND t.state IN ({codes}) ORDER BY t.id"
+    return [row[0] for row in tx.rows(sql, ids=tx.dialect.bind_ids(ids))]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.store.broken_rows import state_name
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import LaneHead
 
 # Up to a number of rows of each index: the order is the index's own, so that nothing is sorted or walked. What has
@@ -35,12 +35,12 @@ _OF_POOL = (
 )
 
 
-def about(connection: sa.Connection, most: int) -> tuple[dict[str, int], frozenset[str]]:
+def about(tx: Tx, most: int) -> tuple[dict[str, int], frozenset[str]]:
     """Tasks in each state that has any, in the order of the states; and of which states there may be more.
 
     Looks at no more than ``most`` tasks of each index.
     """
-    rows = connection.execute(prepared(_ABOUT), {"most": most}).fetchall()
+    rows = tx.run(_ABOUT, most=most).fetchall()
     seen = Counter[int]()
     for row in rows:
         seen[row.part] += row.n
@@ -60,15 +60,15 @@ class PoolCounts(NamedTuple):
     capped: bool
 
 
-def pools(connection: sa.Connection, heads: Sequence[LaneHead], now: int, most: int) -> PoolCounts:
+def pools(tx: Tx, heads: Sequence[LaneHead], most: int) -> PoolCounts:
     """Ready tasks by pool. ``heads``: of all lanes. Looks at no more than ``most`` tasks of each pool."""
     due, later, left = Counter[int](), Counter[int](), Counter[int]()
     for queue, pool in dict.fromkeys((head.queue, head.pool) for head in heads):
         left.setdefault(pool, most)
         if left[pool] <= 0:
             continue
-        bound = {"queue": queue, "pool": pool, "now": now, "most": left[pool]}
-        row = connection.execute(prepared(_OF_POOL), bound).one()
+        bound = {"queue": queue, "pool": pool, "now": tx.now, "most": left[pool]}
+        row = tx.run(_OF_POOL, **bound).one()
         due[pool] += row.due or 0
         later[pool] += row.n - (row.due or 0)
         left[pool] -= row.n

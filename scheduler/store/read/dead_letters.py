@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import InvalidTransitionError
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
 from scheduler.model.texts import rfc3339
 from scheduler.store.broken_rows import options_of
-from scheduler.store.db.dialect import bind_rows, dialect_of, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.read.tasks import TaskRecord, as_id, get_task, get_tasks
 
 BATCH = 500
@@ -82,22 +82,20 @@ class Metrics(msgspec.Struct, frozen=True):
     kinds: dict[str, int]
 
 
-def find(connection: sa.Connection, wanted: Filter, limit: int) -> list[TaskRecord]:
+def find(tx: Tx, wanted: Filter, limit: int) -> list[TaskRecord]:
     """Dead letters, those that died last first."""
     where, bound = wanted.where()
-    rows = connection.execute(
-        prepared(
-            f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.state DESC, t.finished_at DESC, t.id DESC "
-            "LIMIT :limit"
-        ),
-        bound | {"limit": limit},
+    rows = tx.run(
+        f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.state DESC, t.finished_at DESC, t.id DESC "
+        "LIMIT :limit",
+        **(bound | {"limit": limit}),
     )
-    return get_tasks(connection, [row[0] for row in rows])
+    return get_tasks(tx, [row[0] for row in rows])
 
 
-def get(connection: sa.Connection, task_id: int) -> TaskRecord:
+def get(tx: Tx, task_id: int) -> TaskRecord:
     """One dead letter. Raises UnknownTaskError, InvalidTransitionError that names its state if it is none."""
-    task = get_task(connection, task_id)
+    task = get_task(tx, task_id)
     if task.state is not TaskState.DEAD:
         raise not_dead(task_id, task.state)
     return task
@@ -108,25 +106,23 @@ def not_dead(task_id: int, state: TaskState) -> InvalidTransitionError:
     return InvalidTransitionError(f"task {task_id} is {state}; it is no dead letter")
 
 
-def groups(connection: sa.Connection, wanted: Filter, limit: int) -> list[Group]:
+def groups(tx: Tx, wanted: Filter, limit: int) -> list[Group]:
     """Dead letters by kind and fingerprint of the error, the largest group first."""
     where, bound = wanted.where()
-    rows = connection.execute(
-        prepared(
-            "SELECT t.kind, t.error_class, t.fingerprint, count(*) AS n, max(t.id) AS id, "
-            f"min(t.finished_at) AS oldest, max(t.finished_at) AS newest FROM schedd_tasks t WHERE {where} "
-            "GROUP BY t.kind, t.error_class, t.fingerprint ORDER BY n DESC, newest DESC, t.kind LIMIT :limit"
-        ),
-        bound | {"limit": limit},
+    rows = tx.run(
+        "SELECT t.kind, t.error_class, t.fingerprint, count(*) AS n, max(t.id) AS id, "
+        f"min(t.finished_at) AS oldest, max(t.finished_at) AS newest FROM schedd_tasks t WHERE {where} "
+        "GROUP BY t.kind, t.error_class, t.fingerprint ORDER BY n DESC, newest DESC, t.kind LIMIT :limit",
+        **(bound | {"limit": limit}),
     ).fetchall()
     errors = {
         row.id: row.error
-        for row in connection.execute(
-            prepared(f"SELECT id, error FROM schedd_tasks WHERE id IN {dialect_of(connection).ids()}"),
-            {"ids": bind_rows([row.id for row in rows])},
+        for row in tx.run(
+            f"SELECT id, error FROM schedd_tasks WHERE id IN {tx.dialect.ids()}",
+            ids=bind_rows([row.id for row in rows]),
         )
     }
-    runs = {str(row.name): _runs(row.name, row.options) for row in connection.execute(prepared(_KINDS))} if rows else {}
+    runs = {str(row.name): _runs(row.name, row.options) for row in tx.run(_KINDS)} if rows else {}
     return [
         Group(
             r.n,
@@ -150,25 +146,23 @@ def _runs(kind: str, options: str) -> str:
     return str(options_of(options).get("runs") or kind)
 
 
-def metrics(connection: sa.Connection) -> Metrics:
+def metrics(tx: Tx) -> Metrics:
     """Count and oldest of all, and counts by kind."""
-    rows = connection.execute(
-        prepared(
-            f"SELECT t.kind, count(*) AS n, min(t.finished_at) AS oldest FROM schedd_tasks t WHERE {DEAD} "
-            "GROUP BY t.kind ORDER BY t.kind"
-        )
+    rows = tx.run(
+        f"SELECT t.kind, count(*) AS n, min(t.finished_at) AS oldest FROM schedd_tasks t WHERE {DEAD} "
+        "GROUP BY t.kind ORDER BY t.kind"
     ).fetchall()
     return Metrics(sum(r.n for r in rows), min((r.oldest for r in rows), default=None), {r.kind: r.n for r in rows})
 
 
-def oldest(connection: sa.Connection) -> int | None:
+def oldest(tx: Tx) -> int | None:
     """When the oldest dead letter died (microseconds), None if there is none: one look into an index."""
-    found = connection.execute(prepared(f"SELECT min(t.finished_at) FROM schedd_tasks t WHERE {DEAD}")).scalar()
+    found = tx.run(f"SELECT min(t.finished_at) FROM schedd_tasks t WHERE {DEAD}").scalar()
     return None if found is None else int(found)
 
 
-def count(connection: sa.Connection, wanted: Filter) -> int:
+def count(tx: Tx, wanted: Filter) -> int:
     """How many there are."""
     where, bound = wanted.where()
-    found = connection.execute(prepared(f"SELECT count(*) FROM schedd_tasks t WHERE {where}"), bound)
+    found = tx.run(f"SELECT count(*) FROM schedd_tasks t WHERE {where}", **bound)
     return int(found.scalar_one())

@@ -16,7 +16,7 @@ from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import FOREVER
 from scheduler.store import pauses
 from scheduler.store.db import pg_blockers as row_locks
-from scheduler.store.db.dialect import dialect_of, prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
 from scheduler.store.read import audit
@@ -35,31 +35,31 @@ _ROW = (
 )
 
 
-def why(connection: sa.Connection, task_id: int, now: int) -> str | None:
+def why(tx: Tx, task_id: int) -> str | None:
     """Why the task is not running, or how it ended; None if it runs and nothing is amiss.
 
     Raises UnknownTaskError.
     """
-    row = connection.execute(prepared(_ROW), {"id": task_id}).first()
+    row = tx.run(_ROW, id=task_id).first()
     if row is None:
         raise UnknownTaskError(task_id)
     if row.state not in range(len(TaskState)):
         return f"its state {row.state} is unknown: `schedctl doctor` tells what to do"
     state = TaskState.from_code(row.state)
     if state.terminal:
-        return f"{_ended(row, state, now)}{_by_whom(connection, row, state)}{_key(connection, row, state, now)}"
+        return f"{_ended(row, state, tx.now)}{_by_whom(tx, row, state)}{_key(tx, row, state)}"
     if state is TaskState.WAITING:
-        return _waiting(connection, row)
-    found = workers(connection, now)
+        return _waiting(tx, row)
+    found = workers(tx)
     if state in (TaskState.CLAIMED, TaskState.RUNNING):
-        said = _held(connection, row, state, now, {w.id: w for w in found})
+        said = _held(tx, row, state, {w.id: w for w in found})
         again = "it was replaced, and runs once more as what it is now when this attempt has ended"
         return said if row.rerun != 1 else again if said is None else f"{said}; {again}"
-    fleet = Fleet(found, slot_types(connection))
-    if row.run_at > now:
-        awaited = _awaited(connection, row.id) if state is TaskState.SUSPENDED else ""
-        return f"{_later(row, state, now, fleet, awaited)}{_paused_later(connection, row)}"
-    return _due(connection, row, now, fleet)
+    fleet = Fleet(found, slot_types(tx))
+    if row.run_at > tx.now:
+        awaited = _awaited(tx, row.id) if state is TaskState.SUSPENDED else ""
+        return f"{_later(row, state, tx.now, fleet, awaited)}{_paused_later(tx, row)}"
+    return _due(tx, row, fleet)
 
 
 def _ended(row: sa.Row[Any], state: TaskState, now: int) -> str:
@@ -76,20 +76,20 @@ def _ended(row: sa.Row[Any], state: TaskState, now: int) -> str:
     return f"ended {state} at {at} after {counted(row.attempt, 'attempt')}: {error}"
 
 
-def _by_whom(connection: sa.Connection, row: sa.Row[Any], state: TaskState) -> str:
+def _by_whom(tx: Tx, row: sa.Row[Any], state: TaskState) -> str:
     """Who cancelled it, and why; empty where nobody did: its parent's end, or a policy of its own."""
     if state is not TaskState.CANCELLED or row.ended_by is not None or row.cancel_requested is None:
         return ""
-    entry = audit.last(connection, row.id, "cancel")
+    entry = audit.last(tx, row.id, "cancel")
     return "" if entry is None or entry.at < row.cancel_requested else f" {audit.said(entry)}"
 
 
-def _key(connection: sa.Connection, row: sa.Row[Any], state: TaskState, now: int) -> str:
+def _key(tx: Tx, row: sa.Row[Any], state: TaskState) -> str:
     """Why it cannot be retried under its key, if that is so, and what to do then."""
     if row.key is None or state is TaskState.SUCCESS:
         return ""
     ended = keys.Ended(row.id, row.kind, row.key, row.finished_at)
-    other = keys.others(connection, dialect_of(connection), [ended], now).get(row.id)
+    other = keys.others(tx, [ended]).get(row.id)
     if other is None:
         return ""
     said = "has completed under" if other.completed else "holds"
@@ -103,8 +103,8 @@ def _by_policy(row: sa.Row[Any]) -> str:
     return f": it {row.error}" if row.error_class in (TOO_LONG, TOO_SLOW) else ""
 
 
-def _waiting(connection: sa.Connection, row: sa.Row[Any]) -> str:
-    edges = dependencies(connection, row.id)
+def _waiting(tx: Tx, row: sa.Row[Any]) -> str:
+    edges = dependencies(tx, row.id)
     # What lives comes first: it is what moves by itself. The rest can only move when somebody retries it.
     unmet = sorted((e for e in edges if not e.satisfied), key=lambda e: (e.state.terminal, e.parent))
     if not unmet:
@@ -119,9 +119,7 @@ def _waiting(connection: sa.Connection, row: sa.Row[Any]) -> str:
     return text
 
 
-def _held(
-    connection: sa.Connection, row: sa.Row[Any], state: TaskState, now: int, alive: dict[int, WorkerRecord]
-) -> str | None:
+def _held(tx: Tx, row: sa.Row[Any], state: TaskState, alive: dict[int, WorkerRecord]) -> str | None:
     worker = f"worker {row.host}:{row.pid}" if row.host is not None else f"worker {row.worker}"
     holder = alive.get(row.worker)
     if holder is not None and holder.state == GONE:
@@ -129,9 +127,9 @@ def _held(
     if holder is None or holder.state == LOST:
         since = f" at {rfc3339(holder.lease_until, exact=False)}" if holder is not None else ""
         return f"held by {worker}, which lost its lease{since}; the next live worker takes it back"
-    hung = _hung(row, holder, now)
+    hung = _hung(row, holder, tx.now)
     if row.cancel_requested is not None:
-        entry = audit.last(connection, row.id, "cancel")
+        entry = audit.last(tx, row.id, "cancel")
         asked = rfc3339(row.cancel_requested, exact=False) + (f" {audit.said(entry)}" if entry is not None else "")
         return f"cancel requested at {asked}{_by_policy(row)}; it ends when its body on {worker} notices" + (
             f"; {hung}" if hung is not None else ""
@@ -141,13 +139,13 @@ def _held(
     if state is TaskState.CLAIMED:
         at = rfc3339(row.claimed_at, exact=False)
         return f"claimed by {worker} at {at}; starts there at the next free slot"
-    if row.timeout is not None and row.started_at is not None and row.started_at + row.timeout < now:
-        ran = span_text(now - row.started_at)
+    if row.timeout is not None and row.started_at is not None and row.started_at + row.timeout < tx.now:
+        ran = span_text(tx.now - row.started_at)
         return (
             f"overdue: running on {worker} for {ran}, over its timeout of {span_text(row.timeout)}; "
             "it ends when its handler has ended, with what that has in threads"
         )
-    quiet = next((one for one in stalls.stalled(connection, now) if one.id == row.id), None)
+    quiet = next((one for one in stalls.stalled(tx) if one.id == row.id), None)
     if quiet is not None:
         return (
             f"stalled: running on {worker} without a heartbeat for {span_text(quiet.quiet)}, "
@@ -176,9 +174,9 @@ def _hung(row: sa.Row[Any], holder: WorkerRecord, now: int) -> str | None:
     return None
 
 
-def _awaited(connection: sa.Connection, task_id: int) -> str:
+def _awaited(tx: Tx, task_id: int) -> str:
     """What a suspended task waits for: ``event 'approved'``, ``task 12``, ``3 of 10 tasks``; empty: only its time."""
-    said, found = [], waits.records(connection, task_id)
+    said, found = [], waits.records(tx, task_id)
     for wait in found:
         if wait.event is not None:
             said.append(f"event {wait.event!r}")
@@ -187,7 +185,7 @@ def _awaited(connection: sa.Connection, task_id: int) -> str:
         else:
             said.append(f"{wait.open} of {counted(wait.items, 'task')}")
     text = listed(said)
-    ring = standoffs.through(connection, task_id) if any(wait.event is None for wait in found) else []
+    ring = standoffs.through(tx, task_id) if any(wait.event is None for wait in found) else []
     return f"{text}; {standoffs.describe(ring)}" if ring else text
 
 
@@ -207,8 +205,8 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: 
     return f"due at {at}{tail}"
 
 
-def _paused_later(connection: sa.Connection, row: sa.Row[Any]) -> str:
-    paused = pauses.of_task(connection, row.queue, row.kind)
+def _paused_later(tx: Tx, row: sa.Row[Any]) -> str:
+    paused = pauses.of_task(tx, row.queue, row.kind)
     return "" if paused is None else f"; at present {paused.describe()}"
 
 
@@ -217,29 +215,29 @@ def _unserved(row: sa.Row[Any], fleet: Fleet) -> str | None:
     return fleet.unserved(row.queue, row.kind, row.schema_version, level)
 
 
-def _due(connection: sa.Connection, row: sa.Row[Any], now: int, fleet: Fleet) -> str:
-    since = f"due since {rfc3339(ready_since(connection, row.id, row.run_at), exact=False)}"
-    paused = pauses.of_task(connection, row.queue, row.kind)
+def _due(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> str:
+    since = f"due since {rfc3339(ready_since(tx, row.id, row.run_at), exact=False)}"
+    paused = pauses.of_task(tx, row.queue, row.kind)
     if paused is not None:
         return f"{since}, but {paused.describe()}; `{paused.remedy}` ends that"
     unserved = _unserved(row, fleet)
     if unserved is not None:
         return f"{since}, but {unserved}"
-    holder = row_locks.holder(connection, row.id)
+    holder = row_locks.holder(tx.connection, row.id)
     if holder is not None:
         return f"{since}, but its row is locked by {holder}: claims pass over it until that ends"
     if row.lane.startswith(QUARANTINE_LANE):
         return f"{since}; it ran when its worker died, twice, so it runs alone once the others have ended"
-    limited = _limited(connection, row, now)
+    limited = _limited(tx, row)
     if limited is not None:
         return f"{since}; {limited}"
-    taken = slots.full_reason(connection, fleet, row)
+    taken = slots.full_reason(tx, fleet, row)
     return f"{since}; {taken or 'a worker claims it at its next turn'}"
 
 
-def _limited(connection: sa.Connection, row: sa.Row[Any], now: int) -> str | None:
+def _limited(tx: Tx, row: sa.Row[Any]) -> str | None:
     """Which limit of its kind it waits for, if any."""
-    room = caps.read(connection, dialect_of(connection), row.lane, now)
+    room = caps.read(tx, row.lane)
     if room is None:
         return None
     lane = caps.base_lane(row.lane)
@@ -252,13 +250,11 @@ def _limited(connection: sa.Connection, row: sa.Row[Any], now: int) -> str | Non
     return None
 
 
-def ready_since(connection: sa.Connection, task_id: int, run_at: int) -> int:
+def ready_since(tx: Tx, task_id: int, run_at: int) -> int:
     """Since when nothing but a worker is missing: due, and its last parent had ended."""
-    ended = connection.execute(
-        prepared(
-            "SELECT max(p.finished_at) FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
-            f"WHERE e.child = :id AND p.state >= {st.FIRST_TERMINAL}"
-        ),
-        {"id": task_id},
+    ended = tx.run(
+        "SELECT max(p.finished_at) FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
+        f"WHERE e.child = :id AND p.state >= {st.FIRST_TERMINAL}",
+        id=task_id,
     ).scalar()
     return max(run_at, ended or 0)

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from scheduler.errors import UnknownTaskError
 from scheduler.model.state import EdgeVerdict, Otherwise, TaskState, When, edge_verdict
-from scheduler.store.db.dialect import bind_rows, dialect_of, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import bind_parents, from_parents
 
 _WHENS = tuple(When)
@@ -71,15 +72,15 @@ _EDGES = (
 )
 
 
-def dependencies(connection: sa.Connection, task_id: int) -> list[EdgeRecord]:
+def dependencies(tx: Tx, task_id: int) -> list[EdgeRecord]:
     """What this task waits for, or waited for."""
-    rows = connection.execute(prepared(_EDGES + "WHERE e.child = :id ORDER BY e.parent"), {"id": task_id})
+    rows = tx.run(_EDGES + "WHERE e.child = :id ORDER BY e.parent", id=task_id)
     return [_edge(r, r.parent, r.parent_kind, r.parent_state) for r in rows if _is_readable(r, r.parent_state)]
 
 
-def dependents(connection: sa.Connection, task_id: int) -> list[EdgeRecord]:
+def dependents(tx: Tx, task_id: int) -> list[EdgeRecord]:
     """What waits for this task, or waited for it."""
-    rows = connection.execute(prepared(_EDGES + "WHERE e.parent = :id ORDER BY e.child"), {"id": task_id})
+    rows = tx.run(_EDGES + "WHERE e.parent = :id ORDER BY e.child", id=task_id)
     return [_edge(r, r.child, r.child_kind, r.child_state) for r in rows if _is_readable(r, r.child_state)]
 
 
@@ -99,24 +100,23 @@ def _edge(row: sa.Row[Any], end: int, kind: str | None, state: int) -> EdgeRecor
     return EdgeRecord(row.parent, row.child, when, otherwise, kind, TaskState.from_code(state), satisfied, end)
 
 
-def graph(connection: sa.Connection, task_id: int, limit: int = 200) -> Graph:
+def graph(tx: Tx, task_id: int, limit: int = 200) -> Graph:
     """The tasks that edges connect with this one, directly or not, at most ``limit`` of them.
 
     Raises UnknownTaskError.
     """
-    dialect = dialect_of(connection)
-    ids = dialect.ids()
+    ids = tx.dialect.ids()
     level, truncated = [int(task_id)], False  # a TaskId does not fit JSON
     order: dict[int, None] = dict.fromkeys(level)
     edges: dict[tuple[int, int], GraphEdge] = {}
-    around = prepared(
-        f"SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {from_parents(dialect)} "
-        f"UNION SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {dialect.among('child')} "
+    around = (
+        f"SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {from_parents(tx.dialect)} "
+        f"UNION SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {tx.dialect.among('child')} "
         "ORDER BY parent, child"
     )
     while level:
         following: list[int] = []
-        for row in connection.execute(around, bind_parents(dialect, level)).fetchall():
+        for row in tx.run(around, **bind_parents(tx.dialect, level)).fetchall():
             if row.on_end not in range(len(_WHENS)) or row.otherwise not in range(len(_OTHERWISES)):
                 continue
             edge = GraphEdge(row.parent, row.child, _WHENS[row.on_end], _OTHERWISES[row.otherwise])
@@ -132,12 +132,10 @@ def graph(connection: sa.Connection, task_id: int, limit: int = 200) -> Graph:
         level = following
     found = {
         row.id: GraphNode(row.id, row.kind, TaskState.from_code(row.state))
-        for row in connection.execute(
-            prepared(
-                f"SELECT id, kind, state FROM schedd_tasks WHERE id IN {ids} "
-                f"UNION ALL SELECT task_id, NULL, state FROM schedd_outcomes WHERE task_id IN {ids}"
-            ),
-            {"ids": bind_rows(list(order))},
+        for row in tx.run(
+            f"SELECT id, kind, state FROM schedd_tasks WHERE id IN {ids} "
+            f"UNION ALL SELECT task_id, NULL, state FROM schedd_outcomes WHERE task_id IN {ids}",
+            ids=bind_rows(list(order)),
         )
         if row.state in range(len(TaskState))
     }

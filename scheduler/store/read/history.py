@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import ResultExpiredError, TaskCancelledError, TaskFailedError, UnknownTaskError
 from scheduler.model.envelope import Envelope
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import TaskState
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.attempts import stack_name
 from scheduler.store.tasks.envelopes import envelope_of, kept
 
@@ -34,17 +33,15 @@ class AttemptRecord(NamedTuple):
     envelope: Envelope
 
 
-def attempts(connection: sa.Connection, task_id: int) -> list[AttemptRecord]:
+def attempts(tx: Tx, task_id: int) -> list[AttemptRecord]:
     """The attempts of a task that have ended, oldest first."""
-    present = envelope_of(connection, task_id)
+    present = envelope_of(tx, task_id)
     if present is None:
         return []
-    rows = connection.execute(
-        prepared(
-            "SELECT a.*, w.host, w.pid FROM schedd_attempts a LEFT JOIN schedd_workers w ON w.id = a.worker "
-            "WHERE a.task_id = :id ORDER BY a.claim"
-        ),
-        {"id": task_id},
+    rows = tx.run(
+        "SELECT a.*, w.host, w.pid FROM schedd_attempts a LEFT JOIN schedd_workers w ON w.id = a.worker "
+        "WHERE a.task_id = :id ORDER BY a.claim",
+        id=task_id,
     )
     return [
         AttemptRecord(
@@ -67,54 +64,45 @@ def attempts(connection: sa.Connection, task_id: int) -> list[AttemptRecord]:
     ]
 
 
-def attempt_logs(connection: sa.Connection, task_id: int, after: int = 0) -> list[tuple[int, str]]:
+def attempt_logs(tx: Tx, task_id: int, after: int = 0) -> list[tuple[int, str]]:
     """(claim, text) of every attempt that wrote something and whose claim is above ``after``."""
-    rows = connection.execute(
-        prepared("SELECT name, value FROM schedd_task_values WHERE task_id = :id AND name LIKE 'log:%'"),
-        {"id": task_id},
-    )
+    rows = tx.run("SELECT name, value FROM schedd_task_values WHERE task_id = :id AND name LIKE 'log:%'", id=task_id)
     found = [(int(row.name.removeprefix("log:")), str(row.value)) for row in rows]
     return sorted(entry for entry in found if entry[0] > after)
 
 
-def attempt_log(connection: sa.Connection, task_id: int, claim: int | None = None) -> str | None:
+def attempt_log(tx: Tx, task_id: int, claim: int | None = None) -> str | None:
     """What one attempt wrote: that of this claim, or of the last attempt that wrote something."""
     if claim is None:
-        found = attempt_logs(connection, task_id)
+        found = attempt_logs(tx, task_id)
         return found[-1][1] if found else None
-    text = connection.execute(
-        prepared("SELECT value FROM schedd_task_values WHERE task_id = :id AND name = :name"),
-        {"id": task_id, "name": f"log:{claim}"},
+    text = tx.run(
+        "SELECT value FROM schedd_task_values WHERE task_id = :id AND name = :name", id=task_id, name=f"log:{claim}"
     ).scalar()
     return None if text is None else str(text)
 
 
-def stack_of(connection: sa.Connection, task_id: int, claim: int) -> str | None:
+def stack_of(tx: Tx, task_id: int, claim: int) -> str | None:
     """Where the handler of this claim hangs, or hung; None if it never did."""
-    text = connection.execute(
-        prepared("SELECT value FROM schedd_task_values WHERE task_id = :id AND name = :name"),
-        {"id": task_id, "name": stack_name(claim)},
+    text = tx.run(
+        "SELECT value FROM schedd_task_values WHERE task_id = :id AND name = :name", id=task_id, name=stack_name(claim)
     ).scalar()
     return None if text is None else str(text)
 
 
-def result_of(connection: sa.Connection, task_id: int, now: int) -> Any:
+def result_of(tx: Tx, task_id: int) -> Any:
     """What the task returned, until its time is over (microseconds).
 
     Raises UnknownTaskError, TaskFailedError (also for a skipped one), TaskCancelledError, ResultExpiredError,
     and TimeoutError while it has not ended.
     """
-    row = connection.execute(
-        prepared(
-            "SELECT t.state, t.result_until, t.error, coalesce(t.result, v.value) AS text FROM schedd_tasks t "
-            "LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'result' WHERE t.id = :id"
-        ),
-        {"id": task_id},
+    row = tx.run(
+        "SELECT t.state, t.result_until, t.error, coalesce(t.result, v.value) AS text FROM schedd_tasks t "
+        "LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'result' WHERE t.id = :id",
+        id=task_id,
     ).first()
     if row is None:
-        gone = connection.execute(
-            prepared("SELECT state FROM schedd_outcomes WHERE task_id = :id"), {"id": task_id}
-        ).scalar()
+        gone = tx.run("SELECT state FROM schedd_outcomes WHERE task_id = :id", id=task_id).scalar()
         if gone is None:
             raise UnknownTaskError(task_id)
         _raise_unless_success(task_id, TaskState.from_code(gone), "its row has been removed")
@@ -124,7 +112,7 @@ def result_of(connection: sa.Connection, task_id: int, now: int) -> Any:
         raise TimeoutError(f"task {task_id} has not ended: it is {state}")
     _raise_unless_success(task_id, state, row.error)
     # Of one that returned nothing retention has forgotten the time, when it was over.
-    expired = row.text is None if row.result_until is None else row.result_until <= now
+    expired = row.text is None if row.result_until is None else row.result_until <= tx.now
     if expired:
         raise ResultExpiredError(task_id)
     return None if row.text is None else msgspec.json.decode(row.text)

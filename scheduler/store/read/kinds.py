@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.store.broken_rows import options_of
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 
 
 class KindRecord(NamedTuple):
@@ -20,11 +18,10 @@ class KindRecord(NamedTuple):
     updated_at: int
 
 
-def get_kind(connection: sa.Connection, name: str) -> KindRecord | None:
+def get_kind(tx: Tx, name: str) -> KindRecord | None:
     """The kind with this name, None if no worker ever published it."""
-    row = connection.execute(
-        prepared("SELECT name, schema, options, schema_version, updated_at FROM schedd_kinds WHERE name = :name"),
-        {"name": name},
+    row = tx.run(
+        "SELECT name, schema, options, schema_version, updated_at FROM schedd_kinds WHERE name = :name", name=name
     ).first()
     if row is None:
         return None
@@ -32,6 +29,6 @@ def get_kind(connection: sa.Connection, name: str) -> KindRecord | None:
     return KindRecord(row.name, schema, options, row.schema_version, row.updated_at)
 
 
-def kind_names(connection: sa.Connection) -> list[str]:
+def kind_names(tx: Tx) -> list[str]:
     """The names of all kinds that workers have published."""
-    return [row[0] for row in connection.execute(prepared("SELECT name FROM schedd_kinds ORDER BY name"))]
+    return [row[0] for row in tx.run("SELECT name FROM schedd_kinds ORDER BY name")]

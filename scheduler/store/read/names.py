@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-
 from scheduler.model.state import TaskState
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 
 
-def queue_names(connection: sa.Connection, limit: int) -> list[str]:
+def queue_names(tx: Tx, limit: int) -> list[str]:
     """Queues of tasks that are ready or will be, each found by one step in an index."""
     found: list[str] = []
     last, ready = "", "state >= 1 AND state <= 3"  # as the index says it
     while len(found) < limit:
-        row = connection.execute(
-            prepared(f"SELECT queue FROM schedd_tasks WHERE {ready} AND queue > :last ORDER BY queue LIMIT 1"),
-            {"last": last},
+        row = tx.run(
+            f"SELECT queue FROM schedd_tasks WHERE {ready} AND queue > :last ORDER BY queue LIMIT 1", last=last
         ).first()
         if row is None:
             break
@@ -24,19 +21,19 @@ def queue_names(connection: sa.Connection, limit: int) -> list[str]:
     return sorted({"default", *found})
 
 
-def ids_from(connection: sa.Connection, start: str, limit: int) -> list[tuple[int, str, str]]:
+def ids_from(tx: Tx, start: str, limit: int) -> list[tuple[int, str, str]]:
     """The newest tasks whose id begins with these digits, with kind and state."""
     if start and not (start.isascii() and start.isdigit() and start[0] != "0" and len(start) < 18):
         return []
     found: list[tuple[int, str, str]] = []
-    newest = connection.execute(prepared("SELECT max(id) FROM schedd_tasks")).scalar() or 0
+    newest = tx.run("SELECT max(id) FROM schedd_tasks").scalar() or 0
     low, high = (1, newest) if not start else (int(start), int(start))
     while low <= newest and len(found) < limit:
-        rows = connection.execute(
-            prepared(
-                "SELECT id, kind, state FROM schedd_tasks WHERE id >= :low AND id <= :high ORDER BY id DESC LIMIT :most"
-            ),
-            {"low": low, "high": high, "most": limit - len(found)},
+        rows = tx.run(
+            "SELECT id, kind, state FROM schedd_tasks WHERE id >= :low AND id <= :high ORDER BY id DESC LIMIT :most",
+            low=low,
+            high=high,
+            most=limit - len(found),
         )
         found = [*((row.id, row.kind, TaskState.from_code(row.state).value) for row in rows), *found]
         if not start:

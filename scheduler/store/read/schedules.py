@@ -13,7 +13,7 @@ from scheduler.model.state import TaskState
 from scheduler.model.times import LAST
 from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import numbers_of, unreadable
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.schedule_runs import slot_key
 
 
@@ -67,14 +67,14 @@ def _record_of(row: sa.Row[tuple[object, ...]]) -> ScheduleRecord:
     return ScheduleRecord(**values)
 
 
-def records(connection: sa.Connection) -> list[ScheduleRecord]:
+def records(tx: Tx) -> list[ScheduleRecord]:
     """All schedules, by name."""
-    return [_record_of(row) for row in connection.execute(prepared(f"{_RECORD} ORDER BY name"))]
+    return [_record_of(row) for row in tx.run(f"{_RECORD} ORDER BY name")]
 
 
-def record(connection: sa.Connection, name: str) -> ScheduleRecord:
+def record(tx: Tx, name: str) -> ScheduleRecord:
     """One schedule. Raises UnknownScheduleError."""
-    row = connection.execute(prepared(f"{_RECORD} WHERE name = :name"), {"name": name}).first()
+    row = tx.run(f"{_RECORD} WHERE name = :name", name=name).first()
     if row is None:
         raise UnknownScheduleError(name)
     return _record_of(row)
@@ -152,15 +152,15 @@ _RUNS = (
 )
 
 
-def runs(connection: sa.Connection, name: str, limit: int, cursor: int | None = None) -> list[RunRecord]:
+def runs(tx: Tx, name: str, limit: int, cursor: int | None = None) -> list[RunRecord]:
     """The runs of a schedule whose tasks are still there, newest first. ``cursor``: only those before this first id.
 
     Also of a schedule that was deleted. Raises UnknownScheduleError if there is neither the schedule nor a run.
     """
     bound = {"name": name, "limit": limit, "cursor": 2**63 - 1 if cursor is None else cursor}
-    found = [_run_of(name, row) for row in connection.execute(prepared(_RUNS), bound)]
+    found = [_run_of(name, row) for row in tx.run(_RUNS, **bound)]
     if not found and cursor is None:
-        record(connection, name)
+        record(tx, name)
     return found
 
 

@@ -12,7 +12,7 @@ from scheduler.model.capacity import OrphanedAttempts, Room
 from scheduler.model.defaults import POOLS
 from scheduler.model.registry import PROCESS, THREAD, SlotKey
 from scheduler.model.texts import listed
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.read.workers import Fleet, WorkerRecord, bodies
 
 _NOBODY = 0  # no worker's id
@@ -29,12 +29,12 @@ class _Full:
     childless: bool = False
 
 
-def full_reason(connection: sa.Connection, fleet: Fleet, row: sa.Row[Any]) -> str | None:
+def full_reason(tx: Tx, fleet: Fleet, row: sa.Row[Any]) -> str | None:
     """What keeps every worker that serves this task from claiming it, where it is slots; None if one has room."""
     able = fleet.serving(row.queue, row.kind, row.schema_version)
     here = _with_its_body(able, row)
     others = [w for w in able if w not in here]
-    text = _taken(connection, fleet, row, others) if others else None
+    text = _taken(tx, fleet, row, others) if others else None
     if not here:
         return text
     if not others:
@@ -59,9 +59,9 @@ def _beside(here: list[WorkerRecord], others: list[WorkerRecord]) -> str:
     return text if others else f"{text}; no other live worker would take it"
 
 
-def _taken(connection: sa.Connection, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord]) -> str | None:
+def _taken(tx: Tx, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord]) -> str | None:
     sort = fleet.slot_types.get(row.kind)
-    held = _held(connection, fleet)
+    held = _held(tx, fleet)
     full = _Full()
     for worker in able:
         capacity, holds = worker.capacity, worker.holds + worker.strays
@@ -80,14 +80,12 @@ def _taken(connection: sa.Connection, fleet: Fleet, row: sa.Row[Any], able: list
     return _said(able, row.pool, THREAD if sort is None else sort, full)
 
 
-def _held(connection: sa.Connection, fleet: Fleet) -> dict[int, Counter[SlotKey]]:
+def _held(tx: Tx, fleet: Fleet) -> dict[int, Counter[SlotKey]]:
     """What each worker holds, by level and sort; without kinds of which no worker has said their sort."""
     held: dict[int, Counter[SlotKey]] = {}
-    rows = connection.execute(
-        prepared(
-            "SELECT worker, pool, kind, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
-            "GROUP BY worker, pool, kind"
-        )
+    rows = tx.run(
+        "SELECT worker, pool, kind, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
+        "GROUP BY worker, pool, kind"
     )
     for row in rows:
         sort = fleet.slot_types.get(row.kind)

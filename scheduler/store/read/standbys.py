@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import sqlalchemy as sa
-
 from scheduler.model.texts import listed
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 
 WANTED = "GRANT pg_monitor TO the database user"
 _MAY_LOOK = "SELECT pg_has_role('pg_read_all_stats', 'USAGE')"
@@ -18,11 +16,11 @@ _ASYNCHRONOUS = (
 )
 
 
-def asynchronous(connection: sa.Connection) -> list[str] | None:
+def asynchronous(tx: Tx) -> list[str] | None:
     """Their names; None if the database user may not see them."""
-    if not connection.execute(prepared(_MAY_LOOK)).scalar():
+    if not tx.run(_MAY_LOOK).scalar():
         return None
-    return [name for (name,) in connection.execute(prepared(_ASYNCHRONOUS))]
+    return [name for (name,) in tx.run(_ASYNCHRONOUS)]
 
 
 def describe(names: Sequence[str]) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.rollup import DAY, HOUR, MINUTE, Histogram, Measure
 from scheduler.ports import SECOND
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.rollups import HOURS_KEPT, MINUTES_KEPT, floor
 
 FINISHED = (AttemptEnd.SUCCEEDED, AttemptEnd.FAILED, AttemptEnd.RETRIED, AttemptEnd.DEAD)
@@ -70,22 +68,14 @@ def window(now: int, since: int, until: int) -> tuple[int, int]:
     return floor(since, span_at(since)), min(max(until, now), end)
 
 
-def stats(
-    connection: sa.Connection,
-    now: int,
-    since: int,
-    until: int,
-    *,
-    kind: str | None = None,
-    queue: str | None = None,
-) -> StatsRecord:
+def stats(tx: Tx, since: int, until: int, *, kind: str | None = None, queue: str | None = None) -> StatsRecord:
     """The numbers from ``since`` to ``until`` (microseconds). Reads rollups only, however many tasks there are."""
-    since, until = window(now, since, until)
+    since, until = window(tx.now, since, until)
     sql, bound = _READ, {"since": since, "until": until}
     asked = {name: value for name, value in (("kind", kind), ("queue", queue)) if value is not None}
     for name in asked:
         sql += f" AND {name} = :{name}"
-    rows = connection.execute(prepared(f"{sql} GROUP BY kind, outcome, measure, bucket"), bound | asked)
+    rows = tx.run(f"{sql} GROUP BY kind, outcome, measure, bucket", **(bound | asked))
     total, found = Numbers(), dict[str, Numbers]()
     for row in rows:
         end = AttemptEnd.from_code(row.outcome)

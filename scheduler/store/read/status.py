@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
 from scheduler.model.defaults import POOLS
 from scheduler.model.state import Otherwise, TaskState
@@ -15,7 +13,7 @@ from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
 from scheduler.store import pauses
 from scheduler.store.broken_rows import UNREADABLE, broken_rows
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
 from scheduler.store.pauses import Pause
 from scheduler.store.read import dead_letters
@@ -95,27 +93,27 @@ class Status(NamedTuple):
     capped: frozenset[str] = frozenset()  # states of which there may be more
 
 
-def status(connection: sa.Connection, now: int) -> Status:
+def status(tx: Tx) -> Status:
     """How things stand at ``now`` (microseconds). Reads narrow indexes only."""
-    found = workers(connection, now)
-    fleet = Fleet(found, slot_types(connection))
-    heads = lane_heads(connection)
-    due = _due_of(heads, now)
-    states, capped = about(connection, MAX_COUNTED)
+    found = workers(tx)
+    fleet = Fleet(found, slot_types(tx))
+    heads = lane_heads(tx)
+    due = _due_of(heads, tx.now)
+    states, capped = about(tx, MAX_COUNTED)
     stuck, broken = [], any(name not in set(TaskState) for name in states)
     parts: list[Callable[[], list[Stuck]]] = [
-        lambda: _writes(connection),
-        lambda: _unserved(connection, due, fleet, now),
-        lambda: _overdue(connection, now),
-        lambda: _stalled(connection, found, now),
-        lambda: never(connection),
+        lambda: _writes(tx),
+        lambda: _unserved(tx, due, fleet),
+        lambda: _overdue(tx),
+        lambda: _stalled(tx, found),
+        lambda: never(tx),
         lambda: _lost(found),
         lambda: _far(found),
         lambda: _bodies(found),
         lambda: hung(found),
-        lambda: _late_schedules(connection, now),
-        lambda: _ahead(connection, now),
-        lambda: _runs(connection, fleet),
+        lambda: _late_schedules(tx),
+        lambda: _ahead(tx),
+        lambda: _runs(tx, fleet),
     ]
     for part in parts:
         try:
@@ -123,37 +121,35 @@ def status(connection: sa.Connection, now: int) -> Status:
         except UNREADABLE:
             broken = True
     if broken:
-        rows = broken_rows(connection)
+        rows = broken_rows(tx)
         text = f"{listed([one.text for one in rows])}: `schedctl doctor` tells what to do"
         stuck.append(
             Stuck("broken", text, len(rows), tuple(one.task for one in rows if one.task is not None)[:_EXAMPLES])
         )
     return Status(
         states,
-        _pools(connection, fleet, heads, now),
-        _oldest(connection, due),
-        dead_letters.oldest(connection),
+        _pools(tx, fleet, heads),
+        _oldest(tx, due),
+        dead_letters.oldest(tx),
         found,
         stuck,
-        paused_work(connection, due, now),
+        paused_work(tx, due),
         capped,
     )
 
 
-def paused_work(connection: sa.Connection, due: list[LaneHead], now: int) -> list[PausedWork]:
+def paused_work(tx: Tx, due: list[LaneHead]) -> list[PausedWork]:
     """What is paused, and how many of the due lanes' tasks wait behind each pause."""
     found = []
-    for pause in pauses.records(connection):
+    for pause in pauses.records(tx):
         behind = [head for head in due if pause.holds(head.queue, kind_of(head.lane))]
-        found.append(PausedWork(pause, sum(len(_due_ids(connection, head, now)) for head in behind[:_MAX_HEADS])))
+        found.append(PausedWork(pause, sum(len(_due_ids(tx, head)) for head in behind[:_MAX_HEADS])))
     return found
 
 
-def _pools(connection: sa.Connection, fleet: Fleet, heads: list[LaneHead], now: int) -> dict[str, PoolCount]:
-    ready, held = pools(connection, heads, now, MAX_COUNTED), {0: 0, 1: 0, 2: 0}
-    for row in connection.execute(
-        prepared("SELECT pool, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY pool")
-    ):
+def _pools(tx: Tx, fleet: Fleet, heads: list[LaneHead]) -> dict[str, PoolCount]:
+    ready, held = pools(tx, heads, MAX_COUNTED), {0: 0, 1: 0, 2: 0}
+    for row in tx.run("SELECT pool, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY pool"):
         held[row.pool] = row.n
     slots = {name: [w.capacity.pools[name] for w in fleet.claiming] for name in POOLS}
     return {
@@ -168,35 +164,33 @@ def _pools(connection: sa.Connection, fleet: Fleet, heads: list[LaneHead], now: 
     }
 
 
-def _oldest(connection: sa.Connection, due: list[LaneHead]) -> ReadyTask | None:
+def _oldest(tx: Tx, due: list[LaneHead]) -> ReadyTask | None:
     found = []
     for head in due[:_MAX_HEADS]:
-        row = connection.execute(
-            prepared(
-                "SELECT id, kind, queue, run_at FROM schedd_tasks WHERE state >= 1 AND state <= 3 "
-                "AND queue = :queue AND lane = :lane AND pool = :pool ORDER BY run_at, id LIMIT 1"
-            ),
-            head._asdict(),
+        row = tx.run(
+            "SELECT id, kind, queue, run_at FROM schedd_tasks WHERE state >= 1 AND state <= 3 "
+            "AND queue = :queue AND lane = :lane AND pool = :pool ORDER BY run_at, id LIMIT 1",
+            **head._asdict(),
         ).first()
         if row is not None:
-            found.append(ReadyTask(row.id, row.kind, row.queue, ready_since(connection, row.id, row.run_at)))
+            found.append(ReadyTask(row.id, row.kind, row.queue, ready_since(tx, row.id, row.run_at)))
     return min(found, key=lambda r: (r.since, r.id), default=None)
 
 
-def _due(connection: sa.Connection, now: int) -> list[LaneHead]:
-    return _due_of(lane_heads(connection), now)
+def _due(tx: Tx) -> list[LaneHead]:
+    return _due_of(lane_heads(tx), tx.now)
 
 
 def _due_of(heads: list[LaneHead], now: int) -> list[LaneHead]:
     return sorted((h for h in heads if h.run_at <= now), key=lambda h: h.run_at)
 
 
-def unserved(connection: sa.Connection, now: int) -> list[Stuck]:
+def unserved(tx: Tx) -> list[Stuck]:
     """Ready tasks that no live worker would claim, by reason and kind."""
-    return _unserved(connection, _due(connection, now), read_fleet(connection, now), now)
+    return _unserved(tx, _due(tx), read_fleet(tx))
 
 
-def _unserved(connection: sa.Connection, due: list[LaneHead], fleet: Fleet, now: int) -> list[Stuck]:
+def _unserved(tx: Tx, due: list[LaneHead], fleet: Fleet) -> list[Stuck]:
     groups: dict[tuple[str, str, int, bool], list[LaneHead]] = {}
     for head in due:
         suspect = head.lane.startswith(QUARANTINE_LANE)
@@ -205,10 +199,10 @@ def _unserved(connection: sa.Connection, due: list[LaneHead], fleet: Fleet, now:
     for (queue, kind, level, suspect), heads in sorted(groups.items()):
         reason = fleet.unserved(queue, kind, level=None if suspect else level)
         if reason is None:
-            version, ids = _too_new(connection, heads, now, fleet.newest(queue, kind))
+            version, ids = _too_new(tx, heads, fleet.newest(queue, kind))
             reason = fleet.unserved(queue, kind, version)
         else:
-            ids = [i for head in heads for i in _due_ids(connection, head, now)]
+            ids = [i for head in heads for i in _due_ids(tx, head)]
         if reason is not None:
             count, examples = rows.get(reason, (0, []))
             rows[reason] = (count + len(ids), (examples + ids)[:_EXAMPLES])
@@ -218,28 +212,27 @@ def _unserved(connection: sa.Connection, due: list[LaneHead], fleet: Fleet, now:
     ]
 
 
-def _due_ids(connection: sa.Connection, head: LaneHead, now: int) -> list[int]:
-    rows = connection.execute(
-        prepared(
-            "SELECT id FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue AND lane = :lane "
-            f"AND pool = :pool AND run_at <= :now ORDER BY run_at, id LIMIT {_MAX_COUNT}"
-        ),
-        {**head._asdict(), "now": now},
+def _due_ids(tx: Tx, head: LaneHead) -> list[int]:
+    rows = tx.run(
+        "SELECT id FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue AND lane = :lane "
+        f"AND pool = :pool AND run_at <= :now ORDER BY run_at, id LIMIT {_MAX_COUNT}",
+        **head._asdict(),
+        now=tx.now,
     )
     return [row[0] for row in rows]
 
 
-def _too_new(connection: sa.Connection, heads: list[LaneHead], now: int, newest: int) -> tuple[int, list[int]]:
+def _too_new(tx: Tx, heads: list[LaneHead], newest: int) -> tuple[int, list[int]]:
     """Among the first of these lanes: the highest schema_version over ``newest`` (0: there is none), and its tasks."""
     found: list[tuple[int, int]] = []
     for head in heads[:_LANES]:
-        rows = connection.execute(
-            prepared(
-                "SELECT schema_version, id FROM (SELECT id, schema_version FROM schedd_tasks WHERE state >= 1 "
-                "AND state <= 3 AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now "
-                f"ORDER BY run_at, id LIMIT {_FIRST}) t WHERE schema_version > :newest"
-            ),
-            {**head._asdict(), "now": now, "newest": newest},
+        rows = tx.run(
+            "SELECT schema_version, id FROM (SELECT id, schema_version FROM schedd_tasks WHERE state >= 1 "
+            "AND state <= 3 AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now "
+            f"ORDER BY run_at, id LIMIT {_FIRST}) t WHERE schema_version > :newest",
+            **head._asdict(),
+            now=tx.now,
+            newest=newest,
         )
         found += [(row[0], row[1]) for row in rows]
     return max(found, default=(0, 0))[0], sorted(task_id for _, task_id in found)
@@ -253,25 +246,23 @@ def _about(count: int) -> str:
     )
 
 
-def _overdue(connection: sa.Connection, now: int) -> list[Stuck]:
-    rows = connection.execute(
-        prepared(
-            "SELECT id, started_at, timeout FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND worker IS NOT NULL "
-            "AND timeout IS NOT NULL AND started_at + timeout < :now ORDER BY started_at"
-        ),
-        {"now": now},
+def _overdue(tx: Tx) -> list[Stuck]:
+    rows = tx.run(
+        "SELECT id, started_at, timeout FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND worker IS NOT NULL "
+        "AND timeout IS NOT NULL AND started_at + timeout < :now ORDER BY started_at",
+        now=tx.now,
     ).fetchall()
     if not rows:
         return []
-    longest = max(now - row.started_at - row.timeout for row in rows)
+    longest = max(tx.now - row.started_at - row.timeout for row in rows)
     text = f"{_about(len(rows))} running past the timeout, by up to {span_text(longest)}"
     return [Stuck("overdue", text, len(rows), tuple(row.id for row in rows[:_EXAMPLES]))]
 
 
-def _stalled(connection: sa.Connection, found: list[WorkerRecord], now: int) -> list[Stuck]:
+def _stalled(tx: Tx, found: list[WorkerRecord]) -> list[Stuck]:
     """Running, by workers that are well, without a sign of life for longer than their kind allows."""
     well = {w.id for w in found if not w.lost}
-    quiet = [one for one in stalls.stalled(connection, now) if one.worker in well]
+    quiet = [one for one in stalls.stalled(tx) if one.worker in well]
     if not quiet:
         return []
     ids = tuple(one.id for one in quiet[:_EXAMPLES])
@@ -279,18 +270,16 @@ def _stalled(connection: sa.Connection, found: list[WorkerRecord], now: int) -> 
     return [Stuck("stalled", text, len(quiet), ids)]
 
 
-def never(connection: sa.Connection) -> list[Stuck]:
+def never(tx: Tx) -> list[Stuck]:
     """Waiting tasks with an edge that only a retry of its ended parent can satisfy (otherwise=wait), or nothing can."""
     state = "coalesce(p.state, o.state)"
     bit = f"CASE {state} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 END"
-    rows = connection.execute(
-        prepared(
-            "SELECT DISTINCT e.child, e.parent, p.state FROM "
-            f"(SELECT id FROM schedd_tasks WHERE state = 0 ORDER BY id LIMIT {_MAX_COUNT}) w "
-            "JOIN schedd_edges e ON e.child = w.id LEFT JOIN schedd_tasks p ON p.id = e.parent "
-            f"LEFT JOIN schedd_outcomes o ON o.task_id = e.parent WHERE e.otherwise = {_WAIT} "
-            f"AND {state} >= 6 AND (e.ok & {bit}) = 0 ORDER BY e.child, e.parent"
-        )
+    rows = tx.run(
+        "SELECT DISTINCT e.child, e.parent, p.state FROM "
+        f"(SELECT id FROM schedd_tasks WHERE state = 0 ORDER BY id LIMIT {_MAX_COUNT}) w "
+        "JOIN schedd_edges e ON e.child = w.id LEFT JOIN schedd_tasks p ON p.id = e.parent "
+        f"LEFT JOIN schedd_outcomes o ON o.task_id = e.parent WHERE e.otherwise = {_WAIT} "
+        f"AND {state} >= 6 AND (e.ok & {bit}) = 0 ORDER BY e.child, e.parent"
     ).fetchall()
     hopeless = {row.child for row in rows if row.state == st.SUCCESS}  # nobody retries a success
     found = []
@@ -307,8 +296,8 @@ def never(connection: sa.Connection) -> list[Stuck]:
     return found
 
 
-def _writes(connection: sa.Connection) -> list[Stuck]:
-    reason = no_writes(connection)
+def _writes(tx: Tx) -> list[Stuck]:
+    reason = no_writes(tx.connection)
     return [] if reason is None else [Stuck("writes", reason, 0)]
 
 
@@ -349,26 +338,24 @@ def hung(found: list[WorkerRecord]) -> list[Stuck]:
     ]
 
 
-def _ahead(connection: sa.Connection, now: int) -> list[Stuck]:
+def _ahead(tx: Tx) -> list[Stuck]:
     """What a clock left behind that was ahead of now: schedules, and of the newest tasks those that go on then only."""
-    late = {"late": now + _SCHEDULE_LATE}
-    rows = connection.execute(
-        prepared(
-            "SELECT s.name, s.recurrence, s.anchor, s.next_at, t.state, t.finished_at FROM schedd_schedules s "
-            "LEFT JOIN schedd_tasks t ON t.id = s.last_task WHERE s.paused = 0 AND s.next_at > :late ORDER BY s.name"
-        ),
-        late,
+    late = {"late": tx.now + _SCHEDULE_LATE}
+    rows = tx.run(
+        "SELECT s.name, s.recurrence, s.anchor, s.next_at, t.state, t.finished_at FROM schedd_schedules s "
+        "LEFT JOIN schedd_tasks t ON t.id = s.last_task WHERE s.paused = 0 AND s.next_at > :late ORDER BY s.name",
+        **late,
     ).fetchall()
-    names = [row.name for row in rows if row.next_at < FOREVER and is_ahead(row, now + _SCHEDULE_LATE)]
+    names = [row.name for row in rows if row.next_at < FOREVER and is_ahead(row, tx.now + _SCHEDULE_LATE)]
     found = []
     if names:
         said = "a clock was ahead: `schedctl cron pause` and `resume` each"
         text = f"{counted(len(names), 'schedule')} far from the next slot: {listed(names)}; {said}"
         found.append(Stuck("ahead", text, len(names)))
-    return found + tasks_ahead(connection, now, newest=_MAX_COUNT)
+    return found + tasks_ahead(tx, newest=_MAX_COUNT)
 
 
-def tasks_ahead(connection: sa.Connection, now: int, newest: int | None = None) -> list[Stuck]:
+def tasks_ahead(tx: Tx, newest: int | None = None) -> list[Stuck]:
     """Tasks that a clock ahead of now has made or retried, and that are due by that clock only.
 
     ``newest``: how many tasks are read, those with the highest ids; None: all.
@@ -378,12 +365,10 @@ def tasks_ahead(connection: sa.Connection, now: int, newest: int | None = None) 
         source = (
             f"(SELECT id, state, run_at, created_at, claimed_at FROM schedd_tasks ORDER BY id DESC LIMIT {newest}) n"
         )
-    rows = connection.execute(
-        prepared(
-            f"SELECT id FROM {source} WHERE state >= 1 AND state <= 3 AND run_at > :late "
-            f"AND run_at < {FOREVER} AND (created_at > :late OR claimed_at > :late) ORDER BY id"
-        ),
-        {"late": now + _SCHEDULE_LATE},
+    rows = tx.run(
+        f"SELECT id FROM {source} WHERE state >= 1 AND state <= 3 AND run_at > :late "
+        f"AND run_at < {FOREVER} AND (created_at > :late OR claimed_at > :late) ORDER BY id",
+        late=tx.now + _SCHEDULE_LATE,
     ).fetchall()
     if not rows:
         return []
@@ -392,20 +377,18 @@ def tasks_ahead(connection: sa.Connection, now: int, newest: int | None = None) 
     return [Stuck("ahead", text, len(ids), ids[:_EXAMPLES])]
 
 
-def _late_schedules(connection: sa.Connection, now: int) -> list[Stuck]:
-    rows = connection.execute(
-        prepared(
-            "SELECT name, next_at FROM schedd_schedules WHERE paused = 0 AND next_at < :late ORDER BY next_at, name"
-        ),
-        {"late": now - _SCHEDULE_LATE},
+def _late_schedules(tx: Tx) -> list[Stuck]:
+    rows = tx.run(
+        "SELECT name, next_at FROM schedd_schedules WHERE paused = 0 AND next_at < :late ORDER BY next_at, name",
+        late=tx.now - _SCHEDULE_LATE,
     ).fetchall()
     if not rows:
         return []
     names = listed([row.name for row in rows])
-    text = f"{counted(len(rows), 'schedule')} overdue, by up to {span_text(now - rows[0].next_at)}: {names}"
+    text = f"{counted(len(rows), 'schedule')} overdue, by up to {span_text(tx.now - rows[0].next_at)}: {names}"
     return [Stuck("schedule", text, len(rows))]
 
 
-def _runs(connection: sa.Connection, fleet: Fleet) -> list[Stuck]:
-    found = unserved_schedules(connection, fleet) if fleet.claiming else []  # else it is told anyway
+def _runs(tx: Tx, fleet: Fleet) -> list[Stuck]:
+    found = unserved_schedules(tx, fleet) if fleet.claiming else []  # else it is told anyway
     return [Stuck("unserved_schedule", text, number) for text, number in describe(found)]

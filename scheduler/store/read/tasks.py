@@ -16,7 +16,8 @@ from scheduler.model.task import Priority
 from scheduler.model.texts import rfc3339
 from scheduler.model.times import SECOND
 from scheduler.store.broken_rows import BrokenRowError, numbers_of
-from scheduler.store.db.dialect import bind_rows, dialect_of, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.read.graph import EdgeRecord, dependencies, dependents, graph
 from scheduler.store.read.history import AttemptRecord, attempt_log, attempt_logs, attempts, result_of
 
@@ -169,33 +170,31 @@ def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
     return TaskRecord(**given)
 
 
-def _side_values(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> dict[tuple[int, str], str]:
+def _side_values(tx: Tx, rows: Sequence[sa.Row[Any]]) -> dict[tuple[int, str], str]:
     """Payloads and results that are too long for the row itself."""
     done = TaskState.SUCCESS.code
     ids = [r.id for r in rows if r.payload is None or (r.result is None and r.state == done)]
     if not ids:
         return {}
-    found = connection.execute(
-        prepared(
-            "SELECT task_id, name, value FROM schedd_task_values "
-            f"WHERE task_id IN {dialect_of(connection).ids()} AND name IN ('payload', 'result')"
-        ),
-        {"ids": bind_rows(ids)},
+    found = tx.run(
+        "SELECT task_id, name, value FROM schedd_task_values "
+        f"WHERE task_id IN {tx.dialect.ids()} AND name IN ('payload', 'result')",
+        ids=bind_rows(ids),
     )
     return {(r.task_id, r.name): r.value for r in found}
 
 
-def get_task(connection: sa.Connection, task_id: int) -> TaskRecord:
+def get_task(tx: Tx, task_id: int) -> TaskRecord:
     """The task with this id. Raises UnknownTaskError, also for one that retention removed."""
-    row = _one(connection, task_id)
+    row = _one(tx, task_id)
     if row is None or is_another(task_id, row.created_at):
-        raise unknown(connection, task_id, taken=row is not None)
-    return _record(row, _side_values(connection, [row]))
+        raise unknown(tx, task_id, taken=row is not None)
+    return _record(row, _side_values(tx, [row]))
 
 
-def unknown(connection: sa.Connection, task_id: int, *, taken: bool) -> UnknownTaskError:
+def unknown(tx: Tx, task_id: int, *, taken: bool) -> UnknownTaskError:
     """What to raise for an id that names no task, or (``taken``) another one than the caller was given it for."""
-    epochs = connection.execute(prepared(_EPOCHS), {"id": int(task_id)}).fetchall()
+    epochs = tx.run(_EPOCHS, id=int(task_id)).fetchall()
     if epochs:
         when = rfc3339(epochs[0].since, exact=False)
         return UnknownTaskError(task_id, f"a failover or a restore, noticed at {when}, may have lost it")
@@ -207,24 +206,24 @@ def unknown(connection: sa.Connection, task_id: int, *, taken: bool) -> UnknownT
 _EPOCHS = "SELECT since FROM schedd_store WHERE epoch > 1 AND first_id > :id ORDER BY epoch LIMIT 1"
 
 
-def get_tasks(connection: sa.Connection, ids: Sequence[int]) -> list[TaskRecord]:
+def get_tasks(tx: Tx, ids: Sequence[int]) -> list[TaskRecord]:
     """The tasks with these ids, in this order; those that are not there are left out."""
-    sql = prepared(f"SELECT {_NAMES} FROM schedd_tasks t WHERE t.id IN {dialect_of(connection).ids()}")
-    rows = connection.execute(sql, {"ids": bind_rows(ids)}).fetchall()
-    values = _side_values(connection, rows)
+    sql = f"SELECT {_NAMES} FROM schedd_tasks t WHERE t.id IN {tx.dialect.ids()}"
+    rows = tx.run(sql, ids=bind_rows(ids)).fetchall()
+    values = _side_values(tx, rows)
     found = {row.id: _record(row, values) for row in rows}
     return [found[i] for i in ids if i in found]
 
 
-def _one(connection: sa.Connection, task_id: int) -> sa.Row[Any] | None:
+def _one(tx: Tx, task_id: int) -> sa.Row[Any] | None:
     if not 0 < task_id <= _BIGGEST:
         return None
-    sql = prepared(f"SELECT {_NAMES} FROM schedd_tasks t WHERE t.id = :id")
-    return connection.execute(sql, {"id": task_id}).first()
+    sql = f"SELECT {_NAMES} FROM schedd_tasks t WHERE t.id = :id"
+    return tx.run(sql, id=task_id).first()
 
 
 def list_tasks(
-    connection: sa.Connection,
+    tx: Tx,
     *,
     states: Iterable[TaskState] | None = None,
     kind: str | Sequence[str] | None = None,
@@ -270,15 +269,15 @@ def list_tasks(
         bound["type"] = message_type
     if since is not None:
         conditions += ["t.created_at >= :since", "t.id >= :first"]
-        bound |= {"since": since, "first": first_id(connection, since - _CREATED_SLACK)}
+        bound |= {"since": since, "first": first_id(tx, since - _CREATED_SLACK)}
     codes = None if states is None else sorted({state.code for state in states})
     bound |= {"limit": limit + 1, "cursor": _BIGGEST if cursor is None else cursor}
     narrow = any(value is not None for value in (key, subject, correlation))
-    page = page_of(connection, conditions, codes, narrow=narrow)
+    page = page_of(tx, conditions, codes, narrow=narrow)
     sql = f"SELECT {_NAMES} FROM schedd_tasks t JOIN ({page}) p ON p.id = t.id ORDER BY t.id DESC"
-    rows = connection.execute(sa.text(sql), bound).fetchall()
+    rows = tx.run(sql, **bound).fetchall()
     shown = rows[:limit]
-    values = _side_values(connection, shown)
+    values = _side_values(tx, shown)
     records = []
     for row in shown:
         try:
@@ -305,7 +304,7 @@ _GROUPS = (
 )
 
 
-def page_of(connection: sa.Connection, conditions: list[str], codes: list[int] | None, *, narrow: bool) -> str:
+def page_of(tx: Tx, conditions: list[str], codes: list[int] | None, *, narrow: bool) -> str:
     """The SELECT of a page's ids: down the primary key, or by an index where that would walk far for little.
 
     ``id + 0`` keeps the planners from walking the primary key.
@@ -318,7 +317,7 @@ def page_of(connection: sa.Connection, conditions: list[str], codes: list[int] |
     if narrow:
         where = " AND ".join([*conditions, "t.id + 0 < :cursor"])
         return f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id + 0 DESC LIMIT :limit"
-    if chosen and _are_rare(connection, chosen):
+    if chosen and _are_rare(tx, chosen):
         where = " AND ".join([*conditions, "t.id + 0 < :cursor"])
         found = " UNION ALL ".join(f"SELECT t.id FROM schedd_tasks t WHERE {c} AND {where}" for c in chosen)
         return f"SELECT f.id FROM ({found}) f ORDER BY f.id + 0 DESC LIMIT :limit"
@@ -326,23 +325,23 @@ def page_of(connection: sa.Connection, conditions: list[str], codes: list[int] |
     return f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id DESC LIMIT :limit"
 
 
-def _are_rare(connection: sa.Connection, clauses: list[str]) -> bool:
+def _are_rare(tx: Tx, clauses: list[str]) -> bool:
     seen = 0
     for clause in clauses:
         some = f"SELECT 1 AS one FROM schedd_tasks t WHERE {clause} LIMIT {_MAX_SORTED}"
-        seen += connection.execute(prepared(f"SELECT count(*) FROM ({some}) f")).scalar_one()
+        seen += tx.run(f"SELECT count(*) FROM ({some}) f").scalar_one()
     return seen < _MAX_SORTED
 
 
-def first_id(connection: sa.Connection, since: int) -> int:
+def first_id(tx: Tx, since: int) -> int:
     """About the first id created at or after ``since``: a search by halves, as ids grow with time."""
     # Two statements: asked for both at once, SQLite walks the table.
-    low = connection.execute(prepared("SELECT min(id) FROM schedd_tasks")).scalar() or 0
-    high = connection.execute(prepared("SELECT max(id) FROM schedd_tasks")).scalar() or 0
-    at = prepared("SELECT created_at FROM schedd_tasks WHERE id >= :id ORDER BY id LIMIT 1")
+    low = tx.run("SELECT min(id) FROM schedd_tasks").scalar() or 0
+    high = tx.run("SELECT max(id) FROM schedd_tasks").scalar() or 0
+    at = "SELECT created_at FROM schedd_tasks WHERE id >= :id ORDER BY id LIMIT 1"
     while low < high:
         middle = (low + high) // 2
-        created = connection.execute(at, {"id": middle}).scalar()
+        created = tx.run(at, id=middle).scalar()
         if created is not None and created < since:  # None: the last ones were removed since
             low = middle + 1
         else:
@@ -350,23 +349,20 @@ def first_id(connection: sa.Connection, since: int) -> int:
     return int(low)
 
 
-def ends(connection: sa.Connection, ids: Sequence[int]) -> dict[int, TaskState | None]:
+def ends(tx: Tx, ids: Sequence[int]) -> dict[int, TaskState | None]:
     """The terminal state of each task, None while it lives; of removed ones as recorded.
 
     Raises UnknownTaskError.
     """
-    dialect = dialect_of(connection)
     wanted = [int(i) for i in dict.fromkeys(ids) if 0 < i <= _BIGGEST]
-    rows = connection.execute(
-        prepared(
-            f"SELECT t.id AS id, t.state AS state, t.created_at FROM schedd_tasks t WHERE t.id IN {dialect.ids()} "
-            f"UNION ALL SELECT task_id, state, NULL FROM schedd_outcomes WHERE task_id IN {dialect.ids()}"
-        ),
-        {"ids": bind_rows(wanted)},
+    rows = tx.run(
+        f"SELECT t.id AS id, t.state AS state, t.created_at FROM schedd_tasks t WHERE t.id IN {tx.dialect.ids()} "
+        f"UNION ALL SELECT task_id, state, NULL FROM schedd_outcomes WHERE task_id IN {tx.dialect.ids()}",
+        ids=bind_rows(wanted),
     ).fetchall()
     found = {row.id: TaskState.from_code(row.state) for row in rows}
     stored = {row.id: row.created_at for row in rows}
     for task_id in ids:
         if task_id not in found or is_another(task_id, stored[task_id]):
-            raise unknown(connection, task_id, taken=task_id in found)
+            raise unknown(tx, task_id, taken=task_id in found)
     return {i: found[i] if found[i].terminal else None for i in dict.fromkeys(ids)}

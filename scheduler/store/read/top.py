@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
 from scheduler.ports import SECOND
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.read.counts import pools
 from scheduler.store.read.stats import Numbers, stats
 from scheduler.store.read.workers import WorkerRecord, workers
@@ -54,9 +52,9 @@ class Top(NamedTuple):
     numbers: Numbers
 
 
-def top(connection: sa.Connection, now: int, most: int) -> Top:
+def top(tx: Tx, most: int) -> Top:
     """What runs at ``now`` (microseconds), up to ``most`` tasks."""
-    rows = connection.execute(prepared(_RUNNING), {"most": most})
+    rows = tx.run(_RUNNING, most=most)
     running = [
         RunningTask(
             *(r.id, r.kind, r.queue, r.key, r.attempt, r.started_at, r.progress, r.progress_message),
@@ -64,9 +62,9 @@ def top(connection: sa.Connection, now: int, most: int) -> Top:
         )
         for r in rows
     ]
-    found = workers(connection, now)
-    waiting = pools(connection, lane_heads(connection), now, MAX_DUE)
-    recent = stats(connection, now, now - RATE_OVER, now)
+    found = workers(tx)
+    waiting = pools(tx, lane_heads(tx), MAX_DUE)
+    recent = stats(tx, tx.now - RATE_OVER, tx.now)
     return Top(
         running,
         found,

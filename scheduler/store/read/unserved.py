@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model.texts import counted, listed, rfc3339
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.read.workers import Fleet
 
 
@@ -35,11 +34,11 @@ class Unserved(NamedTuple):
     seen_at: int
 
 
-def unserved_schedules(connection: sa.Connection, fleet: Fleet) -> list[Unserved]:
+def unserved_schedules(tx: Tx, fleet: Fleet) -> list[Unserved]:
     """Those that are not paused, by name."""
     found = []
-    for row in connection.execute(
-        prepared("SELECT name, kind, options, graph, seen_at FROM schedd_schedules WHERE paused = 0 ORDER BY name")
+    for row in tx.run(
+        "SELECT name, kind, options, graph, seen_at FROM schedd_schedules WHERE paused = 0 ORDER BY name"
     ):
         try:
             tasks = [(row.kind, msgspec.json.decode(row.options, type=_Options))]

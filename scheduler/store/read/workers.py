@@ -15,7 +15,7 @@ from scheduler.model.defaults import POOLS
 from scheduler.model.texts import counted, listed, rfc3339
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.begun import is_gone
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import QUARANTINE_LANE
 from scheduler.store.workers import DRAINING, LIVE, STOPPED, WORKER_STATES
 
@@ -107,30 +107,26 @@ class WorkerRecord(NamedTuple):
         return self.versions.get(kind, -1) >= version
 
 
-def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list[WorkerRecord]:
+def workers(tx: Tx, *, every: bool = False) -> list[WorkerRecord]:
     """Workers that have neither stopped nor been found dead; ``every``: the most recent of those too."""
     some = f"ORDER BY id DESC LIMIT {_RECENT}" if every else f"WHERE state < {STOPPED}"
-    rows = connection.execute(prepared(f"{_ROW} {some}")).fetchall()
+    rows = tx.run(f"{_ROW} {some}").fetchall()
     held = {
         row.worker: row.n
-        for row in connection.execute(
-            prepared("SELECT worker, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY worker")
+        for row in tx.run(
+            "SELECT worker, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY worker"
         )
     }
     running: dict[int, list[Running]] = {}
-    for row in connection.execute(
-        prepared(
-            "SELECT worker, id, kind, started_at FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
-            f"AND state + 0 = {st.RUNNING} ORDER BY id LIMIT {_MAX_RUNNING}"
-        )
+    for row in tx.run(
+        "SELECT worker, id, kind, started_at FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
+        f"AND state + 0 = {st.RUNNING} ORDER BY id LIMIT {_MAX_RUNNING}"
     ):
         running.setdefault(row.worker, []).append(Running(row.id, row.kind, row.started_at))
     kinds: dict[int, dict[str, int]] = {}
-    for row in connection.execute(
-        prepared(
-            "SELECT k.worker, k.kind, k.schema_version FROM schedd_worker_kinds k "
-            f"JOIN schedd_workers w ON w.id = k.worker WHERE w.state < {STOPPED} ORDER BY k.kind"
-        )
+    for row in tx.run(
+        "SELECT k.worker, k.kind, k.schema_version FROM schedd_worker_kinds k "
+        f"JOIN schedd_workers w ON w.id = k.worker WHERE w.state < {STOPPED} ORDER BY k.kind"
     ):
         kinds.setdefault(row.worker, {})[row.kind] = row.schema_version
     found = [
@@ -140,7 +136,7 @@ def workers(connection: sa.Connection, now: int, *, every: bool = False) -> list
             r.host,
             r.pid,
             r.version,
-            _state(r, _capacity(r.pools), now),
+            _state(r, _capacity(r.pools), tx.now),
             _queues(r.queues),
             _capacity(r.pools),
             tuple(kinds.get(r.id, ())),
@@ -247,24 +243,22 @@ class Drained(NamedTuple):
     lost: bool
 
 
-def drained(connection: sa.Connection, worker: int, now: int) -> Drained:
+def drained(tx: Tx, worker: int) -> Drained:
     """Look how far a worker is with draining."""
-    row = connection.execute(
-        prepared("SELECT state, pools, lease_until FROM schedd_workers WHERE id = :id"), {"id": worker}
-    ).one_or_none()
-    holds = connection.execute(
-        prepared("SELECT count(*) FROM schedd_tasks WHERE worker = :id AND state >= 4 AND state <= 5"), {"id": worker}
+    row = tx.run("SELECT state, pools, lease_until FROM schedd_workers WHERE id = :id", id=worker).one_or_none()
+    holds = tx.run(
+        "SELECT count(*) FROM schedd_tasks WHERE worker = :id AND state >= 4 AND state <= 5", id=worker
     ).scalar_one()
     if row is None:
         return Drained(holds == 0, int(holds), (), True)
     strays = _capacity(row.pools).strays if row.state < STOPPED else ()
     over = row.state != LIVE and holds == 0 and not strays
-    return Drained(over, int(holds), strays, row.state < STOPPED and row.lease_until < now)
+    return Drained(over, int(holds), strays, row.state < STOPPED and row.lease_until < tx.now)
 
 
-def slot_types(connection: sa.Connection) -> dict[str, int]:
+def slot_types(tx: Tx) -> dict[str, int]:
     """What sort of slots runs each kind, as far as workers have said so."""
-    rows = connection.execute(prepared("SELECT name, options FROM schedd_kinds"))
+    rows = tx.run("SELECT name, options FROM schedd_kinds")
     found = {row.name: options_of(row.options).get("sort") for row in rows}
     return {name: SLOT_TYPES.index(sort) for name, sort in found.items() if sort in SLOT_TYPES}
 
@@ -313,9 +307,9 @@ class Fleet:
         return f"no live worker that serves kind {kind!r} in queue {queue!r} has {what} for {POOLS[level]} tasks"
 
 
-def read_fleet(connection: sa.Connection, now: int) -> Fleet:
+def read_fleet(tx: Tx) -> Fleet:
     """The workers that take new work."""
-    return Fleet(workers(connection, now), slot_types(connection))
+    return Fleet(workers(tx), slot_types(tx))
 
 
 def kind_of(lane: str) -> str:

@@ -14,20 +14,21 @@ from scheduler.model.checkpoint import CheckpointType, failure_of
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER
-from scheduler.store.db.dialect import Dialect, bind_rows, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints, waits
 from scheduler.store.durable.checkpoints import Entry
 from scheduler.store.durable.waits import Wait
 from scheduler.store.graph import spawned as children
 from scheduler.store.graph.spawned import End
-from scheduler.store.requests.request import Answer, AttemptRequest, Tx
+from scheduler.store.requests.request import Answer, AttemptRequest, Work
 from scheduler.store.tasks.enqueue import enqueue
 
 _LOCK_TIMEOUT = "20ms"  # that a cycle waits on PostgreSQL for a row or a key that a child needs
 _SET_LOCK_TIMEOUT = f"SELECT current_setting('lock_timeout'), set_config('lock_timeout', '{_LOCK_TIMEOUT}', true)"
 
 
-def spawn(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
+def spawn(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     """Store the tasks that handlers spawn. Answers their ids, and whether each is new; or an error.
 
     ``specs``: tasks; ``group``: the name under which all of them will be awaited, if they will.
@@ -36,7 +37,7 @@ def spawn(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     plain = [i for i, mine in enumerate(specs) if not any(spec.key is not None or spec.edges for spec in mine)]
     made: dict[int, list[TaskId]] = {}
     answers: list[Answer | None] = [None] * len(asked)
-    ids = enqueue(work.connection, [spec for i in plain for spec in specs[i]], work.now, ours=True) if plain else []
+    ids = enqueue(work.tx, [spec for i in plain for spec in specs[i]], ours=True) if plain else []
     for i in plain:
         made[i], ids = ids[: len(specs[i])], ids[len(specs[i]) :]
     for i, mine in enumerate(specs):
@@ -52,18 +53,18 @@ def spawn(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     return answers
 
 
-def _enqueue_isolated(work: Tx, specs: Sequence[TaskSpec]) -> list[TaskId] | None:
+def _enqueue_isolated(work: Work, specs: Sequence[TaskSpec]) -> list[TaskId] | None:
     """Store tasks that may be refused; None if another transaction holds what they need."""
-    connection = work.connection
-    postgres = work.dialect.name == "postgresql"
+    tx = work.tx
+    postgres = tx.dialect.name == "postgresql"
     usual = ""
     try:
-        with connection.begin_nested():
+        with tx.connection.begin_nested():
             if postgres:
-                usual, _ = connection.execute(prepared(_SET_LOCK_TIMEOUT)).one()
-            made = enqueue(connection, specs, work.now, ours=True)
+                usual, _ = tx.run(_SET_LOCK_TIMEOUT).one()
+            made = enqueue(tx, specs, ours=True)
             if postgres:
-                connection.execute(prepared("SELECT set_config('lock_timeout', :usual, true)"), {"usual": usual})
+                tx.run("SELECT set_config('lock_timeout', :usual, true)", usual=usual)
         return made
     except sa.exc.OperationalError as error:
         if getattr(error.orig, "sqlstate", None) != "55P03":  # lock_not_available
@@ -71,7 +72,7 @@ def _enqueue_isolated(work: Tx, specs: Sequence[TaskSpec]) -> list[TaskId] | Non
         return None
 
 
-def _store(work: Tx, made: dict[int, tuple[AttemptRequest, list[TaskId]]], answers: list[Answer | None]) -> None:
+def _store(work: Work, made: dict[int, tuple[AttemptRequest, list[TaskId]]], answers: list[Answer | None]) -> None:
     adopted: list[tuple[int, int]] = []
     entries: list[Entry] = []
     heads: list[Wait] = []
@@ -90,27 +91,27 @@ def _store(work: Tx, made: dict[int, tuple[AttemptRequest, list[TaskId]]], answe
             heads.append(Wait(a.task_id, group, None, FOREVER, a.claim))
             items += [(a.task_id, group, int(task_id)) for task_id in ids if task_id.created]
     if adopted:
-        children.adopt(work.connection, work.dialect, adopted)
-    checkpoints.write(work.connection, work.dialect, entries, work.now)
-    waits.register(work.connection, work.dialect, list({(h.task_id, h.name): h for h in heads}.values()), work.now)
-    waits.register_items(work.connection, work.dialect, items, work.now)
+        children.adopt(work.tx, adopted)
+    checkpoints.write(work.tx, entries)
+    waits.register(work.tx, list({(h.task_id, h.name): h for h in heads}.values()))
+    waits.register_items(work.tx, items)
     work.woken += len(adopted)
 
 
-def await_tasks(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
+def await_tasks(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     """Await the ends of tasks. Answers a value or failure, or ``until``.
 
     ``items``: ids; ``timeout``: microseconds, None: for ever. One task's result or failure is the value; of several
     (``many``) it is that they have ended. ``stale``: that is recorded, but one of them lives again.
     """
-    checkpoints.drop(work.connection, work.dialect, [a.label for a in asked if a.args.get("stale")])
-    ends = waits.deadlines(work.connection, work.dialect, [a.label for a in asked])
-    progress = waits.progress(work.connection, work.dialect, [a.label for a in asked])
+    checkpoints.drop(work.tx, [a.label for a in asked if a.args.get("stale")])
+    ends = waits.deadlines(work.tx, [a.label for a in asked])
+    progress = waits.progress(work.tx, [a.label for a in asked])
     answers: list[Answer | None] = []
     entries: list[Entry] = []
     for a in asked:
         timeout = a.args["timeout"]
-        until = ends.get(a.label, FOREVER if timeout is None else work.now + timeout)
+        until = ends.get(a.label, FOREVER if timeout is None else work.tx.now + timeout)
         # A task that had ended before the wait began is in time, even if the clock was set back since.
         in_time = ends.get(a.label, FOREVER)
         given = _await(work, a, until, in_time, progress.get(a.label, (0, 0)))
@@ -120,12 +121,12 @@ def await_tasks(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None
                 a.task_id, a.claim, a.args["name"], CheckpointType.TASK, a.args["seq"], note=a.args.get("note")
             )
             entries.append(entry._replace(value=given.get("value"), failure=given.get("failure")))
-    checkpoints.write(work.connection, work.dialect, entries, work.now)
-    waits.end(work.connection, work.dialect, [(e.task_id, e.name) for e in entries])
+    checkpoints.write(work.tx, entries)
+    waits.end(work.tx, [(e.task_id, e.name) for e in entries])
     return answers
 
 
-def _await(work: Tx, a: AttemptRequest, until: int, in_time: int, progress: tuple[int, int]) -> Answer | None:
+def _await(work: Work, a: AttemptRequest, until: int, in_time: int, progress: tuple[int, int]) -> Answer | None:
     items: list[int] = a.args["items"]
     rows, still_open = progress
     live: set[int] | None = set()
@@ -135,35 +136,35 @@ def _await(work: Tx, a: AttemptRequest, until: int, in_time: int, progress: tupl
         return None  # another transaction is ending one of them
     if not live and not still_open:
         return _ended(work, a, in_time)
-    if until <= work.now:
+    if until <= work.tx.now:
         told = f"task {items[0]} has" if len(items) == 1 else f"{len(live) or still_open} of {len(items)} tasks have"
         return _failed(TimeoutError(f"{told} not ended in time"))
-    waits.register(work.connection, work.dialect, [Wait(*a.label, None, until, a.claim)], work.now)
-    waits.register_items(work.connection, work.dialect, [(*a.label, i) for i in sorted(live)], work.now)
+    waits.register(work.tx, [Wait(*a.label, None, until, a.claim)])
+    waits.register_items(work.tx, [(*a.label, i) for i in sorted(live)])
     return {"until": until}
 
 
-def _living(work: Tx, ids: Iterable[int]) -> set[int] | None:
+def _living(work: Work, ids: Iterable[int]) -> set[int] | None:
     """Those that have not ended, held so until the commit; None if another transaction holds one."""
-    wanted = {"ids": bind_rows(sorted(set(ids)))}
+    wanted = bind_rows(sorted(set(ids)))
     sql = (
-        f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {work.dialect.ids()} AND t.state < {st.FIRST_TERMINAL} "
+        f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {work.tx.dialect.ids()} AND t.state < {st.FIRST_TERMINAL} "
         "ORDER BY t.id"
     )
-    held = {row[0] for row in work.connection.execute(prepared(f"{sql} {work.dialect.share_free}"), wanted)}
-    if work.dialect.share_free:
-        seen = {row[0] for row in work.connection.execute(prepared(sql), wanted)}
+    held = {row[0] for row in work.tx.run(f"{sql} {work.tx.dialect.share_free}", ids=wanted)}
+    if work.tx.dialect.share_free:
+        seen = {row[0] for row in work.tx.run(sql, ids=wanted)}
         if seen - held:
             return None
     return held
 
 
-def _ended(work: Tx, a: AttemptRequest, in_time: int) -> Answer | None:
+def _ended(work: Work, a: AttemptRequest, in_time: int) -> Answer | None:
     items: list[int] = a.args["items"]
     if a.args.get("many"):
         return {"value": "true"}
     (task_id,) = items
-    end = children.ends(work.connection, work.dialect, [task_id]).get(task_id)
+    end = children.ends(work.tx, [task_id]).get(task_id)
     if end is None:
         return {"error": failure_of(UnknownTaskError(task_id))}
     if not end.state.terminal:
@@ -187,9 +188,9 @@ def _failed(error: Exception) -> dict[str, Any]:
     return {"failure": msgspec.json.encode(failure_of(error)).decode()}
 
 
-def results(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> list[tuple[str | None, Any]] | None:
+def results(tx: Tx, ids: Sequence[int]) -> list[tuple[str | None, Any]] | None:
     """What tasks that have ended returned, in this order: rows (JSON text, failure); None if one has not ended."""
-    found = children.ends(connection, dialect, ids)
+    found = children.ends(tx, ids)
     if any(not end.state.terminal for end in found.values()):
         return None
     rows: list[tuple[str | None, Any]] = []

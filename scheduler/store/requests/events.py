@@ -12,17 +12,17 @@ from scheduler.store.durable import checkpoints, events, waits
 from scheduler.store.durable.checkpoints import Entry
 from scheduler.store.durable.events import Emit, lock_name
 from scheduler.store.durable.waits import Wait
-from scheduler.store.requests.request import Answer, AttemptRequest, Tx
+from scheduler.store.requests.request import Answer, AttemptRequest, Work
 
 
-def emit(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
+def emit(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     """Emit ``event`` with ``payload`` (JSON text). Answers whether it was the first."""
-    locked = work.dialect.lock_names(work.connection, {lock_name(a.args["event"]) for a in asked})
+    locked = work.tx.dialect.lock_names(work.tx.connection, {lock_name(a.args["event"]) for a in asked})
     able = [a for a in asked if lock_name(a.args["event"]) in locked]
     if not able:
         return [None] * len(asked)
     emits = [Emit(a.args["event"], a.args["payload"], a.task_id) for a in able]
-    new, woken = events.emit(work.connection, emits, work.now, lock=False)
+    new, woken = events.emit(work.tx, emits, lock=False)
     work.woken += woken
     answers: list[Answer | None] = []
     entries: list[Entry] = []
@@ -39,16 +39,16 @@ def emit(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
             )
         )
         answers.append({"value": value})
-    checkpoints.write(work.connection, work.dialect, entries, work.now)
+    checkpoints.write(work.tx, entries)
     return answers
 
 
-def await_event(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
+def await_event(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     """Await ``event``, with ``timeout`` (microseconds, None: for ever). Answers a payload, a failure, or ``until``."""
-    connection, dialect, now = work.connection, work.dialect, work.now
-    locked = dialect.lock_names(connection, {lock_name(a.args["event"]) for a in asked}, shared=True)
-    ends = waits.deadlines(connection, dialect, [a.label for a in asked])
-    happened = events.emitted(connection, dialect, [a.args["event"] for a in asked])
+    tx, now = work.tx, work.tx.now
+    locked = tx.dialect.lock_names(tx.connection, {lock_name(a.args["event"]) for a in asked}, shared=True)
+    ends = waits.deadlines(tx, [a.label for a in asked])
+    happened = events.emitted(tx, [a.args["event"] for a in asked])
     answers: list[Answer | None] = []
     entries: list[Entry] = []
     pending: list[Wait] = []
@@ -72,7 +72,7 @@ def await_event(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None
         else:
             pending.append(Wait(*a.label, name, until, a.claim))
             answers.append({"until": until})
-    checkpoints.write(connection, dialect, entries, now)
-    waits.end(connection, dialect, [(e.task_id, e.name) for e in entries if (e.task_id, e.name) in ends])
-    waits.register(connection, dialect, pending, now)
+    checkpoints.write(tx, entries)
+    waits.end(tx, [(e.task_id, e.name) for e in entries if (e.task_id, e.name) in ends])
+    waits.register(tx, pending)
     return answers

@@ -13,25 +13,20 @@ from collections.abc import Callable, Sequence
 import sqlalchemy as sa
 
 from scheduler.model.checkpoint import CheckpointType, failure_of
-from scheduler.store.db.dialect import Dialect, bind_rows, fence, prepared
+from scheduler.store.db.dialect import bind_rows, fence
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
 from scheduler.store.durable.checkpoints import Entry
 from scheduler.store.requests import children as asked_children
 from scheduler.store.requests import events as asked_events
-from scheduler.store.requests.request import Answer, AttemptRequest, Tx
+from scheduler.store.requests.request import Answer, AttemptRequest, Work
 from scheduler.store.tasks import control
 
 log = logging.getLogger("scheduler.engine")
 
 
 def answer(
-    connection: sa.Connection,
-    dialect: Dialect,
-    worker: int,
-    asked: Sequence[AttemptRequest],
-    now: int,
-    *,
-    one_by_one: bool = False,
+    tx: Tx, worker: int, asked: Sequence[AttemptRequest], *, one_by_one: bool = False
 ) -> tuple[list[Answer | None], int]:
     """Do what is asked; an answer for each, None for those to be asked again; and how many tasks woke because of it.
 
@@ -40,14 +35,14 @@ def answer(
     answered.
     """
     if one_by_one:
-        each = [_isolated(connection, dialect, worker, one, now) for one in asked]
+        each = [_isolated(tx, worker, one) for one in asked]
         return [given for given, _ in each], sum(woken for _, woken in each)
     answers: list[Answer | None] = [{"held": False}] * len(asked)
     beats = [(a.task_id, a.claim, a.args.get("percent"), a.args.get("message")) for a in asked if a.what != "note"]
-    held = control.stamp(connection, dialect, worker, beats, now) if beats else set()
-    fenced = _fence(connection, dialect, worker, {a.key for a in asked if a.what in _WRITES and a.key in held})
-    done = _done(connection, dialect, asked)
-    work = Tx(connection, dialect, now)
+    held = control.stamp(tx, worker, beats) if beats else set()
+    fenced = _fence(tx, worker, {a.key for a in asked if a.what in _WRITES and a.key in held})
+    done = _done(tx, asked)
+    work = Work(tx)
     todo: dict[str, list[int]] = {}
     for i, one in enumerate(asked):
         if one.what in _UNFENCED:
@@ -71,30 +66,27 @@ def answer(
     return answers, work.woken
 
 
-def _fence(
-    connection: sa.Connection, dialect: Dialect, worker: int, keys: set[tuple[int, int]]
-) -> dict[tuple[int, int], bool]:
+def _fence(tx: Tx, worker: int, keys: set[tuple[int, int]]) -> dict[tuple[int, int], bool]:
     """Hold these claims as they are until the commit; whether each was asked to end. Never waits for a row."""
     if not keys:
         return {}
-    rows = dialect.rows({"id": int, "claim": int})
-    found = connection.execute(
-        prepared(
-            f"SELECT t.id, t.claim, t.cancel_requested FROM {rows} j JOIN schedd_tasks t ON t.id = j.id "
-            f"WHERE {fence('BETWEEN 4 AND 5')} ORDER BY t.id {dialect.share_free}"
-        ),
-        {"worker": worker, "rows": bind_rows(list(keys))},
+    rows = tx.dialect.rows({"id": int, "claim": int})
+    found = tx.run(
+        f"SELECT t.id, t.claim, t.cancel_requested FROM {rows} j JOIN schedd_tasks t ON t.id = j.id "
+        f"WHERE {fence('BETWEEN 4 AND 5')} ORDER BY t.id {tx.dialect.share_free}",
+        worker=worker,
+        rows=bind_rows(list(keys)),
     )
     return {(row[0], row[1]): row[2] is not None for row in found}
 
 
-def _done(connection: sa.Connection, dialect: Dialect, asked: Sequence[AttemptRequest]) -> dict[int, Answer]:
+def _done(tx: Tx, asked: Sequence[AttemptRequest]) -> dict[int, Answer]:
     """Answers to requests that are sent again although an unanswered commit has done them.
 
     What they made is there, and must not be made twice.
     """
     again = {i: one for i, one in enumerate(asked) if one.again and one.what in _WRITES}
-    known = checkpoints.find(connection, dialect, [one.label for one in again.values()]) if again else {}
+    known = checkpoints.find(tx, [one.label for one in again.values()]) if again else {}
     return {
         i: {"value": found.value} if found.failure is None else {"failure": found.failure}
         for i, one in again.items()
@@ -102,12 +94,10 @@ def _done(connection: sa.Connection, dialect: Dialect, asked: Sequence[AttemptRe
     }
 
 
-def _isolated(
-    connection: sa.Connection, dialect: Dialect, worker: int, one: AttemptRequest, now: int
-) -> tuple[Answer | None, int]:
+def _isolated(tx: Tx, worker: int, one: AttemptRequest) -> tuple[Answer | None, int]:
     try:
-        with connection.begin_nested():
-            given, woken = answer(connection, dialect, worker, [one], now)
+        with tx.connection.begin_nested():
+            given, woken = answer(tx, worker, [one])
             return given[0], woken
     except (sa.exc.OperationalError, sa.exc.InterfaceError):
         raise  # trouble with the database, not with this request
@@ -116,18 +106,13 @@ def _isolated(
         return {"held": True, "error": failure_of(error)}, 0
 
 
-def _record(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
+def _record(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     """Steps that have succeeded."""
-    checkpoints.write(
-        work.connection,
-        work.dialect,
-        [Entry(a.task_id, a.claim, sort=CheckpointType.STEP, **a.args) for a in asked],
-        work.now,
-    )
+    checkpoints.write(work.tx, [Entry(a.task_id, a.claim, sort=CheckpointType.STEP, **a.args) for a in asked])
     return [{} for _ in asked]
 
 
-def _sleep(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
+def _sleep(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     """Sleeps that begin: until when is recorded, so that they end then whatever happens."""
     entries = [
         Entry(
@@ -141,17 +126,17 @@ def _sleep(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
         )
         for a in asked
     ]
-    checkpoints.write(work.connection, work.dialect, entries, work.now)
+    checkpoints.write(work.tx, entries)
     return [{} for _ in asked]
 
 
-def _note(work: Tx, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
+def _note(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     notes = [(a.task_id, a.claim, name, a.args["note"]) for a in asked for name in a.args["names"]]
-    checkpoints.annotate(work.connection, work.dialect, notes)
+    checkpoints.annotate(work.tx, notes)
     return [{} for _ in asked]
 
 
-_Handler = Callable[[Tx, Sequence[AttemptRequest]], list[Answer | None]]
+_Handler = Callable[[Work, Sequence[AttemptRequest]], list[Answer | None]]
 # In the order in which they are done. A heartbeat is none of these: its stamp is all that it wants.
 _WRITES: dict[str, _Handler] = {
     "record": _record,

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import sqlalchemy as sa
-
-from scheduler.store.db.dialect import Dialect
+from scheduler.store.db.tx import Tx
 
 Answer = dict[str, Any]
 
@@ -34,10 +32,8 @@ class AttemptRequest(NamedTuple):
 
 
 @dataclass
-class Tx:
-    """One transaction that answers requests. ``woken``: tasks that are due now because of it."""
+class Work:
+    """The transaction that answers requests. ``woken``: tasks that are due now because of it."""
 
-    connection: sa.Connection
-    dialect: Dialect
-    now: int
+    tx: Tx
     woken: int = 0

@@ -9,8 +9,9 @@ from scheduler.model.outcome import Lives, Outcome
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS
 from scheduler.store import workers
-from scheduler.store.db.dialect import dialect_of, fence, prepared
+from scheduler.store.db.dialect import dialect_of, fence
 from scheduler.store.db.handler_transaction import Transaction
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
 from scheduler.store.durable.checkpoints import Entry
 from scheduler.store.tasks import control
@@ -42,7 +43,7 @@ def succeed(
     with transaction.ending():
         while True:
             tried = transaction.begin_nested() if dialect.skip_locked else None
-            done = finish(transaction, dialect, worker, [outcome], now(), lives=lives)
+            done = finish(Tx(transaction, now()), worker, [outcome], lives=lives)
             if not done.deferred:
                 break
             if tried is not None:
@@ -67,21 +68,21 @@ def _commit(transaction: Transaction) -> None:
 
 def record_step(transaction: Transaction, worker: int, entry: Entry, now: int, lease: int) -> str:
     """Commit the handler's rows with the checkpoint of a step. Returns HELD, or why nothing was committed."""
-    dialect = dialect_of(transaction)
+    tx = Tx(transaction, now)
     with transaction.ending():
-        row = transaction.execute(
-            prepared(
-                "SELECT t.cancel_requested FROM schedd_tasks t, (SELECT CAST(:claim AS bigint) AS claim) j "
-                f"WHERE t.id = :id AND {fence('BETWEEN 4 AND 5')} {dialect.share}"  # as a caller's depend_on holds it
-            ),
-            {"id": entry.task_id, "claim": entry.claim, "worker": worker},
+        row = tx.run(
+            "SELECT t.cancel_requested FROM schedd_tasks t, (SELECT CAST(:claim AS bigint) AS claim) j "
+            f"WHERE t.id = :id AND {fence('BETWEEN 4 AND 5')} {tx.dialect.share}",  # as a caller's depend_on holds it
+            id=entry.task_id,
+            claim=entry.claim,
+            worker=worker,
         ).first()
         if row is None:
             return LOST
         if row[0] is not None:
             return CANCELLED
-        checkpoints.write(transaction, dialect, [entry], now)
-        control.stamp(transaction, dialect, worker, [(entry.task_id, entry.claim, None, None)], now)
-        workers.renew(transaction, worker, now, lease)
+        checkpoints.write(tx, [entry])
+        control.stamp(tx, worker, [(entry.task_id, entry.claim, None, None)])
+        workers.renew(tx, worker, lease)
         _commit(transaction)
     return HELD

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import sqlalchemy as sa
-
 from scheduler.model.outcome import AttemptEnd, Outcome, OutcomeColumns
-from scheduler.store.db.dialect import Dialect, bind_rows, prepared
+from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.statements import Columns, run_across, run_over
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.row import INLINE
 
 _PLAIN_COLUMNS: Columns = (  # of an attempt without an error: each column bound costs
@@ -42,11 +41,7 @@ _SUCCEEDED = AttemptEnd.SUCCEEDED.code
 
 
 def record(
-    connection: sa.Connection,
-    worker: int,
-    outcomes: Sequence[Outcome],
-    ends: OutcomeColumns,
-    recorded: Collection[object],
+    tx: Tx, worker: int, outcomes: Sequence[Outcome], ends: OutcomeColumns, recorded: Collection[object]
 ) -> None:
     """Insert the ends of these attempts.
 
@@ -57,7 +52,7 @@ def record(
     if ends.plain and not recorded:
         told = (ends.claimed_at, ends.started_at, ends.finished_at, [_SUCCEEDED] * len(outcomes))
         whole = (ends.task_ids, ends.claims, ends.numbers, *told)
-        run_across(connection, _RECORD_PLAIN, _PLAIN_COLUMNS, whole, {"worker": worker}, [0] * len(_PLAIN_COLUMNS))
+        run_across(tx, _RECORD_PLAIN, _PLAIN_COLUMNS, whole, [0] * len(_PLAIN_COLUMNS), worker=worker)
         return
     plain: list[tuple[object, ...]] = []
     failed: list[tuple[object, ...]] = []
@@ -69,25 +64,21 @@ def record(
             plain.append((task_id, claim, number, claimed, started, finished, code))
         else:
             failed.append((task_id, claim, number, claimed, started, finished, end.code, *failure))
-    run_over(connection, _RECORD_PLAIN, _PLAIN_COLUMNS, plain, {"worker": worker})
-    run_over(connection, _RECORD_FAILED, _FAILED_COLUMNS, failed, {"worker": worker})
+    run_over(tx, _RECORD_PLAIN, _PLAIN_COLUMNS, plain, worker=worker)
+    run_over(tx, _RECORD_FAILED, _FAILED_COLUMNS, failed, worker=worker)
 
 
-def recorded(
-    connection: sa.Connection, dialect: Dialect, claims: Collection[tuple[int, int]]
-) -> dict[tuple[int, int], AttemptEnd]:
+def recorded(tx: Tx, claims: Collection[tuple[int, int]]) -> dict[tuple[int, int], AttemptEnd]:
     """The recorded ends of these claims, by (task id, claim)."""
-    rows = connection.execute(
-        prepared(
-            f"SELECT a.task_id, a.claim, a.outcome FROM {dialect.rows({'id': int, 'claim': int})} j "
-            "JOIN schedd_attempts a ON a.task_id = j.id AND a.claim = j.claim"
-        ),
-        {"rows": bind_rows(list(claims))},
+    rows = tx.run(
+        f"SELECT a.task_id, a.claim, a.outcome FROM {tx.dialect.rows({'id': int, 'claim': int})} j "
+        "JOIN schedd_attempts a ON a.task_id = j.id AND a.claim = j.claim",
+        rows=bind_rows(list(claims)),
     )
     return {(row[0], row[1]): AttemptEnd.from_code(row[2]) for row in rows}
 
 
-def keep_long(connection: sa.Connection, dialect: Dialect, outcomes: Sequence[Outcome]) -> None:
+def keep_long(tx: Tx, outcomes: Sequence[Outcome]) -> None:
     """Store the attempts' logs, and results that are too long for a row."""
     values: list[tuple[int, str, str]] = []
     for o in outcomes:
@@ -96,7 +87,7 @@ def keep_long(connection: sa.Connection, dialect: Dialect, outcomes: Sequence[Ou
         if o.log:
             values.append((o.task_id, f"log:{o.claim}", o.log))
     if values:
-        write_values(connection, dialect, values)
+        write_values(tx, values)
 
 
 def stack_name(claim: int) -> str:
@@ -104,14 +95,12 @@ def stack_name(claim: int) -> str:
     return f"stack:{claim}"
 
 
-def write_values(connection: sa.Connection, dialect: Dialect, values: Sequence[tuple[int, str, str]]) -> None:
+def write_values(tx: Tx, values: Sequence[tuple[int, str, str]]) -> None:
     """Insert or replace side values: rows (task id, name, value)."""
-    source = dialect.rows({"task_id": int, "name": str, "value": str})
-    connection.execute(
-        prepared(
-            "INSERT INTO schedd_task_values (task_id, name, value) "
-            f"SELECT task_id, name, value FROM {source} j WHERE true "
-            "ON CONFLICT (task_id, name) DO UPDATE SET value = excluded.value"
-        ),
-        {"rows": bind_rows(values)},
+    source = tx.dialect.rows({"task_id": int, "name": str, "value": str})
+    tx.run(
+        "INSERT INTO schedd_task_values (task_id, name, value) "
+        f"SELECT task_id, name, value FROM {source} j WHERE true "
+        "ON CONFLICT (task_id, name) DO UPDATE SET value = excluded.value",
+        rows=bind_rows(values),
     )

@@ -15,8 +15,9 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.registry import LANE_SEPARATOR
-from scheduler.store.db.dialect import Dialect, PostgreSQL, SQLite, bind_rows, fence, prepared
-from scheduler.store.db.statements import Columns, run, run_over
+from scheduler.store.db.dialect import PostgreSQL, SQLite, bind_rows, fence
+from scheduler.store.db.statements import Columns, run_over
+from scheduler.store.db.tx import Tx
 
 if TYPE_CHECKING:
     from scheduler.store.tasks.ready_children import ReadyChildren
@@ -181,13 +182,13 @@ def kind_of(lane: str) -> str:
     return lane.lstrip(QUARANTINE_LANE).partition(LANE_SEPARATOR)[0]
 
 
-def lane_heads(connection: sa.Connection, after: LaneHead | None = None, most: int = 10**9) -> list[LaneHead]:
+def lane_heads(tx: Tx, after: LaneHead | None = None, most: int = 10**9) -> list[LaneHead]:
     """The heads of up to ``most`` lanes with a claimable task, due or not, after this one."""
     if after is None:
-        rows = run(connection, _HEADS_FROM_START, {"most": most})
+        rows = tx.rows(_HEADS_FROM_START, most=most)
     else:
         bound = {"queue": after.queue, "pool": after.pool, "lane": after.lane, "most": most}
-        rows = run(connection, _HEADS_AFTER, bound)
+        rows = tx.rows(_HEADS_AFTER, **bound)
     return [LaneHead._make(row) for row in rows]
 
 
@@ -198,18 +199,16 @@ WITH {{rows}} SELECT j.queue, j.lane, j.pool, (SELECT t.run_at FROM schedd_tasks
 """
 
 
-def heads_of(connection: sa.Connection, lanes: Sequence[tuple[str, str, int]]) -> list[LaneHead]:
+def heads_of(tx: Tx, lanes: Sequence[tuple[str, str, int]]) -> list[LaneHead]:
     """The heads of those of these lanes (queue, lane, pool) that have one."""
-    rows = run_over(connection, _HEADS_OF, _LANE_COLUMNS, lanes, {})
+    rows = run_over(tx, _HEADS_OF, _LANE_COLUMNS, lanes)
     return [LaneHead(*row) for row in rows if row[3] is not None]
 
 
 def claim(
-    connection: sa.Connection,
-    dialect: Dialect,
+    tx: Tx,
     worker: int,
     picks: Sequence[LaneClaim],
-    now: int,
     start: dict[tuple[str, str, int], tuple[int, int]] | None = None,
     ripe: ReadyChildren | None = None,
     above: int = 0,
@@ -222,59 +221,53 @@ def claim(
     if not picks:
         return []
     claimed: list[Claimed] = []
-    if dialect.name == "sqlite":
-        if not run(connection, _LIVE, {"worker": worker}):
+    if tx.dialect.name == "sqlite":
+        if not tx.rows(_LIVE, worker=worker):
             return []
         for pick in picks:
-            bound = {"worker": worker, "now": now, **pick._asdict()}
-            rest = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), now, *_NOTHING_RARE)
+            bound = {"worker": worker, "now": tx.now, **pick._asdict()}
+            rest = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), tx.now, *_NOTHING_RARE)
             taken = ripe.take(LANE_OF(pick), pick.limit) if ripe is not None else ()
             if taken:
                 claimed += [_new(Claimed, row[:_READ] + rest) for row in taken]
                 ids = bind_rows([row[0] for row in taken])
-                run(
-                    connection, _SQLITE_CLAIM_RIPE.format(ids=dialect.ids()), {"worker": worker, "now": now, "ids": ids}
-                )
+                tx.rows(_SQLITE_CLAIM_RIPE.format(ids=tx.dialect.ids()), worker=worker, now=tx.now, ids=ids)
             else:
-                claimed += [_new(Claimed, row + rest) for row in run(connection, _SQLITE_READ, bound)]
-                run(connection, _SQLITE_CLAIM, bound)
+                claimed += [_new(Claimed, row + rest) for row in tx.rows(_SQLITE_READ, **bound)]
+                tx.rows(_SQLITE_CLAIM, **bound)
     else:
-        bound = {"worker": worker, "now": now, "above": above}
+        bound = {"worker": worker, "now": tx.now, "above": above}
         if start:
             places = [(*pick, *start.get(LANE_OF(pick), _START)) for pick in picks]
-            rows = run_over(connection, _PG_CLAIM_FROM, _PICK_FROM_COLUMNS, places, bound)
+            rows = run_over(tx, _PG_CLAIM_FROM, _PICK_FROM_COLUMNS, places, **bound)
         else:
-            rows = run_over(connection, _PG_CLAIM, _PICK_COLUMNS, picks, bound)
+            rows = run_over(tx, _PG_CLAIM, _PICK_COLUMNS, picks, **bound)
         rows.sort(key=_BY_TIME)  # they come as they were found
         if start:
             start.update((_LANE_OF_ROW(row), (row[_RUN_AT], row[0])) for row in rows)
         claimed = [_new(Claimed, row + _NOTHING_RARE) for row in rows]
-    return _completed(connection, dialect, claimed)
+    return _completed(tx, claimed)
 
 
-def claim_one(
-    connection: sa.Connection, dialect: Dialect, worker: int, pick: LaneClaim, now: int, above: int = 0
-) -> list[Claimed]:
+def claim_one(tx: Tx, worker: int, pick: LaneClaim, above: int = 0) -> list[Claimed]:
     """:func:`claim` for at most one task: one statement, which needs no transaction."""
-    bound = {"worker": worker, "now": now, "queue": pick.queue, "lane": pick.lane, "pool": pick.pool, "above": above}
-    sql = _CLAIM_ONE.format(skip_locked=dialect.skip_locked, claim=dialect.next_claim.format(t=""))
-    rows = run(connection, sql, bound)
-    return _completed(connection, dialect, [_new(Claimed, row + _NOTHING_RARE) for row in rows])
+    bound = {"worker": worker, "now": tx.now, "queue": pick.queue, "lane": pick.lane, "pool": pick.pool, "above": above}
+    sql = _CLAIM_ONE.format(skip_locked=tx.dialect.skip_locked, claim=tx.dialect.next_claim.format(t=""))
+    rows = tx.rows(sql, **bound)
+    return _completed(tx, [_new(Claimed, row + _NOTHING_RARE) for row in rows])
 
 
-def _completed(connection: sa.Connection, dialect: Dialect, claimed: list[Claimed]) -> list[Claimed]:
+def _completed(tx: Tx, claimed: list[Claimed]) -> list[Claimed]:
     """Add long payloads and rare columns to the tasks that have them."""
     wanting = [c for c in claimed if c.payload is None or c.extras & HAS_RARE]
     if not wanting:
         return claimed
     long = [c.id for c in wanting if c.payload is None]
     rare = [c.id for c in wanting if c.extras & HAS_RARE]
-    values = f"SELECT task_id, value FROM schedd_task_values WHERE name = 'payload' AND task_id IN {dialect.ids()}"
-    payloads = dict(run(connection, values, {"ids": bind_rows(long)}))
-    columns = f"SELECT id, {', '.join(RARE)} FROM schedd_tasks WHERE id IN {dialect.ids()}"
-    extras = {
-        row[0]: dict(zip(RARE, row[1:], strict=True)) for row in run(connection, columns, {"ids": bind_rows(rare)})
-    }
+    values = f"SELECT task_id, value FROM schedd_task_values WHERE name = 'payload' AND task_id IN {tx.dialect.ids()}"
+    payloads = dict(tx.rows(values, ids=bind_rows(long)))
+    columns = f"SELECT id, {', '.join(RARE)} FROM schedd_tasks WHERE id IN {tx.dialect.ids()}"
+    extras = {row[0]: dict(zip(RARE, row[1:], strict=True)) for row in tx.rows(columns, ids=bind_rows(rare))}
     return [
         c._replace(payload=payloads.get(c.id) if c.payload is None else c.payload, **extras.get(c.id, {}))
         for c in claimed
@@ -294,53 +287,45 @@ _MARK_PG = (
 )
 
 
-def mark_running(
-    connection: sa.Connection, dialect: Dialect, worker: int, started: Sequence[tuple[int, int, int]]
-) -> set[tuple[int, int]]:
+def mark_running(tx: Tx, worker: int, started: Sequence[tuple[int, int, int]]) -> set[tuple[int, int]]:
     """Write ``running`` for handlers under way: rows (id, claim, started_at). Returns (id, claim) written.
 
     Skips rows that another transaction has locked.
     """
-    sql = _MARK_SQLITE if dialect.name == "sqlite" else _MARK_PG
-    return {(row[0], row[1]) for row in run_over(connection, sql, _MARK_COLUMNS, started, {"worker": worker})}
+    sql = _MARK_SQLITE if tx.dialect.name == "sqlite" else _MARK_PG
+    return {(row[0], row[1]) for row in run_over(tx, sql, _MARK_COLUMNS, started, worker=worker)}
 
 
-def held_by(connection: sa.Connection, worker: int) -> Sequence[sa.Row[Any]]:
+def held_by(tx: Tx, worker: int) -> Sequence[sa.Row[Any]]:
     """Rows (id, claim, attempt, claimed_at) of the tasks that ``worker`` holds."""
-    return connection.execute(
-        prepared(
-            "SELECT id, claim, attempt, claimed_at FROM schedd_tasks "
-            "WHERE worker = :worker AND state >= 4 AND state <= 5"
-        ),
-        {"worker": worker},
+    return tx.run(
+        "SELECT id, claim, attempt, claimed_at FROM schedd_tasks WHERE worker = :worker AND state >= 4 AND state <= 5",
+        worker=worker,
     ).fetchall()
 
 
-def end_quarantine(connection: sa.Connection, worker: int, task_id: int, claim_number: int) -> None:
+def end_quarantine(tx: Tx, worker: int, task_id: int, claim_number: int) -> None:
     """End the quarantine of a task that has run alone for long enough."""
-    connection.execute(
-        prepared(
-            "UPDATE schedd_tasks SET lane = ltrim(lane, '!') WHERE id = :id AND worker = :worker AND claim = :claim "
-            "AND state + 0 BETWEEN 4 AND 5"
-        ),
-        {"id": task_id, "worker": worker, "claim": claim_number},
+    tx.run(
+        "UPDATE schedd_tasks SET lane = ltrim(lane, '!') WHERE id = :id AND worker = :worker AND claim = :claim "
+        "AND state + 0 BETWEEN 4 AND 5",
+        id=task_id,
+        worker=worker,
+        claim=claim_number,
     )
 
 
-def quarantined_crashes(connection: sa.Connection, task_id: int) -> int:
+def quarantined_crashes(tx: Tx, task_id: int) -> int:
     """How often this task has crashed the process in which it ran alone."""
-    return int(
-        connection.execute(prepared("SELECT deaths FROM schedd_tasks WHERE id = :id"), {"id": task_id}).scalar() or 0
-    )
+    return int(tx.run("SELECT deaths FROM schedd_tasks WHERE id = :id", id=task_id).scalar() or 0)
 
 
-def record_quarantined_crash(connection: sa.Connection, task_id: int, claim_number: int) -> None:
+def record_quarantined_crash(tx: Tx, task_id: int, claim_number: int) -> None:
     """Count a crash of the claim whose outcome was just recorded; the task stays in quarantine."""
-    connection.execute(
-        prepared(
-            "UPDATE schedd_tasks SET deaths = deaths + 1, suspect = suspect + 1, "
-            "lane = CASE WHEN state >= 1 AND state <= 3 THEN '!' || ltrim(lane, '!') ELSE lane END "
-            "WHERE id = :id AND claim = :claim"
-        ),
-        {"id": task_id, "claim": claim_number},
+    tx.run(
+        "UPDATE schedd_tasks SET deaths = deaths + 1, suspect = suspect + 1, "
+        "lane = CASE WHEN state >= 1 AND state <= 3 THEN '!' || ltrim(lane, '!') ELSE lane END "
+        "WHERE id = :id AND claim = :claim",
+        id=task_id,
+        claim=claim_number,
     )

@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Lives, Outcome, OutcomeColumns
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store.db.dialect import Dialect
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.graph import debug_log
 from scheduler.store.graph.release import release
@@ -40,11 +38,9 @@ class Completion(NamedTuple):
 
 
 def finish(
-    connection: sa.Connection,
-    dialect: Dialect,
+    tx: Tx,
     worker: int,
     outcomes: Sequence[Outcome],
-    now: int,
     ends: OutcomeColumns | None = None,
     *,
     quick: bool = False,
@@ -63,42 +59,42 @@ def finish(
     deferred: list[Outcome] = []
     unbroken: Mapping[int, int] = {}
     ends = OutcomeColumns.of(outcomes) if ends is None else ends
-    if dialect.name == "sqlite":
-        wrote = write(connection, dialect, worker, outcomes, now, ends, meanwhile=meanwhile, lives=lives)
+    if tx.dialect.name == "sqlite":
+        wrote = write(tx, worker, outcomes, ends, meanwhile=meanwhile, lives=lives)
     elif quick:
-        wrote, rest, unbroken = complete_unlocked(connection, dialect, worker, outcomes, now, ends, lives)
+        wrote, rest, unbroken = complete_unlocked(tx, worker, outcomes, ends, lives)
         if rest:
-            rest, deferred, also = lock_ends(connection, dialect, worker, rest)
-            more = write(connection, dialect, worker, rest, now, OutcomeColumns.of(rest), usual=False, lives=lives)
+            rest, deferred, also = lock_ends(tx, worker, rest)
+            more = write(tx, worker, rest, OutcomeColumns.of(rest), usual=False, lives=lives)
             wrote, unbroken = wrote.plus(more), {**unbroken, **also}
     else:
-        outcomes, deferred, unbroken = lock_ends(connection, dialect, worker, outcomes)
+        outcomes, deferred, unbroken = lock_ends(tx, worker, outcomes)
         ends = OutcomeColumns.of(outcomes) if deferred else ends
-        wrote = write(connection, dialect, worker, outcomes, now, ends, lives=lives)
+        wrote = write(tx, worker, outcomes, ends, lives=lives)
     ends = ends if wrote.accepted is outcomes else OutcomeColumns.of(wrote.accepted)
-    attempts.record(connection, worker, wrote.accepted, ends, wrote.recorded)
+    attempts.record(tx, worker, wrote.accepted, ends, wrote.recorded)
     if any(ends.results) or any(ends.logs):
-        attempts.keep_long(connection, dialect, wrote.accepted)
+        attempts.keep_long(tx, wrote.accepted)
     ready = 0
     if (
         st.SUSPENDED in ends.states
     ):  # first, so that an end in this list does not wake a task that no longer waits for it
         paused = [(o.task_id, o.claim) for o in wrote.accepted if o.state == st.SUSPENDED]
-        ready += waits.suspended(connection, dialect, paused, now)
-    ready_children = release_and_collect(connection, dialect, wrote.ended, now) if wrote.plain and claims else None
+        ready += waits.suspended(tx, paused)
+    ready_children = release_and_collect(tx, wrote.ended) if wrote.plain and claims else None
     parents = wrote.ended if wrote.plain and ready_children is None else wrote.parents
     released = {i: wrote.ended[i] for i in parents if i in wrote.ended}
     if wrote.overridden:  # what a cancelled task spawned ends with it
         released |= {i: wrote.ended[i] for i in wrote.overridden if wrote.ended.get(i) is TaskState.CANCELLED}
-    awaited = wrote.awaited if wrote.awaited is not None else bool(wrote.ended) and waits.any_waiting(connection)
+    awaited = wrote.awaited if wrote.awaited is not None else bool(wrote.ended) and waits.any_waiting(tx)
     known = not wrote.overridden and all(unbroken.get(i) == END_BIT[state] for i, state in released.items())
-    ready += release(connection, dialect, released.items(), now, unbroken=known, awaited=awaited) if released else 0
+    ready += release(tx, released.items(), unbroken=known, awaited=awaited) if released else 0
     if awaited:
-        ready += waits.tasks_ended(connection, dialect, [i for i in wrote.ended if i not in released], now)
+        ready += waits.tasks_ended(tx, [i for i in wrote.ended if i not in released])
     if wrote.ended and debug_log.wanted():
-        debug_log.released(connection, dialect, wrote.ended, ready_children.ids() if ready_children is not None else ())
+        debug_log.released(tx, wrote.ended, ready_children.ids() if ready_children is not None else ())
     overridden: dict[int, AttemptEnd] = {}
     if wrote.overridden:
-        apply_deferred(connection, dialect, wrote.overridden, now)
+        apply_deferred(tx, wrote.overridden)
         overridden = {o.task_id: o.end for o in wrote.accepted if o.task_id in wrote.overridden}
     return Completion(wrote.ended, wrote.lost, deferred, ready, overridden, ready_children)

@@ -13,8 +13,9 @@ from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER
 from scheduler.store import audit
-from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, fence, prepared
-from scheduler.store.db.statements import Columns, run, run_over
+from scheduler.store.db.dialect import bind_rows, fence
+from scheduler.store.db.statements import Columns, run_over
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
 from scheduler.store.graph import spawned as children
 from scheduler.store.graph.cancel_cascade import below
@@ -44,14 +45,11 @@ class CancelResult(NamedTuple):
     later: tuple[int, ...] = ()
 
 
-def _lock(connection: sa.Connection, ids: Sequence[int]) -> dict[int, sa.Row[tuple[int, int]]]:
-    dialect = dialect_of(connection)
-    rows = connection.execute(
-        prepared(
-            f"SELECT t.id, t.state, t.claimed_at FROM schedd_tasks t WHERE t.id IN {dialect.ids()} "
-            f"ORDER BY t.id {dialect.lock}"
-        ),
-        {"ids": bind_rows(sorted(set(ids)))},
+def _lock(tx: Tx, ids: Sequence[int]) -> dict[int, sa.Row[tuple[int, int]]]:
+    rows = tx.run(
+        f"SELECT t.id, t.state, t.claimed_at FROM schedd_tasks t WHERE t.id IN {tx.dialect.ids()} "
+        f"ORDER BY t.id {tx.dialect.lock}",
+        ids=bind_rows(sorted(set(ids))),
     ).fetchall()
     return {row.id: row for row in rows}
 
@@ -68,101 +66,91 @@ _DOWN = {
 }
 
 
-def _dependants(connection: sa.Connection, ids: Sequence[int]) -> list[int]:
+def _dependants(tx: Tx, ids: Sequence[int]) -> list[int]:
     """Live descendants of ``ids`` along edges, without ``ids``."""
-    rows = connection.execute(
-        prepared(_DOWN[dialect_of(connection).name]),
-        {"ids": bind_rows(ids)},
-    )
+    rows = tx.run(_DOWN[tx.dialect.name], ids=bind_rows(ids))
     own = set(ids)
     return [row[0] for row in rows if row[0] not in own]
 
 
-def cancel(
-    connection: sa.Connection, ids: Sequence[int], now: int, *, cascade: bool = False, force: bool = False
-) -> CancelResult:
+def cancel(tx: Tx, ids: Sequence[int], *, cascade: bool = False, force: bool = False) -> CancelResult:
     """End what is not running at once; ask what is running to end. Raises UnknownTaskError for the first unknown id.
 
     ``force``: the worker ends what is running without waiting for its handler, which keeps its slot until it ends.
 
     ``cascade``: what waits for the success of one of them ends cancelled, too, at the moment that the one does.
     """
-    dialect = dialect_of(connection)
     wanted = list(dict.fromkeys(ids))
-    rows = _lock(connection, wanted)
-    if cascade and dialect.lock:  # every transaction locks what it will write in one order, before it writes
+    rows = _lock(tx, wanted)
+    if cascade and tx.dialect.lock:  # every transaction locks what it will write in one order, before it writes
         open_ids = [i for i, row in rows.items() if row.state < st.CLAIMED]
-        rows |= _lock(connection, [*wanted, *below(connection, open_ids)])
+        rows |= _lock(tx, [*wanted, *below(tx, open_ids)])
     for task_id in wanted:
         if task_id not in rows:
             raise UnknownTaskError(task_id)
     states = {i: TaskState.from_code(row.state) for i, row in rows.items()}
     finished = {i: states[i] for i in wanted if states[i].terminal}
     live = [i for i in wanted if not states[i].terminal]
-    bound = {"ids": bind_rows(live), "now": now, "cascade": int(cascade)}
+    bound = {"ids": bind_rows(live), "now": tx.now, "cascade": int(cascade)}
     asks = "cancel_cascade = CASE WHEN :cascade = 1 THEN 1 ELSE cancel_cascade END"
-    requested = connection.execute(
-        prepared(
-            f"UPDATE schedd_tasks SET cancel_requested = coalesce(cancel_requested, :now), {asks} "
-            f"WHERE id IN {dialect.ids()} AND state >= 4 AND state <= 5 RETURNING id, claim"
-        ),
-        bound,
+    requested = tx.run(
+        f"UPDATE schedd_tasks SET cancel_requested = coalesce(cancel_requested, :now), {asks} "
+        f"WHERE id IN {tx.dialect.ids()} AND state >= 4 AND state <= 5 RETURNING id, claim",
+        **bound,
     ).fetchall()
     if requested and force:
-        write_values(connection, dialect, [(row.id, f"{_FORCE}{row.claim}", str(now)) for row in requested])
+        write_values(tx, [(row.id, f"{_FORCE}{row.claim}", str(tx.now)) for row in requested])
     if requested:
-        cancel_rerun(connection, [row[0] for row in requested])
-    ended = connection.execute(
-        prepared(
-            f"UPDATE schedd_tasks SET state = {st.CANCELLED}, cancel_requested = :now, finished_at = :now, {asks}, "
-            f"held_key = NULL WHERE id IN {dialect.ids()} AND state < {st.CLAIMED} RETURNING id"
-        ),
-        bound,
+        cancel_rerun(tx, [row[0] for row in requested])
+    ended = tx.run(
+        f"UPDATE schedd_tasks SET state = {st.CANCELLED}, cancel_requested = :now, finished_at = :now, {asks}, "
+        f"held_key = NULL WHERE id IN {tx.dialect.ids()} AND state < {st.CLAIMED} RETURNING id",
+        **bound,
     ).fetchall()
     cancelled = [row[0] for row in ended]
-    before = set(_dependants(connection, cancelled)) | children.below(connection, dialect, cancelled)
-    down = below(connection, cancelled) if cascade else {}
+    before = set(_dependants(tx, cancelled)) | children.below(tx, cancelled)
+    down = below(tx, cancelled) if cascade else {}
     running = sorted({row[0] for row in requested} | {i for i, state in down.items() if state >= st.CLAIMED})
-    release(connection, dialect, [(i, TaskState.CANCELLED) for i in cancelled], now)
-    affected = sorted(_terminal_among(connection, dialect, before) - set(cancelled))
+    release(tx, [(i, TaskState.CANCELLED) for i in cancelled])
+    affected = sorted(_terminal_among(tx, before) - set(cancelled))
     changed = {i: {"before": states[i]} for i in sorted({*cancelled, *(row[0] for row in requested)})}
     how: dict[str, Any] = {"cascade": cascade or None, "force": force or None, "dependants": len(affected) or None}
-    audit.record(connection, now, "cancel", tasks=changed, **how)
+    audit.record(tx, "cancel", tasks=changed, **how)
     return CancelResult(
         tuple(sorted(cancelled)),
         tuple(running),
         finished,
         tuple(affected),
-        tuple(sorted(below(connection, running, through_held=True))) if cascade else (),
+        tuple(sorted(below(tx, running, through_held=True))) if cascade else (),
     )
 
 
-def _terminal_among(connection: sa.Connection, dialect: Dialect, ids: set[int]) -> set[int]:
+def _terminal_among(tx: Tx, ids: set[int]) -> set[int]:
     if not ids:
         return set()
-    rows = connection.execute(
-        prepared(f"SELECT id FROM schedd_tasks WHERE id IN {dialect.ids()} AND state >= {st.FIRST_TERMINAL}"),
-        {"ids": bind_rows(sorted(ids))},
+    rows = tx.run(
+        f"SELECT id FROM schedd_tasks WHERE id IN {tx.dialect.ids()} AND state >= {st.FIRST_TERMINAL}",
+        ids=bind_rows(sorted(ids)),
     )
     return {row[0] for row in rows}
 
 
-def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool = True) -> dict[int, keys.Other]:
+def retry(tx: Tx, task_id: int, *, downstream: bool = True) -> dict[int, keys.Other]:
     """Run a task again that failed, died, was cancelled or skipped, with its whole budget; revive what it ended.
 
     Returns what :func:`reopen` left as it is. Raises UnknownTaskError, InvalidTransitionError; DuplicateKeyError if
     another task holds its key or has completed under it since.
     """
-    row = _lock(connection, [task_id]).get(task_id)
+    row = _lock(tx, [task_id]).get(task_id)
     if row is None:
         raise UnknownTaskError(task_id)
     state = TaskState.from_code(row.state)
     if state in (TaskState.RETRY, TaskState.SCHEDULED):
         due = "CASE WHEN run_at < :now THEN run_at ELSE :now END"  # an overdue task keeps its place
         looked_at = "CASE WHEN check_at > :now THEN :now ELSE check_at END"  # max_delay counts from now on
-        _set(connection, task_id, f"run_at = {due}, attempt_base = attempt, check_at = {looked_at}", now)
-        checkpoints.reconsider(connection, dialect_of(connection), [task_id])
-        audit.record(connection, now, "retry", tasks={task_id: {"before": state}})
+        _set(tx, task_id, f"run_at = {due}, attempt_base = attempt, check_at = {looked_at}")
+        checkpoints.reconsider(tx, [task_id])
+        audit.record(tx, "retry", tasks={task_id: {"before": state}})
         return {}
     if state is TaskState.SUCCESS:
         raise InvalidTransitionError(
@@ -170,27 +158,25 @@ def retry(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
         )
     if not state.terminal:
         raise InvalidTransitionError(f"task {task_id} is {state}; it can be retried once it has ended")
-    left = reopen(connection, task_id, now, downstream=downstream)
+    left = reopen(tx, task_id, downstream=downstream)
     alone = None if downstream else False
-    audit.record(connection, now, "retry", tasks={task_id: {"before": state}}, downstream=alone)
+    audit.record(tx, "retry", tasks={task_id: {"before": state}}, downstream=alone)
     return left
 
 
-def retry_all(
-    connection: sa.Connection, ids: Sequence[int], now: int, *, downstream: bool = True
-) -> dict[int, keys.Other]:
+def retry_all(tx: Tx, ids: Sequence[int], *, downstream: bool = True) -> dict[int, keys.Other]:
     """:func:`retry` for each of these; skips a task that came back with another one."""
     left: dict[int, keys.Other] = {}
-    ended = {i for i, row in _lock(connection, ids).items() if row.state >= st.FIRST_TERMINAL}
+    ended = {i for i, row in _lock(tx, ids).items() if row.state >= st.FIRST_TERMINAL}
     for task_id in sorted(set(ids)):  # parents are mostly older, and a child is judged by them
-        if task_id in ended and _lock(connection, [task_id])[task_id].state < st.FIRST_TERMINAL:
+        if task_id in ended and _lock(tx, [task_id])[task_id].state < st.FIRST_TERMINAL:
             continue
-        left |= retry(connection, task_id, now, downstream=downstream)
+        left |= retry(tx, task_id, downstream=downstream)
     return left
 
 
-def _set(connection: sa.Connection, task_id: int, what: str, now: int) -> None:
-    connection.execute(prepared(f"UPDATE schedd_tasks SET {what} WHERE id = :id"), {"id": task_id, "now": now})
+def _set(tx: Tx, task_id: int, what: str) -> None:
+    tx.run(f"UPDATE schedd_tasks SET {what} WHERE id = :id", id=task_id, now=tx.now)
 
 
 CLEAR = (
@@ -203,7 +189,7 @@ CLEAR = (
 )
 
 
-def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: bool) -> dict[int, keys.Other]:
+def reopen(tx: Tx, task_id: int, *, downstream: bool) -> dict[int, keys.Other]:
     """Bring an ended task back to life; in one transaction, with the descendants that ended because of it.
 
     Descendants whose ``ended_by`` chain leads here wait again, and what was cancelled with the task that had spawned it
@@ -214,42 +200,38 @@ def reopen(connection: sa.Connection, task_id: int, now: int, *, downstream: boo
     these descendants, and who has their keys. Raises DuplicateKeyError if it is the task's own key; then nothing is
     changed.
     """
-    dialect = dialect_of(connection)
-    refused = keys.take(connection, dialect, [task_id], now)
+    refused = keys.take(tx, [task_id])
     if refused:
         raise refused[task_id].error
-    spawned = children.cancelled_with(connection, dialect, [task_id]) if downstream else []
-    _set(connection, task_id, CLEAR + ", run_at = :now", now)
+    spawned = children.cancelled_with(tx, [task_id]) if downstream else []
+    _set(tx, task_id, CLEAR + ", run_at = :now")
     revived = level = [task_id]
     left: dict[int, keys.Other] = {}
-    while downstream and (ended := sorted({*ended_below(connection, dialect, level), *spawned})):
-        ended, refused = with_keys(connection, dialect, ended, now)
+    while downstream and (ended := sorted({*ended_below(tx, level), *spawned})):
+        ended, refused = with_keys(tx, ended)
         left |= refused
-        spawned = children.cancelled_with(connection, dialect, ended)
+        spawned = children.cancelled_with(tx, ended)
         # A task that another transaction has revived meanwhile may be running already.
-        cleared = connection.execute(
-            prepared(
-                f"UPDATE schedd_tasks SET {CLEAR}, run_at = CASE WHEN run_at >= {FOREVER} THEN :now ELSE run_at END "
-                f"WHERE id IN {dialect.ids()} AND state >= {st.FIRST_TERMINAL} RETURNING id"
-            ),
-            {"ids": bind_rows(ended), "now": now},
+        cleared = tx.run(
+            f"UPDATE schedd_tasks SET {CLEAR}, run_at = CASE WHEN run_at >= {FOREVER} THEN :now ELSE run_at END "
+            f"WHERE id IN {tx.dialect.ids()} AND state >= {st.FIRST_TERMINAL} RETURNING id",
+            ids=bind_rows(ended),
+            now=tx.now,
         )
         level = sorted(row[0] for row in cleared)  # another transaction may have stored descendants until then
         revived = revived + level
-    checkpoints.reconsider(connection, dialect, revived)
-    recount(connection, dialect, revived, now)
+    checkpoints.reconsider(tx, revived)
+    recount(tx, revived)
     return left
 
 
-def with_keys(
-    connection: sa.Connection, dialect: Dialect, ended: list[int], now: int
-) -> tuple[list[int], dict[int, keys.Other]]:
+def with_keys(tx: Tx, ended: list[int]) -> tuple[list[int], dict[int, keys.Other]]:
     """Those of these that may run again, now with their keys; and those whose keys are not free. What ended because of
     the latter is among neither."""
     left: dict[int, keys.Other] = {}
-    while refused := keys.take(connection, dialect, ended, now):
+    while refused := keys.take(tx, ended):
         left |= refused
-        stays = {*left, *ended_below(connection, dialect, list(left))}
+        stays = {*left, *ended_below(tx, list(left))}
         ended = [task_id for task_id in ended if task_id not in stays]
     return ended, left
 
@@ -258,54 +240,47 @@ def with_keys(
 _UNSTARTED = f"(t.state = {st.WAITING} OR (t.state = {st.SCHEDULED} AND t.claimed_at IS NULL))"
 
 
-def recount(connection: sa.Connection, dialect: Dialect, changed: Sequence[int], now: int) -> None:
+def recount(tx: Tx, changed: Sequence[int]) -> None:
     """Recount ``unmet`` of these tasks and their unstarted children; judge their edges again."""
-    below_them = run(
-        connection,
-        f"SELECT child FROM schedd_edges WHERE {from_parents(dialect)}",
-        bind_parents(dialect, changed),
+    below_them = tx.rows(
+        f"SELECT child FROM schedd_edges WHERE {from_parents(tx.dialect)}", **bind_parents(tx.dialect, changed)
     )
     # Nobody adds an edge from one that lives again meanwhile: its row is held, and who adds one looks at it first.
     wanted = sorted({*changed, *(row[0] for row in below_them)})
-    affected = connection.execute(
-        prepared(
-            f"SELECT t.id FROM schedd_tasks t WHERE {_UNSTARTED} AND {dialect.among('t.id')} "
-            f"ORDER BY t.id {dialect.lock}"
-        ),
-        {"ids": dialect.bind_ids(wanted)},
+    affected = tx.run(
+        f"SELECT t.id FROM schedd_tasks t WHERE {_UNSTARTED} AND {tx.dialect.among('t.id')} "
+        f"ORDER BY t.id {tx.dialect.lock}",
+        ids=tx.dialect.bind_ids(wanted),
     ).fetchall()
     ids = [row[0] for row in affected]
-    bound = {"ids": dialect.bind_ids(ids)}
-    above = run(connection, f"SELECT DISTINCT parent FROM schedd_edges WHERE {dialect.among('child')}", bound)
+    bound = {"ids": tx.dialect.bind_ids(ids)}
+    above = tx.rows(f"SELECT DISTINCT parent FROM schedd_edges WHERE {tx.dialect.among('child')}", **bound)
     # Held: one must not end between the count and the commit, since who finishes it does not see these wait yet.
-    parents = read_parents(connection, dialect, sorted(row[0] for row in above), known=True)
+    parents = read_parents(tx, sorted(row[0] for row in above), known=True)
     # An edge on a task that retention removed counts by its recorded outcome; what nobody remembers, as failed.
     how = f"coalesce({state_of('e.parent')}, {recorded('e.parent')}, {st.FAILED})"
     bit = f"CASE {how} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
-    connection.execute(
-        prepared(
-            "WITH d AS MATERIALIZED (SELECT i.id, (SELECT CAST(count(*) AS integer) FROM schedd_edges e "
-            f"WHERE e.child = i.id AND (e.ok & {bit}) = 0) AS n FROM schedd_tasks i WHERE {dialect.among('i.id')}) "
-            "UPDATE schedd_tasks SET unmet = d.n, state = CASE WHEN d.n = 0 THEN 1 ELSE 0 END, "
-            f"extras = extras | CASE WHEN d.n > 0 THEN {HAS_PARENTS} ELSE 0 END FROM d "
-            f"WHERE schedd_tasks.id = d.id AND schedd_tasks.state <= {st.SCHEDULED}"
-        ),
-        bound,
+    tx.run(
+        "WITH d AS MATERIALIZED (SELECT i.id, (SELECT CAST(count(*) AS integer) FROM schedd_edges e "
+        f"WHERE e.child = i.id AND (e.ok & {bit}) = 0) AS n FROM schedd_tasks i WHERE {tx.dialect.among('i.id')}) "
+        "UPDATE schedd_tasks SET unmet = d.n, state = CASE WHEN d.n = 0 THEN 1 ELSE 0 END, "
+        f"extras = extras | CASE WHEN d.n > 0 THEN {HAS_PARENTS} ELSE 0 END FROM d "
+        f"WHERE schedd_tasks.id = d.id AND schedd_tasks.state <= {st.SCHEDULED}",
+        **bound,
     )
     ends = {task_id: end for task_id, end in parents.ends.items() if end is not None}
     # Satisfied edges are counted already; a broken one ends its child again, and that child's children after it.
-    break_only(connection, dialect, ends, parents.removed, now)
+    break_only(tx, ends, parents.removed)
 
 
-def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: int) -> None:
+def add_dependency(tx: Tx, child: int, edge: EdgeSpec) -> None:
     """Let a stored task that has not been claimed wait for another one.
 
     Raises UnknownTaskError, UnknownDependencyError, CycleError, InvalidTransitionError.
     """
-    dialect = dialect_of(connection)
     parent = edge.parent
-    lock_graph(connection, dialect)
-    row = _lock(connection, [child]).get(child)
+    lock_graph(tx)
+    row = _lock(tx, [child]).get(child)
     if row is None:
         raise UnknownTaskError(child)
     state = TaskState.from_code(row.state)
@@ -313,39 +288,30 @@ def add_dependency(connection: sa.Connection, child: int, edge: EdgeSpec, now: i
         raise InvalidTransitionError(f"task {child} is {state}; only a waiting or scheduled task can get a dependency")
     if row.claimed_at is not None:
         raise InvalidTransitionError(f"task {child} has started; it cannot get a dependency any more")
-    read_parents(connection, dialect, [parent])
-    refuse_cycle(connection, dialect, child, [parent])
-    connection.execute(
-        prepared("DELETE FROM schedd_edges WHERE parent = :parent AND child = :child"),
-        {"parent": parent, "child": child},
-    )
-    insert_edges(connection, [edge_row(edge, child)])
-    recount(connection, dialect, [child], now)
+    read_parents(tx, [parent])
+    refuse_cycle(tx, child, [parent])
+    tx.run("DELETE FROM schedd_edges WHERE parent = :parent AND child = :child", parent=parent, child=child)
+    insert_edges(tx, [edge_row(edge, child)])
+    recount(tx, [child])
 
 
-def set_retry_policy(
-    connection: sa.Connection, task_id: int, retry: str | None, max_attempts: int | None, now: int
-) -> None:
+def set_retry_policy(tx: Tx, task_id: int, retry: str | None, max_attempts: int | None) -> None:
     """Change the policy of a task that has not ended. Raises UnknownTaskError, InvalidTransitionError."""
-    row = _lock(connection, [task_id]).get(task_id)
+    row = _lock(tx, [task_id]).get(task_id)
     if row is None:
         raise UnknownTaskError(task_id)
     if row.state >= st.FIRST_TERMINAL:
         raise InvalidTransitionError(f"task {task_id} is {TaskState.from_code(row.state)}; it has ended")
-    connection.execute(
-        prepared("UPDATE schedd_tasks SET retry = :retry, max_attempts = :max WHERE id = :id"),
-        {"id": task_id, "retry": retry, "max": max_attempts},
+    tx.run(
+        "UPDATE schedd_tasks SET retry = :retry, max_attempts = :max WHERE id = :id",
+        id=task_id,
+        retry=retry,
+        max=max_attempts,
     )
-    audit.record(connection, now, "patch", tasks=[task_id], after={"retry": retry})
+    audit.record(tx, "patch", tasks=[task_id], after={"retry": retry})
 
 
-def stamp(
-    connection: sa.Connection,
-    dialect: Dialect,
-    worker: int,
-    beats: Sequence[tuple[int, int, float | None, str | None]],
-    now: int,
-) -> set[tuple[int, int]]:
+def stamp(tx: Tx, worker: int, beats: Sequence[tuple[int, int, float | None, str | None]]) -> set[tuple[int, int]]:
     """Heartbeats and progress, under the fence: rows (id, claim, percent, message). Returns (id, claim) still held.
 
     Of several for one claim the newest values count. A row that another transaction has locked counts as held;
@@ -358,17 +324,17 @@ def stamp(
             before[0] if percent is None else percent,
             before[1] if message is None else message,
         )
-    rows = dialect.rows({"id": int, "claim": int, "percent": float, "message": str})
-    bound = {"worker": worker, "rows": bind_rows([(*key, *value) for key, value in newest.items()]), "now": now}
+    rows = tx.dialect.rows({"id": int, "claim": int, "percent": float, "message": str})
+    bound = {"worker": worker, "rows": bind_rows([(*key, *value) for key, value in newest.items()]), "now": tx.now}
     held = fence("BETWEEN 4 AND 5")
-    found = connection.execute(
-        prepared(f"SELECT t.id, t.claim FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {held}"), bound
+    found = tx.run(
+        f"SELECT t.id, t.claim FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {held}", **bound
     ).fetchall()
     values = (
         "last_heartbeat_at = :now, progress = coalesce(j.percent, t.progress), "
         "progress_message = coalesce(j.message, t.progress_message)"
     )
-    if dialect.name == "sqlite":
+    if tx.dialect.name == "sqlite":
         sql = f"UPDATE schedd_tasks AS t SET {values} FROM {rows} j WHERE t.id = j.id AND {held}"
     else:
         sql = (
@@ -376,18 +342,18 @@ def stamp(
             f"JOIN schedd_tasks t ON t.id = j.id WHERE {held} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
             f"UPDATE schedd_tasks t SET {values} FROM j WHERE t.id = j.id"
         )
-    connection.execute(prepared(sql), bound)
+    tx.run(sql, **bound)
     return {(row[0], row[1]) for row in found}
 
 
 _FORCE = "force:"  # and the claim: the name of the value that says that this claim is to be ended by force
 
 
-def forced(connection: sa.Connection, asked: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+def forced(tx: Tx, asked: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
     """Those of these claims (id, claim) that are to end without their handlers."""
-    ids = dialect_of(connection).ids()
+    ids = tx.dialect.ids()
     sql = f"SELECT v.task_id, v.name FROM schedd_task_values v WHERE v.task_id IN {ids} AND v.name LIKE '{_FORCE}%'"
-    rows = run(connection, sql, {"ids": bind_rows([task_id for task_id, _ in asked])})
+    rows = tx.rows(sql, ids=bind_rows([task_id for task_id, _ in asked]))
     return {(row[0], int(row[1].removeprefix(_FORCE))) for row in rows} & set(asked)
 
 
@@ -402,13 +368,13 @@ _CANCEL_REQUESTS_PG = (
 )
 
 
-def cancel_requests(connection: sa.Connection, worker: int, held: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def cancel_requests(tx: Tx, worker: int, held: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Those of this worker's claims ``held`` (id, claim) that were asked to end.
 
     On PostgreSQL by their ids: behind an old snapshot the index of what is held lists all that the worker ever held.
     """
-    if connection.dialect.name == "sqlite":
-        rows = run(connection, _CANCEL_REQUESTS, {"worker": worker})
+    if tx.dialect.name == "sqlite":
+        rows = tx.rows(_CANCEL_REQUESTS, worker=worker)
     else:
-        rows = run_over(connection, _CANCEL_REQUESTS_PG, _CLAIM_COLUMNS, held, {"worker": worker})
+        rows = run_over(tx, _CANCEL_REQUESTS_PG, _CLAIM_COLUMNS, held, worker=worker)
     return [(row[0], row[1]) for row in rows]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
 from scheduler.model.outcome import Failure
 from scheduler.model.policy import TaskLifetime, check_deadlines
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.ports import SECOND
-from scheduler.store.db.dialect import Dialect, bind_rows, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.graph.release import release
 from scheduler.store.tasks.outcome_locks import lock_descendants
 
@@ -42,31 +41,31 @@ class Judged(NamedTuple):
     more: bool
 
 
-def apply(connection: sa.Connection, dialect: Dialect, now: int, batch: int = BATCH) -> Judged:
+def apply(tx: Tx, batch: int = BATCH) -> Judged:
     """Judge one batch of the tasks that are due for it; skip rows that another transaction holds."""
-    rows = connection.execute(prepared(f"{_LOOK} {dialect.skip_locked}"), {"now": now, "batch": batch}).fetchall()
+    rows = tx.run(f"{_LOOK} {tx.dialect.skip_locked}", now=tx.now, batch=batch).fetchall()
     looks: list[tuple[int, int | None]] = []
     ending: dict[int, Failure] = {}
     asked: dict[int, Failure] = {}
     for row in rows:
-        reason, look_at = check_deadlines(TaskLifetime(*row[1:]), now)
+        reason, look_at = check_deadlines(TaskLifetime(*row[1:]), tx.now)
         if reason is None:
             looks.append((row.id, look_at))
         elif row.state < st.CLAIMED:
             ending[row.id] = reason
         else:
             asked[row.id] = reason
-    if ending and dialect.skip_locked:
+    if ending and tx.dialect.skip_locked:
         # Another transaction holds tasks that wait for them: they are judged again later.
-        blocked = lock_descendants(connection, dialect, dict.fromkeys(ending, END_BIT[TaskState.CANCELLED])).blocked
+        blocked = lock_descendants(tx, dict.fromkeys(ending, END_BIT[TaskState.CANCELLED])).blocked
         for task_id in blocked:
             del ending[task_id]
         if len(rows) >= batch:  # else the same tasks would fill every batch
-            looks += [(task_id, now + BLOCKED_RECHECK) for task_id in blocked]
-    _put_off(connection, dialect, looks)
-    _cancel(connection, dialect, ending, now, f"state = {st.CANCELLED}, finished_at = :now, held_key = NULL,")
-    _cancel(connection, dialect, asked, now, "")
-    ready = release(connection, dialect, [(i, TaskState.CANCELLED) for i in ending], now) if ending else 0
+            looks += [(task_id, tx.now + BLOCKED_RECHECK) for task_id in blocked]
+    _put_off(tx, looks)
+    _cancel(tx, ending, f"state = {st.CANCELLED}, finished_at = :now, held_key = NULL,")
+    _cancel(tx, asked, "")
+    ready = release(tx, [(i, TaskState.CANCELLED) for i in ending]) if ending else 0
     done = len(looks) + len(ending) + len(asked)
     return Judged(
         {i: reason.text for i, reason in ending.items()},
@@ -76,19 +75,19 @@ def apply(connection: sa.Connection, dialect: Dialect, now: int, batch: int = BA
     )
 
 
-def _put_off(connection: sa.Connection, dialect: Dialect, looks: list[tuple[int, int | None]]) -> None:
+def _put_off(tx: Tx, looks: list[tuple[int, int | None]]) -> None:
     if looks:
-        rows = dialect.rows({"id": int, "look_at": int})
-        connection.execute(
-            prepared(f"UPDATE schedd_tasks SET check_at = j.look_at FROM {rows} j WHERE schedd_tasks.id = j.id"),
-            {"rows": bind_rows(looks)},
+        rows = tx.dialect.rows({"id": int, "look_at": int})
+        tx.run(
+            f"UPDATE schedd_tasks SET check_at = j.look_at FROM {rows} j WHERE schedd_tasks.id = j.id",
+            rows=bind_rows(looks),
         )
 
 
-def _cancel(connection: sa.Connection, dialect: Dialect, tasks: dict[int, Failure], now: int, end: str) -> None:
+def _cancel(tx: Tx, tasks: dict[int, Failure], end: str) -> None:
     """Request the tasks' end, or with ``end`` end them; a reason given before stays."""
     if tasks:
-        rows = dialect.rows({"id": int, "error": str, "error_class": str})
+        rows = tx.dialect.rows({"id": int, "error": str, "error_class": str})
         fresh = "CASE WHEN schedd_tasks.cancel_requested IS NULL THEN {} ELSE {} END"
         sets = ", ".join(
             f"{name} = {fresh.format(new, f'schedd_tasks.{name}')}"
@@ -99,11 +98,10 @@ def _cancel(connection: sa.Connection, dialect: Dialect, tasks: dict[int, Failur
                 ("status_code", "NULL"),
             )
         )
-        connection.execute(
-            prepared(
-                f"UPDATE schedd_tasks SET {end} check_at = NULL, {sets}, "
-                "cancel_requested = coalesce(schedd_tasks.cancel_requested, :now) "
-                f"FROM {rows} j WHERE schedd_tasks.id = j.id"
-            ),
-            {"rows": bind_rows([(i, reason.text, reason.error_class) for i, reason in tasks.items()]), "now": now},
+        tx.run(
+            f"UPDATE schedd_tasks SET {end} check_at = NULL, {sets}, "
+            "cancel_requested = coalesce(schedd_tasks.cancel_requested, :now) "
+            f"FROM {rows} j WHERE schedd_tasks.id = j.id",
+            rows=bind_rows([(i, reason.text, reason.error_class) for i, reason in tasks.items()]),
+            now=tx.now,
         )

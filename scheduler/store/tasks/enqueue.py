@@ -18,9 +18,10 @@ from scheduler.model.graph import batch_order
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import HELD, Otherwise, TaskState, When
 from scheduler.store.db.database import Database
-from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.db.dialect import Dialect, bind_rows
 from scheduler.store.db.notifier import CHANNEL, Notifier
-from scheduler.store.db.statements import SQL_TYPES, Across, insert, run
+from scheduler.store.db.statements import SQL_TYPES, Across, insert
+from scheduler.store.db.tx import Tx
 from scheduler.store.graph import debug_log
 from scheduler.store.graph.cycles import lock_graph, refuse_cycle
 from scheduler.store.graph.release import release
@@ -61,7 +62,7 @@ _DECIDE = (
 )
 
 
-def enqueue(connection: sa.Connection, specs: Sequence[TaskSpec], now: int, *, ours: bool) -> list[TaskId]:
+def enqueue(tx: Tx, specs: Sequence[TaskSpec], *, ours: bool) -> list[TaskId]:
     """Store the tasks in order; all or none, as the transaction ends.
 
     ``ours``: the transaction was begun by the store and so holds SQLite's write lock already. Raises CycleError,
@@ -69,19 +70,18 @@ def enqueue(connection: sa.Connection, specs: Sequence[TaskSpec], now: int, *, o
     """
     if not specs:
         return []
-    dialect = dialect_of(connection)
     if not ours:
-        hold_writes(connection)
+        hold_writes(tx)
     if len(specs) == 1 and _stands_alone(specs[0]):
-        made = _insert_one(connection, specs[0], now, ours)
+        made = _insert_one(tx, specs[0], ours)
         debug_log.scheduled(made, specs[0].kind)
         return [made]
     # A replaced task's cycle is found once its edges are there; callers may catch that and commit the rest.
     undone = not ours and any(spec.conflict == "replace" for spec in specs)
-    with connection.begin_nested() if undone else nullcontext():
-        ids = _Batch(connection, dialect, specs, now, ours).store()
+    with tx.connection.begin_nested() if undone else nullcontext():
+        ids = _Batch(tx, specs, ours).store()
     if debug_log.wanted():
-        debug_log.stored(connection, dialect, ids)
+        debug_log.stored(tx, ids)
     return ids
 
 
@@ -120,31 +120,30 @@ def enqueue_alone(database: Database, spec: TaskSpec, bell: Notifier) -> Alone:
     The statement sends the notification, too, if it may: a separate NOTIFY would be a second commit and flush.
     """
     with database.alone() as connection:
-        now = database.now()
-        given, values = _given_of(spec, now)
+        tx = Tx(connection, database.now())
+        given, values = _given_of(spec, tx.now)
         names, one = _insert_of(given)
         named, ring = dict(zip(names, values, strict=True)), bell.carried()
         if ring is not None:
             try:
-                said = named | {"channel": CHANNEL, "own": ring}
-                ((task_id, _),) = run(connection, _insert_and_ring(one), said)
+                ((task_id, _),) = tx.rows(_insert_and_ring(one), **named, channel=CHANNEL, own=ring)
                 debug_log.scheduled(task_id, spec.kind)
-                return Alone(TaskId(task_id).at(now), True)
+                return Alone(TaskId(task_id).at(tx.now), True)
             except sa.exc.DBAPIError:
                 raw: Any = connection.connection.dbapi_connection
                 if raw.closed:
                     raise  # it may have been committed
                 # Nothing was. The bell may fail (its queue is full, say), the task not: what is wrong with that, the
                 # next one says.
-        ((task_id,),) = run(connection, one, named)
+        ((task_id,),) = tx.rows(one, **named)
         debug_log.scheduled(task_id, spec.kind)
-        return Alone(TaskId(task_id).at(now), False)
+        return Alone(TaskId(task_id).at(tx.now), False)
 
 
-def hold_writes(connection: sa.Connection) -> None:
+def hold_writes(tx: Tx) -> None:
     """Take SQLite's write lock in a caller's transaction: what is read from here on stays so until it commits."""
-    if dialect_of(connection).name == "sqlite":
-        connection.execute(prepared("UPDATE schedd_tasks SET state = state WHERE id = -1"))
+    if tx.dialect.name == "sqlite":
+        tx.run("UPDATE schedd_tasks SET state = state WHERE id = -1")
 
 
 def callers_connection(given: Any) -> sa.Connection:
@@ -160,15 +159,15 @@ def callers_connection(given: Any) -> sa.Connection:
     return given
 
 
-def _insert_one(connection: sa.Connection, spec: TaskSpec, now: int, ours: bool) -> TaskId:
-    given, values = _given_of(spec, now)
+def _insert_one(tx: Tx, spec: TaskSpec, ours: bool) -> TaskId:
+    given, values = _given_of(spec, tx.now)
     names, one = _insert_of(given)
     named = dict(zip(names, values, strict=True))
-    ((task_id,),) = run(connection, one, named) if ours else connection.execute(prepared(one), named)
+    ((task_id,),) = tx.rows(one, **named) if ours else tx.run(one, **named)
     if "payload" not in named:
-        insert_values(connection, [(task_id, "payload", spec.payload)])
+        insert_values(tx, [(task_id, "payload", spec.payload)])
     made = TaskId(task_id)
-    return made.at(now) if connection.dialect.name == "postgresql" else made
+    return made.at(tx.now) if tx.dialect.name == "postgresql" else made
 
 
 def _given_of(spec: TaskSpec, now: int) -> tuple[tuple[bool, ...], list[Any]]:
@@ -220,13 +219,9 @@ class _Batch:
     the batch takes its key before it is known whether it waits for them.
     """
 
-    def __init__(
-        self, connection: sa.Connection, dialect: Dialect, specs: Sequence[TaskSpec], now: int, ours: bool
-    ) -> None:
-        self.connection = connection
-        self.dialect = dialect
+    def __init__(self, tx: Tx, specs: Sequence[TaskSpec], ours: bool) -> None:
+        self.tx = tx
         self.specs = specs
-        self.now = now
         self.ours = ours
         self.ids: list[TaskId] = [TaskId(0)] * len(specs)
         self.parents = Parents()
@@ -242,10 +237,10 @@ class _Batch:
 
     def store(self) -> list[TaskId]:
         if all(map(_stands_alone, self.specs)):
-            new = self.dialect.reserve_ids(self.connection, len(self.specs))
+            new = self.tx.dialect.reserve_ids(self.tx.connection, len(self.specs))
             self.ids = (
                 [self._made(new_id) for new_id in new]
-                if self.dialect.name == "postgresql"
+                if self.tx.dialect.name == "postgresql"
                 else list(map(_created, new))
             )
             self._flush(self._rows_alone(new))
@@ -253,10 +248,10 @@ class _Batch:
         local = [[e.parent for e in spec.edges if e.local] for spec in self.specs]
         order = batch_order(local, lambda i: f"{self.specs[i].kind}#{i}")
         if any(spec.conflict == "replace" for spec in self.specs) and any(spec.edges for spec in self.specs):
-            lock_graph(self.connection, self.dialect)
+            lock_graph(self.tx)
         wanted = sorted({e.parent for spec in self.specs for e in spec.edges if not e.local})
         if wanted:
-            self.parents = read_parents(self.connection, self.dialect, wanted)
+            self.parents = read_parents(self.tx, wanted)
         self._reserve_ids()
         keyed = [
             (spec.kind, spec.key, rank, i) for rank, i in enumerate(order) if (spec := self.specs[i]).key is not None
@@ -270,22 +265,22 @@ class _Batch:
             self._replace(holder, spec, placed)
         for holder, spec, _ in self.replaced.values():
             if spec.edges:
-                refuse_cycle(self.connection, self.dialect, holder.id, [edge.parent for edge in spec.edges])
+                refuse_cycle(self.tx, holder.id, [edge.parent for edge in spec.edges])
         # Once all edges to those that end at once are there, those of other new sets, too.
         ended = [(i, p.end.state) for i, (h, _, p) in self.replaced.items() if p.end and h.state not in HELD]
         if ended:
-            release(self.connection, self.dialect, ended, self.now)
+            release(self.tx, ended)
         return self.ids
 
     def _made(self, new_id: int) -> TaskId:
         """The id of one without a key: what has a key may be replaced, and its time with it."""
         made = _created(new_id)
-        return made.at(self.now) if self.dialect.name == "postgresql" else made
+        return made.at(self.tx.now) if self.tx.dialect.name == "postgresql" else made
 
     def _rows_alone(self, new: Sequence[int]) -> Iterator[list[Any]]:
         for at in range(0, len(self.specs), _CHUNK):
             for new_id, spec in zip(new[at : at + _CHUNK], self.specs[at : at + _CHUNK], strict=True):
-                self._add(new_id, spec, values_of(spec, self.now, _PLACED))
+                self._add(new_id, spec, values_of(spec, self.tx.now, _PLACED))
             yield self.rows
             self.rows = []
 
@@ -305,7 +300,7 @@ class _Batch:
         if asked:
             if len(self.specs) == 1:
                 return
-            held = keys.holders(self.connection, self.dialect, asked, self.now)
+            held = keys.holders(self.tx, asked)
         seen: set[tuple[str, str]] = set()
         for i, spec in enumerate(self.specs):
             if spec.key is not None:
@@ -316,11 +311,11 @@ class _Batch:
                 seen.add(name)
             new.append(i)
         if new:
-            self.reserved = dict(zip(new, self.dialect.reserve_ids(self.connection, len(new)), strict=True))
+            self.reserved = dict(zip(new, self.tx.dialect.reserve_ids(self.tx.connection, len(new)), strict=True))
 
     def _new_id(self, position: int) -> int:
         reserved = self.reserved.pop(position, None)
-        return self.dialect.reserve_ids(self.connection, 1)[0] if reserved is None else reserved
+        return self.tx.dialect.reserve_ids(self.tx.connection, 1)[0] if reserved is None else reserved
 
     def _take_free_keys(self, positions: Sequence[int]) -> Sequence[int]:
         """Store the tasks under their keys, by one statement, if no key had a holder and no task has edges.
@@ -333,11 +328,12 @@ class _Batch:
             flat: list[Any] = []
             for i in positions[at : at + _CHUNK]:
                 flat.append(self.reserved[i])
-                flat += values_of(self.specs[i], self.now, _PLACED)
+                flat += values_of(self.specs[i], self.tx.now, _PLACED)
             across = Across(_COLUMNS, flat)
-            stored = self.connection.execute(
-                prepared(_keyed_insert(self.dialect, tuple(across.varying), tuple(across.constant))),
-                {**across.constant, "rows": bind_rows(list(zip(*across.varying.values(), strict=True)))},
+            stored = self.tx.run(
+                _keyed_insert(self.tx.dialect, tuple(across.varying), tuple(across.constant)),
+                **across.constant,
+                rows=bind_rows(list(zip(*across.varying.values(), strict=True))),
             )
             taken = {row[0] for row in stored}
             for i in positions[at : at + _CHUNK]:
@@ -356,16 +352,16 @@ class _Batch:
         placed = Placed()
         if not any(edge.local for edge in spec.edges):
             placed = self.parents.place(spec.edges)
-        lock = self.dialect.lock if spec.conflict == "replace" or spec.unique_states is not None else ""
+        lock = self.tx.dialect.lock if spec.conflict == "replace" or spec.unique_states is not None else ""
         if not lock and len(self.specs) > 1:
             lock = (
-                self.dialect.share
+                self.tx.dialect.share
             )  # other tasks may depend on the holder: it must not end unseen, as in read_parents
         row: dict[str, Any] | None = None
         while True:
-            holder = keys.holder_of(self.connection, spec.kind, spec.key, self.now, lock)
+            holder = keys.holder_of(self.tx, spec.kind, spec.key, lock)
             if holder is not None and not keys.keeps_out(holder, spec.unique_states):
-                keys.give_up(self.connection, holder.id)
+                keys.give_up(self.tx, holder.id)
                 holder = None
             if holder is not None:
                 if spec.conflict == "reject":
@@ -373,18 +369,18 @@ class _Batch:
                 if spec.conflict == "keep" or not holder.state.terminal:
                     self.holders[position] = holder
                     return
-                keys.free(self.connection, holder.id)
+                keys.free(self.tx, holder.id)
             if placed.end is not None:
                 return
             if row is None:
-                row = row_of(spec, self.now, placed) | {"id": self._new_id(position)}
-            if self.connection.execute(prepared(_KEYED), row).first() is not None:
+                row = row_of(spec, self.tx.now, placed) | {"id": self._new_id(position)}
+            if self.tx.run(_KEYED, **row).first() is not None:
                 self.ids[position] = TaskId(row["id"])
                 self.keyed.add(position)
                 return
             # One whose retention is over is in the way, or the holder came between two statements: each has its own
             # view on PostgreSQL.
-            keys.free_expired(self.connection, spec.kind, spec.key, self.now)
+            keys.free_expired(self.tx, spec.kind, spec.key)
 
     def _place(self, position: int) -> None:
         """Decide by its edges what becomes of the task; all its parents in the batch are placed."""
@@ -404,7 +400,7 @@ class _Batch:
         if position in self.keyed and self.ids[position] in self.again:
             self.parents.ends[self.ids[position]] = None  # as above; what this set says never counts
             return
-        values = values_of(spec, self.now, placed)
+        values = values_of(spec, self.tx.now, placed)
         if position not in self.keyed:
             new_id = self._new_id(position)
             self.ids[position] = TaskId(new_id) if spec.key is not None else self._made(new_id)
@@ -440,18 +436,18 @@ class _Batch:
         return [EdgeSpec(parent, *conditions) for parent, conditions in named.items()]
 
     def _flush(self, chunks: Iterable[list[Any]]) -> None:
-        insert(self.connection, "schedd_tasks", _COLUMNS, chunks, ours=self.ours)
+        insert(self.tx, "schedd_tasks", _COLUMNS, chunks, ours=self.ours)
         if self.decided:
-            source = self.dialect.rows(_DECIDED_COLUMNS)
-            self.connection.execute(prepared(_DECIDE.format(rows=source)), {"rows": bind_rows(self.decided)})
+            source = self.tx.dialect.rows(_DECIDED_COLUMNS)
+            self.tx.run(_DECIDE.format(rows=source), rows=bind_rows(self.decided))
         if self.values:
-            insert_values(self.connection, self.values)
+            insert_values(self.tx, self.values)
         if self.edges:
-            insert(self.connection, "schedd_edges", _EDGE_COLUMNS, [self.edges], ours=self.ours)
+            insert(self.tx, "schedd_edges", _EDGE_COLUMNS, [self.edges], ours=self.ours)
 
     def _replace(self, holder: Holder, spec: TaskSpec, placed: Placed) -> None:
         if holder.state in HELD:
-            defer_replacement(self.connection, self.dialect, holder.id, spec, self.now)
+            defer_replacement(self.tx, holder.id, spec)
         else:
-            spec, made = debounced(self.connection, holder, spec, self.now)
-            replace_now(self.connection, self.dialect, holder.id, spec, placed, self.now, made=made)
+            spec, made = debounced(self.tx, holder, spec)
+            replace_now(self.tx, holder.id, spec, placed, made=made)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from scheduler.model.envelope import Envelope, idempotency_key
 from scheduler.model.times import to_datetime
-from scheduler.store.db.dialect import prepared
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.row import INLINE
 
 _READ = (
@@ -24,14 +24,14 @@ _READ = (
 _EPOCHS = "SELECT first_id FROM schedd_store WHERE epoch > 1"
 
 
-def envelope_of(connection: sa.Connection, task_id: int) -> Envelope | None:
+def envelope_of(tx: Tx, task_id: int) -> Envelope | None:
     """The envelope that the task has now; None if there is no such task."""
-    row = connection.execute(prepared(_READ), {"id": task_id}).first()
+    row = tx.run(_READ, id=task_id).first()
     if row is None:
         return None
     epoch = 1
     if row.key is None:
-        known = connection.execute(prepared(_EPOCHS)).fetchall()
+        known = tx.run(_EPOCHS).fetchall()
         epoch = 1 + sum(first <= (row.original_id or task_id) for (first,) in known)
     return _envelope(row, epoch)
 
@@ -51,20 +51,20 @@ def _envelope(row: sa.Row[Any], epoch: int) -> Envelope:
     )
 
 
-def keep(connection: sa.Connection, task_id: int) -> None:
+def keep(tx: Tx, task_id: int) -> None:
     """Keep the present envelope with the past attempts, before the task's own or its payload changes."""
     bound: dict[str, Any] = {"id": task_id}
-    some = prepared("SELECT 1 FROM schedd_attempts WHERE task_id = :id AND envelope IS NULL LIMIT 1")
-    if connection.execute(some, bound).first() is None:
+    some = "SELECT 1 FROM schedd_attempts WHERE task_id = :id AND envelope IS NULL LIMIT 1"
+    if tx.run(some, **bound).first() is None:
         return
-    had = envelope_of(connection, task_id)
+    had = envelope_of(tx, task_id)
     if had is None:
         return
     if had.payload is not None and len(had.payload) > INLINE:
         had = msgspec.structs.replace(had, payload=None)
-    connection.execute(
-        prepared("UPDATE schedd_attempts SET envelope = :envelope WHERE task_id = :id AND envelope IS NULL"),
-        bound | {"envelope": msgspec.json.encode(had).decode()},
+    tx.run(
+        "UPDATE schedd_attempts SET envelope = :envelope WHERE task_id = :id AND envelope IS NULL",
+        **(bound | {"envelope": msgspec.json.encode(had).decode()}),
     )
 
 

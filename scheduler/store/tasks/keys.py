@@ -17,7 +17,8 @@ import sqlalchemy as sa
 from scheduler.errors import DuplicateKeyError
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
-from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.db.dialect import Dialect, bind_rows
+from scheduler.store.db.tx import Tx
 
 _OVER = f"t.state = {st.SUCCESS} AND t.key_until <= :now"
 
@@ -29,14 +30,14 @@ class Holder(NamedTuple):
     state: TaskState
 
 
-def holder_of(connection: sa.Connection, kind: str, key: str, now: int, lock: str = "") -> Holder | None:
+def holder_of(tx: Tx, kind: str, key: str, lock: str = "") -> Holder | None:
     """The task that holds this key, None if it is free. ``lock``: SQL for the SELECT (``Dialect.share``)."""
-    row = connection.execute(
-        prepared(
-            "SELECT t.id, t.state FROM schedd_tasks t WHERE t.kind = :kind AND t.held_key = :key "
-            f"AND NOT coalesce({_OVER}, false) {lock}"
-        ),
-        {"kind": kind, "key": key, "now": now},
+    row = tx.run(
+        "SELECT t.id, t.state FROM schedd_tasks t WHERE t.kind = :kind AND t.held_key = :key "
+        f"AND NOT coalesce({_OVER}, false) {lock}",
+        kind=kind,
+        key=key,
+        now=tx.now,
     ).first()
     return None if row is None else Holder(row.id, TaskState.from_code(row.state))
 
@@ -46,48 +47,41 @@ def keeps_out(holder: Holder, states: int | None) -> bool:
     return states is None or bool(states >> holder.state.code & 1)
 
 
-def give_up(connection: sa.Connection, task_id: int) -> None:
+def give_up(tx: Tx, task_id: int) -> None:
     """Take the key from a task, though it lives: it does not keep others out in its state."""
-    connection.execute(prepared("UPDATE schedd_tasks SET held_key = NULL WHERE id = :id"), {"id": task_id})
+    tx.run("UPDATE schedd_tasks SET held_key = NULL WHERE id = :id", id=task_id)
 
 
-def holders(
-    connection: sa.Connection, dialect: Dialect, keys: set[tuple[str, str]], now: int
-) -> dict[tuple[str, str], TaskState]:
+def holders(tx: Tx, keys: set[tuple[str, str]]) -> dict[tuple[str, str], TaskState]:
     """The states of the tasks that hold these (kind, key); free keys are left out."""
-    rows = connection.execute(
-        prepared(
-            f"SELECT t.kind, t.held_key, t.state FROM {dialect.rows({'kind': str, 'key': str})} j "
-            "JOIN schedd_tasks t ON t.kind = j.kind AND t.held_key = j.key "
-            f"WHERE NOT coalesce({_OVER}, false)"
-        ),
-        {"rows": bind_rows(list(keys)), "now": now},
+    rows = tx.run(
+        f"SELECT t.kind, t.held_key, t.state FROM {tx.dialect.rows({'kind': str, 'key': str})} j "
+        "JOIN schedd_tasks t ON t.kind = j.kind AND t.held_key = j.key "
+        f"WHERE NOT coalesce({_OVER}, false)",
+        rows=bind_rows(list(keys)),
+        now=tx.now,
     )
     return {(row.kind, row.held_key): TaskState.from_code(row.state) for row in rows}
 
 
-def free_expired(connection: sa.Connection, kind: str, key: str, now: int) -> None:
+def free_expired(tx: Tx, kind: str, key: str) -> None:
     """Take the key from a success whose retention is over."""
-    _free_expired(connection, dialect_of(connection), [(kind, key)], now)
+    _free_expired(tx, [(kind, key)])
 
 
-def _free_expired(connection: sa.Connection, dialect: Dialect, names: Iterable[tuple[str, str]], now: int) -> None:
-    connection.execute(
-        prepared(
-            "UPDATE schedd_tasks SET held_key = NULL WHERE id IN "
-            f"(SELECT t.id FROM {dialect.rows({'kind': str, 'key': str})} j "
-            f"JOIN schedd_tasks t ON t.kind = j.kind AND t.held_key = j.key WHERE {_OVER})"
-        ),
-        {"rows": bind_rows(list(names)), "now": now},
+def _free_expired(tx: Tx, names: Iterable[tuple[str, str]]) -> None:
+    tx.run(
+        "UPDATE schedd_tasks SET held_key = NULL WHERE id IN "
+        f"(SELECT t.id FROM {tx.dialect.rows({'kind': str, 'key': str})} j "
+        f"JOIN schedd_tasks t ON t.kind = j.kind AND t.held_key = j.key WHERE {_OVER})",
+        rows=bind_rows(list(names)),
+        now=tx.now,
     )
 
 
-def free(connection: sa.Connection, task_id: int) -> None:
+def free(tx: Tx, task_id: int) -> None:
     """Take the key from a task that has ended."""
-    connection.execute(
-        prepared(f"UPDATE schedd_tasks SET held_key = NULL WHERE id = :id AND state >= {st.FIRST_TERMINAL}"),
-        {"id": task_id},
-    )
+    tx.run(f"UPDATE schedd_tasks SET held_key = NULL WHERE id = :id AND state >= {st.FIRST_TERMINAL}", id=task_id)
 
 
 class Ended(NamedTuple):
@@ -135,7 +129,7 @@ _COMPLETED = (
 )
 
 
-def others(connection: sa.Connection, dialect: Dialect, tasks: Iterable[Ended], now: int) -> dict[int, Other]:
+def others(tx: Tx, tasks: Iterable[Ended]) -> dict[int, Other]:
     """The tasks that must not run again under their keys, with the task that blocks each.
 
     A key is not free while another task holds it, nor once another one has completed under it since. Of several tasks
@@ -144,12 +138,11 @@ def others(connection: sa.Connection, dialect: Dialect, tasks: Iterable[Ended], 
     first: dict[tuple[str, str], Ended] = {}
     for task in sorted(tasks):
         first.setdefault((task.kind, task.key), task)
-    rows = connection.execute(
-        prepared(
-            f"SELECT j.id, ({_HOLDS.format('j')}) AS holder, ({_COMPLETED.format('j')}) AS done "
-            f"FROM {dialect.rows(_ENDED)} j"
-        ),
-        {"rows": bind_rows(list(first.values())), "now": now},
+    rows = tx.run(
+        f"SELECT j.id, ({_HOLDS.format('j')}) AS holder, ({_COMPLETED.format('j')}) AS done "
+        f"FROM {tx.dialect.rows(_ENDED)} j",
+        rows=bind_rows(list(first.values())),
+        now=tx.now,
     )
     found = {row.id: (row.holder, row.done) for row in rows}
     refused: dict[int, Other] = {}
@@ -163,22 +156,22 @@ def others(connection: sa.Connection, dialect: Dialect, tasks: Iterable[Ended], 
     return refused
 
 
-def take(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> dict[int, Other]:
+def take(tx: Tx, ids: Sequence[int]) -> dict[int, Other]:
     """Take the keys of ended tasks that are about to run again.
 
     All or none: if a key is not free, takes none and returns the tasks that are blocked.
     """
     for last in (False, False, True):
-        tasks = [Ended(*row) for row in connection.execute(_keyed(dialect), {"ids": bind_rows(ids)})]
+        tasks = [Ended(*row) for row in tx.run(_keyed(tx.dialect), ids=bind_rows(ids))]
         if not tasks:
             return {}
-        _free_expired(connection, dialect, {(task.kind, task.key) for task in tasks}, now)
-        refused = others(connection, dialect, tasks, now)
+        _free_expired(tx, {(task.kind, task.key) for task in tasks})
+        refused = others(tx, tasks)
         if refused:
             return refused
         try:
-            with connection.begin_nested():
-                connection.execute(_take(dialect), {"ids": bind_rows([task.id for task in tasks])})
+            with tx.connection.begin_nested():
+                tx.run(_take(tx.dialect), ids=bind_rows([task.id for task in tasks]))
             return {}
         except sa.exc.IntegrityError:
             if last:
@@ -187,15 +180,15 @@ def take(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: i
     raise AssertionError("unreachable")
 
 
-def _keyed(dialect: Dialect) -> sa.TextClause:
-    return prepared(
+def _keyed(dialect: Dialect) -> str:
+    return (
         f"SELECT id, kind, key, finished_at FROM schedd_tasks WHERE id IN {dialect.ids()} AND key IS NOT NULL "
         f"AND state >= {st.SUCCESS} ORDER BY id"
     )
 
 
-def _take(dialect: Dialect) -> sa.TextClause:
-    return prepared(
+def _take(dialect: Dialect) -> str:
+    return (
         f"UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id IN {dialect.ids()} "
         f"AND state >= {st.SUCCESS}"
     )

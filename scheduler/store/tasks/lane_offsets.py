@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import sqlalchemy as sa
-
 from scheduler.store.db.statements import Columns, run_over
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import CLAIMABLE, LaneHead
 
 Lane = tuple[str, str, int]  # queue, lane, pool
@@ -46,12 +45,12 @@ SELECT n.* FROM gap g CROSS JOIN LATERAL ({_FIRST_IN.format(end="")}) n WHERE g.
 """
 
 
-def heads_from(connection: sa.Connection, places: Mapping[Lane, Place]) -> list[LaneHead]:
+def heads_from(tx: Tx, places: Mapping[Lane, Place]) -> list[LaneHead]:
     """The first claimable task at or behind its place, of each of these lanes that has one."""
     rows = [(*lane, *place) for lane, place in places.items()]
-    return [LaneHead._make(row) for row in run_over(connection, _HEADS_FROM, _PLACE_COLUMNS, rows, {})]
+    return [LaneHead._make(row) for row in run_over(tx, _HEADS_FROM, _PLACE_COLUMNS, rows)]
 
 
-def lanes_between(connection: sa.Connection, known: Mapping[Lane, Place]) -> list[LaneHead]:
+def lanes_between(tx: Tx, known: Mapping[Lane, Place]) -> list[LaneHead]:
     """Heads of lanes that are not among ``known``, one of each stretch between two of those; ask again for more."""
-    return [LaneHead._make(row) for row in run_over(connection, _LANES_BETWEEN, _LANE_COLUMNS, list(known), {})]
+    return [LaneHead._make(row) for row in run_over(tx, _LANES_BETWEEN, _LANE_COLUMNS, list(known))]

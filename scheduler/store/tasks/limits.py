@@ -11,13 +11,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model.live_settings import KEY, KIND, decode
 from scheduler.model.rate import Rate
 from scheduler.store.broken_rows import options_of
-from scheduler.store.db.dialect import Dialect, bind_rows, prepared
-from scheduler.store.db.statements import run
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import QUARANTINE_LANE, kind_of
 
 _NONE: Mapping[str, int | None] = MappingProxyType({})
@@ -72,14 +70,12 @@ def limit_of(
     return Limit(cap, None if rate is None else Rate(*rate), lanes)
 
 
-def known(connection: sa.Connection) -> dict[str, Limit]:
+def known(tx: Tx) -> dict[str, Limit]:
     """The kinds with a cap or a rate: as the newest of the workers' programs published them, and as operators have set
     them."""
-    rows = run(
-        connection,
+    rows = tx.rows(
         f"SELECT t.name, t.options, {_LIVE}, 0 FROM schedd_kinds t "
-        f"UNION ALL SELECT s.name, NULL, s.value, 1 FROM schedd_settings s WHERE s.scope = '{KEY}'",
-        {},
+        f"UNION ALL SELECT s.name, NULL, s.value, 1 FROM schedd_settings s WHERE s.scope = '{KEY}'"
     )
     lanes = _caps_of_lanes((name, live) for name, _, live, of_key in rows if of_key)
     found = (
@@ -104,26 +100,18 @@ def base_lane(lane: str) -> str:
     return lane.lstrip(QUARANTINE_LANE)
 
 
-def lock(
-    connection: sa.Connection,
-    dialect: Dialect,
-    lanes: Iterable[str],
-    now: int,
-    read: Mapping[str, Limit] = MappingProxyType({}),
-) -> dict[str, Headroom]:
+def lock(tx: Tx, lanes: Iterable[str], read: Mapping[str, Limit] = MappingProxyType({})) -> dict[str, Headroom]:
     """Lock the kinds of these lanes and return their headroom. ``read``: what :func:`known` said last.
 
     A kind is left out while another worker claims its tasks. Counts held tasks in these lanes only: see :func:`held`.
     """
     lanes = set(map(base_lane, lanes))
     names = bind_rows([(name,) for name in sorted({kind_of(lane) for lane in lanes})])
-    source = dialect.rows({"name": str})
-    rows = connection.execute(
-        prepared(
-            f"SELECT t.name, t.options, {_LIVE} AS live FROM {source} j JOIN schedd_kinds t ON t.name = j.name "
-            f"ORDER BY t.name {dialect.skip_locked}"
-        ),
-        {"rows": names},
+    source = tx.dialect.rows({"name": str})
+    rows = tx.run(
+        f"SELECT t.name, t.options, {_LIVE} AS live FROM {source} j JOIN schedd_kinds t ON t.name = j.name "
+        f"ORDER BY t.name {tx.dialect.skip_locked}",
+        rows=names,
     ).fetchall()
     # Statements of their own, after the lock: on PostgreSQL only they see what the last holder has claimed.
     limits = {
@@ -133,33 +121,29 @@ def lock(
     }
     for name, limit in limits.items():
         if limit.rate is not None:
-            _set_back(connection, name, limit.rate, now)
-    return _rooms(connection, dialect, limits, lanes, now)
+            _set_back(tx, name, limit.rate)
+    return _rooms(tx, limits, lanes)
 
 
-def read(connection: sa.Connection, dialect: Dialect, lane: str, now: int) -> Headroom | None:
+def read(tx: Tx, lane: str) -> Headroom | None:
     """The headroom of one lane's kind, without a lock, for display. None: it has no limits."""
     lane, kind = base_lane(lane), kind_of(lane)
     sql = f"SELECT t.options, {_LIVE} AS live FROM schedd_kinds t WHERE t.name = :name"
-    row = connection.execute(prepared(sql), {"name": kind}).first()
-    keys = run(
-        connection, f"SELECT name, value FROM schedd_settings WHERE scope = '{KEY}' AND name = :lane", {"lane": lane}
-    )
+    row = tx.run(sql, name=kind).first()
+    keys = tx.rows(f"SELECT name, value FROM schedd_settings WHERE scope = '{KEY}' AND name = :lane", lane=lane)
     caps = _caps_of_lanes((name, value) for name, value in keys).get(kind, _NONE)
     limit = None if row is None else limit_of(options_of(row.options), row.live, caps)
-    return None if limit is None else _rooms(connection, dialect, {kind: limit}, [lane], now)[kind]
+    return None if limit is None else _rooms(tx, {kind: limit}, [lane])[kind]
 
 
-def _rooms(
-    connection: sa.Connection, dialect: Dialect, limits: Mapping[str, Limit], lanes: Iterable[str], now: int
-) -> dict[str, Headroom]:
+def _rooms(tx: Tx, limits: Mapping[str, Limit], lanes: Iterable[str]) -> dict[str, Headroom]:
     capped = [lane for lane in lanes if (limit := limits.get(kind_of(lane))) is not None and limit.of(lane) is not None]
     counted: dict[str, dict[str, int]] = {}
-    for lane, number in held(connection, dialect, capped).items():
+    for lane, number in held(tx, capped).items():
         counted.setdefault(kind_of(lane), {})[lane] = number
     made = {}
     for name, limit in limits.items():
-        starts, again = (None, now) if limit.rate is None else remaining(connection, name, limit.rate, now)
+        starts, again = (None, tx.now) if limit.rate is None else remaining(tx, name, limit.rate)
         made[name] = Headroom(limit, counted.get(name, {}), starts, again)
     return made
 
@@ -179,63 +163,62 @@ FROM w CROSS JOIN {source} j WHERE w.id IS NOT NULL
 """
 
 
-def held(connection: sa.Connection, dialect: Dialect, lanes: Iterable[str]) -> dict[str, int]:
+def held(tx: Tx, lanes: Iterable[str]) -> dict[str, int]:
     """How many tasks are held in each of these lanes, with those in quarantine from there."""
     asked = sorted(lanes)
     if not asked:
         return {}
-    sql = _HELD.format(source=dialect.rows({"lane": str}))
-    rows = run(
-        connection, sql, {"rows": bind_rows([(f"{sign}{lane}",) for lane in asked for sign in ("", QUARANTINE_LANE)])}
-    )
+    sql = _HELD.format(source=tx.dialect.rows({"lane": str}))
+    rows = tx.rows(sql, rows=bind_rows([(f"{sign}{lane}",) for lane in asked for sign in ("", QUARANTINE_LANE)]))
     counted = dict.fromkeys(asked, 0)
     for lane, number in rows:
         counted[base_lane(lane)] += number
     return counted
 
 
-def remaining(connection: sa.Connection, kind: str, rate: Rate, now: int) -> tuple[int, int]:
+def remaining(tx: Tx, kind: str, rate: Rate) -> tuple[int, int]:
     """How many attempts the rate permits now, and when it permits one: ``now`` if at once."""
-    rows = connection.execute(
-        prepared("SELECT until, starts FROM schedd_starts WHERE kind = :kind AND until > :before"),
-        {"kind": kind, "before": now - rate.period},
+    rows = tx.run(
+        "SELECT until, starts FROM schedd_starts WHERE kind = :kind AND until > :before",
+        kind=kind,
+        before=tx.now - rate.period,
     )
     counted = [(row.until, row.starts) for row in rows]
-    return rate.left(counted, now), rate.again(counted, now)
+    return rate.left(counted, tx.now), rate.again(counted, tx.now)
 
 
-def _set_back(connection: sa.Connection, kind: str, rate: Rate, now: int) -> None:
+def _set_back(tx: Tx, kind: str, rate: Rate) -> None:
     """Move starts that lie ahead of the clock to now: it went back, and they would count too long."""
-    latest = rate.until(now, rate.max_start_window)
+    latest = rate.until(tx.now, rate.max_start_window)
     bound = {"kind": kind, "latest": latest}
     later = "FROM schedd_starts WHERE kind = :kind AND until > :latest"
-    ahead = connection.execute(prepared(f"SELECT sum(starts) {later}"), bound).scalar()
+    ahead = tx.run(f"SELECT sum(starts) {later}", **bound).scalar()
     if ahead is not None:
-        connection.execute(prepared(f"DELETE {later}"), bound)
-        count(connection, kind, rate, latest, int(ahead), now)
+        tx.run(f"DELETE {later}", **bound)
+        count(tx, kind, rate, latest, int(ahead))
 
 
-def count(connection: sa.Connection, kind: str, rate: Rate, until: int, starts: int, now: int) -> None:
+def count(tx: Tx, kind: str, rate: Rate, until: int, starts: int) -> None:
     """Count attempts that may start until then, and forget what is too old to matter."""
-    bound = {"kind": kind, "until": until, "starts": starts, "before": now - rate.period}
+    bound = {"kind": kind, "until": until, "starts": starts, "before": tx.now - rate.period}
     for sql in (
         "DELETE FROM schedd_starts WHERE kind = :kind AND until <= :before",
         "INSERT INTO schedd_starts (kind, until, starts) VALUES (:kind, :until, :starts) "
         "ON CONFLICT (kind, until) DO UPDATE SET starts = schedd_starts.starts + excluded.starts",
     ):
-        connection.execute(prepared(sql), bound)
+        tx.run(sql, **bound)
 
 
-def refund(connection: sa.Connection, dialect: Dialect, kind: str, until: int, starts: int) -> None:
+def refund(tx: Tx, kind: str, until: int, starts: int) -> None:
     """Refund starts of claims whose handlers never began, as their worker reports.
 
     Skips the refund while another worker locks the kind: the rate is then stricter than needed.
     """
-    connection.execute(
-        prepared(
-            "UPDATE schedd_starts SET starts = CASE WHEN starts > :starts THEN starts - :starts ELSE 0 END "
-            "WHERE (kind, until) IN (SELECT t.kind, t.until FROM schedd_starts t "
-            f"WHERE t.kind = :kind AND t.until = :until {dialect.skip_locked})"
-        ),
-        {"kind": kind, "until": until, "starts": starts},
+    tx.run(
+        "UPDATE schedd_starts SET starts = CASE WHEN starts > :starts THEN starts - :starts ELSE 0 END "
+        "WHERE (kind, until) IN (SELECT t.kind, t.until FROM schedd_starts t "
+        f"WHERE t.kind = :kind AND t.until = :until {tx.dialect.skip_locked})",
+        kind=kind,
+        until=until,
+        starts=starts,
     )

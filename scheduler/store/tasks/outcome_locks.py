@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from operator import or_
 from typing import Any, NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
 from scheduler.model.outcome import Outcome
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store.db.dialect import Dialect, fence
-from scheduler.store.db.statements import Columns, run, run_over
+from scheduler.store.db.dialect import fence
+from scheduler.store.db.statements import Columns, run_over
+from scheduler.store.db.tx import Tx
 from scheduler.store.graph import spawned as children
 from scheduler.store.graph.cancel_cascade import lock_below
 from scheduler.store.graph.descendants import BROKEN_BITS, tasks_below
@@ -35,7 +34,7 @@ _LOCK_HELD = f"{_LOOK_HELD} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
 
 
 def lock_ends(
-    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome]
+    tx: Tx, worker: int, outcomes: Sequence[Outcome]
 ) -> tuple[Sequence[Outcome], list[Outcome], Mapping[int, int]]:
     """Lock the outcomes' rows and their waiting descendants, without waiting.
 
@@ -45,22 +44,22 @@ def lock_ends(
     """
     bound = {"worker": worker}
     pairs = [(o.task_id, o.claim) for o in outcomes]
-    locked = run_over(connection, _LOCK_HELD, _PAIR, pairs, bound)
+    locked = run_over(tx, _LOCK_HELD, _PAIR, pairs, **bound)
     # By task and claim: a stale outcome of the same task may be among them, and decides nothing.
     got = {(row[0], row[1]): row[2] is not None for row in locked}
     replaced = [row[0] for row in locked if row[3]]
     parents = {row[0] for row in locked if row[4]}
     blocked: set[int] = set()
     if len(got) < len(outcomes):
-        held = {row[0] for row in run_over(connection, _LOOK_HELD, _PAIR, pairs, bound)}
+        held = {row[0] for row in run_over(tx, _LOOK_HELD, _PAIR, pairs, **bound)}
         blocked = held - {task_id for task_id, _ in got}
     ends = {o.task_id: st.CANCELLED if got[key] else o.state for o in outcomes if (key := (o.task_id, o.claim)) in got}
     ends = {i: state for i, state in ends.items() if i in parents or state == st.CANCELLED}
     bits = {i: END_BIT[TaskState.from_code(state)] for i, state in ends.items() if state >= st.FIRST_TERMINAL}
     if replaced:
-        blocked |= blocked_replacements(connection, dialect, replaced)
+        blocked |= blocked_replacements(tx, replaced)
         bits |= {i: bits.get(i, 0) | BROKEN_BITS for i in replaced}  # their new edges may end them at once
-    below = lock_descendants(connection, dialect, bits)
+    below = lock_descendants(tx, bits)
     blocked |= below.blocked
     unbroken = bits if below.unbroken else {}
     if not blocked:
@@ -89,7 +88,7 @@ class LockedDescendants(NamedTuple):
     unbroken: bool
 
 
-def lock_descendants(connection: sa.Connection, dialect: Dialect, level: dict[int, int]) -> LockedDescendants:
+def lock_descendants(tx: Tx, level: dict[int, int]) -> LockedDescendants:
     """Lock the descendants that the end of these tasks (id -> bit of its end) would change.
 
     A child whose edge breaks ends too, and may end its own children. Goes level by level while tasks are cancelled,
@@ -100,7 +99,7 @@ def lock_descendants(connection: sa.Connection, dialect: Dialect, level: dict[in
     roots = {i: {i} for i in level}  # whose end reaches a task of this level
     cancelled = [i for i, bits in level.items() if bits & END_BIT[TaskState.CANCELLED]]
     if cancelled:
-        taken, blocked = lock_below(connection, dialect, cancelled)
+        taken, blocked = lock_below(tx, cancelled)
         roots |= taken
         level = level | dict.fromkeys(taken, END_BIT[TaskState.CANCELLED])
     while level:
@@ -108,12 +107,12 @@ def lock_descendants(connection: sa.Connection, dialect: Dialect, level: dict[in
         reached: dict[int, set[int]] = {}
         cancelled = [i for i, bits in level.items() if bits & END_BIT[TaskState.CANCELLED]]
         if cancelled:
-            busy, spawned = children.blocked(connection, dialect, cancelled)
+            busy, spawned = children.blocked(tx, cancelled)
             blocked |= {root for i in busy for root in roots[i]}
             for child, parent in spawned.items():
                 reached.setdefault(child, set()).update(roots[parent])
                 below[child] = END_BIT[TaskState.CANCELLED]
-        edges, held = _lock_children(connection, dialect, level)
+        edges, held = _lock_children(tx, level)
         unbroken = unbroken and not edges
         blocked |= {root for parent in held for root in roots[parent]}
         for parent, child, ok, locked in edges:
@@ -121,36 +120,34 @@ def lock_descendants(connection: sa.Connection, dialect: Dialect, level: dict[in
                 reached.setdefault(child, set()).update(roots[parent])
                 below[child] = below.get(child, 0) | BROKEN_BITS
         if below and not any(bits & END_BIT[TaskState.CANCELLED] for bits in below.values()):
-            blocked |= _lock_all_below(connection, dialect, reached)
+            blocked |= _lock_all_below(tx, reached)
             break
         roots, level = reached, below
     return LockedDescendants(blocked, unbroken and not blocked)
 
 
-def _lock_children(
-    connection: sa.Connection, dialect: Dialect, level: Mapping[int, int]
-) -> tuple[list[tuple[Any, ...]], set[int]]:
+def _lock_children(tx: Tx, level: Mapping[int, int]) -> tuple[list[tuple[Any, ...]], set[int]]:
     """Lock what waits for these (id -> bits). Returns edges (parent, child, ok, whether it is locked) that may break or
     are not locked, and the parents of rows that another transaction holds."""
-    bound = bind_parents(dialect, level) | {"bits": functools.reduce(or_, level.values())}
-    edges = run(connection, _LOCK_WAITING.format(e=from_parents(dialect)), bound)
+    bound = bind_parents(tx.dialect, level) | {"bits": functools.reduce(or_, level.values())}
+    edges = tx.rows(_LOCK_WAITING.format(e=from_parents(tx.dialect)), **bound)
     # Not locked: another transaction holds it, or it no longer waits (then there is nothing to release).
     missed = {child for _, child, _, locked in edges if not locked}
     if not missed:
         return edges, set()
-    still = run(connection, _STILL_WAITING.format(e=from_parents(dialect)), bound)
+    still = tx.rows(_STILL_WAITING.format(e=from_parents(tx.dialect)), **bound)
     return edges, {parent for parent, child in still if child in missed}
 
 
-def _lock_all_below(connection: sa.Connection, dialect: Dialect, roots: dict[int, set[int]]) -> set[int]:
+def _lock_all_below(tx: Tx, roots: dict[int, set[int]]) -> set[int]:
     """Lock what the end of these waiting tasks, failed or skipped, would change. ``roots``: whose end brings theirs
     about. Returns those with a descendant that another transaction holds."""
     edges: list[tuple[Any, ...]] = []
     held: set[int] = set()
     down: list[int] = []
-    while len(found := tasks_below(connection, dialect, sorted(roots))) > len(down):  # or stored before it was locked
+    while len(found := tasks_below(tx, sorted(roots))) > len(down):  # or stored before it was locked
         down = found
-        edges, held = _lock_children(connection, dialect, dict.fromkeys(down, BROKEN_BITS))
+        edges, held = _lock_children(tx, dict.fromkeys(down, BROKEN_BITS))
     if not held:
         return set()
     following: dict[int, list[int]] = {}

@@ -13,8 +13,9 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Lives, Outcome, OutcomeColumns
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store.db.dialect import Dialect, fence
-from scheduler.store.db.statements import Columns, change_across, run, run_across, run_over
+from scheduler.store.db.dialect import fence
+from scheduler.store.db.statements import Columns, change_across, run_across, run_over
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.predicates import is_parent
 from scheduler.store.tasks.outcome_locks import lock_descendants
@@ -163,11 +164,9 @@ class CompletionResult(NamedTuple):
 
 
 def write(
-    connection: sa.Connection,
-    dialect: Dialect,
+    tx: Tx,
     worker: int,
     outcomes: Sequence[Outcome],
-    now: int,
     ends: OutcomeColumns,
     *,
     usual: bool = True,
@@ -178,21 +177,21 @@ def write(
 
     ``ends``: the same outcomes as columns. ``usual``: write the usual successes, too.
     """
-    bound = {"worker": worker, "now": now, "lives": lives.result, "kept": lives.key}
-    if dialect.name == "sqlite":
+    bound = {"worker": worker, "now": tx.now, "lives": lives.result, "kept": lives.key}
+    if tx.dialect.name == "sqlite":
         only_successes = ends.states.count(st.SUCCESS) == len(outcomes)
-        if only_successes and _complete_all_common(connection, ends, bound, meanwhile):
+        if only_successes and _complete_all_common(tx, ends, bound, meanwhile):
             ended = dict.fromkeys(ends.task_ids, TaskState.SUCCESS)
             return CompletionResult(ended, outcomes, [], [], [], plain=True)
     successes = OutcomeColumns.of([o for o in outcomes if o.state == st.SUCCESS])
     recorded: Collection[object] = ()
     awaited: bool | None = None
-    if dialect.name == "postgresql":
+    if tx.dialect.name == "postgresql":
         told = _success_columns(outcomes, ends) if usual else ()
-        recorded, parents, awaited = _succeed_and_record(connection, told, bound)
+        recorded, parents, awaited = _succeed_and_record(tx, told, bound)
         states = dict.fromkeys(recorded, TaskState.SUCCESS)
     else:
-        plain = run_across(connection, _COMPLETE_COMMON_RETURNING, _SUCCEED_COLUMNS, _succeeded(successes), bound)
+        plain = run_across(tx, _COMPLETE_COMMON_RETURNING, _SUCCEED_COLUMNS, _succeeded(successes), None, **bound)
         parents = [row[0] for row in plain if row[3]]
         states = {(row[0], row[1]): TaskState.SUCCESS for row in plain}
     ended = dict.fromkeys([task_id for task_id, _ in states], TaskState.SUCCESS)
@@ -201,8 +200,8 @@ def write(
     rest = [row for row in zip(*_succeeded(successes), strict=True) if (row[0], row[1]) not in states]
     others = [_other_row(o) for o in outcomes if o.state != st.SUCCESS]
     overridden: list[int] = []
-    written = run_over(connection, _SUCCEED, _SUCCEED_COLUMNS, rest, bound)
-    written += run_over(connection, _OTHER, _OTHER_COLUMNS, others, bound)
+    written = run_over(tx, _SUCCEED, _SUCCEED_COLUMNS, rest, **bound)
+    written += run_over(tx, _OTHER, _OTHER_COLUMNS, others, **bound)
     for task_id, claim, code, has_children in written:
         state = states[task_id, claim] = TaskState.from_code(code)
         if state.terminal:
@@ -225,32 +224,26 @@ def _succeeded(ends: OutcomeColumns) -> tuple[Sequence[object], ...]:
 
 
 def complete_unlocked(
-    connection: sa.Connection,
-    dialect: Dialect,
-    worker: int,
-    outcomes: Sequence[Outcome],
-    now: int,
-    ends: OutcomeColumns,
-    lives: Lives,
+    tx: Tx, worker: int, outcomes: Sequence[Outcome], ends: OutcomeColumns, lives: Lives
 ) -> tuple[CompletionResult, Sequence[Outcome], Mapping[int, int]]:
     """Write the usual successes. Returns also the other outcomes, and the ends that are known to break no edge."""
     told = _success_columns(outcomes, ends)
     if not told:
         return CompletionResult({}, [], [], [], []), outcomes, {}
     given = len(told[0])
-    bound = {"worker": worker, "now": now, "all": given, "patience": _PATIENCE, "lives": lives.result}
+    bound = {"worker": worker, "now": tx.now, "all": given, "patience": _PATIENCE, "lives": lives.result}
     try:
-        ((some, count, usual),) = run_across(connection, _SUCCEED_UNLOCKED, _RECORDED_COLUMNS, told, bound)
+        ((some, count, usual),) = run_across(tx, _SUCCEED_UNLOCKED, _RECORDED_COLUMNS, told, None, **bound)
         recorded = _recorded(told, some, count)
-        ids = dialect.bind_ids([task_id for task_id, _ in recorded])
+        ids = tx.dialect.bind_ids([task_id for task_id, _ in recorded])
         # The rows are locked by now: a transaction that adds a child or a wait sees how they ended.
-        ((parents, awaited, _),) = run(connection, _FOLLOWS, {"ids": ids, "usual": usual})
+        ((parents, awaited, _),) = tx.rows(_FOLLOWS, ids=ids, usual=usual)
     except sa.exc.DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
             raise RowLocked from error
         raise
     bits = dict.fromkeys(parents, END_BIT[TaskState.SUCCESS])
-    below = lock_descendants(connection, dialect, bits)
+    below = lock_descendants(tx, bits)
     if below.blocked:
         raise RowLocked
     ended = dict.fromkeys([task_id for task_id, _ in recorded], TaskState.SUCCESS)
@@ -280,7 +273,7 @@ def _recorded(
 
 
 def _succeed_and_record(
-    connection: sa.Connection, told: tuple[Sequence[Any], ...], bound: Mapping[str, object]
+    tx: Tx, told: tuple[Sequence[Any], ...], bound: Mapping[str, object]
 ) -> tuple[set[tuple[int, int]], list[int], bool | None]:
     """PostgreSQL: write the usual successes, which are locked, with their attempts' records.
 
@@ -289,33 +282,30 @@ def _succeed_and_record(
     if not told:
         return set(), [], None
     ((some, count, parents, awaited),) = run_across(
-        connection, _SUCCEED_LOCKED, _RECORDED_COLUMNS, told, {**bound, "all": len(told[0])}
+        tx, _SUCCEED_LOCKED, _RECORDED_COLUMNS, told, None, **bound, all=len(told[0])
     )
     return _recorded(told, some, count), parents or [], awaited
 
 
 def _complete_all_common(
-    connection: sa.Connection,
-    ends: OutcomeColumns,
-    bound: Mapping[str, object],
-    meanwhile: Callable[[], object] | None,
+    tx: Tx, ends: OutcomeColumns, bound: Mapping[str, object], meanwhile: Callable[[], object] | None
 ) -> bool:
     """Write the outcomes if all are successes whose fence holds. Returns whether it did.
 
     RETURNING is slow on SQLite, so this counts the rows, and rolls back to a savepoint if one is missing.
     """
-    run(connection, "SAVEPOINT schedd_plain", {})
+    tx.rows("SAVEPOINT schedd_plain")
     if meanwhile is not None:
         meanwhile()
     # Binding a NULL is slow in SQLite's driver: it searches for an adapter.
     columns, result = (_SUCCEED_COLUMNS, "j.result") if any(ends.results) else (_SUCCEED_COLUMNS[:-1], "NULL")
     values = _succeeded(ends)[: len(columns)]
     sql = _COMPLETE_COMMON.replace("{result}", result)
-    changed = change_across(connection, sql, columns, values, bound, [0] * len(columns))
+    changed = change_across(tx, sql, columns, values, [0] * len(columns), **bound)
     usual = changed == len(ends.task_ids)
     if not usual:
-        run(connection, "ROLLBACK TO schedd_plain", {})
-    run(connection, "RELEASE schedd_plain", {})
+        tx.rows("ROLLBACK TO schedd_plain")
+    tx.rows("RELEASE schedd_plain")
     return usual
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
 from scheduler.errors import InvalidTransitionError, PayloadError, UnknownTaskError
@@ -16,8 +15,7 @@ from scheduler.model.task import Priority
 from scheduler.model.texts import rfc3339
 from scheduler.ports import SECOND
 from scheduler.store import audit
-from scheduler.store.db.dialect import Dialect, dialect_of, prepared
-from scheduler.store.db.statements import run
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import envelopes
 from scheduler.store.tasks.attempts import write_values
 from scheduler.store.tasks.row import INLINE
@@ -71,22 +69,21 @@ class Patched(NamedTuple):
     refused: dict[int, str]
 
 
-def patch(connection: sa.Connection, ids: Sequence[int], change: Patch, now: int) -> Patched:
+def patch(tx: Tx, ids: Sequence[int], change: Patch) -> Patched:
     """Change those of these tasks that no worker holds and that are not in the middle of an attempt.
 
     Payload and headers of a task with recorded steps stay: the steps belong to those that it has. Raises
     UnknownTaskError for the first unknown id, PayloadError.
     """
-    dialect = dialect_of(connection)
     wanted = sorted(set(ids))
-    bound = {"ids": dialect.bind_ids(wanted)}
-    rows = {row[0]: row for row in run(connection, _READ.format(among=dialect.among("t.id"), lock=dialect.lock), bound)}
+    bound = {"ids": tx.dialect.bind_ids(wanted)}
+    rows = {row[0]: row for row in tx.rows(_READ.format(among=tx.dialect.among("t.id"), lock=tx.dialect.lock), **bound)}
     for task_id in ids:
         if task_id not in rows:
             raise UnknownTaskError(task_id)
     refused = {i: _why_not(i, row[1]) for i, row in rows.items() if row[1] not in _CHANGEABLE}
     if change.payload is not UNSET or change.headers is not UNSET:
-        stepped = run(connection, _WITH_STEPS.format(among=dialect.among("task_id")), bound)
+        stepped = tx.rows(_WITH_STEPS.format(among=tx.dialect.among("task_id")), **bound)
         refused |= {
             row[0]: f"task {row[0]} has recorded steps; its payload and headers stay"
             for row in stepped
@@ -95,19 +92,19 @@ def patch(connection: sa.Connection, ids: Sequence[int], change: Patch, now: int
     free = [i for i in wanted if i not in refused]
     if not free:
         return Patched({}, refused)
-    values = _columns(change, now)
+    values = _columns(change, tx.now)
     if change.payload is not UNSET:
-        _set_payloads(connection, dialect, {i: str(rows[i][2]) for i in free}, change.payload)
+        _set_payloads(tx, {i: str(rows[i][2]) for i in free}, change.payload)
     if values:
-        _set(connection, dialect, free, values, now)
+        _set(tx, free, values)
     changed = {i: _difference(rows[i], values, change) for i in free}
-    audit.record(connection, now, "patch", tasks={i: moved for i, moved in changed.items() if moved["after"]})
+    audit.record(tx, "patch", tasks={i: moved for i, moved in changed.items() if moved["after"]})
     return Patched(changed, refused)
 
 
-def patch_one(connection: sa.Connection, task_id: int, change: Patch, now: int) -> None:
+def patch_one(tx: Tx, task_id: int, change: Patch) -> None:
     """:func:`patch` for one task. Raises InvalidTransitionError, too, if it cannot be changed (any more)."""
-    done = patch(connection, [task_id], change, now)
+    done = patch(tx, [task_id], change)
     if done.refused:
         raise InvalidTransitionError(done.refused[task_id])
 
@@ -132,53 +129,42 @@ def _columns(change: Patch, now: int) -> dict[str, Any]:
     return values
 
 
-def _set(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], values: Mapping[str, Any], now: int) -> None:
+def _set(tx: Tx, ids: Sequence[int], values: Mapping[str, Any]) -> None:
     parts = [f"{name} = :{name}" for name in values]
     if values.get("headers") is not None:
         parts.append("extras = 1")  # an attempt reads them
     if "run_at" in values:
         parts.append("check_at = CASE WHEN check_at > :now THEN :now ELSE check_at END")  # max_delay counts from then
-    sql = f"UPDATE schedd_tasks SET {', '.join(parts)} WHERE {dialect.among('id')}"
-    run(connection, sql, {**values, "ids": dialect.bind_ids(ids), "now": now})
+    sql = f"UPDATE schedd_tasks SET {', '.join(parts)} WHERE {tx.dialect.among('id')}"
+    tx.rows(sql, **values, ids=tx.dialect.bind_ids(ids), now=tx.now)
 
 
-def _set_payloads(
-    connection: sa.Connection,
-    dialect: Dialect,
-    kinds: Mapping[int, str],
-    make: Callable[[int, str, str], NewPayload],
-) -> None:
-    bound = {"ids": dialect.bind_ids(list(kinds))}
-    for task_id, text in run(connection, _PAYLOADS.format(among=dialect.among("t.id")), bound):
+def _set_payloads(tx: Tx, kinds: Mapping[int, str], make: Callable[[int, str, str], NewPayload]) -> None:
+    bound = {"ids": tx.dialect.bind_ids(list(kinds))}
+    for task_id, text in tx.rows(_PAYLOADS.format(among=tx.dialect.among("t.id")), **bound):
         if text is None:
             raise PayloadError(f"the payload of task {task_id} is missing from the database")
         made = make(task_id, kinds[task_id], text)
-        envelopes.keep(connection, task_id)
-        set_payload(connection, task_id, made)
+        envelopes.keep(tx, task_id)
+        set_payload(tx, task_id, made)
 
 
-def set_payload(connection: sa.Connection, task_id: int, payload: NewPayload) -> None:
+def set_payload(tx: Tx, task_id: int, payload: NewPayload) -> None:
     """Give a task that no worker holds another payload."""
     inline = len(payload.text) <= INLINE
-    connection.execute(
-        prepared(
-            "UPDATE schedd_tasks SET payload = :text, schema_version = :version, lane = "
-            "CASE WHEN substr(lane, 1, 1) = '!' THEN '!' || CAST(:lane AS text) ELSE CAST(:lane AS text) END "
-            "WHERE id = :id"  # what is in quarantine stays there
-        ),
-        {
-            "id": task_id,
-            "text": payload.text if inline else None,
-            "lane": payload.lane,
-            "version": payload.schema_version,
-        },
+    tx.run(
+        "UPDATE schedd_tasks SET payload = :text, schema_version = :version, lane = "
+        "CASE WHEN substr(lane, 1, 1) = '!' THEN '!' || CAST(:lane AS text) ELSE CAST(:lane AS text) END "
+        "WHERE id = :id",  # what is in quarantine stays there
+        id=task_id,
+        text=payload.text if inline else None,
+        lane=payload.lane,
+        version=payload.schema_version,
     )
     if inline:
-        connection.execute(
-            prepared("DELETE FROM schedd_task_values WHERE task_id = :id AND name = 'payload'"), {"id": task_id}
-        )
+        tx.run("DELETE FROM schedd_task_values WHERE task_id = :id AND name = 'payload'", id=task_id)
     else:
-        write_values(connection, dialect_of(connection), [(task_id, "payload", payload.text)])
+        write_values(tx, [(task_id, "payload", payload.text)])
 
 
 _NAMES = {"pool": "priority"}

@@ -11,12 +11,11 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-import sqlalchemy as sa
-
 from scheduler.model import state as st
 from scheduler.model.state import END_BIT, TaskState
-from scheduler.store.db.dialect import Dialect, bind_rows
+from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.statements import Columns, run, run_over
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import READ_NAMES, LaneHead
 
 MAX_CHILDREN = 1024  # dependents read with their payloads: of more than these a cycle claims few
@@ -41,14 +40,13 @@ class ReadyChildren:
     A claim takes and writes them, or :meth:`schedule` does. ``scheduled``: how many :meth:`schedule` has written.
     """
 
-    def __init__(self, connection: sa.Connection, dialect: Dialect, rows: list[_Row], now: int) -> None:
+    def __init__(self, tx: Tx, rows: list[_Row]) -> None:
         """Keep the due rows; write those that are not due by ``now`` at once."""
-        self._connection = connection
-        self._dialect = dialect
+        self._tx = tx
         self.scheduled = 0
-        if max(map(_RUN_AT, rows), default=now) > now:
-            self._write([row for row in rows if _RUN_AT(row) > now])
-            rows = [row for row in rows if _RUN_AT(row) <= now]
+        if max(map(_RUN_AT, rows), default=tx.now) > tx.now:
+            self._write([row for row in rows if _RUN_AT(row) > tx.now])
+            rows = [row for row in rows if _RUN_AT(row) <= tx.now]
         rows.sort(key=_BY_TIME)
         self._lanes: dict[Lane, list[_Row]] = {}
         lanes = set(map(_LANE_OF, rows))
@@ -93,24 +91,22 @@ class ReadyChildren:
     def _write(self, rows: Sequence[_Row]) -> None:
         if rows:
             bound = {"ids": bind_rows([_ID(row) for row in rows])}
-            run(self._connection, _SCHEDULE.format(ids=self._dialect.ids()), bound)
+            run(self._tx.connection, _SCHEDULE.format(ids=self._tx.dialect.ids()), bound)
             self.scheduled += len(rows)
 
 
-def release_and_collect(
-    connection: sa.Connection, dialect: Dialect, succeeded: Collection[int], now: int
-) -> ReadyChildren | None:
+def release_and_collect(tx: Tx, succeeded: Collection[int]) -> ReadyChildren | None:
     """Satisfy the edges of tasks that have just succeeded; collect the due children unwritten.
 
     The transaction must hold the write lock, so that the rows that it reads stay as they are. Returns None and does
     nothing if an edge breaks, or too many tasks wait.
     """
     bound = {"ids": bind_rows([*succeeded]), "bit": END_BIT[TaskState.SUCCESS], "most": MAX_CHILDREN + 1}
-    rows = run(connection, _READ.format(ids=dialect.ids()), bound)
+    rows = tx.rows(_READ.format(ids=tx.dialect.ids()), **bound)
     left = [_LEFT(row) for row in rows]
     if len(rows) > MAX_CHILDREN or None in left:
         return None
     if max(left, default=0) > 0:
-        run_over(connection, _COUNT_DOWN, _LEFT_COLUMNS, [_ID_AND_LEFT(row) for row in rows if _LEFT(row) > 0], {})
+        run_over(tx, _COUNT_DOWN, _LEFT_COLUMNS, [_ID_AND_LEFT(row) for row in rows if _LEFT(row) > 0])
         rows = [row for row in rows if _LEFT(row) <= 0]
-    return ReadyChildren(connection, dialect, rows, now)
+    return ReadyChildren(tx, rows)

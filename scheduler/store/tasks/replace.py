@@ -11,12 +11,12 @@ import logging
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.spec import TaskSpec
 from scheduler.model.state import TaskState
-from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
 from scheduler.store.graph.release import release
 from scheduler.store.tasks import envelopes
@@ -48,52 +48,42 @@ class _PendingReplacement(msgspec.Struct):
 
 
 def replace_now(
-    connection: sa.Connection,
-    dialect: Dialect,
-    task_id: int,
-    spec: TaskSpec,
-    placed: Placed,
-    now: int,
-    *,
-    made: int | None = None,
-    cancelled: int | None = None,
+    tx: Tx, task_id: int, spec: TaskSpec, placed: Placed, *, made: int | None = None, cancelled: int | None = None
 ) -> None:
     """Give a task that no worker holds another set. ``spec.edges`` name stored tasks, and ``placed`` is what they say:
     if that ends the task at once, the caller releases what waits for it.
 
     ``made``: when the set was, if not now; ``cancelled``: the task has ended so at this instant, and stays ended.
     """
-    envelopes.keep(connection, task_id)
-    values = row_of(spec, now, placed, made)
+    envelopes.keep(tx, task_id)
+    values = row_of(spec, tx.now, placed, made)
     if cancelled is not None:
         values |= {"state": st.CANCELLED, "finished_at": cancelled}
         values |= dict.fromkeys(("error", "error_class", "ended_by", "check_at"))
     live = int(values["state"] < st.FIRST_TERMINAL)
     bound = {name: values[name] for name in _TAKEN}
-    connection.execute(prepared(_REPLACE), bound | {"id": task_id, "live": live, "cancelled": cancelled})
+    tx.run(_REPLACE, **(bound | {"id": task_id, "live": live, "cancelled": cancelled}))
     for sql in (
         f"DELETE FROM schedd_task_values WHERE task_id = :id AND name IN ('payload', 'result', '{_ASIDE}')",
         "DELETE FROM schedd_edges WHERE child = :id",
     ):
-        connection.execute(prepared(sql), {"id": task_id})
-    checkpoints.forget(connection, dialect, [task_id])  # steps of the old set
+        tx.run(sql, id=task_id)
+    checkpoints.forget(tx, [task_id])  # steps of the old set
     if values["payload"] is None:
-        insert_values(connection, [(task_id, "payload", spec.payload)])
+        insert_values(tx, [(task_id, "payload", spec.payload)])
     if spec.edges:
-        insert_edges(connection, [edge_row(edge, task_id) for edge in spec.edges])
+        insert_edges(tx, [edge_row(edge, task_id) for edge in spec.edges])
 
 
-def debounced(connection: sa.Connection, holder: Holder, spec: TaskSpec, now: int) -> tuple[TaskSpec, int | None]:
+def debounced(tx: Tx, holder: Holder, spec: TaskSpec) -> tuple[TaskSpec, int | None]:
     """The new set of a task that no worker holds, and when its first call was made, if the set is debounced.
 
     The calls before a task's first attempt are of one run: the last one counts, and the first one's time bounds it.
     """
     if spec.debounce is None or holder.state not in (TaskState.SCHEDULED, TaskState.WAITING):
         return spec, None
-    made = connection.execute(
-        prepared("SELECT created_at FROM schedd_tasks WHERE id = :id"), {"id": holder.id}
-    ).scalar_one()
-    return msgspec.structs.replace(spec, run_at=_due(spec, now, made), delay=0), made
+    made = tx.run("SELECT created_at FROM schedd_tasks WHERE id = :id", id=holder.id).scalar_one()
+    return msgspec.structs.replace(spec, run_at=_due(spec, tx.now, made), delay=0), made
 
 
 def _due(spec: TaskSpec, now: int, made: int) -> int:
@@ -102,118 +92,105 @@ def _due(spec: TaskSpec, now: int, made: int) -> int:
     return due if spec.debounce is None else min(due, made + spec.debounce)
 
 
-def defer_replacement(connection: sa.Connection, dialect: Dialect, task_id: int, spec: TaskSpec, now: int) -> None:
+def defer_replacement(tx: Tx, task_id: int, spec: TaskSpec) -> None:
     """Defer this set: the held task runs once more with it, after its present attempt.
 
     The edges are stored beside those of the set that runs, so that no cycle closes over them and no parent is removed.
     """
-    present = connection.execute(  # the replacement that this one replaces
-        prepared(f"SELECT value FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'"), {"id": task_id}
+    present = tx.run(
+        f"SELECT value FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'", id=task_id
     ).scalar()
-    parents = connection.execute(prepared("SELECT parent FROM schedd_edges WHERE child = :id"), {"id": task_id})
+    parents = tx.run("SELECT parent FROM schedd_edges WHERE child = :id", id=task_id)
     earlier = None if present is None else msgspec.json.decode(present, type=_PendingReplacement)
     before = [row[0] for row in parents] if earlier is None else earlier.before
-    connection.execute(
-        prepared(f"DELETE FROM schedd_edges WHERE child = :id AND parent NOT IN {dialect.ids()}"),
-        {"id": task_id, "ids": bind_rows(before)},
+    tx.run(
+        f"DELETE FROM schedd_edges WHERE child = :id AND parent NOT IN {tx.dialect.ids()}",
+        id=task_id,
+        ids=bind_rows(before),
     )
     if spec.edges:
-        insert_edges(connection, [edge_row(edge, task_id) for edge in spec.edges])
-    made = now if earlier is None or spec.debounce is None else earlier.at
-    spec = msgspec.structs.replace(spec, run_at=_due(spec, now, made), delay=0)
+        insert_edges(tx, [edge_row(edge, task_id) for edge in spec.edges])
+    made = tx.now if earlier is None or spec.debounce is None else earlier.at
+    spec = msgspec.structs.replace(spec, run_at=_due(spec, tx.now, made), delay=0)
     text = msgspec.json.encode(_PendingReplacement(made, spec, before)).decode()
-    connection.execute(
-        prepared(f"DELETE FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'"), {"id": task_id}
-    )
-    insert_values(connection, [(task_id, _ASIDE, text)])
-    connection.execute(prepared("UPDATE schedd_tasks SET rerun = 1 WHERE id = :id"), {"id": task_id})
+    tx.run(f"DELETE FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'", id=task_id)
+    insert_values(tx, [(task_id, _ASIDE, text)])
+    tx.run("UPDATE schedd_tasks SET rerun = 1 WHERE id = :id", id=task_id)
 
 
-def apply_deferred(connection: sa.Connection, dialect: Dialect, ids: Iterable[int], now: int) -> None:
+def apply_deferred(tx: Tx, ids: Iterable[int]) -> None:
     """Apply the deferred replacements of these tasks, whose attempts are recorded.
 
     Call it after the release of dependents of tasks that ended in the same transaction.
     """
-    rows = connection.execute(
-        prepared(
-            "SELECT t.id, t.state, t.finished_at, v.value FROM schedd_tasks t "
-            f"LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = '{_ASIDE}' "
-            f"WHERE t.id IN {dialect.ids()} AND t.rerun > 0 ORDER BY t.id"
-        ),
-        {"ids": bind_rows(sorted(ids))},
+    rows = tx.run(
+        "SELECT t.id, t.state, t.finished_at, v.value FROM schedd_tasks t "
+        f"LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = '{_ASIDE}' "
+        f"WHERE t.id IN {tx.dialect.ids()} AND t.rerun > 0 ORDER BY t.id",
+        ids=bind_rows(sorted(ids)),
     ).fetchall()
     for row in rows:
         try:
             aside = msgspec.json.decode(row.value or "", type=_PendingReplacement)
         except msgspec.MsgspecError as error:
-            _set_aside(connection, dialect, row.id, f"what replaced it cannot be read: {error}", now)
+            _set_aside(tx, row.id, f"what replaced it cannot be read: {error}")
             continue
         spec = aside.spec
-        parents = read_parents(connection, dialect, [edge.parent for edge in spec.edges], known=True)
+        parents = read_parents(tx, [edge.parent for edge in spec.edges], known=True)
         ended = row.finished_at if row.state == st.CANCELLED else None
         placed = parents.place(spec.edges)
-        replace_now(connection, dialect, row.id, spec, placed, now, made=aside.at, cancelled=ended)
+        replace_now(tx, row.id, spec, placed, made=aside.at, cancelled=ended)
         if placed.end is not None and ended is None:
-            release(connection, dialect, [(row.id, placed.end.state)], now)
+            release(tx, [(row.id, placed.end.state)])
 
 
-def _set_aside(connection: sa.Connection, dialect: Dialect, task_id: int, error: str, now: int) -> None:
+def _set_aside(tx: Tx, task_id: int, error: str) -> None:
     log.error(error, extra={"task": task_id})
-    connection.execute(
-        prepared(
-            f"UPDATE schedd_tasks SET state = CASE WHEN dead_letter = 1 THEN {st.DEAD} ELSE {st.FAILED} END, "
-            "rerun = 0, held_key = NULL, finished_at = :now, error = :error, error_class = 'PayloadError' "
-            "WHERE id = :id AND rerun > 0"
-        ),
-        {"id": task_id, "now": now, "error": error[:2000]},
+    tx.run(
+        f"UPDATE schedd_tasks SET state = CASE WHEN dead_letter = 1 THEN {st.DEAD} ELSE {st.FAILED} END, "
+        "rerun = 0, held_key = NULL, finished_at = :now, error = :error, error_class = 'PayloadError' "
+        "WHERE id = :id AND rerun > 0",
+        id=task_id,
+        now=tx.now,
+        error=error[:2000],
     )
-    release(connection, dialect, [(task_id, TaskState.DEAD)], now)
+    release(tx, [(task_id, TaskState.DEAD)])
 
 
-def repair_replacements(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], now: int) -> None:
+def repair_replacements(tx: Tx, ids: Sequence[int]) -> None:
     """Apply replacements left over on tasks that no worker holds; drop values without a task's mark."""
-    held = connection.execute(
-        prepared(f"SELECT id FROM schedd_tasks WHERE id IN {dialect.ids()} AND state >= 4 AND state <= 5"),
-        {"ids": bind_rows(ids)},
+    held = tx.run(
+        f"SELECT id FROM schedd_tasks WHERE id IN {tx.dialect.ids()} AND state >= 4 AND state <= 5", ids=bind_rows(ids)
     )
-    apply_deferred(connection, dialect, set(ids) - {row[0] for row in held}, now)
-    connection.execute(
-        prepared(
-            f"DELETE FROM schedd_task_values WHERE task_id IN {dialect.ids()} AND name = '{_ASIDE}' "
-            "AND task_id IN (SELECT id FROM schedd_tasks WHERE rerun = 0)"
-        ),
-        {"ids": bind_rows(ids)},
+    apply_deferred(tx, set(ids) - {row[0] for row in held})
+    tx.run(
+        f"DELETE FROM schedd_task_values WHERE task_id IN {tx.dialect.ids()} AND name = '{_ASIDE}' "
+        "AND task_id IN (SELECT id FROM schedd_tasks WHERE rerun = 0)",
+        ids=bind_rows(ids),
     )
 
 
-def blocked_replacements(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> set[int]:
+def blocked_replacements(tx: Tx, ids: Sequence[int]) -> set[int]:
     """The replaced tasks for which :func:`apply_deferred` would have to wait for a lock on a parent.
 
     Locks the parents of the others until the transaction ends. Never waits.
     """
-    if not ids or not dialect.skip_locked:
+    if not ids or not tx.dialect.skip_locked:
         return set()
-    edges = connection.execute(
-        prepared(
-            "SELECT e.parent, e.child FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
-            f"WHERE e.child IN {dialect.ids()}"
-        ),
-        {"ids": bind_rows(ids)},
+    edges = tx.run(
+        "SELECT e.parent, e.child FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
+        f"WHERE e.child IN {tx.dialect.ids()}",
+        ids=bind_rows(ids),
     ).fetchall()
-    held = connection.execute(
-        prepared(
-            f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.share} SKIP LOCKED"
-        ),
-        {"ids": bind_rows(sorted({edge.parent for edge in edges}))},
+    share = f"{tx.dialect.share} SKIP LOCKED"
+    held = tx.run(
+        f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {tx.dialect.ids()} ORDER BY t.id {share}",
+        ids=bind_rows(sorted({edge.parent for edge in edges})),
     )
     got = {row[0] for row in held}
     return {edge.child for edge in edges if edge.parent not in got}
 
 
-def cancel_rerun(connection: sa.Connection, ids: Sequence[int]) -> None:
+def cancel_rerun(tx: Tx, ids: Sequence[int]) -> None:
     """Cancel the deferred replacements of held tasks, too."""
-    dialect = dialect_of(connection)
-    connection.execute(
-        prepared(f"UPDATE schedd_tasks SET rerun = 2 WHERE id IN {dialect.ids()} AND rerun = 1"),
-        {"ids": bind_rows(ids)},
-    )
+    tx.run(f"UPDATE schedd_tasks SET rerun = 2 WHERE id IN {tx.dialect.ids()} AND rerun = 1", ids=bind_rows(ids))

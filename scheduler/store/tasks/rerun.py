@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import sqlalchemy as sa
-
 from scheduler.errors import InvalidTransitionError, UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER
 from scheduler.store import audit
-from scheduler.store.db.dialect import Dialect, dialect_of
-from scheduler.store.db.statements import run
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
 from scheduler.store.graph.descendants import all_below
 from scheduler.store.tasks import keys
@@ -26,7 +23,7 @@ WHERE {{among}}
 _FORGET_RESULTS = "DELETE FROM schedd_task_values WHERE {among} AND name = 'result'"
 
 
-def rerun(connection: sa.Connection, task_id: int, now: int, *, downstream: bool = True) -> dict[int, keys.Other]:
+def rerun(tx: Tx, task_id: int, *, downstream: bool = True) -> dict[int, keys.Other]:
     """Run an ended task again, from its beginning: its result and its recorded steps are forgotten.
 
     ``downstream``: whatever ended below it runs again after it, successes too. What has not begun below it waits for it
@@ -36,52 +33,48 @@ def rerun(connection: sa.Connection, task_id: int, now: int, *, downstream: bool
     Raises UnknownTaskError; InvalidTransitionError if it, or with ``downstream`` one below it, has begun and not ended;
     DuplicateKeyError if another task holds its key or has completed under it since.
     """
-    dialect = dialect_of(connection)
     ids = {task_id}
     while True:
-        rows = _locked(connection, dialect, sorted(ids))
+        rows = _locked(tx, sorted(ids))
         if task_id not in rows:
             raise UnknownTaskError(task_id)
-        found = {task_id, *all_below(connection, dialect, [task_id])} if downstream else ids
+        found = {task_id, *all_below(tx, [task_id])} if downstream else ids
         if found <= ids:
             break
         ids |= found  # also what another transaction stored below it until these were locked
     _refuse_begun(rows, task_id)
-    refused = keys.take(connection, dialect, [task_id], now)
+    refused = keys.take(tx, [task_id])
     if refused:
         raise refused[task_id].error
     ended = [i for i, row in rows.items() if row[1] >= st.FIRST_TERMINAL and i != task_id]
-    ended, left = with_keys(connection, dialect, ended, now)
+    ended, left = with_keys(tx, ended)
     again = sorted([task_id, *ended])
-    bound = {"ids": dialect.bind_ids(again)}
-    checkpoints.forget(connection, dialect, again)
-    run(connection, _FORGET_RESULTS.format(among=dialect.among("task_id")), bound)
-    run(connection, _AGAIN.format(among=dialect.among("id")), {**bound, "now": now, "root": task_id})
-    recount(connection, dialect, again, now)
+    bound = {"ids": tx.dialect.bind_ids(again)}
+    checkpoints.forget(tx, again)
+    tx.rows(_FORGET_RESULTS.format(among=tx.dialect.among("task_id")), **bound)
+    tx.rows(_AGAIN.format(among=tx.dialect.among("id")), **bound, now=tx.now, root=task_id)
+    recount(tx, again)
     before = TaskState.from_code(rows[task_id][1])
     tasks = {task_id: {"before": before}}
-    audit.record(connection, now, "rerun", tasks=tasks, downstream=downstream, below=len(again) - 1)
+    audit.record(tx, "rerun", tasks=tasks, downstream=downstream, below=len(again) - 1)
     return left
 
 
-def rerun_all(
-    connection: sa.Connection, ids: Sequence[int], now: int, *, downstream: bool = True
-) -> dict[int, keys.Other]:
+def rerun_all(tx: Tx, ids: Sequence[int], *, downstream: bool = True) -> dict[int, keys.Other]:
     """:func:`rerun` for each of these; skips a task that came back with another one."""
     left: dict[int, keys.Other] = {}
-    dialect = dialect_of(connection)
-    before = {i: row[1] for i, row in _locked(connection, dialect, sorted(set(ids))).items()}
+    before = {i: row[1] for i, row in _locked(tx, sorted(set(ids))).items()}
     for task_id in sorted(set(ids)):  # parents are mostly older
         came_back = before.get(task_id, 0) >= st.FIRST_TERMINAL
-        if came_back and _locked(connection, dialect, [task_id])[task_id][1] < st.FIRST_TERMINAL:
+        if came_back and _locked(tx, [task_id])[task_id][1] < st.FIRST_TERMINAL:
             continue
-        left |= rerun(connection, task_id, now, downstream=downstream)
+        left |= rerun(tx, task_id, downstream=downstream)
     return left
 
 
-def _locked(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]) -> dict[int, tuple[int, int, int | None]]:
-    sql = _LOCK.format(among=dialect.among("t.id"), lock=dialect.lock)
-    return {row[0]: (row[0], row[1], row[2]) for row in run(connection, sql, {"ids": dialect.bind_ids(ids)})}
+def _locked(tx: Tx, ids: Sequence[int]) -> dict[int, tuple[int, int, int | None]]:
+    sql = _LOCK.format(among=tx.dialect.among("t.id"), lock=tx.dialect.lock)
+    return {row[0]: (row[0], row[1], row[2]) for row in tx.rows(sql, ids=tx.dialect.bind_ids(ids))}
 
 
 def _refuse_begun(rows: dict[int, tuple[int, int, int | None]], task_id: int) -> None:

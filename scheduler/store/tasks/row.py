@@ -7,14 +7,14 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import UnknownDependencyError
 from scheduler.model import state as st
 from scheduler.model.policy import first_look
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import EdgeVerdict, Otherwise, TaskState, When, edge_verdict, satisfied_mask
-from scheduler.store.db.dialect import Dialect, bind_rows, dialect_of, prepared
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
 from scheduler.store.graph.messages import broken_text, removed_text
 from scheduler.store.tasks.claim import HAS_PARENTS, RARE
 
@@ -141,7 +141,7 @@ class Parents:
         return Placed(unmet, broken.get(EdgeVerdict.FAIL) or broken.get(EdgeVerdict.SKIP))
 
 
-def read_parents(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], *, known: bool = False) -> Parents:
+def read_parents(tx: Tx, ids: Sequence[int], *, known: bool = False) -> Parents:
     """How each of these tasks ended, if it has; holds the rows as they are until the transaction ends.
 
     An engine that wants to finish one of them passes it over until then, so a parent cannot end unseen between this
@@ -149,19 +149,16 @@ def read_parents(connection: sa.Connection, dialect: Dialect, ids: Sequence[int]
     once, so an id without a record was removed, and counts as failed.
     """
     found = Parents()
-    for row in connection.execute(
-        prepared(
-            f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.id IN {dialect.ids()} ORDER BY t.id {dialect.share}"
-        ),
-        {"ids": bind_rows(ids)},
+    for row in tx.run(
+        f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.id IN {tx.dialect.ids()} ORDER BY t.id {tx.dialect.share}",
+        ids=bind_rows(ids),
     ):
         state = TaskState.from_code(row.state)
         found.ends[row.id] = state if state.terminal else None
     gone = [i for i in ids if i not in found.ends]
     if gone:
-        for row in connection.execute(
-            prepared(f"SELECT task_id, state FROM schedd_outcomes WHERE task_id IN {dialect.ids()}"),
-            {"ids": bind_rows(gone)},
+        for row in tx.run(
+            f"SELECT task_id, state FROM schedd_outcomes WHERE task_id IN {tx.dialect.ids()}", ids=bind_rows(gone)
         ):
             found.ends[row.task_id] = TaskState.from_code(row.state)
         unknown = [i for i in gone if i not in found.ends]
@@ -258,23 +255,21 @@ def edge_row(edge: EdgeSpec, child: int) -> tuple[int, int, int, int, int]:
     return edge.parent, child, *_CODES[edge.when][edge.otherwise]
 
 
-def insert_edges(connection: sa.Connection, edges: Sequence[tuple[int, int, int, int, int]]) -> None:
+def insert_edges(tx: Tx, edges: Sequence[tuple[int, int, int, int, int]]) -> None:
     """Store edges: rows (parent, child, when, otherwise, ok). One that is there already stays as it is."""
     names = ", ".join(EDGE_COLUMNS)
-    source = dialect_of(connection).rows(EDGE_COLUMNS)
-    connection.execute(
-        prepared(
-            f"INSERT INTO schedd_edges ({names}) SELECT {names} FROM {source} j WHERE true "
-            "ON CONFLICT (parent, child) DO NOTHING"
-        ),
-        {"rows": bind_rows(edges)},
+    source = tx.dialect.rows(EDGE_COLUMNS)
+    tx.run(
+        f"INSERT INTO schedd_edges ({names}) SELECT {names} FROM {source} j WHERE true "
+        "ON CONFLICT (parent, child) DO NOTHING",
+        rows=bind_rows(edges),
     )
 
 
-def insert_values(connection: sa.Connection, rows: Sequence[tuple[int, str, str]]) -> None:
+def insert_values(tx: Tx, rows: Sequence[tuple[int, str, str]]) -> None:
     """Store side values of new tasks: rows (task id, name, value)."""
-    source = dialect_of(connection).rows({"task_id": int, "name": str, "value": str})
-    connection.execute(
-        prepared(f"INSERT INTO schedd_task_values (task_id, name, value) SELECT task_id, name, value FROM {source} j"),
-        {"rows": bind_rows(rows)},
+    source = tx.dialect.rows({"task_id": int, "name": str, "value": str})
+    tx.run(
+        f"INSERT INTO schedd_task_values (task_id, name, value) SELECT task_id, name, value FROM {source} j",
+        rows=bind_rows(rows),
     )

@@ -11,15 +11,13 @@ from scheduler.model import state as st
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import AttemptEnd, Failure, Lives, Outcome
 from scheduler.model.state import TaskState
-from scheduler.store.db.dialect import Dialect
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.complete import Completion, finish
 
 log = logging.getLogger("scheduler.engine")
 
 
-def complete_one_by_one(
-    connection: sa.Connection, dialect: Dialect, worker: int, outcomes: Sequence[Outcome], now: int, lives: Lives
-) -> Completion:
+def complete_one_by_one(tx: Tx, worker: int, outcomes: Sequence[Outcome], lives: Lives) -> Completion:
     """Like :func:`finish`; a task whose outcome the database refuses ends dead, with the reason."""
     ended: dict[int, TaskState] = {}
     lost: list[Outcome] = []
@@ -28,12 +26,12 @@ def complete_one_by_one(
     overridden: dict[int, AttemptEnd] = {}
     for outcome in outcomes:
         try:
-            done = _alone(connection, dialect, worker, outcome, now, lives)
+            done = _alone(tx, worker, outcome, lives)
         except (sa.exc.OperationalError, sa.exc.InterfaceError):
             raise  # trouble with the database, not with this outcome
         except Exception as error:
             log.exception("an outcome cannot be recorded: its task is set aside", extra={"task": outcome.task_id})
-            done = _alone(connection, dialect, worker, _set_aside(outcome, error, now), now, lives)
+            done = _alone(tx, worker, _set_aside(outcome, error, tx.now), lives)
         ended |= done.ended
         lost += [outcome] * len(done.lost)
         deferred += [outcome] * len(done.deferred)
@@ -42,11 +40,9 @@ def complete_one_by_one(
     return Completion(ended, lost, deferred, ready, overridden)
 
 
-def _alone(
-    connection: sa.Connection, dialect: Dialect, worker: int, outcome: Outcome, now: int, lives: Lives
-) -> Completion:
-    with connection.begin_nested():
-        return finish(connection, dialect, worker, [outcome], now, lives=lives)
+def _alone(tx: Tx, worker: int, outcome: Outcome, lives: Lives) -> Completion:
+    with tx.connection.begin_nested():
+        return finish(tx, worker, [outcome], lives=lives)
 
 
 def _set_aside(o: Outcome, error: Exception, now: int) -> Outcome:

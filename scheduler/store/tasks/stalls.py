@@ -11,7 +11,8 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.broken_rows import options_of
-from scheduler.store.db.dialect import Dialect, bind_rows, fence, prepared
+from scheduler.store.db.dialect import bind_rows, fence
+from scheduler.store.db.tx import Tx
 from scheduler.store.graph.descendants import BROKEN_BITS
 from scheduler.store.graph.release import release
 from scheduler.store.tasks.outcome_locks import lock_descendants
@@ -30,22 +31,20 @@ class Stalled(NamedTuple):
     stall_after: int
 
 
-def stalled(connection: sa.Connection, now: int) -> list[Stalled]:
+def stalled(tx: Tx) -> list[Stalled]:
     """The running tasks without a heartbeat for their kind's ``stall_after``, the quietest first."""
-    rows = connection.execute(prepared("SELECT name, options FROM schedd_kinds")).fetchall()
+    rows = tx.run("SELECT name, options FROM schedd_kinds").fetchall()
     spans = {row.name: options_of(row.options).get("stall_after") for row in rows}
     spans = {name: span for name, span in spans.items() if span is not None}
     if not spans:
         return []
-    running = connection.execute(
-        prepared(
-            "SELECT id, kind, worker, started_at, last_heartbeat_at FROM schedd_tasks "
-            f"WHERE state >= 4 AND state <= 5 AND state = {st.RUNNING} AND started_at IS NOT NULL"
-        )
+    running = tx.run(
+        "SELECT id, kind, worker, started_at, last_heartbeat_at FROM schedd_tasks "
+        f"WHERE state >= 4 AND state <= 5 AND state = {st.RUNNING} AND started_at IS NOT NULL"
     ).fetchall()
     found = []
     for row in running:
-        quiet, span = now - max(row.started_at, row.last_heartbeat_at or 0), spans.get(row.kind)
+        quiet, span = tx.now - max(row.started_at, row.last_heartbeat_at or 0), spans.get(row.kind)
         if span is not None and quiet >= span:
             found.append(Stalled(row.id, row.kind, row.worker, quiet, span))
     return sorted(found, key=lambda one: (-one.quiet, one.id))
@@ -59,11 +58,9 @@ class Reclaimed(NamedTuple):
 
 
 def reclaim(
-    connection: sa.Connection,
-    dialect: Dialect,
+    tx: Tx,
     worker: int,
     claims: Sequence[tuple[int, int, int, str]],
-    now: int,
     *,
     end: AttemptEnd = AttemptEnd.LOST,
     error_class: str = "Stalled",
@@ -76,32 +73,29 @@ def reclaim(
     though not before its third attempt: a handler that is always slower than declared must not run for ever.
     Skips claims whose rows or dependants another transaction holds; a later call takes them.
     """
-    source = dialect.rows({"id": int, "claim": int, "started": int, "text": str})
-    rows = connection.execute(
-        prepared(
-            "SELECT t.id, t.claim, t.attempt, t.attempt_base, t.max_attempts, t.dead_letter, t.claimed_at, "
-            "t.cancel_requested, t.rerun, j.started, j.text "
-            f"FROM {source} j JOIN schedd_tasks t ON t.id = j.id WHERE {fence('BETWEEN 4 AND 5')} "
-            f"ORDER BY t.id {dialect.skip_locked}"
-        ),
-        {"rows": bind_rows(claims), "worker": worker},
+    source = tx.dialect.rows({"id": int, "claim": int, "started": int, "text": str})
+    rows = tx.run(
+        "SELECT t.id, t.claim, t.attempt, t.attempt_base, t.max_attempts, t.dead_letter, t.claimed_at, "
+        "t.cancel_requested, t.rerun, j.started, j.text "
+        f"FROM {source} j JOIN schedd_tasks t ON t.id = j.id WHERE {fence('BETWEEN 4 AND 5')} "
+        f"ORDER BY t.id {tx.dialect.skip_locked}",
+        rows=bind_rows(claims),
+        worker=worker,
     ).fetchall()
     states = {row.id: _next(row) for row in rows}
     ends = {i: END_BIT[TaskState.from_code(state)] for i, state in states.items() if state >= st.FIRST_TERMINAL}
     replaced = [row.id for row in rows if row.rerun]
     ends |= {i: ends.get(i, 0) | BROKEN_BITS for i in replaced}
-    if ends and dialect.skip_locked:
-        blocked = lock_descendants(connection, dialect, ends).blocked | blocked_replacements(
-            connection, dialect, replaced
-        )
+    if ends and tx.dialect.skip_locked:
+        blocked = lock_descendants(tx, ends).blocked | blocked_replacements(tx, replaced)
         rows = [row for row in rows if row.id not in blocked]
     if not rows:
         return Reclaimed([], {})
-    _write(connection, dialect, worker, rows, states, now, end, error_class)
+    _write(tx, worker, rows, states, end, error_class)
     ended = {row.id: TaskState.from_code(states[row.id]) for row in rows if states[row.id] >= st.FIRST_TERMINAL}
-    release(connection, dialect, ended.items(), now)
+    release(tx, ended.items())
     if replaced:
-        apply_deferred(connection, dialect, [row.id for row in rows], now)
+        apply_deferred(tx, [row.id for row in rows])
     return Reclaimed([(row.id, row.claim) for row in rows], ended)
 
 
@@ -117,38 +111,35 @@ def _next(row: sa.Row[tuple[int, ...]]) -> int:
 
 
 def _write(
-    connection: sa.Connection,
-    dialect: Dialect,
+    tx: Tx,
     worker: int,
     rows: Sequence[sa.Row[tuple[int, ...]]],
     states: dict[int, int],
-    now: int,
     end: AttemptEnd,
     error_class: str,
 ) -> None:
-    source = dialect.rows({"id": int, "state": int, "error": str})
+    source = tx.dialect.rows({"id": int, "state": int, "error": str})
     failed = (st.DEAD, st.FAILED)
     tasks = [(row.id, states[row.id], row.text if states[row.id] in failed else None) for row in rows]
-    connection.execute(
-        prepared(
-            "UPDATE schedd_tasks SET state = j.state, worker = NULL, suspect = 0, "
-            "lane = ltrim(schedd_tasks.lane, '!'), "
-            "finished_at = CASE WHEN j.state >= 6 THEN :now ELSE schedd_tasks.finished_at END, "
-            "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, "
-            "error = coalesce(j.error, schedd_tasks.error), "
-            "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'Stalled' END "
-            f"FROM {source} j WHERE schedd_tasks.id = j.id"
-        ),
-        {"rows": bind_rows(tasks), "now": now},
+    tx.run(
+        "UPDATE schedd_tasks SET state = j.state, worker = NULL, suspect = 0, "
+        "lane = ltrim(schedd_tasks.lane, '!'), "
+        "finished_at = CASE WHEN j.state >= 6 THEN :now ELSE schedd_tasks.finished_at END, "
+        "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, "
+        "error = coalesce(j.error, schedd_tasks.error), "
+        "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'Stalled' END "
+        f"FROM {source} j WHERE schedd_tasks.id = j.id",
+        rows=bind_rows(tasks),
+        now=tx.now,
     )
     columns = {"task_id": int, "claim": int, "number": int, "claimed_at": int, "started_at": int, "error": str}
     names = ", ".join(columns)
     attempts = [(row.id, row.claim, row.attempt, row.claimed_at, row.started, row.text) for row in rows]
-    connection.execute(
-        prepared(
-            f"INSERT INTO schedd_attempts (worker, finished_at, outcome, error_class, {names}) "
-            f"SELECT :worker, :now, {end.code}, '{error_class}', {names} FROM {dialect.rows(columns)} j "
-            "WHERE true ON CONFLICT (task_id, claim) DO NOTHING"
-        ),
-        {"rows": bind_rows(attempts), "now": now, "worker": worker},
+    tx.run(
+        f"INSERT INTO schedd_attempts (worker, finished_at, outcome, error_class, {names}) "
+        f"SELECT :worker, :now, {end.code}, '{error_class}', {names} FROM {tx.dialect.rows(columns)} j "
+        "WHERE true ON CONFLICT (task_id, claim) DO NOTHING",
+        rows=bind_rows(attempts),
+        now=tx.now,
+        worker=worker,
     )

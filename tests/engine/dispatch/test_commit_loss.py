@@ -81,8 +81,8 @@ def test_a_claim_that_nobody_knows_of_goes_back_though_somebody_holds_a_row(
     assert {key[0] for key in engine.engine_state.held} == {ends}
     run_claimed(bench.jobs)
     row = {"id": unknown if locked == "unknown" else ends}
-    with bench.jobs.database.write() as caller:
-        caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), row)
+    with bench.jobs.database.write() as tx:
+        tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), row)
         ring_and_step(bench.jobs)
     bench.drain()
     assert bench.states(ends, unknown) == ["success", "success"]

@@ -306,8 +306,8 @@ def test_what_a_caller_holds_is_put_off(fleet: Fleet) -> None:
     ids = flood(jobs)
     step(jobs)
     assert run_claimed(jobs) == 4
-    with jobs.database.write() as caller:
-        caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": ids[0]})
+    with jobs.database.write() as tx:
+        tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": ids[0]})
         engine_of(jobs).step()
         assert completion_thread.recorded == 1
         assert len(engine_of(jobs).dispatch.completer.deferred) == 4
@@ -398,12 +398,12 @@ def test_a_suspect_starts_once_the_ends_beside_it_are_recorded(fleet: Fleet, rec
     ids = flood(jobs)
     step(jobs)
     assert run_claimed(jobs) == 4
-    with jobs.database.write() as c:
-        c.execute(
+    with jobs.database.write() as tx:
+        tx.connection.execute(
             sa.text("UPDATE schedd_tasks SET lane = '!' || lane, suspect = 2 WHERE state = 1 AND id = :i"),
             {"i": ids[4]},
         )
-        c.execute(
+        tx.connection.execute(
             sa.text("UPDATE schedd_tasks SET run_at = run_at + 60000000 WHERE state = 1 AND id > :i"), {"i": ids[4]}
         )
     completion_thread.fails_with = {"is contended": RowLocked(), "fails": StoreUnavailableError("gone")}.get(recording)
@@ -443,8 +443,10 @@ def test_a_lost_body_that_has_ended_keeps_its_task_from_nobody(fleet: Fleet) -> 
     step(jobs)
     (attempt, *_) = engine.engine_state.held.values()
     task_id = attempt.claimed.id
-    with jobs.database.write() as c:
-        c.execute(sa.text("UPDATE schedd_tasks SET state = 1, worker = NULL, run_at = 0 WHERE id = :i"), {"i": task_id})
+    with jobs.database.write() as tx:
+        tx.connection.execute(
+            sa.text("UPDATE schedd_tasks SET state = 1, worker = NULL, run_at = 0 WHERE id = :i"), {"i": task_id}
+        )
     engine.engine_state.mark_lost(attempt)
     assert run_claimed(jobs) == 4
     engine.step()

@@ -109,8 +109,8 @@ def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
     held, free = jobs.task(plain).schedule(), jobs.task(plain).schedule()
     step(jobs)
     assert run_claimed(jobs) == 2
-    with jobs.database.write() as caller:
-        caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": held})
+    with jobs.database.write() as tx:
+        tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": held})
         step(jobs)
         assert jobs.get_task_status(free) is TaskState.SUCCESS
         assert jobs.get_task_status(held) is TaskState.CLAIMED
@@ -154,8 +154,8 @@ def test_requests_that_are_put_off_keep_no_others_waiting(
             attempts[task_id], "record", {"name": "step", "seq": 1, "value": None, "started_at": None}
         )
 
-    with jobs.database.write() as caller:
-        caller.execute(
+    with jobs.database.write() as tx:
+        tx.connection.execute(
             sa.text("SELECT id FROM schedd_tasks WHERE id < :last ORDER BY id FOR UPDATE"), {"last": batch.ids[-1]}
         )
         blocked = [ask(task_id) for task_id in batch.ids[:-1]]
@@ -315,8 +315,8 @@ def test_what_is_handed_back_is_told_of_although_the_turn_is_done_over(fleet: Fl
     step(jobs)
     engine.engine_state.outcomes.extend(ended)
     clock.advance(engine.options.give_back + 1)
-    with jobs.database.write() as caller:
-        caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": first})
+    with jobs.database.write() as tx:
+        tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": first})
         assert engine.dispatch.run(engine._conn(), claiming=False).ready == 1
 
 

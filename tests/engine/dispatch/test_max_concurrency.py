@@ -40,8 +40,8 @@ def held(jobs: Scheduler, kind: str = "narrow") -> int:
 
 
 def told(jobs: Scheduler, task_id: int) -> str | None:
-    with jobs.database.read() as connection:
-        return why(connection, task_id, jobs.database.now())
+    with jobs.database.read() as tx:
+        return why(tx, task_id)
 
 
 @pytest.mark.case(58)

@@ -17,8 +17,8 @@ from support.bench import Bench, Soft, Step
 
 
 def why(bench: Bench, task_id: int) -> str:
-    with bench.jobs.database.read() as connection:
-        return explain.why(connection, task_id, bench.jobs.database.now()) or ""
+    with bench.jobs.database.read() as tx:
+        return explain.why(tx, task_id) or ""
 
 
 def test_a_paused_queue_is_not_claimed(bench: Bench) -> None:
@@ -134,8 +134,8 @@ def test_a_started_engine_stops_claiming_and_goes_on(bench: Bench) -> None:
     try:
         assert begun.wait(30)
         bench.jobs.pause(all=True)
-        with bench.jobs.database.read() as connection:
-            assert connection.execute(sa.text("SELECT count(*) FROM schedd_pauses")).scalar_one() == 1
+        with bench.jobs.database.read() as tx:
+            assert tx.connection.execute(sa.text("SELECT count(*) FROM schedd_pauses")).scalar_one() == 1
         second = bench.step("second").schedule()
         go.set()
         assert bench.jobs.wait(first, timeout=30)[first].state == "success"
@@ -171,8 +171,8 @@ def test_status_tells_what_waits_behind_a_pause(bench: Bench) -> None:
     bench.jobs.pause(queue="mail", reason="provider down")
     for name in "ab":
         bench.jobs.task(Step(name)).queue("mail").schedule()
-    with bench.jobs.database.read() as connection:
-        (found,) = status(connection, bench.jobs.database.now()).paused
+    with bench.jobs.database.read() as tx:
+        (found,) = status(tx).paused
     assert (found.pause.subject, found.pause.reason, found.due) == ("queue mail", "provider down", 2)
 
 
@@ -194,8 +194,8 @@ def test_many_lanes_and_one_of_them_paused(bench: Bench) -> None:
     for name in names:
         bench.script.bodies[name] = pauses
     done = bench.drain()
-    with bench.jobs.database.read() as connection:
-        left = connection.execute(
+    with bench.jobs.database.read() as tx:
+        left = tx.connection.execute(
             sa.text("SELECT count(*) FROM schedd_tasks WHERE state BETWEEN 1 AND 3 AND queue <> :own"), {"own": ran[0]}
         ).scalar_one()
     assert left == 2 * 139 - (len(done) - done.count(ran[0]))

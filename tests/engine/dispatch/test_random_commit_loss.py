@@ -195,8 +195,8 @@ def test_nothing_is_lost_or_done_twice(
 
 def check(jobs: Scheduler) -> None:
     watched: Watched = jobs.state
-    with jobs.database.read() as connection:
-        found = checks.check(connection, jobs.database.now())
+    with jobs.database.read() as tx:
+        found = checks.check(tx)
     assert not watched.wrong
     assert not [str(finding) for finding in found if finding.level == checks.PROBLEM]
     assert max(watched.steps.values(), default=1) == 1

@@ -54,8 +54,8 @@ def starts(clock: FakeClock) -> Starts:
 
 
 def told(jobs: Scheduler, task_id: int) -> str:
-    with jobs.database.read() as connection:
-        return why(connection, task_id, jobs.database.now()) or ""
+    with jobs.database.read() as tx:
+        return why(tx, task_id) or ""
 
 
 @pytest.mark.case(59)
@@ -222,22 +222,22 @@ def test_no_period_ever_holds_more(database: Database, rate: Rate, moves: list[A
     assert dialect is not None
     started: list[int] = []
     at = 0
-    with jobs.database.write() as c:
-        c.execute(prepared("DELETE FROM schedd_starts"))
+    with jobs.database.write() as tx:
+        tx.connection.execute(prepared("DELETE FROM schedd_starts"))
         for wait, wanted, lag, back, patience in moves:
             at += wait
-            free, again = caps.remaining(c, "k", rate, at)
+            free, again = caps.remaining(tx.at(at), "k", rate)
             assert (again == at) == (free > 0)
-            assert caps.remaining(c, "k", rate, again)[0] > 0
+            assert caps.remaining(tx.at(again), "k", rate)[0] > 0
             taken = min(wanted, free)
             if not taken:
                 continue
             until = rate.until(at, max(patience, rate.start_window))
-            caps.count(c, "k", rate, until, taken, at)
+            caps.count(tx.at(at), "k", rate, until, taken)
             begin = at + lag
             if begin > until or back:
                 unstarted = taken if begin > until else 1
-                caps.refund(c, dialect, "k", until, unstarted)
+                caps.refund(tx, "k", until, unstarted)
                 taken -= unstarted
             started += [begin] * taken
     jobs.close()

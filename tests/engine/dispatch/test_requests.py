@@ -281,10 +281,8 @@ def test_an_end_that_another_worker_recorded_instead_is_not(
     assert run_claimed(worker) == 1
     fail_a_step(worker, monkeypatch, "before finish commit")
     engine = engine_of(worker)
-    with worker.database.write() as connection:
-        reaper.reap(
-            connection, worker.database.dialect, worker.database.now(), known_dead=[engine.registration.incarnation]
-        )
+    with worker.database.write() as tx:
+        reaper.reap(tx, known_dead=[engine.registration.incarnation])
     engine.dispatch.run(engine._conn(), claiming=False)
     assert not told
     assert "outcome dropped" in caplog.text

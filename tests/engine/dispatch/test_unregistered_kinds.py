@@ -87,9 +87,9 @@ def test_show_and_status_say_that_no_live_worker_serves_it(fleet: Fleet, clock: 
     fleet.kill(worker)
 
     def told() -> tuple[str | None, str | None, str]:
-        with caller.database.read() as connection:
-            status = read_status.status(connection, clock.now())
-            one, two = (why.why(connection, i, clock.now()) for i in (task_id, elsewhere))
+        with caller.database.read() as tx:
+            status = read_status.status(tx.at(clock.now()))
+            one, two = (why.why(tx.at(clock.now()), i) for i in (task_id, elsewhere))
         return one, two, repr(status)
 
     of_kind, of_queue, status = told()

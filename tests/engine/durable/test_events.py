@@ -190,8 +190,8 @@ def test_a_wait_that_the_handler_no_longer_comes_to_wakes_nobody(stage: Stage, k
 
     task_id = stage.start(body, kind)
     stage.drain()
-    with stage.jobs.database.write() as connection:  # wakes by itself, as by a time that it has set
-        connection.execute(sa.text("UPDATE schedd_tasks SET run_at = 0"))
+    with stage.jobs.database.write() as tx:  # wakes by itself, as by a time that it has set
+        tx.connection.execute(sa.text("UPDATE schedd_tasks SET run_at = 0"))
     stage.drain()
     assert (stage.state(task_id), waiting(stage.jobs)) == ("suspended", [])
     stage.jobs.emit_event("approved")

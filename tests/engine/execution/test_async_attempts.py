@@ -206,8 +206,8 @@ def test_a_timeout_is_recorded_once_its_thread_has_ended(jobs: Scheduler) -> Non
 
 
 def why_of(jobs: Scheduler, task_id: int) -> str:
-    with jobs.database.read() as connection:
-        return why(connection, task_id, jobs.database.now()) or ""
+    with jobs.database.read() as tx:
+        return why(tx, task_id) or ""
 
 
 @pytest.mark.parametrize("way", ["in a task", "threads of its own"])
@@ -257,8 +257,8 @@ def test_the_log_says_what_an_attempt_waits_for(
             assert not gates.open.wait(0.005)
         gates.open.set()
         jobs.result(made, timeout=PATIENCE)
-    with jobs.database.read() as connection:
-        assert said in (attempt_log(connection, made) or "")
+    with jobs.database.read() as tx:
+        assert said in (attempt_log(tx, made) or "")
 
 
 @pytest.mark.case(77)

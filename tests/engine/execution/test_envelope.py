@@ -265,8 +265,8 @@ class Parent(Task):
         if self.how == "recurring":
             jobs.task(Order("x")).key("often").every(60).schedule()
             return []
-        with jobs.database.write() as connection:
-            return [jobs.task(Order("x")).schedule(connection=connection)]
+        with jobs.database.write() as tx:
+            return [jobs.task(Order("x")).schedule(connection=tx.connection)]
 
 
 class AsyncParent(Task):
@@ -381,9 +381,9 @@ def test_a_newer_schema_version_is_left_to_newer_workers(fleet: Fleet, clock: Fa
         assert (record.state, record.attempts_used, record.error) == ("scheduled", 0, None)
         assert ends(old, one) == []
     sentence = "no live worker knows schema_version 2 of kind 'mail', the newest knows 1"
-    with old.database.read() as connection:
-        assert sentence in (why(connection, newer[0], old.database.now()) or "")
-        (stuck,) = status(connection, old.database.now()).stuck
+    with old.database.read() as tx:
+        assert sentence in (why(tx, newer[0]) or "")
+        (stuck,) = status(tx).stuck
     assert (stuck.text, stuck.tasks) == (f"3 tasks are ready, but {sentence}", tuple(newer))
     drain(new)  # whoever has handed them back makes no newer worker wait
     assert [new.result(one, timeout=0) for one in newer] == ["new n0", "new n1", "new n2"]

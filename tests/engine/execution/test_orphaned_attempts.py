@@ -57,20 +57,20 @@ def worker(fleet: Fleet, room: Room, **options: Any) -> Scheduler:
 
 def said(jobs: Scheduler, task_id: int) -> str:
     """What follows the time in why this task does not run."""
-    with jobs.database.read() as connection:
-        text = str(why(connection, task_id, jobs.database.now()))
+    with jobs.database.read() as tx:
+        text = str(why(tx, task_id))
     return text[text.index("Z") + 1 :]
 
 
 def record(jobs: Scheduler) -> WorkerRecord:
-    with jobs.database.read() as connection:
-        (found,) = [w for w in workers(connection, jobs.database.now()) if w.id == engine_of(jobs).worker]
+    with jobs.database.read() as tx:
+        (found,) = [w for w in workers(tx) if w.id == engine_of(jobs).worker]
     return found
 
 
 def stuck(jobs: Scheduler) -> list[tuple[str, tuple[int, ...]]]:
-    with jobs.database.read() as connection:
-        found = status(connection, jobs.database.now())
+    with jobs.database.read() as tx:
+        found = status(tx)
     return [(one.text, one.tasks) for one in found.stuck if one.problem == "bodies"]
 
 

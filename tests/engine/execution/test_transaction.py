@@ -215,7 +215,7 @@ def test_who_waits_for_somebodys_transaction_can_be_ended(
     """It holds a row that waits for this task, and may never let go of it."""
     tries: list[int] = []
 
-    def held(connection: Any, dialect: Any, worker: int, outcomes: Any, now: int, **_more: Any) -> Completion:
+    def held(tx: Any, worker: int, outcomes: Any, **_more: Any) -> Completion:
         (attempt,) = engine_of(stage.jobs).engine_state.held.values()
         attempt.cancelled = True
         tries.append(attempt.claimed.id)

@@ -90,8 +90,8 @@ def test_thousands_missed_come_in_ticks(bench: Bench) -> None:
     made = []
     for _ in range(4):
         ring_and_step(bench.jobs)
-        with bench.jobs.database.read() as connection:
-            made.append(connection.exec_driver_sql("SELECT count(*) FROM schedd_tasks").scalar_one())
+        with bench.jobs.database.read() as tx:
+            made.append(tx.connection.exec_driver_sql("SELECT count(*) FROM schedd_tasks").scalar_one())
     assert made == [1000, 2000, 2500, 2500]
     bench.drain()
     assert sorted(slots) == [START + timedelta(minutes=n) for n in range(1, 2501)]
@@ -165,8 +165,8 @@ def test_a_clock_that_was_years_ahead(bench: Bench, build: Any, before: bool) ->
     """Its next slot is then; the doctor says so, and pausing and resuming lets it go on."""
 
     def found() -> str:
-        with bench.jobs.database.read() as connection:
-            return next(f.text for f in check(connection, bench.clock.now()) if f.check == "schedules")
+        with bench.jobs.database.read() as tx:
+            return next(f.text for f in check(tx.at(bench.clock.now())) if f.check == "schedules")
 
     fine = "1 schedule, each has its next slot"
     seen: Seen = []

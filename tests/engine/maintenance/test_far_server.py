@@ -24,8 +24,8 @@ def quick(ctx: Any) -> str:
 
 
 def said_of(jobs: Scheduler, task_id: int) -> str:
-    with jobs.database.read() as connection:
-        return str(why(connection, task_id, jobs.database.now()))
+    with jobs.database.read() as tx:
+        return str(why(tx, task_id))
 
 
 @pytest.mark.case(81, pure=True)
@@ -46,10 +46,10 @@ def test_a_lease_that_is_too_short_for_the_way_is_refused(
             while "too far away" not in said_of(near, made):
                 assert time.monotonic() < until
                 time.sleep(0.01)
-            with near.database.read() as connection:
+            with near.database.read() as tx:
                 now = near.database.now()
-                stuck = [one.text for one in status(connection, now).stuck]
-                problems = [f.text for f in check_surroundings(near.database, connection, "") if f.level == "problem"]
+                stuck = [one.text for one in status(tx.at(now)).stuck]
+                problems = [f.text for f in check_surroundings(near.database, tx, "") if f.level == "problem"]
             for text in (*stuck, *problems):
                 assert "too far away for its lease: set [worker] lease to" in str(text)
             assert stuck

@@ -115,12 +115,12 @@ def after(ctx: Context) -> None:
 def texts(jobs: Scheduler, task_id: int) -> tuple[str | None, list[str], list[str], str | None]:
     """What show, status and doctor say of handlers that hang, and the stack."""
     task_now = jobs.get_task(task_id)
-    with jobs.database.read() as connection:
+    with jobs.database.read() as tx:
         now = jobs.database.now()
-        stuck = [s.text for s in status(connection, now).stuck if s.problem == "hung" and task_id in s.tasks]
-        found = [f.text for f in checks.check(connection, now) if f.check == "handlers" and f.level != checks.OK]
+        stuck = [s.text for s in status(tx.at(now)).stuck if s.problem == "hung" and task_id in s.tasks]
+        found = [f.text for f in checks.check(tx.at(now)) if f.check == "handlers" and f.level != checks.OK]
         claim = max((a.claim for a in jobs.get_attempts(task_id)), default=0) if task_now.state.terminal else 1
-        return why(connection, task_id, now), stuck, found, read_history.stack_of(connection, task_id, claim)
+        return why(tx.at(now), task_id), stuck, found, read_history.stack_of(tx, task_id, claim)
 
 
 @pytest.mark.case(77)
@@ -168,12 +168,12 @@ def test_a_cancel_by_force_does_not_wait_for_the_handler(fleet: Fleet, clock: Fa
     seen: list[TaskState] = []
 
     def hangs(ctx: Context) -> str:
-        with jobs.database.write() as connection:
-            control.cancel(connection, [ctx.id], jobs.database.now())
+        with jobs.database.write() as tx:
+            control.cancel(tx, [ctx.id])
         let_pass(clock, 5, jobs)
         seen.append(jobs.get_task_status(task_id))
-        with jobs.database.write() as connection:
-            control.cancel(connection, [ctx.id], jobs.database.now(), force=True)
+        with jobs.database.write() as tx:
+            control.cancel(tx, [ctx.id], force=True)
         let_pass(clock, 5, jobs)
         seen.append(jobs.get_task_status(task_id))
         return "ended"

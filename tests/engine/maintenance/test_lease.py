@@ -21,6 +21,7 @@ from scheduler.model.outcome import AttemptEnd
 from scheduler.ports import SECOND
 from scheduler.store import reaper, workers
 from scheduler.store.db.statements import run
+from scheduler.store.db.tx import Tx
 from scheduler.testing import FakeClock, engine_of
 from support.bench import Bench, ring_and_step
 from support.fleet import Fleet, let_bell_work
@@ -31,8 +32,8 @@ def test_a_worker_that_was_declared_dead_meanwhile_claims_nothing(bench: Bench) 
     """It stood still between its last renewal and its turn: what it claimed now would be taken back at once."""
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
-    with bench.jobs.database.write() as connection:
-        connection.execute(sa.text("UPDATE schedd_workers SET state = 3 WHERE id = :id"), {"id": engine.worker})
+    with bench.jobs.database.write() as tx:
+        tx.connection.execute(sa.text("UPDATE schedd_workers SET state = 3 WHERE id = :id"), {"id": engine.worker})
     task = bench.step("task").schedule()
     connection = engine._conn()
     assert engine.dispatch.run(connection, claiming=True).claimed == 0
@@ -59,10 +60,10 @@ def test_the_next_reap_is_when_the_next_lease_runs_out(bench: Bench) -> None:
     lease = sa.text("SELECT lease_until FROM schedd_workers WHERE id = :id")
     for _ in range(500):  # by the worker's own timetable, without any ring
         wait = max(0.001, engine.step())
-        with bench.jobs.database.read() as connection:
-            if connection.execute(held, {"id": task}).scalar_one() != dead:
+        with bench.jobs.database.read() as tx:
+            if tx.connection.execute(held, {"id": task}).scalar_one() != dead:
                 break
-            until = connection.execute(lease, {"id": dead}).scalar_one()
+            until = tx.connection.execute(lease, {"id": dead}).scalar_one()
         bench.clock.advance(wait)
     else:
         raise AssertionError("never taken back")
@@ -155,7 +156,7 @@ def test_nobody_waits_for_a_worker_that_stands_still_while_it_renews(bench: Benc
     ring_and_step(other)
     stuck = engine_of(other).worker
     with bench.jobs.database.connect() as holder:
-        workers.renew(holder, stuck, 0, 0)  # begun, not committed; its lease has long run out
+        workers.renew(Tx(holder, 0), stuck, 0)  # begun, not committed; its lease has long run out
         engine = engine_of(bench.jobs)
         engine.lease.no_reaping_until = 0.0
         done: list[object] = []
@@ -442,5 +443,5 @@ def test_a_worker_that_stood_still_does_what_it_was_asked_meanwhile(bench: Bench
 
 
 def _ask(bench: Bench, *, drain: bool) -> None:
-    with bench.jobs.database.write() as connection:
-        workers.request_drain(connection, engine_of(bench.jobs).worker, bench.clock.now(), drain=drain)
+    with bench.jobs.database.write() as tx:
+        workers.request_drain(tx.at(bench.clock.now()), engine_of(bench.jobs).worker, drain=drain)

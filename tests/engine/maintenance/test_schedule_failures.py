@@ -18,8 +18,8 @@ def tick(bench: Bench, name: str = "tick") -> Any:
 
 
 def next_at(bench: Bench) -> int:
-    with bench.jobs.database.read() as connection:
-        return int(connection.exec_driver_sql("SELECT next_at FROM schedd_schedules").scalar_one())
+    with bench.jobs.database.read() as tx:
+        return int(tx.connection.exec_driver_sql("SELECT next_at FROM schedd_schedules").scalar_one())
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_pausing_while_another_engine_fires_takes_no_slot_back(bench: Bench) -> 
     bench.clock.advance(60)
     other = bench.worker()
     now = bench.clock.now()
-    with bench.jobs.database.write() as c:
-        schedules.tick(c, bench.jobs.database.dialect, now, 60)
+    with bench.jobs.database.write() as tx:
+        schedules.tick(tx.at(now), 60)
         side = Side(lambda: other.schedules.pause("tick"))
         threading.Event().wait(0.3)
     side.result()
@@ -143,23 +143,22 @@ def test_two_engines_that_see_the_same_end_start_one_run(bench: Bench) -> None:
     bench.execute("DELETE FROM schedd_tasks")  # its end is not known any more: it counts from now
     bench.execute(f"UPDATE schedd_schedules SET next_at = {FOREVER}")
     other = bench.worker()
-    dialect = bench.jobs.database.dialect
-    with bench.jobs.database.write() as c:
-        schedules.end_delays(c, bench.clock.now())
+    with bench.jobs.database.write() as tx:
+        schedules.end_delays(tx.at(bench.clock.now()))
         bench.clock.advance(20)
         later = bench.clock.now() + 1
 
         def from_there() -> None:
-            with other.database.write() as d:
-                schedules.tick(d, dialect, later, 60)
+            with other.database.write() as tx:
+                schedules.tick(tx.at(later), 60)
 
         side = Side(from_there)
         threading.Event().wait(0.3)
-        schedules.tick(c, dialect, bench.clock.now(), 60)
+        schedules.tick(tx.at(bench.clock.now()), 60)
     side.result()
     bench.clock.advance(100)
-    with bench.jobs.database.write() as c:
-        schedules.tick(c, dialect, bench.clock.now(), 60)
+    with bench.jobs.database.write() as tx:
+        schedules.tick(tx.at(bench.clock.now()), 60)
     assert len(bench.jobs.list_tasks()) == 1
 
 
@@ -172,8 +171,8 @@ def test_an_engine_does_not_wait_for_a_schedule_that_somebody_holds(bench: Bench
     run_claimed(bench.jobs)
     engine_of(bench.jobs).dispatch.run(engine_of(bench.jobs)._conn(), claiming=False)  # its end is recorded, not more
     bench.step("task").schedule()
-    with bench.worker().database.write() as session:
-        session.exec_driver_sql("UPDATE schedd_schedules SET updated_at = updated_at")
+    with bench.worker().database.write() as tx:
+        tx.connection.exec_driver_sql("UPDATE schedd_schedules SET updated_at = updated_at")
         side = Side(bench.drain)
         side.join(5)
         assert not side.is_alive()

@@ -225,8 +225,8 @@ def test_two_engines_at_the_same_moment(bench: Bench) -> None:
     tick(bench).every(10).schedule()
     ring_and_step(second)
     bench.clock.advance(10)
-    with first.database.write() as connection:
-        fired = schedules.tick(connection, first.database.dialect, bench.clock.now(), 60)
+    with first.database.write() as tx:
+        fired = schedules.tick(tx.at(bench.clock.now()), 60)
         assert [len(f.ids) for f in fired] == [1]
         side = Side(lambda: ring_and_step(second))
         if not bench.database.is_sqlite:

@@ -78,11 +78,11 @@ def room() -> Room:
 
 def told(jobs: Scheduler, task_id: int) -> tuple[str | None, list[str], list[str]]:
     """What show, status and doctor say."""
-    with jobs.database.read() as connection:
+    with jobs.database.read() as tx:
         now = jobs.database.now()
-        stuck = [s.text for s in status(connection, now).stuck if s.problem == "stalled" and task_id in s.tasks]
-        found = [f.text for f in checks.check(connection, now) if f.level == checks.NOTE and task_id in f.tasks]
-        return why(connection, task_id, now), stuck, found
+        stuck = [s.text for s in status(tx.at(now)).stuck if s.problem == "stalled" and task_id in s.tasks]
+        found = [f.text for f in checks.check(tx.at(now)) if f.level == checks.NOTE and task_id in f.tasks]
+        return why(tx.at(now), task_id), stuck, found
 
 
 def stalls(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -298,8 +298,8 @@ def test_one_that_was_asked_to_end_ends(fleet: Fleet, room: Room, clock: FakeClo
     jobs = fleet.worker(*KINDS, state=room)
 
     def body(ctx: Context) -> None:
-        with jobs.database.write() as connection:
-            control.cancel(connection, [ctx.id], jobs.database.now())
+        with jobs.database.write() as tx:
+            control.cancel(tx, [ctx.id])
         let_pass(clock, 60, jobs)
 
     room.body = body

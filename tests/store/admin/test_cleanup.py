@@ -30,8 +30,8 @@ def there(jobs: Scheduler, *ids: int) -> list[int]:
 def sweep(jobs: Scheduler, **kept: float) -> None:
     given = {"success": 1e9, "failed": 1e9, "outcomes": 1e9, "events": 1e9, **kept}
     for _ in range(3):
-        with jobs.database.write() as connection:
-            retention.purge_batch(connection, jobs.database.dialect, jobs.database.now(), given)
+        with jobs.database.write() as tx:
+            retention.purge_batch(tx, given)
 
 
 def test_an_hour_is_an_hour_for_what_has_no_result(bench: Bench) -> None:
@@ -111,9 +111,9 @@ def test_each_state_may_have_a_retention_of_its_own(bench: Bench) -> None:
     cancelled, skipped = bench.ended("cancelled"), bench.ended("skipped")
     bench.clock.advance(HOUR + 1)
     kept = {"failed": 2.0 * HOUR, "cancelled": float(HOUR), "dead": 3.0 * HOUR}
-    with bench.jobs.database.read() as connection:
+    with bench.jobs.database.read() as tx:
         given = {"success": 1e9, "outcomes": 1e9, "events": 1e9, **kept}
-        assert retention.dry_run(connection, bench.jobs.database.now(), given).tasks == 1
+        assert retention.dry_run(tx, given).tasks == 1
     sweep(bench.jobs, **kept)
     assert there(bench.jobs, dead, failed, cancelled, skipped) == [dead, failed, skipped]
     bench.clock.advance(HOUR)

@@ -59,8 +59,8 @@ def sweep(jobs: Scheduler, kept: dict[str, float] = KEPT) -> retention.Removed:
     """All that is over, batch by batch."""
     done = retention.Removed(more=True)
     while done.more:
-        with jobs.database.write() as connection:
-            one = retention.purge_batch(connection, jobs.database.dialect, jobs.database.now(), kept, 3)
+        with jobs.database.write() as tx:
+            one = retention.purge_batch(tx, kept, 3)
         done = done.plus(one)
     return done
 
@@ -185,8 +185,8 @@ def test_what_is_kept_for_dead_letters_is_not_walked_again_and_again(jobs: Sched
     assert sweep(jobs) == retention.Removed()
     found = rows(jobs, "SELECT kept_until FROM schedd_tasks WHERE state = 6")
     assert all(row.kept_until > clock.now() for row in found)
-    with jobs.database.read() as connection:
-        assert retention.dry_run(connection, clock.now(), KEPT) == retention.Removed()
+    with jobs.database.read() as tx:
+        assert retention.dry_run(tx.at(clock.now()), KEPT) == retention.Removed()
 
 
 def gone(jobs: Scheduler, clock: FakeClock, how: str) -> int:

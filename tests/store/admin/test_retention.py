@@ -68,8 +68,8 @@ def sweep(jobs: Scheduler, kept: dict[str, float] = KEPT, batch: int = 500) -> r
     """All that is over, batch by batch."""
     done = retention.Removed(more=True)
     while done.more:
-        with jobs.database.write() as connection:
-            one = retention.purge_batch(connection, jobs.database.dialect, jobs.database.now(), kept, batch)
+        with jobs.database.write() as tx:
+            one = retention.purge_batch(tx, kept, batch)
         done = done.plus(one)
     return done
 
@@ -105,8 +105,8 @@ def test_results_expire_after_a_day_and_the_task_stays(fleet: Fleet, clock: Fake
         assert jobs.get_task_status(task_id) is TaskState.SUCCESS
         with pytest.raises(ResultExpiredError):
             jobs.result(task_id, timeout=0)
-    with jobs.database.read() as connection:
-        text = why(connection, ids[0], clock.now())
+    with jobs.database.read() as tx:
+        text = why(tx.at(clock.now()), ids[0])
     assert text == "succeeded at 2026-01-01T00:00:00Z; its result expired at 2026-01-02T00:00:00Z"
 
 
@@ -286,8 +286,8 @@ def test_what_would_go_is_what_goes(fleet: Fleet, clock: FakeClock) -> None:
     seen = []
     for days in (0, 2, 9, 15, 90):
         clock.advance(days * DAY)
-        with jobs.database.read() as connection:
-            told = retention.dry_run(connection, clock.now(), KEPT)
+        with jobs.database.read() as tx:
+            told = retention.dry_run(tx.at(clock.now()), KEPT)
         done = sweep(jobs)
         assert done == told
         seen.append((done.tasks, done.results, done.outcomes, done.events))
@@ -303,8 +303,8 @@ def test_a_dead_worker_stays_in_the_list_while_it_holds_something(fleet: Fleet, 
     write(other, "UPDATE schedd_workers SET state = 3")
     clock.advance(30 * DAY)
     assert sweep(other).workers == 0
-    with other.database.write() as connection:
-        (found,) = reaper.reap(connection, other.database.dialect, clock.now())
+    with other.database.write() as tx:
+        (found,) = reaper.reap(tx.at(clock.now()))
     assert found.tasks == 1
     assert sweep(other).workers == 1
     drain(other)

@@ -104,8 +104,8 @@ def test_the_same_connection_is_used_again_and_nobody_else_gets_it(store: Store)
     first = used(store)
     assert used(store) is first
     assert kept(store) == [first]
-    with store.write() as connection:
-        other = connection.connection.dbapi_connection
+    with store.write() as tx:
+        other = tx.connection.connection.dbapi_connection
         assert other is not first
         assert getattr(other, "autocommit", False) in (False, -1)  # sqlite3's is not used
     assert used(store) is first
@@ -260,8 +260,8 @@ def test_one_that_gets_lost_comes_back_to_the_pool_as_it_was(store: Store) -> No
     assert raw.autocommit
     del connection
     assert not raw.autocommit
-    with store.write() as other:
-        assert other.connection.dbapi_connection is raw
+    with store.write() as tx:
+        assert tx.connection.connection.dbapi_connection is raw
 
 
 def test_what_went_through_sqlalchemy_leaves_no_transaction(store: Store) -> None:
@@ -396,8 +396,8 @@ def test_what_inserts_where_nobody_keeps_it_is_closed(store: Store, monkeypatch:
     assert not kept(store)
     assert its.closed
     monkeypatch.undo()
-    with store.write() as connection:  # it went back to the pool
-        assert connection.connection.dbapi_connection is raw
+    with store.write() as tx:  # it went back to the pool
+        assert tx.connection.connection.dbapi_connection is raw
 
 
 @on_sqlite

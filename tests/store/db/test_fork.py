@@ -21,8 +21,8 @@ def test_a_forked_child_uses_connections_of_its_own(database: Database) -> None:
     jobs.register(Quick)
     jobs.task(Quick()).schedule()
     engine = jobs.database.open()
-    with jobs.database.read() as held:  # one is in use, and one in the pool
-        held.exec_driver_sql("SELECT 1")
+    with jobs.database.read() as tx:  # one is in use, and one in the pool
+        tx.connection.exec_driver_sql("SELECT 1")
         jobs.task(Quick()).schedule()
         read, write = os.pipe()
         child = os.fork()
@@ -42,7 +42,7 @@ def test_a_forked_child_uses_connections_of_its_own(database: Database) -> None:
         os.close(read)
         os.waitpid(child, 0)
         assert said == "50"
-        held.exec_driver_sql("SELECT 1")
+        tx.connection.exec_driver_sql("SELECT 1")
     assert len(set(made)) == 50
     assert jobs.database.open() is engine
     assert len(jobs.list_tasks(limit=1000)) == 102
@@ -90,8 +90,8 @@ def test_a_forked_child_that_stops_leaves_its_parents_engine_alone(database: Dat
     jobs._on_fork()
     assert not jobs.is_running()
     assert jobs.stop() == []
-    with jobs.database.read() as connection:
-        assert connection.exec_driver_sql("SELECT state FROM schedd_workers").scalar_one() == 0
+    with jobs.database.read() as tx:
+        assert tx.connection.exec_driver_sql("SELECT state FROM schedd_workers").scalar_one() == 0
     assert engine.is_running()
     engine.stop(hand_back_running=False)
     jobs.close()

@@ -178,5 +178,5 @@ def test_one_that_is_interrupted_takes_no_place_along(monkeypatch: pytest.Monkey
 
 def test_what_sqlalchemy_tells_of_it_comes_from_sqlalchemys_own_logger(jobs: Scheduler) -> None:
     """Which is kept quiet; and a program that embeds the scheduler knows it by that name."""
-    with jobs.database.read() as connection:
-        assert connection.engine.pool.logger.name.startswith("sqlalchemy.pool")
+    with jobs.database.read() as tx:
+        assert tx.connection.engine.pool.logger.name.startswith("sqlalchemy.pool")

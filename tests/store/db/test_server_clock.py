@@ -55,8 +55,8 @@ def test_after_a_jump_of_the_servers_clock_nobody_is_reaped(bench: Bench) -> Non
         bench.clock.advance(3)
         engine.periodic.timers.bring_forward("reap")
         ring_and_step(bench.jobs)
-    with bench.jobs.database.read() as connection:
-        states = connection.exec_driver_sql("SELECT state FROM schedd_workers ORDER BY id").fetchall()
+    with bench.jobs.database.read() as tx:
+        states = tx.connection.exec_driver_sql("SELECT state FROM schedd_workers ORDER BY id").fetchall()
     assert [row[0] for row in states] == [0, 0]
     assert bench.state(held[0]) == "claimed"
 

@@ -92,17 +92,16 @@ def test_what_the_old_program_has_prepared_goes_on(old: Database) -> None:
     jobs.register(ping)
     jobs.task(ping).every(60).key("often").schedule()
     drain(jobs)
-    dialect = jobs.database.dialect
     with jobs.database.connect() as kept:
 
         def look() -> int:
-            with jobs.database.write(kept) as c:
+            with jobs.database.write(kept) as tx:
                 clock.advance(60)
-                schedules.pause(c, "often", clock.now(), False)
-                schedule_sets.trigger(c, "often", clock.now())
-                assert read_kinds.get_kind(c, "ping") is not None
-                assert read_workers.workers(c, clock.now(), every=True)
-                return len(schedules.tick(c, dialect, clock.now(), 0))
+                schedules.pause(tx.at(clock.now()), "often", False)
+                schedule_sets.trigger(tx.at(clock.now()), "often")
+                assert read_kinds.get_kind(tx, "ping") is not None
+                assert read_workers.workers(tx.at(clock.now()), every=True)
+                return len(schedules.tick(tx.at(clock.now()), 0))
 
         for _ in range(8):
             assert look() == 1

@@ -36,9 +36,9 @@ def _as_nobody(path: str) -> str | None:
 
 @pytest.mark.case(82)
 def test_it_is_told_what_takes_no_writes(database: Database, store: Store) -> None:
-    with store.read() as connection:
-        assert no_writes(connection) is None
-        assert status(connection, store.now()).stuck == []
+    with store.read() as tx:
+        assert no_writes(tx.connection) is None
+        assert status(tx.at(store.now())).stuck == []
     assert health(store).no_writes is None
     if database.is_sqlite:
         path = database.path.with_name("copy.db")
@@ -48,8 +48,8 @@ def test_it_is_told_what_takes_no_writes(database: Database, store: Store) -> No
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             assert "cannot be written by this user" in str(pool.apply(_as_nobody, (str(path),)))
         return
-    with store.read() as connection:
-        connection.execute(sa.text("SET TRANSACTION READ ONLY"))
-        assert "takes no writes" in str(no_writes(connection))
-        ((problem, text, _, _),) = status(connection, store.now()).stuck
+    with store.read() as tx:
+        tx.connection.execute(sa.text("SET TRANSACTION READ ONLY"))
+        assert "takes no writes" in str(no_writes(tx.connection))
+        ((problem, text, _, _),) = status(tx.at(store.now())).stuck
         assert (problem, "takes no writes" in text) == ("writes", True)

@@ -14,14 +14,14 @@ pytestmark = pytest.mark.case(56)
 
 
 def said(stage: Stage, task_id: int) -> str:
-    with stage.jobs.database.read() as connection:
-        return str(why(connection, task_id, stage.jobs.database.now()))
+    with stage.jobs.database.read() as tx:
+        return str(why(tx, task_id))
 
 
 def found(stage: Stage) -> tuple[str, tuple[int, ...]]:
     """What doctor says of awaits, and of which tasks."""
-    with stage.jobs.database.read() as connection:
-        (one,) = [f for f in checks.check(connection, stage.jobs.database.now()) if f.check == "awaits"]
+    with stage.jobs.database.read() as tx:
+        (one,) = [f for f in checks.check(tx) if f.check == "awaits"]
     return one.text if one.level == checks.PROBLEM else one.level, one.tasks
 
 

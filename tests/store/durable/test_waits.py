@@ -12,6 +12,7 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER
+from scheduler.store.db.tx import Tx
 from scheduler.store.durable import events, waits
 from scheduler.store.durable.events import Emit
 from scheduler.store.requests import handle as requests
@@ -47,7 +48,7 @@ class Waiter:
         args = {"name": "$event", "seq": 1, "event": EVENT, "timeout": None}
         now = self.bare.clock.now()
         asked = [AttemptRequest(self.id, claim, "await_event", args)]
-        (given,), _ = requests.answer(connection, self.bare.dialect, self.worker, asked, now)
+        (given,), _ = requests.answer(Tx(connection, now), self.worker, asked)
         return given
 
     def suspend(self, connection: sa.Connection) -> Any:
@@ -55,11 +56,11 @@ class Waiter:
         outcome = Outcome(
             c.id, c.claim, c.attempt, AttemptEnd.SUSPENDED, st.SUSPENDED, c.claimed_at, now, now, run_at=FOREVER
         )
-        return finish(connection, self.bare.dialect, self.worker, [outcome], now)
+        return finish(Tx(connection, now), self.worker, [outcome])
 
     def wake_missed(self) -> int:
-        with self.bare.store.write() as c:
-            return waits.wake_missed(c, self.bare.dialect, self.bare.clock.now())
+        with self.bare.store.write() as tx:
+            return waits.wake_missed(tx.at(self.bare.clock.now()))
 
     @property
     def due(self) -> bool:
@@ -69,20 +70,20 @@ class Waiter:
 
 def emit(bare: Bare, connection: sa.Connection | None = None) -> int:
     if connection is not None:
-        return events.emit(connection, [Emit(EVENT, "1")], bare.clock.now())[1]
-    with bare.store.write() as c:
-        return emit(bare, c)
+        return events.emit(Tx(connection, bare.clock.now()), [Emit(EVENT, "1")])[1]
+    with bare.store.write() as tx:
+        return emit(bare, tx.connection)
 
 
 @pytest.mark.case(54)
 def test_an_emit_waits_for_who_has_just_begun_to_wait(bare: Bare) -> None:
     waiter = Waiter(bare)
-    with bare.store.write() as c:
-        assert "until" in waiter.ask(c)
+    with bare.store.write() as tx:
+        assert "until" in waiter.ask(tx.connection)
         other = Side(lambda: emit(bare))
     assert other.result() == 0  # it is running still
-    with bare.store.write() as c:
-        waiter.suspend(c)
+    with bare.store.write() as tx:
+        waiter.suspend(tx.connection)
     assert waiter.due
 
 
@@ -91,11 +92,11 @@ def test_who_begins_to_wait_while_it_is_being_emitted_asks_again(bare: Bare, dat
     waiter = Waiter(bare)
 
     def ask() -> Any:
-        with bare.store.write() as c:
-            return waiter.ask(c)
+        with bare.store.write() as tx:
+            return waiter.ask(tx.connection)
 
-    with bare.store.write() as c:
-        emit(bare, c)
+    with bare.store.write() as tx:
+        emit(bare, tx.connection)
         other = Side(ask)
         if not database.is_sqlite:
             assert other.result() is None  # and it did not wait for this transaction to end
@@ -107,21 +108,21 @@ def test_who_begins_to_wait_while_it_is_being_emitted_asks_again(bare: Bare, dat
 @pytest.mark.parametrize("first", ["suspends", "emits"])
 def test_being_suspended_while_it_is_being_emitted(bare: Bare, database: Database, first: str) -> None:
     waiter = Waiter(bare)
-    with bare.store.write() as c:
-        waiter.ask(c)
+    with bare.store.write() as tx:
+        waiter.ask(tx.connection)
 
     def suspend() -> Any:
-        with bare.store.write() as c:
-            return waiter.suspend(c)
+        with bare.store.write() as tx:
+            return waiter.suspend(tx.connection)
 
-    with bare.store.write() as c:
+    with bare.store.write() as tx:
         if first == "suspends":
-            waiter.suspend(c)
+            waiter.suspend(tx.connection)
             other = Side(lambda: emit(bare))
             if not database.is_sqlite:
                 assert other.result() == 0  # its row is held: not waited for
         else:
-            emit(bare, c)
+            emit(bare, tx.connection)
             other = Side(suspend)
             if not database.is_sqlite:
                 assert len(other.result().deferred) == 1
@@ -141,18 +142,18 @@ def test_a_row_that_a_caller_holds_is_woken_later(bare: Bare, database: Database
     """A session with an open depend_on on the suspended task keeps neither the emit nor the turn waiting."""
     if database.is_sqlite:
         waiter = Waiter(bare)
-        with bare.store.write() as c:
-            waiter.ask(c)
-            waiter.suspend(c)
+        with bare.store.write() as tx:
+            waiter.ask(tx.connection)
+            waiter.suspend(tx.connection)
         assert emit(bare) == 1
         assert waiter.due
         return
     waiter = Waiter(bare)
-    with bare.store.write() as c:
-        waiter.ask(c)
-        waiter.suspend(c)
-    with bare.store.write() as held:
-        held.execute(sa.text("SELECT 1 FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": waiter.id})
+    with bare.store.write() as tx:
+        waiter.ask(tx.connection)
+        waiter.suspend(tx.connection)
+    with bare.store.write() as tx:
+        tx.connection.execute(sa.text("SELECT 1 FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": waiter.id})
         assert Side(lambda: emit(bare)).result() == 0
         assert waiter.wake_missed() == 0
     assert waiter.wake_missed() == 1
@@ -166,10 +167,10 @@ def test_a_claim_that_somebody_is_changing_is_asked_about_again(bare: Bare) -> N
     waiter = Waiter(bare)
     with bare.store.connect() as session, session.begin():
         session.execute(sa.text("SELECT 1 FROM schedd_tasks WHERE id = :id FOR UPDATE"), {"id": waiter.id})
-        with bare.store.write() as c:
-            assert waiter.ask(c) is None
-    with bare.store.write() as c:
-        assert "until" in waiter.ask(c)
+        with bare.store.write() as tx:
+            assert waiter.ask(tx.connection) is None
+    with bare.store.write() as tx:
+        assert "until" in waiter.ask(tx.connection)
 
 
 @pytest.mark.case(57)
@@ -177,8 +178,10 @@ def test_a_stale_claim_registers_and_records_nothing(bare: Bare, clock: FakeCloc
     waiter = Waiter(bare)
     other = bare.worker("b")
     clock.advance(31)
-    with bare.store.write() as c:
-        c.execute(sa.text("UPDATE schedd_workers SET lease_until = :far WHERE id = :id"), {"far": FOREVER, "id": other})
+    with bare.store.write() as tx:
+        tx.connection.execute(
+            sa.text("UPDATE schedd_workers SET lease_until = :far WHERE id = :id"), {"far": FOREVER, "id": other}
+        )
     bare.reap()
     assert bare.claim(other)
     entry = {"name": "s", "seq": 1, "value": "1", "started_at": None, "note": None}
@@ -191,13 +194,13 @@ def test_a_stale_claim_registers_and_records_nothing(bare: Bare, clock: FakeCloc
         AttemptRequest(waiter.id, 1, "beat", {"percent": 5.0}),
         AttemptRequest(waiter.id, 2, "record", entry),  # nor the old worker under the new claim
     ]
-    with bare.store.write() as c:
-        assert waiter.ask(c) == {"held": False}
-        answers, woken = requests.answer(c, bare.dialect, waiter.worker, asked, clock.now())
+    with bare.store.write() as tx:
+        assert waiter.ask(tx.connection) == {"held": False}
+        answers, woken = requests.answer(tx.at(clock.now()), waiter.worker, asked)
     assert (answers, woken) == ([{"held": False}] * 5, 0)
-    with bare.store.read() as c:
+    with bare.store.read() as tx:
         for table in ("schedd_checkpoints", "schedd_waits", "schedd_events"):
-            assert c.execute(sa.text(f"SELECT * FROM {table}")).fetchall() == []
+            assert tx.connection.execute(sa.text(f"SELECT * FROM {table}")).fetchall() == []
 
 
 @pytest.mark.case(52)
@@ -207,8 +210,8 @@ def test_one_request_that_cannot_be_carried_out_spoils_no_other(bare: Bare, cloc
     bare.claim(worker)
     entry = {"name": "s", "seq": 1, "value": "1", "started_at": None, "note": None}
     asked = [AttemptRequest(i, 1, "record", entry | ({"sort": "no number"} if i == ids[1] else {})) for i in ids]
-    with bare.store.write() as c:
-        answers, _ = requests.answer(c, bare.dialect, worker, asked, clock.now(), one_by_one=True)
+    with bare.store.write() as tx:
+        answers, _ = requests.answer(tx.at(clock.now()), worker, asked, one_by_one=True)
     assert ["error" in (a or {}) for a in answers] == [False, True, False]
-    with bare.store.read() as c:
-        assert c.execute(sa.text("SELECT count(*) FROM schedd_checkpoints")).scalar() == 2
+    with bare.store.read() as tx:
+        assert tx.connection.execute(sa.text("SELECT count(*) FROM schedd_checkpoints")).scalar() == 2

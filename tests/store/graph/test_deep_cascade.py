@@ -97,8 +97,8 @@ def test_what_is_stored_below_meanwhile_ends_with_it(bench: Bench, monkeypatch: 
 
     monkeypatch.setattr(cascade, "_down", looking)
     database = bench.jobs.database
-    with database.write() as connection:
-        control.cancel(connection, [ids[0]], database.now(), cascade=True)
+    with database.write() as tx:
+        control.cancel(tx, [ids[0]], cascade=True)
     assert bench.states(*ids, *late) == ["cancelled"] * 5
 
 

@@ -109,8 +109,8 @@ def test_every_edge_is_respected(database: Database, tell: Callable[[str], None]
         "JOIN schedd_attempts c ON c.task_id = e.child WHERE c.started_at < p.finished_at LIMIT 10",
     )
     assert early == []
-    with caller.database.read() as connection:
-        assert [f for f in check(connection, caller.database.now()) if f.level != OK] == []
+    with caller.database.read() as tx:
+        assert [f for f in check(tx) if f.level != OK] == []
     assert edges >= PARENTS * (count - PARENTS)
     tell(f"{count} tasks, {edges} edges in {took:.1f} s; {between} tasks were open when the engine was started anew")
     caller.close()

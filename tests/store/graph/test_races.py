@@ -113,9 +113,9 @@ def test_two_workers_release_one_child(bench: Bench, before_finish_commits: Any)
 def test_two_writers_add_crossing_edges(bench: Bench) -> None:
     a, b = int(bench.step("a").after(1).schedule()), int(bench.step("b").after(1).schedule())
     other = bench.worker()
-    with bench.jobs.database.write() as connection:
+    with bench.jobs.database.write() as tx:
         edge = EdgeSpec(a, When.SUCCESS, Otherwise.FAIL)
-        control.add_dependency(connection, b, edge, bench.clock.now())
+        control.add_dependency(tx.at(bench.clock.now()), b, edge)
         side = Side(lambda: other.add_dependency(a, b))
         wait_until_blocked(bench, side)
     with pytest.raises(CycleError) as caught:
@@ -178,8 +178,8 @@ def test_cancel_is_first_and_wins_over_the_outcome(bench: Bench) -> None:
     ring_and_step(bench.jobs)
     run_claimed(bench.jobs)
     other = bench.worker()
-    with other.database.write() as connection:
-        done = control.cancel(connection, [task], bench.clock.now())
+    with other.database.write() as tx:
+        done = control.cancel(tx.at(bench.clock.now()), [task])
         assert (done.cancelled, done.requested, done.affected) == ((), (task,), ())
         side = Side(lambda: drain(bench.jobs))
         if not bench.database.is_sqlite:
@@ -242,8 +242,8 @@ def test_a_parent_that_finishes_while_its_child_is_reopened_releases_it(bench: B
     slots.waiting.append(other)
     slots.run_one()
     caller = bench.worker()
-    with caller.database.write() as connection:
-        control.retry(connection, dead, bench.clock.now())
+    with caller.database.write() as tx:
+        control.retry(tx.at(bench.clock.now()), dead)
         engine.step()  # records that the other parent has ended, or leaves it for later
     bench.drain()
     assert bench.states(dead, running, child) == ["success", "success", "success"]
@@ -259,8 +259,8 @@ def test_two_dead_parents_retried_at_once_revive_their_child(bench: Bench) -> No
     assert bench.states(one, two, child) == ["dead", "dead", "failed"]
     bench.script.failing.clear()
     other = bench.worker()
-    with bench.jobs.database.write() as connection:
-        control.retry(connection, two, bench.clock.now())
+    with bench.jobs.database.write() as tx:
+        control.retry(tx.at(bench.clock.now()), two)
         side = Side(lambda: other.retry_task(one))
         wait_until_blocked_or_ended(bench, side)
     side.result()
@@ -277,8 +277,8 @@ def test_a_child_stored_while_its_parent_is_swept_keeps_it(bench: Bench, monkeyp
     held, go = threading.Event(), threading.Event()
 
     def enqueue() -> int:
-        with caller.database.write() as connection:
-            made = caller.task(Step("child")).depend_on(parent, otherwise="wait").schedule(connection=connection)
+        with caller.database.write() as tx:
+            made = caller.task(Step("child")).depend_on(parent, otherwise="wait").schedule(connection=tx.connection)
             held.set()
             go.wait(10)
         return int(made)
@@ -298,10 +298,10 @@ def test_a_child_stored_while_its_parent_is_swept_keeps_it(bench: Bench, monkeyp
         return real(self, statement, *args, **kwargs)
 
     kept = {"success": DAY, "failed": 30 * DAY, "outcomes": 90 * DAY, "events": 90 * DAY}
-    with monkeypatch.context() as m, bench.jobs.database.write() as connection:
+    with monkeypatch.context() as m, bench.jobs.database.write() as tx:
         m.setattr(sa.Connection, "execute", execute)
         for _ in range(5):
-            retention.purge_batch(connection, bench.jobs.database.dialect, bench.clock.now(), kept)
+            retention.purge_batch(tx.at(bench.clock.now()), kept)
     child = side.result()
     assert bench.states(parent, child) == ["dead", "waiting"]
 
@@ -314,12 +314,12 @@ def test_cancelling_crosswise_is_no_error(bench: Bench) -> None:
     real = control.cancel
     met = threading.Barrier(2)
 
-    def cancel(connection: sa.Connection, wanted: Any, now: int, *, cascade: bool = False) -> Any:
+    def cancel(tx: Any, wanted: Any, *, cascade: bool = False) -> Any:
         first, second = ids if wanted == [ids[0]] else ids[::-1]
-        done = real(connection, [first], now)
+        done = real(tx, [first])
         with contextlib.suppress(threading.BrokenBarrierError):
             met.wait(2)
-        real(connection, [second], now)
+        real(tx, [second])
         return done
 
     with pytest.MonkeyPatch.context() as m:

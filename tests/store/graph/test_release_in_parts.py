@@ -62,10 +62,10 @@ def test_how_many_became_ready_is_told(jobs: Scheduler) -> None:
     with jobs.batch() as batch:
         for n in range(CHILDREN):
             batch.task(work).depend_on([parent, other] if n == 4 else parent)
-    with jobs.database.write() as connection:
+    with jobs.database.write() as tx:
         bit = END_BIT[TaskState.SUCCESS]
-        assert release._meet(connection, jobs.database.dialect, [parent], bit) == CHILDREN - 1
-        assert release._meet(connection, jobs.database.dialect, [other], bit) == 1
+        assert release._meet(tx, [parent], bit) == CHILDREN - 1
+        assert release._meet(tx, [other], bit) == 1
 
 
 def test_every_child_ends(jobs: Scheduler) -> None:

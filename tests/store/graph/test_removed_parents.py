@@ -25,13 +25,13 @@ def gone(bench: Bench, end: str) -> int:
 
 
 def sweep(bench: Bench) -> None:
-    with bench.jobs.database.write() as connection:
-        retention.purge_batch(connection, bench.jobs.database.dialect, bench.clock.now(), KEPT)
+    with bench.jobs.database.write() as tx:
+        retention.purge_batch(tx.at(bench.clock.now()), KEPT)
 
 
 def problems(bench: Bench) -> list[str]:
-    with bench.jobs.database.read() as connection:
-        return [f.text for f in checks.check(connection, bench.clock.now()) if f.level == checks.PROBLEM]
+    with bench.jobs.database.read() as tx:
+        return [f.text for f in checks.check(tx.at(bench.clock.now())) if f.level == checks.PROBLEM]
 
 
 @pytest.mark.case(33, 35)
@@ -111,19 +111,19 @@ def test_an_outcome_lives_as_long_as_what_is_judged_by_it(bench: Bench, otherwis
     kept = KEPT | {"failed": 30 * DAY, "outcomes": 1.0}
     for _ in range(3):
         bench.clock.advance(2 * DAY)
-        with bench.jobs.database.write() as connection:
-            retention.purge_batch(connection, bench.jobs.database.dialect, bench.clock.now(), kept)
+        with bench.jobs.database.write() as tx:
+            retention.purge_batch(tx.at(bench.clock.now()), kept)
     bench.jobs.retry_task(child)
     assert bench.drain() == ["child"]
     assert bench.state(child) == "success"
     bench.clock.advance(2 * DAY)
     for _ in range(3):
-        with bench.jobs.database.write() as connection:
-            retention.purge_batch(connection, bench.jobs.database.dialect, bench.clock.now(), kept)
+        with bench.jobs.database.write() as tx:
+            retention.purge_batch(tx.at(bench.clock.now()), kept)
         bench.clock.advance(2 * DAY)
     assert bench.jobs.list_tasks() == []
-    with bench.jobs.database.read() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM schedd_outcomes").scalar() == 0
+    with bench.jobs.database.read() as tx:
+        assert tx.connection.exec_driver_sql("SELECT count(*) FROM schedd_outcomes").scalar() == 0
 
 
 @pytest.mark.case(36)
@@ -135,8 +135,8 @@ def test_what_nobody_remembers_counts_as_failed(bench: Bench) -> None:
     bench.execute("DELETE FROM schedd_tasks WHERE id = :id", id=parent)
     bench.execute("UPDATE schedd_tasks SET state = 0, unmet = 1 WHERE id = :id", id=child)
     assert any("never was" in text for text in problems(bench))
-    with bench.jobs.database.write() as connection:
-        (told,) = repair(connection, bench.jobs.database.dialect, bench.clock.now())
+    with bench.jobs.database.write() as tx:
+        (told,) = repair(tx.at(bench.clock.now()))
     assert told == f"counted the open edges anew of 1 task: {child}"
     assert bench.states(child, other) == ["failed", "scheduled"]
     assert problems(bench) == []

@@ -301,8 +301,8 @@ def test_a_claim_that_went_back_keeps_its_edges_as_they_were(bench: Bench) -> No
     another = int(bench.step("another").schedule())
     with pytest.raises(InvalidTransitionError):
         bench.jobs.add_dependency(child, another)
-    with bench.jobs.database.read() as connection:
-        assert checks.wrong_counts(connection) == []
+    with bench.jobs.database.read() as tx:
+        assert checks.wrong_counts(tx) == []
     bench.drain()
     assert bench.advance(60) == ["child"]
 
@@ -313,8 +313,8 @@ def test_what_it_did_to_its_workers_is_forgotten(bench: Bench) -> None:
     bench.drain()
     bench.execute("UPDATE schedd_tasks SET suspect = 3, deaths = 3, lane = '!' || lane")
     bench.jobs.retry_task(task_id)
-    with bench.jobs.database.read() as connection:
-        left = connection.exec_driver_sql("SELECT suspect, deaths, lane FROM schedd_tasks").one()
+    with bench.jobs.database.read() as tx:
+        left = tx.connection.exec_driver_sql("SELECT suspect, deaths, lane FROM schedd_tasks").one()
     assert tuple(left) == (0, 0, "Step")
 
 
@@ -384,8 +384,8 @@ def test_a_key_that_is_taken_while_its_task_is_revived(bench: Bench) -> None:
         for i in range(3):
             batch.task(Step(f"child{i}")).depend_on(root).key(f"key{i}")
     caller, other = bench.worker(), bench.worker()
-    with caller.database.write() as session:
-        taken = caller.task(Step("other")).key("key1").after(60).schedule(connection=session)
+    with caller.database.write() as tx:
+        taken = caller.task(Step("other")).key("key1").after(60).schedule(connection=tx.connection)
         side = Side(lambda: other.retry_task(root))
         wait_until_blocked_or_ended(bench, side)
     side.result()

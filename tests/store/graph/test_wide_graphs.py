@@ -151,8 +151,8 @@ def test_retention_compares_nothing_with_a_whole_graph(jobs: Scheduler, graph: s
     if "late" in analyzed:
         analyze(jobs, "tasks", "edges", "waits")
     seen = Seen()
-    with seen.watch(jobs), jobs.database.write() as connection:
-        removed = retention.purge_batch(connection, jobs.database.dialect, now, engine_of(jobs).options.retention)
+    with seen.watch(jobs), jobs.database.write() as tx:
+        removed = retention.purge_batch(tx.at(now), engine_of(jobs).options.retention)
     assert removed.tasks == (0 if graph == "fan-in" else retention.BATCH)
     checked = [check_joins(jobs, text, bound) for text, bound in seen.statements.items() if "spawned_by" in text]
     assert len(checked) >= 2
@@ -174,19 +174,19 @@ def test_events_are_removed_beside_many_waits_for_one(jobs: Scheduler) -> None:
     )
     analyze(jobs, "tasks", "waits", "events")
     seen = Seen()
-    with seen.watch(jobs), jobs.database.write() as connection:
-        assert events.count_old(connection, 2) == events.BATCH
+    with seen.watch(jobs), jobs.database.write() as tx:
+        assert events.count_old(tx, 2) == events.BATCH
     ((text, bound),) = seen.statements.items()
     check_joins(jobs, text, bound)
-    with jobs.database.write() as connection:
-        assert events.cleanup(connection, 2) == events.BATCH
+    with jobs.database.write() as tx:
+        assert events.cleanup(tx, 2) == events.BATCH
 
 
 @pytest.mark.case(54, 56)
 @pytest.mark.parametrize("analyzed", [("early",), ("late",)], ids=" and ".join)
 def test_an_end_finds_who_waits_for_it_beside_many_that_wait(jobs: Scheduler, analyzed: tuple[str, ...]) -> None:
     """All that anybody waited for was read with each turn's ends, and on PostgreSQL all that was suspended, too."""
-    first, now, dialect = 1_000_000, jobs.database.now(), jobs.database.dialect
+    first, now = 1_000_000, jobs.database.now()
     if "early" in analyzed:
         analyze(jobs, "tasks", "waits")
     store_tasks(jobs, first, WIDE, 3)
@@ -205,14 +205,14 @@ def test_an_end_finds_who_waits_for_it_beside_many_that_wait(jobs: Scheduler, an
     def executed(_conn: Any, _cursor: Any, text: str, bound: Any, *_: Any) -> None:
         seen[text] = bound
 
-    with jobs.database.write() as connection:
-        sa.event.listen(connection, "before_cursor_execute", executed)
-        assert waits.tasks_ended(connection, dialect, [first + 7, first + 8], now) == 2
-        assert waits.suspended(connection, dialect, [(first + 9, 0)], now) == 0
+    with jobs.database.write() as tx:
+        sa.event.listen(tx.connection, "before_cursor_execute", executed)
+        assert waits.tasks_ended(tx.at(now), [first + 7, first + 8]) == 2
+        assert waits.suspended(tx.at(now), [(first + 9, 0)]) == 0
         labels = [(first + 7, "task"), (first + 9, "task")]
-        assert list(waits.deadlines(connection, dialect, labels).values()) == [1, 1]
-        assert sorted(waits.progress(connection, dialect, labels).values()) == [(1, 0), (1, 1)]
-        waits.end(connection, dialect, labels[:1])
+        assert list(waits.deadlines(tx, labels).values()) == [1, 1]
+        assert sorted(waits.progress(tx, labels).values()) == [(1, 0), (1, 1)]
+        waits.end(tx, labels[:1])
     woken = rows(jobs, "SELECT id FROM schedd_tasks WHERE run_at = :now ORDER BY id", now=now)
     assert [row.id for row in woken] == [first + 7, first + 8]
     whole = ("Seq Scan", "SCAN t", "SCAN schedd", "Bitmap Index Scan  ix_schedd_tasks_ready")
@@ -249,16 +249,16 @@ def test_the_end_of_a_wide_parent_takes_as_long_as_it_is_wide(
     before = figures(jobs, READ).n if counts else 0
     seen = Seen()
     now = database.now()
-    with seen.watch(jobs), database.write() as connection:
+    with seen.watch(jobs), database.write() as tx:
         if how in ("cancelled", "cascade"):
-            control.cancel(connection, [parent], now, cascade=how == "cascade")
+            control.cancel(tx.at(now), [parent], cascade=how == "cascade")
         else:
             state = TaskState(how)
             ended = "UPDATE schedd_tasks SET state = :state, finished_at = :now WHERE id = :id"
-            connection.execute(sa.text(ended), {"state": state.code, "now": now, "id": parent})
+            tx.connection.execute(sa.text(ended), {"state": state.code, "now": now, "id": parent})
             if counts:
-                assert not lock_descendants(connection, database.dialect, {parent: END_BIT[state]}).blocked
-            release(connection, database.dialect, [(parent, state)], now)
+                assert not lock_descendants(tx, {parent: END_BIT[state]}).blocked
+            release(tx.at(now), [(parent, state)])
     child = {"success": "scheduled", "dead": "failed", "cancelled": "failed", "cascade": "cancelled"}[how]
     (found,) = rows(
         jobs, "SELECT state, count(*) AS n FROM schedd_tasks WHERE state <> 6 AND id > :p GROUP BY 1", p=parent
@@ -292,9 +292,9 @@ def test_a_retry_takes_as_long_as_what_it_revives(jobs: Scheduler, analyzed: str
     counts = jobs.database.dialect.name == "postgresql"
     before = figures(jobs, READ).n if counts else 0
     seen = Seen()
-    with seen.watch(jobs), jobs.database.write() as connection:
-        control.retry(connection, parent, jobs.database.now())
-        assert len(read_graph.graph(connection, parent + children, limit=children + 1).nodes) == children + 1
+    with seen.watch(jobs), jobs.database.write() as tx:
+        control.retry(tx, parent)
+        assert len(read_graph.graph(tx, parent + children, limit=children + 1).nodes) == children + 1
     revived = "SELECT state, unmet, count(*) AS n FROM schedd_tasks WHERE id > :p AND id < :w GROUP BY 1, 2"
     (found,) = rows(jobs, revived, p=parent, w=wide - 1)
     assert tuple(found) == (0, 1, children)

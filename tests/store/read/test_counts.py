@@ -26,17 +26,17 @@ def noop(ctx: Context, n: int = 0) -> None:
 def test_a_count_stops_where_it_is_told_to(database: Database) -> None:
     jobs = Scheduler.for_testing(url=database.url, clock=FakeClock())
     jobs.register(noop)
-    with jobs.database.read() as connection:
-        assert about(connection, 3) == ({}, frozenset())
+    with jobs.database.read() as tx:
+        assert about(tx, 3) == ({}, frozenset())
     for _ in range(2):
         jobs.task(noop).schedule()
     drain(jobs)
     parents = [jobs.task(noop).schedule() for _ in range(4)]
     jobs.task(noop).depend_on(parents).schedule()
-    with jobs.database.read() as connection:
-        assert about(connection, 5) == ({"waiting": 1, "scheduled": 4, "success": 2}, frozenset())
-        assert about(connection, 3) == ({"waiting": 1, "scheduled": 3, "success": 2}, {"scheduled"})
-        assert about(connection, 2) == ({"waiting": 1, "scheduled": 2, "success": 2}, {"scheduled", "success"})
+    with jobs.database.read() as tx:
+        assert about(tx, 5) == ({"waiting": 1, "scheduled": 4, "success": 2}, frozenset())
+        assert about(tx, 3) == ({"waiting": 1, "scheduled": 3, "success": 2}, {"scheduled"})
+        assert about(tx, 2) == ({"waiting": 1, "scheduled": 2, "success": 2}, {"scheduled", "success"})
 
 
 def test_each_state_without_success_is_counted_by_itself(database: Database) -> None:
@@ -46,15 +46,15 @@ def test_each_state_without_success_is_counted_by_itself(database: Database) -> 
     with jobs.batch() as batch:
         for _ in range(7):
             batch.task(noop)
-    with jobs.database.write() as connection:
+    with jobs.database.write() as tx:
         for state, ids in ((7, batch.ids[:4]), (8, batch.ids[4:5]), (10, batch.ids[5:])):
-            connection.execute(
+            tx.connection.execute(
                 sa.text(
                     f"UPDATE schedd_tasks SET state = {state}, finished_at = 1 WHERE id IN ({', '.join(map(str, ids))})"
                 )
             )
-    with jobs.database.read() as connection:
-        found, capped = about(connection, 3)
+    with jobs.database.read() as tx:
+        found, capped = about(tx, 3)
     assert (found, capped) == ({"failed": 3, "dead": 1, "skipped": 2}, {"failed"})
 
 
@@ -66,8 +66,8 @@ def test_ready_tasks_are_counted_by_pool(database: Database) -> None:
         for seconds in (0, 0, 60):
             jobs.task(noop).queue(queue).after(seconds).schedule()
     jobs.task(noop).priority("low").schedule()
-    with jobs.database.read() as connection:
-        every, some = (pools(connection, lane_heads(connection), clock.now(), most) for most in (100, 4))
+    with jobs.database.read() as tx:
+        every, some = (pools(tx.at(clock.now()), lane_heads(tx), most) for most in (100, 4))
     assert every == ({1: 4, 2: 1}, {1: 2, 2: 0}, False)
     assert (sum(some.due.values()) + sum(some.later.values()), some.capped) == (5, True)
 
@@ -78,9 +78,9 @@ def test_no_count_walks_the_table(bench: Bench) -> None:
     engine = bench.jobs.database.open()
     sa.event.listen(engine, "before_cursor_execute", lambda *given: seen.append(given[2]))
     bench.step("one").schedule()
-    with bench.jobs.database.read() as connection:
-        status(connection, bench.jobs.database.now())
-        top(connection, bench.jobs.database.now(), 10)
+    with bench.jobs.database.read() as tx:
+        status(tx)
+        top(tx, 10)
     counts = [sql for sql in seen if "count(*)" in sql and "schedd_tasks" in sql]
     assert counts
     assert all("LIMIT" in sql or "state >= 4 AND state <= 5" in sql for sql in counts), counts

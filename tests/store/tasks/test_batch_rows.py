@@ -88,8 +88,8 @@ def test_batches_at_the_same_moment_draw_ids_of_their_own(jobs: Scheduler) -> No
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_ids_with_gaps_are_those_that_were_drawn(jobs: Scheduler) -> None:
     """As if others had drawn each second one."""
-    with jobs.database.write() as connection:
-        connection.exec_driver_sql("ALTER SEQUENCE schedd_tasks_id_seq INCREMENT BY 2")
+    with jobs.database.write() as tx:
+        tx.connection.exec_driver_sql("ALTER SEQUENCE schedd_tasks_id_seq INCREMENT BY 2")
     first = store(jobs, [("a", None, None)] * 4)
     assert first == list(range(first[0], first[0] + 8, 2))
     assert store(jobs, [("b", None, None)]) == [first[-1] + 2]

@@ -81,8 +81,8 @@ class Meter:
         """How many so far."""
         if self.jobs.database.dialect.name == "sqlite":
             return self.steps
-        with self.jobs.database.write(engine_of(self.jobs)._conn()) as connection:
-            connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+        with self.jobs.database.write(engine_of(self.jobs)._conn()) as tx:
+            tx.connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
         return float(rows(self.jobs, READ)[0].n)
 
 
@@ -108,9 +108,9 @@ def one_row(jobs: Scheduler) -> float:
     if jobs.database.dialect.name == "postgresql":
         return 1.0
     meter = Meter(jobs)
-    with jobs.database.write(engine_of(jobs)._conn()) as connection:
+    with jobs.database.write(engine_of(jobs)._conn()) as tx:
         before = meter.read()
-        found = lane_heads(connection, most=LANES_PER_SCAN)
+        found = lane_heads(tx, most=LANES_PER_SCAN)
     assert len(found) == LANES_PER_SCAN
     return (meter.read() - before) / LANES_PER_SCAN
 

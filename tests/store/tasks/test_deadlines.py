@@ -57,8 +57,8 @@ def fail(ctx: Context) -> None:
 
 
 def told(jobs: Scheduler, task_id: int) -> str:
-    with jobs.database.read() as connection:
-        return why(connection, task_id, jobs.database.now()) or ""
+    with jobs.database.read() as tx:
+        return why(tx, task_id) or ""
 
 
 @pytest.mark.case(50)

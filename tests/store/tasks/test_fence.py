@@ -71,8 +71,8 @@ def test_nothing_is_written_under_a_stale_claim(bare: Bare, clock: FakeClock, en
     (child,) = bare.task(task_id)
     (stale,) = bare.claim(first)
     clock.advance(31)
-    with bare.store.write() as c:
-        assert workers.renew(c, second, clock.now(), LEASE)
+    with bare.store.write() as tx:
+        assert workers.renew(tx.at(clock.now()), second, LEASE)
     bare.reap()
     (fresh,) = bare.claim(second)
     assert (fresh.claim, fresh.attempt) == (2, 2)
@@ -84,8 +84,8 @@ def test_nothing_is_written_under_a_stale_claim(bare: Bare, clock: FakeClock, en
     assert bare.finish(first, late._replace(claim=2)).lost  # nor the old holder the new claim
     assert (bare.row(task_id), bare.row(child)) == before
     assert bare.history(task_id) == [(1, "lost")]
-    with bare.store.read() as c:
-        assert c.execute(sa.text("SELECT * FROM schedd_task_values")).fetchall() == []
+    with bare.store.read() as tx:
+        assert tx.connection.execute(sa.text("SELECT * FROM schedd_task_values")).fetchall() == []
     assert bare.finish(second, bare.outcome(fresh)).ready == 1
 
 
@@ -133,9 +133,9 @@ def test_a_stale_claim_beside_the_new_one_decides_nothing_below(
     (first,) = bare.claim(worker)
     bare.finish(worker, bare.outcome(first, AttemptEnd.HANDED_BACK, st.SCHEDULED))
     (again,) = bare.claim(worker)
-    with bare.store.write() as c:
+    with bare.store.write() as tx:
         edges = [EdgeSpec(task_id, when, otherwise)]
-        child = int(enqueue(c, [TaskSpec("kind", "{}", "kind", edges=edges)], bare.clock.now(), ours=True)[0])
+        child = int(enqueue(tx.at(bare.clock.now()), [TaskSpec("kind", "{}", "kind", edges=edges)], ours=True)[0])
 
     def outcome(claimed: Claimed, state: int) -> Outcome:
         if state == st.SUCCESS:
@@ -157,14 +157,14 @@ def test_stamps_of_two_claims_are_told_apart(bare: Bare, clock: FakeClock) -> No
     (second,) = bare.claim(worker)
     clock.advance(5)
     beats = [(task_id, 1, 99.0, "old"), (task_id, 2, 10.0, "new"), (task_id, 2, None, None)]
-    with bare.store.write() as c:
-        held = control.stamp(c, bare.dialect, worker, beats, clock.now())
+    with bare.store.write() as tx:
+        held = control.stamp(tx.at(clock.now()), worker, beats)
     assert held == {(task_id, 2)}
     row = bare.row(task_id)
     assert (row.progress, row.progress_message, row.last_heartbeat_at) == (10.0, "new", clock.now())
     bare.finish(worker, bare.outcome(second))
-    with bare.store.write() as c:
-        assert control.stamp(c, bare.dialect, worker, beats, clock.now()) == set()
+    with bare.store.write() as tx:
+        assert control.stamp(tx.at(clock.now()), worker, beats) == set()
 
 
 @pytest.mark.case(4)
@@ -173,13 +173,13 @@ def test_a_row_that_is_neither_claimed_nor_running_is_nobodys(bare: Bare, state:
     worker = bare.worker("a")
     (task_id,) = bare.task()
     (claimed,) = bare.claim(worker)
-    with bare.store.write() as c:
+    with bare.store.write() as tx:
         bound = {"state": state.code, "id": task_id}
-        c.execute(sa.text("UPDATE schedd_tasks SET state = :state WHERE id = :id"), bound)
+        tx.connection.execute(sa.text("UPDATE schedd_tasks SET state = :state WHERE id = :id"), bound)
     before = bare.row(task_id)
     assert bare.finish(worker, bare.outcome(claimed)).lost
-    with bare.store.write() as c:
-        assert control.stamp(c, bare.dialect, worker, [(task_id, 1, 5.0, None)], bare.clock.now()) == set()
+    with bare.store.write() as tx:
+        assert control.stamp(tx.at(bare.clock.now()), worker, [(task_id, 1, 5.0, None)]) == set()
     assert bare.row(task_id) == before
 
 
@@ -190,8 +190,8 @@ def test_running_is_marked_under_the_fence(bare: Bare, clock: FakeClock) -> None
     (claimed,) = bare.claim(first)
 
     def mark(worker: int, claim: int) -> TaskState:
-        with bare.store.write() as c:
-            mark_running(c, bare.dialect, worker, [(task_id, claim, clock.now())])
+        with bare.store.write() as tx:
+            mark_running(tx, worker, [(task_id, claim, clock.now())])
         return TaskState.from_code(bare.row(task_id).state)
 
     assert mark(second, 1) is TaskState.CLAIMED
@@ -208,16 +208,16 @@ def test_who_is_a_suspect_is_told_under_the_fence(bare: Bare) -> None:
     (first,) = bare.claim(worker)
     bare.finish(worker, bare.outcome(first, AttemptEnd.HANDED_BACK, st.SCHEDULED)._replace(started_at=None))
     (second,) = bare.claim(worker)
-    with bare.store.write() as c:
-        c.execute(sa.text("UPDATE schedd_tasks SET lane = '!kind', suspect = 2"))
+    with bare.store.write() as tx:
+        tx.connection.execute(sa.text("UPDATE schedd_tasks SET lane = '!kind', suspect = 2"))
     before = bare.row(task_id)
-    with bare.store.write() as c:
-        end_quarantine(c, worker, task_id, first.claim)
-        end_quarantine(c, worker + 1, task_id, second.claim)
-        record_quarantined_crash(c, task_id, first.claim)
+    with bare.store.write() as tx:
+        end_quarantine(tx, worker, task_id, first.claim)
+        end_quarantine(tx, worker + 1, task_id, second.claim)
+        record_quarantined_crash(tx, task_id, first.claim)
     assert bare.row(task_id) == before
-    with bare.store.write() as c:
-        end_quarantine(c, worker, task_id, second.claim)
+    with bare.store.write() as tx:
+        end_quarantine(tx, worker, task_id, second.claim)
     assert bare.row(task_id).lane == "kind"
 
 
@@ -228,8 +228,8 @@ def test_a_body_that_came_to_an_end_is_no_suspect_any_more(bare: Bare, begun: bo
     worker = bare.worker("a")
     (task_id,) = bare.task()
     (claimed,) = bare.claim(worker)
-    with bare.store.write() as c:
-        c.execute(sa.text("UPDATE schedd_tasks SET lane = '!kind', suspect = 2"))
+    with bare.store.write() as tx:
+        tx.connection.execute(sa.text("UPDATE schedd_tasks SET lane = '!kind', suspect = 2"))
     outcome = bare.outcome(claimed, AttemptEnd.RETRIED, st.RETRY, failure=Failure("no", "ValueError"))
     bare.finish(worker, outcome if begun else outcome._replace(started_at=None))
     row = bare.row(task_id)
@@ -247,8 +247,8 @@ def test_a_new_claim_has_not_started_whatever_the_last_one_had(bare: Bare, clock
     assert bare.row(task_id).started_at is None
     clock.advance(31)
     bare.reap()
-    with bare.store.read() as c:
-        started = c.execute(sa.text("SELECT started_at FROM schedd_attempts WHERE claim = 2")).scalar_one()
+    with bare.store.read() as tx:
+        started = tx.connection.execute(sa.text("SELECT started_at FROM schedd_attempts WHERE claim = 2")).scalar_one()
     assert started is None
 
 
@@ -256,13 +256,13 @@ def test_a_new_claim_has_not_started_whatever_the_last_one_had(bare: Bare, clock
 def test_a_reaped_lease_cannot_be_renewed(bare: Bare, clock: FakeClock) -> None:
     first, second = bare.worker("a"), bare.worker("b")
     clock.advance(20)
-    with bare.store.write() as c:
-        assert workers.renew(c, first, clock.now(), LEASE)
+    with bare.store.write() as tx:
+        assert workers.renew(tx.at(clock.now()), first, LEASE)
     clock.advance(11)
     bare.reap()  # the second's
-    with bare.store.write() as c:
-        assert workers.renew(c, first, clock.now(), LEASE)
-        assert not workers.renew(c, second, clock.now(), LEASE)
+    with bare.store.write() as tx:
+        assert workers.renew(tx.at(clock.now()), first, LEASE)
+        assert not workers.renew(tx.at(clock.now()), second, LEASE)
 
 
 @pytest.mark.case(2, 3)
@@ -273,9 +273,9 @@ def test_who_reaps_spares_itself(bare: Bare, clock: FakeClock) -> None:
     (claimed,) = bare.claim(first, 1)
     bare.claim(second, 1)
     clock.advance(31)
-    with bare.store.write() as c:
-        assert [one.worker for one in reaper.reap(c, bare.dialect, clock.now(), spare=first)] == [second]
-        assert workers.renew(c, first, clock.now(), LEASE)
+    with bare.store.write() as tx:
+        assert [one.worker for one in reaper.reap(tx.at(clock.now()), spare=first)] == [second]
+        assert workers.renew(tx.at(clock.now()), first, LEASE)
     assert (bare.row(mine).state, bare.row(other).state) == (st.CLAIMED, st.SCHEDULED)
     assert bare.finish(first, bare.outcome(claimed)).ended == {mine: TaskState.SUCCESS}
 
@@ -283,10 +283,12 @@ def test_who_reaps_spares_itself(bare: Bare, clock: FakeClock) -> None:
 @pytest.mark.case(3)
 def test_a_heartbeat_leaves_a_draining_worker_draining(bare: Bare, clock: FakeClock) -> None:
     worker = bare.worker("a")
-    with bare.store.write() as c:
-        assert workers.renew(c, worker, clock.now(), LEASE, workers.DRAINING)
-        assert workers.renew(c, worker, clock.now(), LEASE)
-        state = c.execute(sa.text("SELECT state FROM schedd_workers WHERE id = :id"), {"id": worker}).scalar_one()
+    with bare.store.write() as tx:
+        assert workers.renew(tx.at(clock.now()), worker, LEASE, workers.DRAINING)
+        assert workers.renew(tx.at(clock.now()), worker, LEASE)
+        state = tx.connection.execute(
+            sa.text("SELECT state FROM schedd_workers WHERE id = :id"), {"id": worker}
+        ).scalar_one()
     assert state == workers.DRAINING
 
 
@@ -332,8 +334,8 @@ class TestOnPostgreSQL:
     def test_a_claim_passes_over_rows_that_an_open_transaction_claims(self, bare: Bare) -> None:
         first, second = bare.worker("a"), bare.worker("b")
         ids = bare.task(count=2)
-        with bare.store.write() as c:
-            (mine,) = bare.claim(first, 1, c)
+        with bare.store.write() as tx:
+            (mine,) = bare.claim(first, 1, tx.connection)
             (other,) = bare.claim(second)  # does not wait
         assert sorted((mine.id, other.id)) == ids
 
@@ -343,9 +345,9 @@ class TestOnPostgreSQL:
         (child,) = bare.task(held)
         claimed = {c.id: c for c in bare.claim(worker)}
         outcomes = [bare.outcome(claimed[i]) for i in (held, free)]
-        with bare.store.write() as caller:
+        with bare.store.write() as tx:
             spec = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(held, When.SUCCESS, Otherwise.FAIL)])
-            (second_child,) = enqueue(caller, [spec], bare.clock.now(), ours=False)
+            (second_child,) = enqueue(tx.at(bare.clock.now()), [spec], ours=False)
             done = bare.finish(worker, *outcomes)
             assert (done.ended, done.lost) == ({free: TaskState.SUCCESS}, [])
             assert done.deferred == [outcomes[0]]
@@ -361,11 +363,11 @@ class TestOnPostgreSQL:
         held, free, parent = bare.task(count=3)
         (child,) = bare.task(parent)
         claimed = {c.id: c for c in bare.claim(worker)}
-        with bare.store.write() as caller:
-            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": held})
+        with bare.store.write() as tx:
+            tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": held})
             assert bare.finish_quickly(worker, *map(bare.outcome, claimed.values())) is None
-        with bare.store.write() as caller:
-            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": child})
+        with bare.store.write() as tx:
+            tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": child})
             assert bare.finish_quickly(worker, bare.outcome(claimed[parent])) is None
             assert bare.finish_quickly(worker, bare.outcome(claimed[free])) is not None
         assert bare.finish(worker, *map(bare.outcome, claimed.values())).ready == 1
@@ -380,9 +382,9 @@ class TestOnPostgreSQL:
         worker = bare.worker("a")
         (parent,) = bare.task()
         (claimed,) = bare.claim(worker)
-        with bare.store.write() as caller:
+        with bare.store.write() as tx:
             spec = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(parent, When.SUCCESS, Otherwise.FAIL)])
-            (child,) = enqueue(caller, [spec], bare.clock.now(), ours=False)
+            (child,) = enqueue(tx.at(bare.clock.now()), [spec], ours=False)
             done = bare.finish_meanwhile(worker, bare.outcome(claimed), quick=quick)
         assert done.result(10).deferred == ([] if quick else [bare.outcome(claimed)])
         assert quick or bare.finish(worker, bare.outcome(claimed)).ready == 1
@@ -397,11 +399,11 @@ class TestOnPostgreSQL:
         worker, never = bare.worker("a"), 2**60
         awaited, waiter = bare.task(count=2)
         claimed = {c.id: c for c in bare.claim(worker)}
-        with bare.store.write() as other:  # another worker's turn, which answers await_task()
-            other.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": awaited})
+        with bare.store.write() as tx:  # another worker's turn, which answers await_task()
+            tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": awaited})
             head = waits.Wait(waiter, "w", None, never, claimed[waiter].claim)
-            waits.register(other, bare.dialect, [head], bare.clock.now())
-            waits.register_items(other, bare.dialect, [(waiter, "w", awaited)], bare.clock.now())
+            waits.register(tx.at(bare.clock.now()), [head])
+            waits.register_items(tx.at(bare.clock.now()), [(waiter, "w", awaited)])
             done = bare.finish_meanwhile(worker, bare.outcome(claimed[awaited]), quick=quick)
         assert quick or done.result(10).deferred
         assert quick or bare.finish(worker, bare.outcome(claimed[awaited])).ended
@@ -413,11 +415,11 @@ class TestOnPostgreSQL:
         worker = bare.worker("a")
         bare.task(count=2)
         claimed = bare.claim(worker)
-        with bare.store.write() as c:
-            c.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
+        with bare.store.write() as tx:
+            tx.connection.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
             for one, quick in zip(claimed, (True, False), strict=True):
-                finish(c, bare.dialect, worker, [bare.outcome(one)], bare.clock.now(), quick=quick)
-                assert c.execute(sa.text("SHOW lock_timeout")).scalar() == "7s"
+                finish(tx.at(bare.clock.now()), worker, [bare.outcome(one)], quick=quick)
+                assert tx.connection.execute(sa.text("SHOW lock_timeout")).scalar() == "7s"
 
     def test_a_held_child_defers_its_parent_only(self, bare: Bare) -> None:
         worker = bare.worker("a")
@@ -425,8 +427,8 @@ class TestOnPostgreSQL:
         (child,) = bare.task(parent)
         claimed = {c.id: c for c in bare.claim(worker)}
         outcomes = [bare.outcome(claimed[i]) for i in (parent, free)]
-        with bare.store.write() as caller:
-            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": child})
+        with bare.store.write() as tx:
+            tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": child})
             done = bare.finish(worker, *outcomes)
             assert (set(done.ended), done.deferred) == ({free}, [outcomes[0]])
         assert bare.finish(worker, *done.deferred).ready == 1
@@ -440,11 +442,11 @@ class TestOnPostgreSQL:
         (grandchild,) = bare.task(child)
         (claimed,) = bare.claim(worker)
         outcome = bare.outcome(claimed, AttemptEnd.DEAD if end == st.DEAD else AttemptEnd.SUCCEEDED, end)
-        with bare.store.write() as caller:
-            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": grandchild})
-            with bare.store.write() as c:
-                c.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
-                done = finish(c, bare.dialect, worker, [outcome], bare.clock.now())
+        with bare.store.write() as tx:
+            tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": grandchild})
+            with bare.store.write() as tx2:
+                tx2.connection.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
+                done = finish(tx2.at(bare.clock.now()), worker, [outcome])
         if done.deferred:
             done = bare.finish(worker, *done.deferred)
         states = [TaskState.from_code(bare.row(i).state) for i in (parent, child, grandchild)]
@@ -466,11 +468,11 @@ class TestOnPostgreSQL:
             shared += bare.task(shared[-1])
         claimed = {c.id: c for c in bare.claim(worker)}
         outcomes = [bare.outcome(claimed[i], AttemptEnd.DEAD, st.DEAD) for i in parents]
-        with bare.store.write() as caller:
-            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": shared[-1]})
-            with bare.store.write() as c:
-                c.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
-                done = finish(c, bare.dialect, worker, outcomes, bare.clock.now())
+        with bare.store.write() as tx:
+            tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": shared[-1]})
+            with bare.store.write() as tx2:
+                tx2.connection.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
+                done = finish(tx2.at(bare.clock.now()), worker, outcomes)
             assert done.deferred == outcomes[:2]
             assert set(done.ended) == {parents[2]}
             assert {bare.row(i).state for i in rows[parents[2]][1:]} == {st.FAILED}
@@ -484,18 +486,18 @@ class TestOnPostgreSQL:
         held, free = bare.task(count=2)
         claimed = {c.id: c for c in bare.claim(worker)}
         clock.advance(31)
-        with bare.store.write() as caller:
-            caller.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": held})
-            with bare.store.write() as c:
-                c.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
+        with bare.store.write() as tx:
+            tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": held})
+            with bare.store.write() as tx2:
+                tx2.connection.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
                 if what == "stamp":
                     beats = [(i, claimed[i].claim, 5.0, None) for i in (held, free)]
-                    told = control.stamp(c, bare.dialect, worker, beats, clock.now())
+                    told = control.stamp(tx2.at(clock.now()), worker, beats)
                     assert told == {(held, 1), (free, 1)}
                 elif what == "mark_running":
-                    mark_running(c, bare.dialect, worker, [(i, 1, clock.now()) for i in (held, free)])
+                    mark_running(tx2, worker, [(i, 1, clock.now()) for i in (held, free)])
                 else:
-                    reaper.reap(c, bare.dialect, clock.now())
+                    reaper.reap(tx2.at(clock.now()))
             if what == "stamp":
                 assert (bare.row(held).progress, bare.row(free).progress) == (None, 5.0)
             else:
@@ -512,7 +514,7 @@ def test_what_a_cancelled_task_spawned_ends_cancelled_also_below_what_fails_with
     (first,) = bare.task(parent)
     (second,) = bare.task(first)
     (third,) = bare.task(second)
-    with bare.store.write() as c:
-        children.adopt(c, bare.dialect, [(first, parent), (second, parent)])
-        release(c, bare.dialect, [(parent, TaskState.CANCELLED)], bare.clock.now())
+    with bare.store.write() as tx:
+        children.adopt(tx, [(first, parent), (second, parent)])
+        release(tx.at(bare.clock.now()), [(parent, TaskState.CANCELLED)])
     assert [bare.row(i).state for i in (first, second, third)] == [st.FAILED, st.CANCELLED, st.FAILED]

@@ -33,8 +33,8 @@ BULK: dict[str, Callable[[Scheduler], list[TaskId]]] = {
 
 
 def why_of(bench: Bench, task_id: int) -> str:
-    with bench.jobs.database.read() as connection:
-        return why(connection, task_id, bench.jobs.database.now()) or ""
+    with bench.jobs.database.read() as tx:
+        return why(tx, task_id) or ""
 
 
 @pytest.mark.case(70)

@@ -13,6 +13,7 @@ from scheduler import Context, Scheduler, task
 from scheduler.engine.dispatch import lane_offsets as prefix
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import LaneHead, lane_heads
 from scheduler.testing import FakeClock, drain, engine_of
 from support.fleet import Fleet, rows, run_claimed, step, write
@@ -38,10 +39,10 @@ class Walks:
         self.seconds = WALK
         self.number = 0
 
-    def __call__(self, connection: sa.Connection, after: LaneHead | None = None, most: int = 10**9) -> list[LaneHead]:
+    def __call__(self, tx: Tx, after: LaneHead | None = None, most: int = 10**9) -> list[LaneHead]:
         self.number += 1
         self.clock.advance(self.seconds)
-        return lane_heads(connection, after, most)
+        return lane_heads(tx, after, most)
 
 
 @pytest.fixture
@@ -60,8 +61,8 @@ def old_snapshot(jobs: Scheduler) -> Iterator[None]:
 
 def entries_read(jobs: Scheduler) -> int:
     """Entries of the ready index that the engine's connection has read so far, dead ones too."""
-    with jobs.database.write(engine_of(jobs)._conn()) as connection:
-        connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+    with jobs.database.write(engine_of(jobs)._conn()) as tx:
+        tx.connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
     return int(rows(jobs, READ)[0].n)
 
 

@@ -48,15 +48,15 @@ def impatient(connection: sa.Connection) -> None:
 def give_back(bare: Bare, how: str, worker: int, claimed: Claimed) -> int:
     """End this claim. Returns how many tasks were written."""
     now = bare.clock.now()
-    with bare.store.write() as c:
-        impatient(c)
+    with bare.store.write() as tx:
+        impatient(tx.connection)
         if how == "reaped":
-            return sum(one.tasks for one in reaper.reap(c, bare.dialect, now))
+            return sum(one.tasks for one in reaper.reap(tx.at(now)))
         if how == "stalled":
             quiet = [(claimed.id, claimed.claim, claimed.claimed_at, "quiet")]
-            return len(stalls.reclaim(c, bare.dialect, worker, quiet, now).again)
+            return len(stalls.reclaim(tx.at(now), worker, quiet).again)
         outcome = bare.outcome(claimed, AttemptEnd.SNOOZED, st.SCHEDULED, run_at=now, refund=1)
-        return 1 - len(finish(c, bare.dialect, worker, [outcome], now).deferred)
+        return 1 - len(finish(tx.at(now), worker, [outcome]).deferred)
 
 
 @pytest.mark.case(29, 65)
@@ -92,9 +92,9 @@ def test_a_life_that_ends(bare: Bare, clock: FakeClock) -> None:
     clock.advance(61)
 
     def judged() -> list[int]:
-        with bare.store.write() as c:
-            impatient(c)
-            return list(policies.apply(c, bare.dialect, clock.now()).cancelled)
+        with bare.store.write() as tx:
+            impatient(tx.connection)
+            return list(policies.apply(tx.at(clock.now())).cancelled)
 
     with bare.store.connect() as session, session.begin():
         hold(session, child)
@@ -112,13 +112,13 @@ def test_lives_that_cannot_end_yet_keep_no_other_from_ending(bare: Bare, clock: 
     clock.advance(30)
     with bare.store.connect() as session, session.begin():
         hold(session, child)
-        with bare.store.write() as c:
-            impatient(c)
-            assert policies.apply(c, bare.dialect, clock.now(), batch=3) == policies.Judged({}, {}, 0, True)
-            assert list(policies.apply(c, bare.dialect, clock.now(), batch=3).cancelled) == [other]
+        with bare.store.write() as tx:
+            impatient(tx.connection)
+            assert policies.apply(tx.at(clock.now()), batch=3) == policies.Judged({}, {}, 0, True)
+            assert list(policies.apply(tx.at(clock.now()), batch=3).cancelled) == [other]
     clock.advance(policies.BLOCKED_RECHECK / 1e6)
-    with bare.store.write() as c:
-        assert sorted(policies.apply(c, bare.dialect, clock.now(), batch=3).cancelled) == held
+    with bare.store.write() as tx:
+        assert sorted(policies.apply(tx.at(clock.now()), batch=3).cancelled) == held
 
 
 @pytest.mark.case(25, 33)
@@ -129,8 +129,8 @@ def test_the_holder_of_a_key_that_a_batch_depends_on(bare: Bare) -> None:
     (claimed,) = bare.claim(worker)
     keyed = TaskSpec("kind", "{}", "kind", key="k")
     waits = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(0, When.SUCCESS, Otherwise.FAIL, local=True)])
-    with bare.store.write() as c:
-        found, child = enqueue(c, [keyed, waits], bare.clock.now(), ours=True)
+    with bare.store.write() as tx:
+        found, child = enqueue(tx.at(bare.clock.now()), [keyed, waits], ours=True)
         assert (found, found.created) == (holder, False)
         assert bare.finish(worker, bare.outcome(claimed)).deferred
     assert bare.finish(worker, bare.outcome(claimed)).ended == {holder: TaskState.SUCCESS}
@@ -139,8 +139,8 @@ def test_the_holder_of_a_key_that_a_batch_depends_on(bare: Bare) -> None:
 
 def task_below(bare: Bare, parent: int, when: When = When.SUCCESS, otherwise: Otherwise = Otherwise.FAIL) -> int:
     spec = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(parent, when, otherwise)])
-    with bare.store.write() as c:
-        return int(enqueue(c, [spec], bare.clock.now(), ours=True)[0])
+    with bare.store.write() as tx:
+        return int(enqueue(tx.at(bare.clock.now()), [spec], ours=True)[0])
 
 
 @pytest.mark.case(24)
@@ -152,9 +152,9 @@ def test_what_a_cascade_does_not_end_is_not_waited_for(bare: Bare) -> None:
     last = task_below(bare, handler)
     with bare.store.connect() as session, session.begin():
         hold(session, last)
-        with bare.store.write() as c:
-            impatient(c)
-            assert release(c, bare.dialect, [(parent, TaskState.CANCELLED)], bare.clock.now()) == 1
+        with bare.store.write() as tx:
+            impatient(tx.connection)
+            assert release(tx.at(bare.clock.now()), [(parent, TaskState.CANCELLED)]) == 1
     assert [bare.row(i).state for i in (failing, handler, last)] == [st.FAILED, st.SCHEDULED, st.WAITING]
 
 
@@ -179,18 +179,18 @@ def test_what_is_stored_below_before_it_is_locked_is_seen(bare: Bare, monkeypatc
             return found
 
         monkeypatch.setattr(locking, "tasks_below", look)
-        with bare.store.write() as c:
-            impatient(c)
-            assert finish(c, bare.dialect, worker, [outcome], bare.clock.now()).deferred == [outcome]
+        with bare.store.write() as tx:
+            impatient(tx.connection)
+            assert finish(tx.at(bare.clock.now()), worker, [outcome]).deferred == [outcome]
     bare.finish(worker, outcome)
     assert [bare.row(i).state for i in (parent, first, second, *late)] == [st.DEAD, *[st.FAILED] * 4]
 
 
 def reap(other: Scheduler) -> int:
     """How many tasks ``other`` takes back, without waiting for a row for more than two seconds."""
-    with other.database.write() as connection:
-        connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
-        found = reaper.reap(connection, other.database.dialect, other.clock.now())
+    with other.database.write() as tx:
+        tx.connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
+        found = reaper.reap(tx.at(other.clock.now()))
     return sum(one.tasks for one in found)
 
 
@@ -203,8 +203,8 @@ def test_reaping_does_not_wait_for_an_open_session_either(bench: Bench) -> None:
     bench.jobs.cancel_task(parent)
     other = bench.worker()
     bench.clock.advance(31)
-    with bench.jobs.database.write() as session:
-        bench.jobs.task(Step("grandchild")).depend_on(child).schedule(connection=session)
+    with bench.jobs.database.write() as tx:
+        bench.jobs.task(Step("grandchild")).depend_on(child).schedule(connection=tx.connection)
         assert Side(lambda: reap(other)).result() == 0
     assert Side(lambda: reap(other)).result() == 1
     assert bench.states(parent, child) == ["cancelled", "failed"]
@@ -221,8 +221,8 @@ def test_nor_does_it_where_the_new_set_ends_at_once(bench: Bench) -> None:
     bench.step("two", dead).key("k", conflict="replace").schedule()
     other = bench.worker()
     bench.clock.advance(31)
-    with bench.jobs.database.write() as session:
-        bench.jobs.task(Step("grandchild")).depend_on(child).schedule(connection=session)
+    with bench.jobs.database.write() as tx:
+        bench.jobs.task(Step("grandchild")).depend_on(child).schedule(connection=tx.connection)
         assert Side(lambda: reap(other)).result() == 0
     assert Side(lambda: reap(other)).result() == 1
     assert bench.states(task_id, child) == ["failed", "failed"]

@@ -72,8 +72,8 @@ def test_a_payload_is_checked_and_its_lane_follows(bench: Bench) -> None:
     assert bench.jobs.get_task(task_id).payload == '{"name":"a","size":2}'
     bench.jobs.update_task(task_id, payload=Keyed("b", 3))
     assert bench.drain() == ["b 3"]
-    with bench.jobs.database.read() as connection:
-        lane = connection.exec_driver_sql(f"SELECT lane FROM schedd_tasks WHERE id = {task_id}").scalar()
+    with bench.jobs.database.read() as tx:
+        lane = tx.connection.exec_driver_sql(f"SELECT lane FROM schedd_tasks WHERE id = {task_id}").scalar()
     assert lane == "Keyed\x1fb"
 
 

@@ -64,8 +64,8 @@ def replacing(jobs: Scheduler, text: str, *parents: int, key: str = "k", **optio
 
 def sound(jobs: Scheduler) -> None:
     """The doctor finds nothing wrong, and nothing of a replacement is left behind."""
-    with jobs.database.read() as connection:
-        found = check(connection, jobs.database.now())
+    with jobs.database.read() as tx:
+        found = check(tx)
     # Whether a worker is there that takes what waits is up to the test.
     assert [f for f in found if f.level != OK and f.check != "ready tasks"] == []
     left = rows(jobs, "SELECT task_id FROM schedd_task_values WHERE name = 'replacement'")
@@ -746,8 +746,8 @@ def test_a_finish_does_not_wait_for_a_session_that_replaces(fleet: Fleet) -> Non
     first = put(jobs, "one")
     step(jobs)
     run_claimed(jobs)
-    with caller.database.write() as connection:
-        replacing(caller, "two", parent).schedule(connection=connection)
+    with caller.database.write() as tx:
+        replacing(caller, "two", parent).schedule(connection=tx.connection)
         step(jobs)
         assert jobs.get_task_status(bystander) is TaskState.SUCCESS
         assert jobs.get_task_status(first) is TaskState.CLAIMED
@@ -760,8 +760,8 @@ def test_a_finish_does_not_wait_for_a_session_that_replaces(fleet: Fleet) -> Non
     step(jobs)
     put(jobs, "two", parent, key="other")
     run_claimed(jobs)
-    with caller.database.write() as connection:
-        connection.execute(sa.text("UPDATE schedd_tasks SET subject = 'x' WHERE id = :id"), {"id": int(parent)})
+    with caller.database.write() as tx:
+        tx.connection.execute(sa.text("UPDATE schedd_tasks SET subject = 'x' WHERE id = :id"), {"id": int(parent)})
         step(jobs)
         assert jobs.get_task_status(second) is TaskState.CLAIMED
     step(jobs)

@@ -1,0 +1,44 @@
+"""One transaction, as it is handed down to whatever reads or writes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from scheduler.store.db.dialect import DIALECTS, prepared
+from scheduler.store.db.statements import run
+
+
+class Tx:
+    """A connection with its transaction, the dialect of its database, and the one ``now`` of all that is done in it.
+
+    Made where the transaction is opened: ``Database.write``, ``read``, ``glance``, ``single``, ``change``.
+    """
+
+    __slots__ = ("connection", "dialect", "now")
+
+    def __init__(self, connection: sa.Connection, now: int) -> None:
+        self.connection = connection
+        self.dialect = DIALECTS[connection.dialect.name]
+        self.now = now
+
+    def at(self, now: int) -> Tx:
+        """The same transaction at another time, in microseconds."""
+        return Tx(self.connection, now)
+
+    def run(self, sql: str, /, **params: object) -> sa.CursorResult[*tuple[Any, ...]]:
+        """Execute one statement with ``:name`` parameters. Raises sqlalchemy.exc.DBAPIError."""
+        return self.connection.execute(prepared(sql), params)
+
+    def run_many(self, sql: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """Execute one statement for each of these parameters. Raises sqlalchemy.exc.DBAPIError."""
+        self.connection.execute(prepared(sql), rows)
+
+    def rows(self, sql: str, /, **params: object) -> list[tuple[Any, ...]]:
+        """:meth:`run` through the driver itself, for hot paths; on the store's connections only. All rows, as tuples.
+
+        Raises sqlalchemy.exc.DBAPIError.
+        """
+        return run(self.connection, sql, params)
