@@ -167,7 +167,7 @@ def patch_many(
         with in_bulk(name, wanted.chosen()):
             one = database.change(
                 lambda tx, ids=[row.id for row in rows]: patch(  # type: ignore[misc]
-                    tx, still(tx, ids, _CHANGEABLE), change(tx.connection)
+                    tx, still(tx, ids, _CHANGEABLE), change(tx)
                 )
             )
         done.changed += one.changed
