@@ -36,6 +36,7 @@ BAD = {"failed", "dead", "cancelled"}
 ALONE_FOR = 10.0  # seconds that a suspect runs by itself
 SUSPECT_TWICE = 2
 DEATHS = 3
+CRASHES = 3  # attempts that a worker's death does not end, however few are allowed
 
 
 class Wrong(AssertionError):
@@ -498,20 +499,25 @@ class Model:
         self.settle(recorded, now)
 
     def take_back(self, worker: int, now: int) -> None:
-        """This worker is dead: what it held goes back; suspects run alone, and dying alone three times is the end."""
+        """This worker is dead: what it held goes back; suspects run alone, and dying alone three times is the end.
+
+        So is its death in the last attempt that is allowed, if that is the third at least.
+        """
         ended = []
         held = sorted((t for t in self.tasks.values() if t.worker == worker), key=lambda t: t.id)
         for t in held:
             t.history.append((t.claim, t.attempt, "lost"))
             t.deaths += t.alone
             t.suspect += 1
+            allowed = max(t.tries, CRASHES) if t.tries not in (None, 1) else None
+            spent = t.state == "running" and allowed is not None and t.attempt - t.base >= allowed
             t.base += t.state == "claimed"
             t.worker = None
             if t.again:
                 self.move(t, "scheduled")
             elif t.cancel_asked:
                 self.move(t, "cancelled")
-            elif t.deaths >= DEATHS:
+            elif t.deaths >= DEATHS or spent:
                 self.move(t, "dead" if t.dead_letter else "failed")
             else:
                 self.move(t, "scheduled")
