@@ -79,7 +79,7 @@ tasks = Table(
     # while it runs
     Column("cancel_requested", BigInteger),
     Column("cancel_cascade", SmallInteger, nullable=False, server_default=text("0")),  # what waits for its success, too
-    Column("rerun", SmallInteger, nullable=False, server_default=text("0")),  # see replacing.py
+    Column("rerun", SmallInteger, nullable=False, server_default=text("0")),  # see tasks/replace.py
     Column("progress", Float),
     Column("progress_message", Text),
     Column("last_heartbeat_at", BigInteger),
