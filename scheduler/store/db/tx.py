@@ -7,8 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from scheduler.store.db import statements
 from scheduler.store.db.dialect import DIALECTS, prepared
-from scheduler.store.db.statements import run
 
 
 class Tx:
@@ -41,4 +41,6 @@ class Tx:
 
         Raises sqlalchemy.exc.DBAPIError.
         """
-        return run(self.connection, sql, params)
+        connection = self.connection  # as statements.run() does, without its call: a poll of an idle engine makes many
+        text, order = statements._compiled(sql, connection.dialect)
+        return statements._raw(connection, text, params if order is None else [params[name] for name in order])
