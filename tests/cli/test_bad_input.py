@@ -20,7 +20,7 @@ one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["stauts"], "No such command 'stauts'; did you mean 'status'? (see `schedctl --help`)"),
+        (["wrokers"], "No such command 'wrokers'; did you mean 'workers'? (see `schedctl --help`)"),
         (["trigger", "nightly"], "No such command 'trigger'; did you mean 'cron trigger'? (see `schedctl --help`)"),
         (["resume", "x"], "say --queue x or --kind x; `schedctl cron resume x` is for a schedule"),
         (["schedules"], "did you mean 'cron list'?"),

@@ -89,8 +89,8 @@ PAYLOADS: list[tuple[str, Callable[[Scheduler], Any]]] = [
     ("over the limit of 131072", lambda j: j.task(Mail("é" * 70_000))),
     ("takes no further arguments", lambda j: j.task(Mail("a"), 1)),  # type: ignore[call-overload]
     ("pass an instance, Mail(…), not the class", lambda j: j.task(Mail)),  # type: ignore[call-overload]
-    ("takes a Task instance or a @task function, not 'Mail'", lambda j: j.task("Mail")),  # type: ignore[call-overload]
-    ("takes a Task instance or a @task function", lambda j: j.task(lambda ctx: None)),  # type: ignore[call-overload]
+    ("a kind by its name takes its payload", lambda j: j.task("Mail")),  # type: ignore[call-overload]
+    ("takes a Task instance, a @task function or a kind's name", lambda j: j.task(lambda ctx: None)),  # type: ignore[call-overload]
 ]
 
 
@@ -180,9 +180,13 @@ BUILDER: list[tuple[type[SchedulerError], str, Callable[[Any], Any]]] = [
     (InvalidScheduleError, "has times of its own", lambda b: b.daily_at(1, 0).after(5)),
     (InvalidScheduleError, "of the same name is updated", lambda b: b.key("k", conflict="reject").every(60)),
     (InvalidScheduleError, "of the same name is updated", lambda b: b.every(60).key("k", conflict="reject")),
-    (InvalidScheduleError, "need a recurrence such as cron", lambda b: b.catchup("all").schedule()),
-    (InvalidScheduleError, "need a recurrence such as cron", lambda b: b.overlap("skip").schedule()),
-    (InvalidScheduleError, "need a recurrence such as cron", lambda b: b.run_on_startup().schedule()),
+    (InvalidScheduleError, "catchup: this needs a recurrence such as cron", lambda b: b.catchup("all").schedule()),
+    (InvalidScheduleError, "overlap: this needs a recurrence such as cron", lambda b: b.overlap("skip").schedule()),
+    (
+        InvalidScheduleError,
+        "run_on_startup: this needs a recurrence",
+        lambda b: b.run_on_startup().schedule(),
+    ),
     (ConfigError, "catchup must be one of skip, last, all, none, not 'some'", lambda b: b.catchup("some")),
     (ConfigError, "overlap must be one of allow, skip, not 'wait'", lambda b: b.overlap("wait")),
     (ConfigError, "connection= is for single tasks", lambda b: b.every(60).schedule(connection=object())),

@@ -38,7 +38,7 @@ def test_a_thousand_tasks_and_five_kills(fleet: Fleet, jobs: Scheduler, tell: Ca
     daemon = fleet.daemon(ready=False, **settings)
     interrupted = 0
     for moment in sorted(rng.sample(range(TASKS // 20, TASKS - TASKS // 10), KILLS)):
-        until(lambda: _started(fleet) >= moment, f"{moment} tasks have started", every=0.002)  # noqa: B023
+        until(lambda: _started(fleet) >= moment, f"{moment} tasks have started", 60, 0.002)  # noqa: B023
         daemon.kill()
         held = rows(jobs, "SELECT id FROM schedd_tasks WHERE state >= 4 AND state <= 5")
         interrupted += len(held)

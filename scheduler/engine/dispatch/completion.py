@@ -29,6 +29,9 @@ from scheduler.store.tasks.outcome_rows import RowLocked
 from scheduler.store.tasks.salvage import complete_one_by_one
 
 log = logging.getLogger("scheduler.engine")
+attempts_log = logging.getLogger("scheduler.engine.attempts")
+# A program that has not set up logging would print the bare text of each line, without the task's name, on stderr.
+attempts_log.addHandler(logging.NullHandler())
 
 LOCK_FIRST_S = 1.0  # how long cycles lock rows first, after another transaction held one
 BACKGROUND_MIN_OUTCOMES = 50  # fewer cost less in the cycle's own transaction
@@ -298,7 +301,7 @@ def _log_end(engine_state: EngineState, attempt: Attempt, o: Outcome) -> None:
         or engine_state.options.log_attempts == "all"
     ):
         level = logging.INFO
-    if not log.isEnabledFor(level):
+    if not attempts_log.isEnabledFor(level):
         return
     extra: dict[str, object] = {
         "key": c.key,
@@ -312,4 +315,4 @@ def _log_end(engine_state: EngineState, attempt: Attempt, o: Outcome) -> None:
         extra |= {"error": o.failure.text, "error_class": o.failure.error_class}
         if o.failure.status is not None:
             extra["status"] = o.failure.status
-    log.log(level, "attempt %s", o.end.value, extra=extra)
+    attempts_log.log(level, "attempt %s", o.end.value, extra=extra)

@@ -23,7 +23,7 @@ from scheduler.store.tasks.row import INLINE
 
 T = "schedd_tasks"  # in full, since RETURNING knows no alias on SQLite
 _HELD_BY_US = fence("BETWEEN 4 AND 5", T)
-# What replaced it meanwhile is to run (see tasks/replace.py); else a cancel that was asked for before the outcome commits
+# What replaced it meanwhile is to run (see replace.py); else a cancel that was asked for before the outcome commits
 # wins over that.
 _NEXT = (
     f"CASE WHEN {T}.rerun = 1 THEN {st.SCHEDULED} "
