@@ -18,7 +18,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
-	@echo "make test                all tests, on SQLite and on a real PostgreSQL: about 9 minutes on 2 cores"
+	@echo "make test                all tests, on SQLite and on a real PostgreSQL: about 8 minutes on 2 cores"
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
 	@echo "make cases               which case of the guarantees is shown on which database"
@@ -65,7 +65,7 @@ demo: $(DEMO_STAMP)
 	@$(PY) examples/demo/run.py $(if $(PHOTO),"PHOTO=$(PHOTO)")
 
 test: setup
-	@echo "All tests: about 9 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one."
+	@echo "All tests: about 8 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one."
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not soak" $(PYTEST_ARGS)
 
 # What breaks most things when it is wrong, from each room of the code; it has to stay under a minute on two cores.

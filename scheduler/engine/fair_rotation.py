@@ -11,6 +11,7 @@ LOWER_EVERY = 4  # one in so many times a lower level goes first
 class FairRotation:
     """The highest waiting level goes first; every fourth time, the lower one that was passed over most often.
 
+    A level that became the highest keeps its place then if it was passed over more often than those below it.
     Only rounds in which a level got something count, so no rhythm of the caller's can starve a level.
     """
 
@@ -23,8 +24,9 @@ class FairRotation:
         order = sorted(levels)
         if len(order) > 1 and self._in_a_row >= LOWER_EVERY - 1:
             first = max(order[1:], key=lambda level: (self._passed[level], level))
-            order.remove(first)
-            order.insert(0, first)
+            if self._passed[first] >= self._passed[order[0]]:
+                order.remove(first)
+                order.insert(0, first)
         return order
 
     def record(self, levels: Collection[int], got: Collection[int]) -> None:
@@ -33,5 +35,5 @@ class FairRotation:
             return
         lower = [level for level in levels if level != min(levels)]
         self._in_a_row = 0 if any(level in got for level in lower) else self._in_a_row + 1
-        for level in lower:
+        for level in levels:
             self._passed[level] = 0 if level in got else self._passed[level] + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from scheduler import Context, Scheduler, task
@@ -76,6 +76,7 @@ def test_no_level_keeps_all_children_beside_a_kind_at_its_cap(fleet: Fleet, cloc
     assert run(jobs, process, 12) == ["medium", "medium", "medium", "low"] * 3
 
 
+@example([({0, 1, 2}, False)] * 4 + [({0, 1}, False)] * 3 + [({1, 2}, False)])
 @given(some.lists(some.tuples(some.sets(some.integers(0, 2), min_size=1), some.booleans()), max_size=60))
 def test_who_waits_has_its_turn(rounds: list[tuple[set[int], bool]]) -> None:
     """Whoever else comes and goes: of those that wait all the time none waits longer than this."""
