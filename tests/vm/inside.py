@@ -216,14 +216,14 @@ def main() -> None:
     as_user(lambda: limits_hold(delegated, daemon))
     say("the same with DelegateSubgroup=main")
     as_user(lambda: bomb_goes_off(delegated))
-    (nursery,) = (
+    (fork_server,) = (
         pid
         for pid in (subgroup / "cgroup.procs").read_text().split()
-        if int(pid) != daemon.process.pid and b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if int(pid) != daemon.process.pid and b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
-    for pid in (int(nursery), daemon.process.pid):
+    for pid in (int(fork_server), daemon.process.pid):
         os.kill(pid, signal.SIGSTOP)  # so that neither clears up
-    for pid in (int(nursery), daemon.process.pid):
+    for pid in (int(fork_server), daemon.process.pid):
         os.kill(pid, signal.SIGKILL)
     daemon.process.wait()
     left = len(processes(delegated))
