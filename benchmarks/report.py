@@ -33,9 +33,9 @@ def percentile(values: Iterable[float], per_cent: int) -> float:
     return ordered[min(len(ordered) - 1, len(ordered) * per_cent // 100)]
 
 
-def ratios(ours: Line, theirs: Line) -> list[float]:
+def ratios(ours: Line, theirs: Line, measure: str = "") -> list[float]:
     """Of the rounds that both were in."""
-    a, b = numbers(ours), numbers(theirs)
+    a, b = numbers(ours, measure), numbers(theirs, measure)
     return [a[r] / b[r] for r in a.keys() & b.keys()]
 
 
@@ -51,8 +51,10 @@ def reached(bar: Bar, by_who: dict[str, Line]) -> tuple[float, str] | None:
     if not bar.by:
         return statistics.median(numbers(ours, bar.measure).values()), ""
     others = peers(by_who) if bar.by == "every peer" else [bar.by]
-    each = [(statistics.median(r), who) for who in others if who in by_who and (r := ratios(ours, by_who[who]))]
-    return min(each) if each else None
+    each = [
+        (statistics.median(r), who) for who in others if who in by_who and (r := ratios(ours, by_who[who], bar.measure))
+    ]
+    return (max if bar.most else min)(each, default=None)  # by the best peer
 
 
 def judge(bar: Bar, by_who: dict[str, Line]) -> tuple[str, bool | None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +19,18 @@ from scheduler.testing import FakeClock, drain
 from support.databases import Database
 
 HERE = Path(__file__).parents[1] / "benchmarks"
-LOCAL = ("bench", "contenders", "report", "stages", "works", "curves", "pages", "cpu_profile", "servers")
+LOCAL = (
+    "bench",
+    "contenders",
+    "report",
+    "stages",
+    "works",
+    "curves",
+    "pages",
+    "cpu_profile",
+    "servers",
+    "start_causes",
+)
 
 
 @pytest.fixture
@@ -103,6 +116,10 @@ def test_bars_are_judged_by_medians_within_rounds(local: Any) -> None:
     latencies = {"schedd": {1: [1.0] * 99 + [9.0], 2: {"ms": [3.0] * 100, "failed": 0}}}
     assert report.reached(works.Bar(2, measure="p50", most=True), latencies) == (2.0, "")
     assert report.reached(works.Bar(2, measure="p99", most=True), latencies) == (6.0, "")
+    latencies |= {"huey": {1: [2.0] * 99 + [6.0], 2: [6.0] * 100}, "pgqueuer": {1: [4.0] * 100, 2: [4.0] * 100}}
+    # what is to be small is held against the smallest of the peers
+    assert report.reached(works.Bar(1, "every peer", measure="p50", most=True), latencies) == (0.5, "pgqueuer")
+    assert report.reached(works.Bar(1, "every peer", measure="p99", most=True), latencies) == (1.5, "pgqueuer")
 
 
 def test_the_table_names_what_was_not_measured(local: Any) -> None:
@@ -128,7 +145,9 @@ def test_results_are_put_between_their_comments(local: Any, tmp_path: Path) -> N
         local("pages").put("profile", "new", page)
     written = local("pages").PERFORMANCE.read_text()
     assert all(
-        f"<!-- {name}: {end} -->" in written for name in ("results", "profile", "curves") for end in ("begin", "end")
+        f"<!-- {name}: {end} -->" in written
+        for name in ("results", "profile", "curves", "start-causes")
+        for end in ("begin", "end")
     )
 
 
@@ -147,6 +166,18 @@ def test_what_the_profile_counts_is_there(local: Any) -> None:
         for part in name.split("."):
             assert hasattr(owner, part), path
             owner = getattr(owner, part)
+
+
+def test_the_parts_of_a_start_add_up(database: Database, local: Any) -> None:
+    causes = local("start_causes")
+    # In a process of its own, for it replaces functions of the engine's.
+    command = [sys.executable, causes.__file__, "--one", database.url.replace("+psycopg", ""), "--starts", "3"]
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    assert len(found) == 3
+    for start in found:
+        assert sum(start[part] for part in causes.STAGES) == pytest.approx(start["all"])
+        assert min(start[part] for part in causes.STAGES) >= 0
+    assert "| claim |" in causes.table({"here": found})
 
 
 def test_stages_add_up(local: Any) -> None:
