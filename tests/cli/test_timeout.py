@@ -16,7 +16,8 @@ from support.proxy import Proxy
 
 from .conftest import Ctl, environment_for
 
-SLOW = 3.0  # seconds more than the timeout, of which a machine that is busy may take most
+SLOW = 20.0  # seconds, of which a busy machine may take most: without the option it would be 60
+pytestmark = pytest.mark.usefixtures("real_grace")
 postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 

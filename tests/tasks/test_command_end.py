@@ -90,7 +90,7 @@ def test_a_background_child_that_holds_the_pipe_hangs_nothing(code: int, mark: s
     else:
         assert sh(family, ctx, env={"MARK": mark})["exit_code"] == 0
     assert not carriers(mark)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60, "they sleep for 1,000 s"
 
 
 def test_a_daemon_that_left_group_and_session_is_ended(mark: str) -> None:

@@ -166,7 +166,7 @@ def test_a_server_that_never_ends(how: str, timeout: float) -> None:
             run(HttpTask(server.url + "/x?secret=1", timeout=timeout))
     finally:
         server.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25, "it waited for the end of a stall of 30 s"
 
 
 def test_servers_that_break_off_or_talk_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:

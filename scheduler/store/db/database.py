@@ -23,7 +23,7 @@ from scheduler.store.db import pg_blockers as row_locks
 from scheduler.store.db.autocommit import AutocommitConnection, AutocommitPool
 from scheduler.store.db.deadline import Deadline
 from scheduler.store.db.dialect import Dialect, dialect_named, prepared
-from scheduler.store.db.engines import make_engine
+from scheduler.store.db.engines import load_driver, make_engine
 from scheduler.store.db.errors import StoreError, cause, translate
 from scheduler.store.db.handler_transaction import LIMIT, Places, Transaction
 from scheduler.store.db.identity import Identity
@@ -287,6 +287,7 @@ class Database:
             return self._engine
         if self._inherited:
             self._leave_to_parent()
+        load_driver(self.url)
         with self._alone_opening():
             if self._engine is None:
                 self._file = self._replaced = None
@@ -308,6 +309,12 @@ class Database:
                 self._singles = AutocommitPool(engine, self._wires, partial(self.calibrate, if_due=True))
                 self._engine = engine
             return self._engine
+
+    def _begin(self) -> None:
+        """A transaction begins: its time counts from now on, or from when the driver is there."""
+        if self._engine is None:
+            load_driver(self.url)
+        deadline.begin()
 
     def _explained(self, error: sa.exc.SQLAlchemyError) -> Exception:
         """What to raise for it; a server that takes no writes is not asked again."""
@@ -340,7 +347,7 @@ class Database:
 
         ``connection``: one that stays open between transactions (the engine's). Raises StoreUnavailableError.
         """
-        deadline.begin()
+        self._begin()
         engine = self.open()
         try:
             with self._gate.hold():
@@ -399,7 +406,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Tx]:
         """A transaction that only reads, without a lock. Raises StoreUnavailableError."""
-        deadline.begin()
+        self._begin()
         engine = self.open()
         try:
             with engine.connect() as fresh:
@@ -413,7 +420,7 @@ class Database:
 
         Raises StoreUnavailableError.
         """
-        deadline.begin()
+        self._begin()
         engine, _ = make_engine(self.url)
         try:
             with engine.connect().execution_options(schedd_reads=True) as connection:

@@ -1,8 +1,11 @@
 """By when what a thread asks of the database is to be answered, whatever the server does.
 
 A socket's timeout does not help: the server's host acknowledges what a server that stands still never reads. So a
-thread of the deadline's own ends what the first one waits for. Whoever waits for something else on the way (a place in
-the pool, the turn to write, a new connection) asks :func:`left` for how long.
+thread of the deadline's own ends what the first one waits for. A thread that waits for something else on the way (a
+place in the pool, the turn to write, a new connection) asks :func:`left` for how long.
+
+The time counts from the first question to the database. A program that starts loads a driver and much else before, and
+a busy machine takes its time over that: it says nothing about the server.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """A context: what this thread asks of the database in it is cut ``seconds`` (and ``GRACE``) after it began.
+    """A context: what this thread asks of the database in it is cut ``seconds`` (and ``GRACE``) after it first asks.
 
     ``cut``: called from another thread, again and again until the context ends. ``each``: each transaction has so many
     seconds. One within another changes nothing.
@@ -34,7 +37,7 @@ class Deadline:
         self.each = each
         self.passed = False
         self._cut = cut
-        self._until = 0.0
+        self._until: float | None = None  # nothing has been asked yet
         self._over = False
         self._changed = threading.Condition()
         self._cutting = threading.Lock()
@@ -44,7 +47,6 @@ class Deadline:
     def __enter__(self) -> Deadline:
         self._outermost = current() is None
         if self._outermost:
-            self.restart()
             _here.deadline = self
             with suppress(RuntimeError):  # no thread can be had: the answer is waited for, as it comes
                 threading.Thread(target=self._watch, name="schedd-deadline", daemon=True).start()
@@ -59,6 +61,11 @@ class Deadline:
             self._changed.notify()
         with self._cutting:  # what this thread does next is not to be cut
             pass
+
+    def start(self) -> None:
+        """The thread is about to ask the database, perhaps not for the first time."""
+        if self._until is None:
+            self.restart()
 
     def restart(self) -> None:
         """Give it all of its time again."""
@@ -76,7 +83,7 @@ class Deadline:
     @property
     def left(self) -> float:
         """Seconds, not below 0."""
-        return max(0.0, self._until - time.monotonic())
+        return self.seconds + GRACE if self._until is None else max(0.0, self._until - time.monotonic())
 
     def _watch(self) -> None:
         while self._sleep():
@@ -93,8 +100,8 @@ class Deadline:
         with self._changed:
             if self.passed:
                 self._changed.wait(_AGAIN)
-            while not self._over and self.left > 0:
-                self._changed.wait(min(self.left, _LONGEST))
+            while not self._over and (self._until is None or self.left > 0):
+                self._changed.wait(_LONGEST if self._until is None else min(self.left, _LONGEST))
             return not self._over
 
 
@@ -107,14 +114,17 @@ def current() -> Deadline | None:
 def begin() -> None:
     """A transaction of this thread begins."""
     found = current()
-    if found is not None and found.each:
-        found.restart()
+    if found is not None:
+        found.restart() if found.each else found.start()
 
 
 def left(most: float) -> float:
-    """Seconds that this thread may wait for something: at most ``most``."""
+    """Seconds that this thread may wait for something of the database: at most ``most``."""
     deadline = current()
-    return most if deadline is None else min(most, deadline.left)
+    if deadline is None:
+        return most
+    deadline.start()
+    return min(most, deadline.left)
 
 
 def in_time(work: Callable[[], T], seconds: float, undo: Callable[[T], Any] = lambda _: None) -> T:

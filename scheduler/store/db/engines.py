@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ def make_engine(
         return _sqlite_engine(url, made, before), None
     engine = _postgresql_engine(url)
     return engine, PgConnections(engine, made)
+
+
+def load_driver(url: sa.URL) -> None:
+    """Import what :func:`make_engine` needs: it takes a program that starts longer than the server takes to answer."""
+    with suppress(ImportError):  # make_engine says which one is missing
+        url.get_dialect().import_dbapi()
 
 
 def _set_up(raw: Any) -> None:

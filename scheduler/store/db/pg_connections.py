@@ -73,7 +73,11 @@ class PgConnections:
         self._connecting.add(thread)
         try:
             # An attempt to connect cannot be cut: there is no socket yet to be shut down.
-            raw = connect() if limit is None else deadline.in_time(connect, limit.left, lambda late: late.close())
+            if limit is None:
+                raw = connect()
+            else:
+                limit.start()
+                raw = deadline.in_time(connect, limit.left, lambda late: late.close())
         except TimeoutError as error:
             raise dialect.loaded_dbapi.OperationalError("the server does not answer") from error
         finally:
