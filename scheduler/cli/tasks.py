@@ -283,4 +283,6 @@ def _attempt_columns(view: dict[str, Any]) -> tuple[str, ...]:
     other = [name for name in ENVELOPE_FIELDS if name in now and any(a[name] != now[name] for a in attempts)]
     if any(a["status_code"] is not None for a in attempts):
         other.append("status_code")
+    if any(a["trace_id"] is not None for a in attempts):
+        other.append("trace_id")
     return (*ATTEMPT_COLUMNS[:-1], *other, ATTEMPT_COLUMNS[-1])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scheduler.cli.output import seconds, time
+from scheduler.model.trace import parse_traceparent
 
 if TYPE_CHECKING:
     from scheduler.store.read.audit import AuditRecord
@@ -208,7 +209,16 @@ def attempt_view(attempt: AttemptRecord) -> dict[str, Any]:
         "created_at": envelope.created_at.isoformat().replace("+00:00", "Z"),
         "payload": decoded(envelope.payload),
         "payload_ref": envelope.payload_ref,
+        **trace_view(attempt.trace),
     }
+
+
+def trace_view(traceparent: str | None) -> dict[str, Any]:
+    """The ids of an attempt's span, None for an attempt that was not traced."""
+    context = None if traceparent is None else parse_traceparent(traceparent)
+    if context is None:
+        return {"trace_id": None, "span_id": None}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
 
 
 AUDIT_COLUMNS = ("at", "actor", "action", "reason", "via", "detail")

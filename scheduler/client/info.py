@@ -89,7 +89,8 @@ class AttemptInfo(NamedTuple):
     """One attempt that has ended. ``worker`` is ``host:pid``; ``claim`` grows with every claim of the task.
 
     ``envelope``: what its message said of itself, which may be replaced since. ``status_code``: what another service
-    had answered when it failed, if its error said so.
+    had answered when it failed, if its error said so. ``trace``: the context of its span as a W3C ``traceparent``,
+    None if it was not traced.
     """
 
     number: int
@@ -105,6 +106,7 @@ class AttemptInfo(NamedTuple):
     fingerprint: str | None
     status_code: int | None
     envelope: Envelope
+    trace: str | None = None
 
 
 class TaskPage(list[TaskInfo]):
@@ -212,6 +214,7 @@ def attempt_info(record: AttemptRecord) -> AttemptInfo:
         record.fingerprint,
         record.status_code,
         record.envelope,
+        record.trace,
     )
 
 

@@ -177,6 +177,7 @@ attempts = Table(
     Column("fingerprint", Text),
     Column("status_code", Integer),
     Column("envelope", Text),  # model.envelope.Envelope as JSON; NULL: as the task's own now
+    Column("trace", Text),  # its span's context, as a traceparent; NULL: not traced
     PrimaryKeyConstraint("task_id", "claim"),
     sqlite_with_rowid=False,
 )

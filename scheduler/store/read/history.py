@@ -31,6 +31,7 @@ class AttemptRecord(NamedTuple):
     fingerprint: str | None
     status_code: int | None
     envelope: Envelope
+    trace: str | None = None
 
 
 def attempts(tx: Tx, task_id: int) -> list[AttemptRecord]:
@@ -58,6 +59,7 @@ def attempts(tx: Tx, task_id: int) -> list[AttemptRecord]:
             r.fingerprint,
             r.status_code,
             kept(r.envelope, present),
+            r.trace,
         )
         for r in rows
         if r.outcome in range(len(AttemptEnd))
