@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import psycopg
 
 from scheduler import Context, Scheduler, interpreter, task
-from scheduler.store.db.notifier import make_bell
+from scheduler.store.db.notifier import make_notifier
 from support.own_server import OwnServer
 
 READ = """
@@ -54,7 +54,7 @@ class Feeder(threading.Thread):
     def __init__(self, jobs: Scheduler, server: OwnServer, tasks: int, queue: int) -> None:
         super().__init__(daemon=True)
         self.tasks, self.queue = tasks, queue
-        self.bell = make_bell(jobs.database)
+        self.notifier = make_notifier(jobs.database)
         self.connection = psycopg.connect(host=str(server.data), user="postgres", dbname="jobs", autocommit=True)
         self.made = 0
 
@@ -66,10 +66,10 @@ class Feeder(threading.Thread):
                 continue
             now = time.time_ns() // 1000
             self.connection.execute(INSERT, {"now": now, "count": min(step, self.tasks - self.made)})
-            self.bell.ring()
+            self.notifier.notify()
             self.made += step
         self.connection.close()
-        self.bell.close()
+        self.notifier.close()
 
 
 def sizes(server: OwnServer) -> dict[str, int]:

@@ -189,7 +189,7 @@ def chain(url: str, args: argparse.Namespace) -> dict[str, Any]:
         with Measured(url) as measured:
             assert _reached.wait(600)
             _settled(jobs)
-        turns = jobs.engine.turns
+        turns = jobs.engine.cycles
     return {"links/s": args.links / measured.told["seconds"], "turns": turns, **measured.told}
 
 

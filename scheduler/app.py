@@ -35,7 +35,7 @@ from scheduler.model.times import LONGEST, SECOND, span_us
 from scheduler.model.typed import R, Runs, RunsAsync
 from scheduler.ports import Clock, SystemClock
 from scheduler.store.db.database import Database
-from scheduler.store.db.notifier import Notifier, make_bell
+from scheduler.store.db.notifier import Notifier, make_notifier
 
 if TYPE_CHECKING:
     from scheduler.client.submitter import AnyConnection
@@ -165,7 +165,7 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
         """
         self.registry.add(source, kind, build)
         if self._engine is not None:
-            self._engine.ring()
+            self._engine.wake()
 
     @overload
     def task(self, task: RunsAsync[R], /) -> TaskBuilder[R]: ...
@@ -229,11 +229,11 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
         self._leave_to_parent()
         engine = self._engine
         if engine is not None:
-            engine.ring()
+            engine.wake()
             if others:
-                engine.bell.ring()
+                engine.notifier.notify()
         elif others:
-            self._own_notifier().ring()
+            self._own_notifier().notify()
 
     def _notify_of_pauses(self) -> None:
         """Let our own engine see at once what is paused, and wake those of other processes."""
@@ -248,16 +248,16 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
         """
         self._leave_to_parent()
         engine = self._engine
-        return self._own_notifier() if engine is None else engine.bell
+        return self._own_notifier() if engine is None else engine.notifier
 
     def _own_notifier(self) -> Notifier:
-        bell = self._notifier
-        if bell is not None and not self._forked:
-            return bell
+        notifier = self._notifier
+        if notifier is not None and not self._forked:
+            return notifier
         self._leave_to_parent()
         with self._lifecycle:
             if self._notifier is None:
-                self._notifier = make_bell(self.database)
+                self._notifier = make_notifier(self.database)
             return self._notifier
 
     def _leave_to_parent(self) -> None:

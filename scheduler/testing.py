@@ -92,7 +92,7 @@ def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
     quiet = 0
     with engine.capture:
         while quiet < 2:
-            engine.ring()
+            engine.wake()
             engine.step()
             while engine.dispatch.lanes.unfinished:
                 engine.step()

@@ -94,12 +94,12 @@ def drained(jobs: Scheduler, size: int) -> dict[str, float]:
     as_the_daemon_does()
     with jobs:
         assert jobs.engine.wait_ready(60)
-        begun, already, turns = time.perf_counter(), ran, jobs.engine.turns
+        begun, already, turns = time.perf_counter(), ran, jobs.engine.cycles
         assert reached.wait(600)  # to look now and then takes the interpreter from the engine: 3 % at each 2 ms
         while jobs.engine.engine_state.held:
             time.sleep(0.0005)
         took = time.perf_counter() - begun
-        return {"rate": (size - already) / took, "turn": (size - already) / max(1, jobs.engine.turns - turns)}
+        return {"rate": (size - already) / took, "turn": (size - already) / max(1, jobs.engine.cycles - turns)}
 
 
 def drain(url: str, size: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from contenders.schedd import scheduler
 from contenders.schedd_stored import store
-from scheduler.store.db.notifier import make_bell
+from scheduler.store.db.notifier import make_notifier
 
 MODULE = """
 from scheduler import task
@@ -70,15 +70,15 @@ def fleet(daemons: int) -> Callable[[str, int], float]:
         jobs = scheduler(url)
         with _running(url, daemons):
             store(jobs, size, "due")
-            bell = make_bell(jobs.database)
-            bell.ring()
+            notifier = make_notifier(jobs.database)
+            notifier.notify()
             left = sa.text("SELECT EXISTS (SELECT 1 FROM schedd_tasks WHERE state >= 1 AND state <= 5)")
             while True:
                 time.sleep(0.1)
                 with jobs.database.read() as tx:
                     if not tx.connection.execute(left).scalar():
                         break
-            bell.close()
+            notifier.close()
             with jobs.database.read() as tx:
                 ends = "SELECT min(claimed_at), max(finished_at), count(*) FROM schedd_attempts"
                 first, last, done = tx.connection.execute(sa.text(ends)).one()

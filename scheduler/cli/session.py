@@ -117,14 +117,14 @@ class Session:
 
     @staticmethod
     def _notify(database: Database) -> None:
-        from scheduler.store.db.notifier import make_bell
+        from scheduler.store.db.notifier import make_notifier
 
         with contextlib.suppress(OSError, SchedulerError):
-            bell = make_bell(database)
+            notifier = make_notifier(database)
             try:
-                bell.ring()
+                notifier.notify()
             finally:
-                bell.close()
+                notifier.close()
 
     def fleet(self, tx: Tx) -> Fleet:
         """The workers that take new work; notes on stderr if there are none."""

@@ -246,7 +246,7 @@ WORKER_FIELDS = (
     "max_concurrent_tasks",
     "kinds",
     "holds",
-    "lost_bodies",
+    "orphans",
     "hung",
     "running",
     "started_at",
@@ -285,7 +285,7 @@ def worker_view(worker: WorkerRecord, now: int) -> dict[str, Any]:
         "max_concurrent_tasks": worker.capacity.most,
         "kinds": list(worker.kinds),
         "holds": worker.holds,
-        "lost_bodies": {"count": worker.strays, "tasks": list(worker.stray_tasks)},
+        "orphans": {"count": worker.orphans, "tasks": list(worker.orphaned_tasks)},
         "hung": [
             {"id": one.task, "kind": one.kind, "since": time(one.since), "blocks_loop": one.blocks}
             for one in worker.hung
@@ -310,7 +310,7 @@ def worker_row(worker: WorkerRecord, now: int) -> dict[str, Any]:
     return row | {
         "queues": ",".join(worker.queues),
         "lease_left": None if left is None else round(left),
-        "holds": f"{worker.holds} (+{worker.strays} lost)" if worker.strays else worker.holds,
+        "holds": f"{worker.holds} (+{worker.orphans} lost)" if worker.orphans else worker.holds,
         "pools": " ".join(f"{name}:{size}" for name, size in room.items()),
         "running": ", ".join(f"{one.id} {one.kind}" for one in worker.running[:_NAMED])
         + (f" and {len(worker.running) - _NAMED} more" if len(worker.running) > _NAMED else ""),

@@ -31,13 +31,13 @@ _DRAINED = ("id", "draining", "drained")
 @watchable
 def workers_command(session: Session, /, every: bool) -> None:
     """Workers: where they run, what they serve, hold and run, how long their lease lasts."""
-    from scheduler.store.read.workers import no_worker_reason, stray_text, workers
+    from scheduler.store.read.workers import no_worker_reason, orphans_text, workers
 
     database = session.existing()
     with database.read() as tx:
         now = tx.now
         found = workers(tx, every=every)
-    for text in filter(None, (no_worker_reason(found), *map(stray_text, found))):
+    for text in filter(None, (no_worker_reason(found), *map(orphans_text, found))):
         note(text)
     rows = []
     for worker in found:
@@ -68,7 +68,7 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
     started anew. To end it, stop the program as ever (SIGTERM).
     """
     from scheduler.model.texts import counted
-    from scheduler.store.read.workers import bodies
+    from scheduler.store.read.workers import orphans_phrase
 
     if timeout is not None and not wait:
         raise click.UsageError("--timeout belongs to --wait", ctx)
@@ -81,7 +81,7 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
     looks = Poller(session, timeout)
     while not (looked := looks.take(lambda: _look(session, worker))).over:
         left = [f"holds {counted(looked.holds, 'task')}"] if looked.holds else []
-        left += [f"runs {bodies(looked.strays)}"] if looked.strays else []
+        left += [f"runs {orphans_phrase(looked.orphans)}"] if looked.orphans else []
         held = f"still {' and '.join(left)}" if left else "has not noticed yet"
         if looked.lost and looks.settled:
             note(f"worker {worker} lost its lease and {held}: the next live worker takes back what it holds")

@@ -15,7 +15,7 @@ from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.store import schedules
 from scheduler.store.db.async_connection import run_on
 from scheduler.store.db.database import Database
-from scheduler.store.db.notifier import Notifier, ring_after_commit
+from scheduler.store.db.notifier import Notifier, notify_after_commit
 from scheduler.store.db.tx import Tx
 from scheduler.store.schedules import ScheduleSpec
 from scheduler.store.tasks.enqueue import callers_connection, enqueue, enqueue_alone, insert_alone, is_one_row
@@ -36,16 +36,16 @@ class TaskSubmitter:
         database: Database,
         registry: Registry,
         threads: CallThreads,
-        ring: Callable[..., None],
-        bell: Callable[[], Notifier],
+        notify: Callable[..., None],
+        notifier: Callable[[], Notifier],
         timezone: str = "UTC",
         before_schedule: Callable[[Any], Any] | None = None,
     ) -> None:
         self.database = database
         self.registry = registry
         self.threads = threads
-        self.ring = ring
-        self.bell = bell
+        self.notify = notify
+        self.notifier = notifier
         self.timezone = timezone
         self.before_schedule = before_schedule
         self._unkeyed: dict[str, Recurrence] = {}  # what this program has registered, by the names made for it
@@ -66,11 +66,11 @@ class TaskSubmitter:
             return self.store([spec], connection)[0]
         if self.database.dialect.name == "sqlite":
             new_id = insert_alone(self.database, spec)
-            self.ring()
+            self.notify()
             return new_id
-        bell = self.bell()  # before this thread holds a connection, since a stop may wait for that
-        one = enqueue_alone(self.database, spec, bell)
-        self.ring(others=not one.rung)
+        notifier = self.notifier()  # before this thread holds a connection, since a stop may wait for that
+        one = enqueue_alone(self.database, spec, notifier)
+        self.notify(others=not one.notified)
         return one.id
 
     def store(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
@@ -82,12 +82,12 @@ class TaskSubmitter:
         if len(specs) == 1 and is_one_row(specs[0]):
             return [self.store_one(specs[0])]
         stored = self.database.change(lambda tx: enqueue(tx, specs, ours=True))
-        self.ring()
+        self.notify()
         return stored
 
     def _store_on(self, own: Any, specs: list[TaskSpec]) -> list[TaskId]:
         ids = enqueue(Tx(own, self.database.now()), specs, ours=False)
-        ring_after_commit(own, self.ring)
+        notify_after_commit(own, self.notify)
         return ids
 
     async def store_async(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
@@ -112,7 +112,7 @@ class TaskSubmitter:
         self.database.change(lambda tx: schedules.register(tx, spec))
         if not keyed:
             self._unkeyed[spec.name] = spec.recurrence
-        self.ring()
+        self.notify()
 
     @contextmanager
     def starting(self) -> Iterator[None]:

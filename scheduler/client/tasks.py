@@ -50,7 +50,7 @@ from scheduler.store.admin import retention
 from scheduler.store.admin.bulk import Bulk, retry_many
 from scheduler.store.admin.retention import Chosen
 from scheduler.store.db.database import Database
-from scheduler.store.db.notifier import ring_after_commit
+from scheduler.store.db.notifier import notify_after_commit
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import events
 from scheduler.store.durable.events import Emit
@@ -391,7 +391,7 @@ class TaskOperations:
             tx = Tx(own, self.database.now())
             hold_writes(tx)
             new = self._emit(tx, emit)
-            ring_after_commit(own, self._notify)
+            notify_after_commit(own, self._notify)
         else:
             new = self.database.change(lambda c: self._emit(c, emit))
             self._notify()

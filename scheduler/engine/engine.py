@@ -107,7 +107,7 @@ class Engine:
         self.draining = False  # it is about to stop
         self.replaced: StoreReplacedError | None = None  # why it has ended by itself
         self.handed_back: list[int] = []  # tasks released while they ran, at a hard stop
-        self.turns = 0
+        self.cycles = 0
         self._connection: sa.Connection | None = None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -172,9 +172,9 @@ class Engine:
     def is_running(self) -> bool:
         return self._thread is not None and not self._ended.is_set()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """There may be new work."""
-        self.engine_state.ring()
+        self.engine_state.wake()
 
     def reconfigure(self, pools: Mapping[str, tuple[int, int]], max_concurrent: int) -> None:
         """Have these slots (threads, async slots) from the next look on, and hold at most so many tasks; 0: no bound.
@@ -183,16 +183,16 @@ class Engine:
         """
         self.engine_state.configured = Adjustable(dict(pools), max_concurrent)
         self.look_soon()
-        self.ring()
+        self.wake()
 
     def look_soon(self) -> None:
         """Read what is due, what is paused, and the live settings, before the next claim."""
         self.periodic.timers.bring_forward("looks")
 
     @property
-    def bell(self) -> Notifier:
+    def notifier(self) -> Notifier:
         """The notifier that wakes the engines of other processes."""
-        return self.registration.bell
+        return self.registration.notifier
 
     def on_restart(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` when an operator wants this program to end and to start anew."""
@@ -301,33 +301,33 @@ class Engine:
             self.registration.join(connection)
         elif self.registration.begin_anew_if_changed(connection):
             self._needs_scan = True
-        rung = self.engine_state.was_rung()
+        woken = self.engine_state.was_woken()
         timers = self.periodic.timers
         if self.lease.detect_clock_jump():
             timers.bring_forward("renew")
         # Not under a lease that may have run out, nor before due policies have cancelled tasks.
         on_time = min(timers.remaining("renew"), timers.remaining("looks")) > 0
-        if rung and self.claims and on_time and self.dispatch.claim_eagerly(connection):
+        if woken and self.claims and on_time and self.dispatch.claim_eagerly(connection):
             self._yield_to_slots()
         fired = self._upkeep(connection)
-        self.registration.commands_may_wait |= rung  # looked at after the turn
+        self.registration.commands_may_wait |= woken  # looked at after the turn
         for slots in self.slots.values():
             if waiting_since(slots) < self.engine_state.monotonic() - WAKE_MORE_AFTER_S:
                 slots.nudge()
-        if rung and self.claims and len(self.engine_state.outcomes) > URGENT_MIN_OUTCOMES:
+        if woken and self.claims and len(self.engine_state.outcomes) > URGENT_MIN_OUTCOMES:
             self.dispatch.run(connection, claiming=True, urgent=True)
-        if self._wants_turn(rung):
-            self._turn(connection, rung)
-        if rung:
+        if self._wants_cycle(woken):
+            self._run_cycle(connection, woken)
+        if woken:
             self._after_wakeup(connection, fired)
         return self._pause()
 
-    def _turn(self, connection: sa.Connection, rung: bool) -> None:
-        if not (rung or self._needs_scan or self._has_more or self.inline):
+    def _run_cycle(self, connection: sa.Connection, woken: bool) -> None:
+        if not (woken or self._needs_scan or self._has_more or self.inline):
             self.dispatch.wait_for_short_tasks()
-        fresh = rung or self._needs_scan or self.engine_state.now() >= self._next_due or self._poll_is_due()
+        fresh = woken or self._needs_scan or self.engine_state.now() >= self._next_due or self._poll_is_due()
         result = self.dispatch.run(connection, claiming=self.claims, fresh=fresh)
-        self.turns += 1
+        self.cycles += 1
         self.periodic.timers.set("poll", LOCKED_RETRY_S if self.dispatch.completer.deferred else self._poll_every())
         self._next_due = result.next_due
         self._needs_scan, self._has_more = False, result.busy
@@ -336,9 +336,9 @@ class Engine:
         if result.schedule_ended:
             self.periodic.schedules.check_again()
         # Where it takes a transaction, not for nobody; who has come since the last look polls until the next one, which
-        # follows its ring.
-        if (result.ready or result.capacity_freed) and not (self.bell.dear and self.lease.is_only_worker()):
-            self.bell.ring()
+        # follows its notification.
+        if (result.ready or result.capacity_freed) and not (self.notifier.expensive and self.lease.is_only_worker()):
+            self.notifier.notify()
         if result.schedule_ended or result.may_have_more or (result.ready and not self.dispatch.lanes.whole):
             self._needs_scan = True
         if waits.OVERLOOKED in connection.info:
@@ -351,9 +351,9 @@ class Engine:
         if not self.inline:
             time.sleep(YIELD_S)
 
-    def _wants_turn(self, rung: bool) -> bool:
+    def _wants_cycle(self, woken: bool) -> bool:
         if (
-            rung
+            woken
             or self._needs_scan
             or self._has_more
             or self.dispatch.has_work()
@@ -391,7 +391,7 @@ class Engine:
         return max(0.0, wait)
 
     def _poll_every(self) -> float:
-        return self.options.poll if self.bell.works else 0.1
+        return self.options.poll if self.notifier.works else 0.1
 
     def _upkeep(self, connection: sa.Connection) -> bool:
         """Do the upkeep that is due. Returns whether schedules were fired."""
@@ -408,16 +408,16 @@ class Engine:
             self.registration.commands_may_wait = True
         self._needs_scan |= self.registration.apply_commands(connection)
         polls = self._poll_is_due()
-        reclaimed = periodic.reap(connection, self.bell, polls=polls)
+        reclaimed = periodic.reap(connection, self.notifier, polls=polls)
         periodic.purge(connection)
         if not periodic.poll(connection, polls=polls and self.dispatch.at_rest()):
             timers.set("poll", self._poll_every())
-        fired = periodic.fire_schedules(connection, rung=False, claims=self.claims)
+        fired = periodic.fire_schedules(connection, woken=False, claims=self.claims)
         woken = periodic.wake_missed(connection)
         freed = periodic.apply_policies(connection)
-        freed |= periodic.watch_attempts(connection, self._reported, rung=False)
+        freed |= periodic.watch_attempts(connection, self._reported, woken=False)
         if freed:
-            self.bell.ring()
+            self.notifier.notify()
         self._needs_scan |= reclaimed or fired or woken or freed or self.dispatch.pauses_changed
         self.dispatch.pauses_changed = False
         return fired
@@ -425,10 +425,10 @@ class Engine:
     def _after_wakeup(self, connection: sa.Connection, fired: bool) -> None:
         """Check what else a notification may mean, after the cycle: mostly it means ready work."""
         self._needs_scan |= self.registration.apply_commands(connection)
-        made = not fired and self.periodic.fire_schedules(connection, rung=True, claims=self.claims)
-        freed = self.periodic.watch_attempts(connection, self._reported, rung=True)
+        made = not fired and self.periodic.fire_schedules(connection, woken=True, claims=self.claims)
+        freed = self.periodic.watch_attempts(connection, self._reported, woken=True)
         if freed:
-            self.bell.ring()
+            self.notifier.notify()
         self._needs_scan |= made or freed
 
     def _report_start(self) -> None:
@@ -447,7 +447,7 @@ class Engine:
         self.draining = True
         self.periodic.timers.bring_forward("renew")
         self.dispatch.return_waiting()
-        self.engine_state.ring()
+        self.engine_state.wake()
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until nothing is held any more. False if the time was not enough."""
@@ -488,7 +488,7 @@ class Engine:
     def _stop_once(self, hand_back_running: bool) -> StoreUnavailableError | None:
         trouble: StoreUnavailableError | None = None
         self._stop.set()
-        self.engine_state.ring()
+        self.engine_state.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=JOIN_TIMEOUT_S)
         if hand_back_running:
@@ -515,7 +515,7 @@ class Engine:
         for slots in self.slots.values():
             slots.close()
         self.engine_state.dead_letter_hook.close()
-        self.bell.close()
+        self.notifier.close()
         if self.dispatch.completer.completion_thread is not None:
             self.dispatch.completer.completion_thread.close()
         self.capture.detach()
@@ -535,7 +535,7 @@ class Engine:
         self.periodic.write_rollups(connection)
         with self.database.write(connection) as tx:
             workers.stop(tx, self.worker)
-        self.bell.ring()
+        self.notifier.notify()
 
     # inline (tests)
 

@@ -208,7 +208,7 @@ class EngineState:
         """An attempt's own transaction has committed its success, and ``ready`` tasks may run because of it."""
         attempt.committed_outcome = outcome
         self.freed.append(ready)
-        self.ring()
+        self.wake()
 
     def decided(self, attempt: Attempt, outcome: Outcome) -> None:
         attempt.decided = outcome
@@ -237,7 +237,7 @@ class EngineState:
         self.begun = begun
         self.began = _not_noted if begun is None else begun.note
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """There may be new work, or a request from outside. From any thread."""
         self._rung = True
         self._wake()
@@ -246,7 +246,7 @@ class EngineState:
         self._sleeping = False
         self._bell.put(None)
 
-    def was_rung(self) -> bool:
+    def was_woken(self) -> bool:
         """Whether a notification came since the last call."""
         if not self._rung:
             return False
@@ -357,7 +357,7 @@ class EngineState:
             processes=options.processes.children,
             most=options.max_concurrent,
             childless=self.processes is not None and self.processes.backing_off,
-            strays=self._orphaned_attempts(),
+            orphans=self._orphaned_attempts(),
             hung=self.hung,
             begun="" if self.begun is None else str(self.begun.path),
             lease_needed=self.lease_needed,

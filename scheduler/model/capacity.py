@@ -94,7 +94,7 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     processes: int | None = None
     most: int = 0
     childless: bool = False
-    strays: tuple[OrphanedAttempts, ...] = ()
+    orphans: tuple[OrphanedAttempts, ...] = ()
     hung: tuple[HungHandler, ...] = ()
     begun: str = ""
     lease_needed: float | None = None
@@ -118,26 +118,26 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
         """The room for tasks of this level and slot type beside the held tasks; None: not known."""
         if sort == PROCESS:
             return None if self.processes is None else self._children(self.processes, level, held)
-        stray = [self._strays(one, sort) for one in range(len(POOLS))]
+        orphans_here = [self._orphans(one, sort) for one in range(len(POOLS))]
         slots = sum(self.pool(one)[sort] for one in range(level, len(POOLS)))
         own = sum(held.get((one, sort), 0) for one in range(level, len(POOLS)))
         over = guests = 0  # tasks of higher levels that must, and that may, take slots of these pools
         for one in range(level):
             over += held.get((one, sort), 0)
-            above = min(over, max(0, self.pool(one)[sort] - stray[one]))
+            above = min(over, max(0, self.pool(one)[sort] - orphans_here[one]))
             over, guests = over - above, guests + above
-        taken = own + over + sum(stray[level:])
+        taken = own + over + sum(orphans_here[level:])
         return Room(slots, min(taken, slots), max(0, taken - slots), guests)
 
-    def strays_of(self, level: int, sort: int) -> list[OrphanedAttempts]:
+    def orphans_of(self, level: int, sort: int) -> list[OrphanedAttempts]:
         """The orphaned attempts that fill slots in which tasks of this level and slot type may run."""
-        return [s for s in self.strays if s.sort == sort and (sort == PROCESS or s.level >= level)]
+        return [s for s in self.orphans if s.sort == sort and (sort == PROCESS or s.level >= level)]
 
-    def _strays(self, level: int, sort: int) -> int:
-        return sum(s.count for s in self.strays if (s.level, s.sort) == (level, sort))
+    def _orphans(self, level: int, sort: int) -> int:
+        return sum(s.count for s in self.orphans if (s.level, s.sort) == (level, sort))
 
     def _children(self, count: int, level: int, held: Mapping[SlotKey, int]) -> Room:
-        high, *others = (held.get((one, PROCESS), 0) + self._strays(one, PROCESS) for one in range(len(POOLS)))
+        high, *others = (held.get((one, PROCESS), 0) + self._orphans(one, PROCESS) for one in range(len(POOLS)))
         lower = sum(others)
         slots = count + 1 if level == HIGH and lower >= count else count
         if level == HIGH:

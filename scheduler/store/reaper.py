@@ -41,10 +41,10 @@ class Reclaimed(NamedTuple):
     spent: tuple[int, ...] = ()  # tasks that have used their last attempt
 
 
-def reap(tx: Tx, *, known_dead: Sequence[str] = (), spare: int | None = None, lapsed: bool = True) -> list[Reclaimed]:
+def reap(tx: Tx, *, dead_peers: Sequence[str] = (), spare: int | None = None, lapsed: bool = True) -> list[Reclaimed]:
     """Declare workers dead whose lease ran out, and reclaim their tasks.
 
-    ``known_dead``: incarnations that are dead whatever their lease; ``spare``: the caller's own worker id; ``lapsed``:
+    ``dead_peers``: incarnations that are dead whatever their lease; ``spare``: the caller's own worker id; ``lapsed``:
     leases that ran out count, too. Claims that another transaction held in an earlier call are reclaimed now.
     """
     # A worker whose row is locked is renewing its lease. The caller does not wait for it.
@@ -56,7 +56,7 @@ def reap(tx: Tx, *, known_dead: Sequence[str] = (), spare: int | None = None, la
         + f") {tx.dialect.skip_locked})",
         before=tx.now if lapsed else 0,
         spare=-1 if spare is None else spare,
-        dead=msgspec.json.encode(list(known_dead)).decode(),
+        dead=msgspec.json.encode(list(dead_peers)).decode(),
     )
     found = tx.run(f"SELECT w.id, w.host, w.pid, w.incarnation, w.pools FROM {_DEAD_HOLDING}").fetchall()
     done = []

@@ -42,19 +42,19 @@ def test_what_each_runs_is_named(ctl: Ctl, live: Bench) -> None:
 def test_bodies_that_lost_their_claims_are_told(ctl: Ctl, live: Bench) -> None:
     """They fill slots, although nothing is held."""
     ring_and_step(live.jobs)
-    pools = '{"medium":[8,0],"processes":2,"strays":[[1,0,2,[5,7],true],[2,0,1,[9],false]]}'
+    pools = '{"medium":[8,0],"processes":2,"orphans":[[1,0,2,[5,7],true],[2,0,1,[9],false]]}'
     live.execute("UPDATE schedd_workers SET pools = :pools", pools=pools)
     (worker,) = ctl.json("workers")
-    assert (worker["holds"], worker["lost_bodies"]) == (0, {"count": 3, "tasks": [5, 7, 9]})
+    assert (worker["holds"], worker["orphans"]) == (0, {"count": 3, "tasks": [5, 7, 9]})
     result = ctl("workers")
     assert "0 (+3 lost)" in result.stdout
-    text = f"worker {worker['host']}:{worker['pid']} runs 3 bodies that lost their claims (task 5, 7, 9)"
+    text = f"worker {worker['host']}:{worker['pid']} runs 3 attempts that lost their claims (task 5, 7, 9)"
     assert f"{text}; they fill their slots until they end" in result.stderr
     (stuck,) = ctl.json("status")["stuck"]
-    assert stuck["problem"] == "bodies"
+    assert stuck["problem"] == "orphans"
     assert text in ctl("status").stdout
     live.execute("UPDATE schedd_workers SET state = 2")
-    assert ctl.json("workers", "--all")[0]["lost_bodies"] == {"count": 0, "tasks": []}
+    assert ctl.json("workers", "--all")[0]["orphans"] == {"count": 0, "tasks": []}
     assert text not in ctl("workers", "--all").stderr
 
 
@@ -108,11 +108,11 @@ def test_waiting_for_one_that_died_ends(ctl: Ctl, live: Bench) -> None:
 def test_waiting_for_it_ends_when_no_body_is_left(ctl: Ctl, live: Bench) -> None:
     ring_and_step(live.jobs)
     worker = engine_of(live.jobs).worker
-    pools = '{"medium":[8,0],"strays":[[1,0,1,[5]]]}'
+    pools = '{"medium":[8,0],"orphans":[[1,0,1,[5]]]}'
     live.execute("UPDATE schedd_workers SET pools = :pools, state = 1", pools=pools)
     late = ctl("worker", "drain", worker, "--wait", "--timeout", "0")
     assert late.exit_code == 124
-    assert f"worker {worker} still runs 1 body that lost its claim (task 5)" in late.stderr
+    assert f"worker {worker} still runs 1 attempt that lost its claim (task 5)" in late.stderr
     live.execute("UPDATE schedd_workers SET state = 2")
     assert ctl("worker", "drain", worker, "--wait").exit_code == 4
 

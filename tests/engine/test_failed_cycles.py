@@ -116,7 +116,7 @@ def test_what_a_failed_round_was_for_is_done_by_the_next(bench: Bench, monkeypat
     """The ring is used up by then."""
     engine = quiet(bench)
     task = bench.step("task").schedule()
-    engine.ring()
+    engine.wake()
     with monkeypatch.context() as broken:
         broken.setattr(engine.dispatch, "run", away)
         broken.setattr(engine._stop, "wait", lambda _: False)

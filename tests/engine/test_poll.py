@@ -25,10 +25,10 @@ def test_a_ring_that_was_lost(fleet: Fleet, clock: FakeClock, monkeypatch: pytes
     let_bell_work(jobs)
     for _ in range(3):
         clock.advance(max(0.001, engine.step()))
-    turns = engine.turns
+    turns = engine.cycles
     for _ in range(5):
         clock.advance(max(0.001, engine.step()))
-    assert engine.turns == turns, "there was nothing to claim"
+    assert engine.cycles == turns, "there was nothing to claim"
 
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("unforeseen")

@@ -24,48 +24,48 @@ from support.fleet import Fleet, ends, run_claimed, step
 def plain(ctx: Context, n: int = 0) -> None: ...
 
 
-class DearBell(NullNotifier):
+class ExpensiveNotifier(NullNotifier):
     """Costs a transaction, as PostgreSQL's does."""
 
-    dear = True
+    expensive = True
 
     def __init__(self) -> None:
         self.rings = 0
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         self.rings += 1
 
 
-def with_bell(jobs: Scheduler) -> DearBell:
-    bell = DearBell()
-    engine_of(jobs).registration.bell = bell  # type: ignore[assignment]
-    return bell
+def with_notifier(jobs: Scheduler) -> ExpensiveNotifier:
+    notifier = ExpensiveNotifier()
+    engine_of(jobs).registration.notifier = notifier  # type: ignore[assignment]
+    return notifier
 
 
-def rings_for_a_child(jobs: Scheduler, bell: DearBell) -> int:
+def notifications_for_a_child(jobs: Scheduler, notifier: ExpensiveNotifier) -> int:
     """How often it rings in turns that make a task ready."""
     parent = jobs.task(plain).schedule()
     child = jobs.task(plain).depend_on(parent).schedule()
     jobs.task(plain).after(60).depend_on(parent).schedule()  # which it does not claim itself with that turn
-    before = bell.rings
+    before = notifier.rings
     for _ in range(3):
         step(jobs)
         run_claimed(jobs)
     assert ends(jobs, child) == ["succeeded"]
-    return bell.rings - before
+    return notifier.rings - before
 
 
 def test_a_lone_worker_rings_for_nobody(fleet: Fleet) -> None:
     jobs = fleet.worker(plain)
-    bell = with_bell(jobs)
+    notifier = with_notifier(jobs)
     step(jobs)
     assert engine_of(jobs).lease.is_only_worker()
-    assert rings_for_a_child(jobs, bell) == 0
+    assert notifications_for_a_child(jobs, notifier) == 0
 
 
 def test_who_comes_rings_and_is_rung_for(fleet: Fleet, clock: FakeClock) -> None:
     first, second = fleet.worker(plain), fleet.worker(plain)
-    bell, its = with_bell(first), with_bell(second)
+    notifier, its = with_notifier(first), with_notifier(second)
     step(first)
     step(second)
     assert its.rings == 1
@@ -74,12 +74,12 @@ def test_who_comes_rings_and_is_rung_for(fleet: Fleet, clock: FakeClock) -> None
     step(first)  # as that ring makes it
     engine_of(first).step()
     assert not engine_of(first).lease.is_only_worker()
-    assert rings_for_a_child(first, bell) > 0
+    assert notifications_for_a_child(first, notifier) > 0
 
 
 def test_who_comes_rings_though_its_first_look_fails(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = fleet.worker(plain)
-    bell = with_bell(jobs)
+    notifier = with_notifier(jobs)
 
     def fails(*args: object) -> None:
         raise RuntimeError("unforeseen")
@@ -88,7 +88,7 @@ def test_who_comes_rings_though_its_first_look_fails(fleet: Fleet, monkeypatch: 
         patched.setattr(reaper, "find_expired", fails)
         with pytest.raises(RuntimeError, match="unforeseen"):
             engine_of(jobs).step()
-    assert bell.rings == 1
+    assert notifier.rings == 1
 
 
 def test_it_is_alone_again_when_the_other_has_gone(fleet: Fleet, clock: FakeClock) -> None:

@@ -216,7 +216,7 @@ def test_a_last_write_is_not_made_beside_a_turn_that_does_not_end(
     monkeypatch.setattr("scheduler.engine.engine.JOIN_TIMEOUT_S", 0.05)
     monkeypatch.setattr(engine, "step", never_ends)
     monkeypatch.setattr(engine, "_last_write", goodbyes.append)
-    engine.ring()
+    engine.wake()
     assert stuck.wait(10)
     trouble = engine.stop(hand_back_running=True)
     go.set()
@@ -278,17 +278,17 @@ def test_starting_again_while_old_bodies_end_runs_new_work(database: Database) -
 def test_who_schedules_while_it_stops_holds_nothing_that_the_stop_waits_for(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop is about to make its last write; until it is over, the bell cannot be had."""
+    """A stop is about to make its last write; until it is over, the notifier cannot be had."""
     jobs = Scheduler(database.url, auto_migrate=True)
     jobs.register(Step)
     came = threading.Event()
     real = jobs._own_notifier
 
-    def bell() -> Any:
+    def notifier() -> Any:
         came.set()
         return real()
 
-    monkeypatch.setattr(jobs, "_own_notifier", bell)
+    monkeypatch.setattr(jobs, "_own_notifier", notifier)
 
     def write() -> None:
         with jobs.database.write() as tx:

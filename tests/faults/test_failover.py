@@ -36,7 +36,7 @@ def echo(ctx: Any, word: str) -> str:
 
 def listens(server: Any) -> bool:
     """Whether a doorbell listens there."""
-    return bool(server.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'schedd doorbell'"))
+    return bool(server.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'schedd listener'"))
 
 
 def stored(jobs: Scheduler, word: str, kind: Any = echo) -> TaskId:

@@ -50,7 +50,7 @@ def test_a_default_timeout_of_sockets_is_not_that_of_ours(database: Database, ma
             for _ in range(2):
                 assert jobs.result(jobs.task(kinds.Pid()).schedule(), timeout=30)
             if database.is_sqlite:
-                listener = jobs.engine.bell._listener  # type: ignore[attr-defined]
+                listener = jobs.engine.notifier._listener  # type: ignore[attr-defined]
                 assert listener.gettimeout() is None, "or nobody hears a ring after that long"
     finally:
         socket.setdefaulttimeout(None)

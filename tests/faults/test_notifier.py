@@ -83,7 +83,7 @@ def test_without_a_usable_socket_it_still_starts_by_polling(
 def test_a_lost_listening_connection_comes_back(fleet: Fleet, jobs: Scheduler) -> None:
     worker = fleet.worker()
     latency(fleet, jobs.task(Work()).schedule)
-    doorbells = "FROM pg_stat_activity WHERE application_name = 'schedd doorbell' AND datname = current_database()"
+    doorbells = "FROM pg_stat_activity WHERE application_name = 'schedd listener' AND datname = current_database()"
 
     def without() -> float:
         """The latency right after it was lost."""

@@ -248,7 +248,7 @@ class FleetWorker:
         """One step of the engine, then the same of the model."""
         for wid in self.known_dead:
             self.engine.lease._dead.append(self.rows[wid].incarnation)
-        self.engine.ring()
+        self.engine.wake()
         polls = self.engine._poll_is_due()  # what is due soon is done with it
         self.engine.step()
         self._lease(WITH_OTHERS if polls else 0.0)
@@ -284,7 +284,7 @@ class FleetWorker:
             else:
                 row.until = now + round(LEASE * SECOND)
         if self._at("told", TOLD_EVERY) and self.rows[self.wid].dead:
-            self._lost()  # it reads its own row whenever the bell rings, and each step rings
+            self._lost()  # it reads its own row whenever the notifier rings, and each step rings
         if self._at("reap", REAP_EVERY, early):
             self._reap()
             self.due["reap"] = min(self.due["reap"], self.clock.monotonic() + self._next_reap())

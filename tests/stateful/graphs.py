@@ -265,7 +265,7 @@ class World:
         self._leave_alone(t.id for t in self._tasks() if t.rerun)
         for jobs in self.workers:
             if self.rng.random() < 0.9:
-                engine_of(jobs).ring()
+                engine_of(jobs).wake()
 
     def _builder(self, batch: Any, kinds: list[Any]) -> Any:
         """A task that waits for nothing."""

@@ -163,7 +163,7 @@ def at(text: str) -> datetime:
 def ring_and_step(jobs: Scheduler) -> float:
     """One step of an inline engine that was rung, without running what it claims."""
     engine = engine_of(jobs)
-    engine.ring()
+    engine.wake()
     return engine.step()
 
 

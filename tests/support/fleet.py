@@ -65,15 +65,15 @@ def until(over: Callable[[], Any], seconds: float = 20.0) -> None:
 
 
 def step(jobs: Scheduler) -> None:
-    """One step of the engine as if somebody had rung: upkeep that is due and a turn, but no body runs."""
+    """One step of the engine as if somebody had notified: upkeep that is due and a turn, but no body runs."""
     engine = engine_of(jobs)
-    engine.ring()
+    engine.wake()
     engine.step()
 
 
 def let_bell_work(jobs: Scheduler) -> None:
     """As if this inline engine had a doorbell: without one it polls ten times as often."""
-    engine_of(jobs).bell.works = True  # type: ignore[misc]
+    engine_of(jobs).notifier.works = True  # type: ignore[misc]
 
 
 def run_claimed(jobs: Scheduler) -> int:

@@ -96,7 +96,7 @@ class _Cycle:
     again: int = FOREVER  # when something that is due and was refused may be claimed (microseconds)
 
     @property
-    def ripe(self) -> ReadyChildren | None:
+    def ready_children(self) -> ReadyChildren | None:
         return None if self.finished is None else self.finished.ready_children
 
     @property
@@ -271,12 +271,12 @@ class DispatchCycle:
         self.quarantine.clear(tx, self.worker, cycle.gone)
         if cycle.claiming and not self.completer.one_by_one:
             self._claim(tx, cycle, held)
-        ripe = cycle.ripe
-        if ripe is not None and cycle.finished is not None:
-            ripe.schedule()
-            if ripe.scheduled:
+        ready_children = cycle.ready_children
+        if ready_children is not None and cycle.finished is not None:
+            ready_children.schedule()
+            if ready_children.scheduled:
                 self.lanes.reset()
-                cycle.finished = cycle.finished._replace(ready=cycle.finished.ready + ripe.scheduled)
+                cycle.finished = cycle.finished._replace(ready=cycle.finished.ready + ready_children.scheduled)
 
     def _claim(self, tx: Tx, cycle: _Cycle, held: list[Attempt]) -> None:
         lanes, urgent = self.lanes, cycle.urgent
@@ -284,7 +284,7 @@ class DispatchCycle:
         due = self._due_high(tx) if urgent else self._due(tx, cycle)
         plan = cycle.plan = self.planner.plan(admission, due, held)
         claimed = claims.claim(
-            tx, self.worker, plan.picks, lanes.offsets.start, cycle.ripe, self.engine_state.claims_above
+            tx, self.worker, plan.picks, lanes.offsets.start, cycle.ready_children, self.engine_state.claims_above
         )
         cycle.due, cycle.claimed = due, claimed
         again = [(one.id, one.claim) for one in claimed if one.claim > 1]
@@ -307,7 +307,9 @@ class DispatchCycle:
         ready = cycle.requests.woken + (finished.ready if finished else 0)
         told = finished is not None and finished.overridden  # a replaced task may run again
         rely = cycle.ended.over and not (ready or told or self.lost_commits.pending or cycle.requests or known)
-        due = self.lanes.scan(tx, self.planner.serves, fresh=cycle.fresh, rely=rely, ripe=cycle.ripe)
+        due = self.lanes.scan(
+            tx, self.planner.serves, fresh=cycle.fresh, rely=rely, ready_children=cycle.ready_children
+        )
         if self.lanes.whole:
             cycle.every = due
         elif known:

@@ -62,24 +62,30 @@ class LaneScanner:
         return min(self._first_later, self._last_later, self.offsets.again, self._rescan_at)
 
     def scan(
-        self, tx: Tx, serves: Callable[[LaneHead], bool], *, fresh: bool, rely: bool, ripe: ReadyChildren | None = None
+        self,
+        tx: Tx,
+        serves: Callable[[LaneHead], bool],
+        *,
+        fresh: bool,
+        rely: bool,
+        ready_children: ReadyChildren | None = None,
     ) -> list[LaneHead]:
         """Known lanes with due tasks.
 
         ``fresh``: other workers or programs may have changed them. ``rely``: this worker has changed nothing itself,
-        except for ``ripe``.
+        except for ``ready_children``.
         """
-        rely = rely and not (fresh or (ripe is not None and ripe.scheduled))
-        if not ripe:
+        rely = rely and not (fresh or (ready_children is not None and ready_children.scheduled))
+        if not ready_children:
             return self._scan(tx, serves, fresh=fresh, rely=rely)
         left = self._empty_until - self._monotonic()
         if rely and left > 0:
             self._used_known, self._rescan_at = False, tx.now + math.ceil(left * SECOND)
-            return ripe.merge([], serves)
+            return ready_children.merge([], serves)
         due = self._scan(tx, serves, fresh=fresh, rely=False)
         if self.whole:
-            return ripe.merge(due, serves)
-        ripe.schedule()  # tasks of other lanes may come first: the next cycle decides
+            return ready_children.merge(due, serves)
+        ready_children.schedule()  # tasks of other lanes may come first: the next cycle decides
         return due
 
     def _scan(self, tx: Tx, serves: Callable[[LaneHead], bool], *, fresh: bool, rely: bool) -> list[LaneHead]:

@@ -153,10 +153,10 @@ class Lease:
         return left + 0.005 if left >= 0 else float("inf")
 
     def reap(
-        self, connection: sa.Connection, worker: int | None, known_dead: Callable[[], list[str]]
+        self, connection: sa.Connection, worker: int | None, dead_peers: Callable[[], list[str]]
     ) -> list[reaper.Reclaimed]:
         """Reclaim what dead workers held."""
-        self._dead += known_dead()
+        self._dead += dead_peers()
         hook, database = self.engine_state.dead_letter_hook, self.engine_state.database
         hook.notify_pending(database)  # dead letters of a commit whose answer was lost
         patient = self.engine_state.monotonic() < self.no_reaping_until
@@ -166,7 +166,7 @@ class Lease:
             if patient or not (found_dead or 0 < self.next_expiry < self.engine_state.now()):
                 return []
         with database.write(connection) as tx:
-            found = reaper.reap(tx, known_dead=self._dead, spare=worker, lapsed=not patient)
+            found = reaper.reap(tx, dead_peers=self._dead, spare=worker, lapsed=not patient)
             self.next_expiry = reaper.next_lapse(tx, worker)
             hook.pending.update(task for one in found for task in (*one.poisoned, *one.spent))
         self._dead.clear()

@@ -135,7 +135,7 @@ class PeriodicWork:
         childless = processes is not None and processes.backing_off
         moved = known.childless != childless or known.hung != self.engine_state.hung
         moved |= known.lease_needed != self.engine_state.lease_needed or self._resized
-        if moved or self.engine_state.orphans or known.strays:
+        if moved or self.engine_state.orphans or known.orphans:
             self.attempt("telling of this worker's slots", lambda: self._publish_capacity(connection))
 
     def _publish_kinds(self, connection: sa.Connection, kinds: list[Kind]) -> None:
@@ -171,7 +171,7 @@ class PeriodicWork:
         with suppress(StoreUnavailableError):
             self.attempt("writing numbers of attempts", lambda: write_rollups(self.engine_state, connection))
 
-    def reap(self, connection: sa.Connection, bell: Notifier, *, polls: bool) -> bool:
+    def reap(self, connection: sa.Connection, notifier: Notifier, *, polls: bool) -> bool:
         """Reclaim what dead workers held. True: there was something.
 
         ``polls``: the engine is awake for a poll; otherwise there may be many steps a second.
@@ -179,7 +179,7 @@ class PeriodicWork:
         early = EARLY_WITH_POLL if polls else 0.0
         if not self.timers.due("reap", min(REAP_EVERY, self.engine_state.options.lease / 3), early):
             return False
-        found = self.attempt("reaping", lambda: self.lease.reap(connection, self.dispatch.worker, bell.known_dead))
+        found = self.attempt("reaping", lambda: self.lease.reap(connection, self.dispatch.worker, notifier.dead_peers))
         self.timers.bring_forward("reap", self.lease.next_reap())
         return bool(found)
 
@@ -251,9 +251,9 @@ class PeriodicWork:
             self.dispatch.scan_anew()
         self._settings_read = (stored, configured, worker)
 
-    def fire_schedules(self, connection: sa.Connection, *, rung: bool, claims: bool) -> bool:
+    def fire_schedules(self, connection: sa.Connection, *, woken: bool, claims: bool) -> bool:
         """Make the tasks of due schedules. True: there were some."""
-        if rung:
+        if woken:
             self.schedules.check_again()
         if not (claims and self.schedules.due()):
             return False
@@ -282,7 +282,7 @@ class PeriodicWork:
         return self._has_expired
 
     def watch_attempts(
-        self, connection: sa.Connection, reported: Callable[[], set[tuple[int, int]]], *, rung: bool
+        self, connection: sa.Connection, reported: Callable[[], set[tuple[int, int]]], *, woken: bool
     ) -> bool:
         """Check running handlers: hangs, stalls, cancels, logs. True: tasks were reclaimed and may run elsewhere."""
         if not self.engine_state.held:
@@ -297,7 +297,7 @@ class PeriodicWork:
                 lambda: watch_stalls(self.engine_state, connection, self.dispatch.worker, reported),
             )
         )
-        if self.timers.due("cancels", CANCEL_EVERY) or rung:
+        if self.timers.due("cancels", CANCEL_EVERY) or woken:
             self.attempt(
                 "looking for cancels", lambda: pass_on_cancels(self.engine_state, connection, self.dispatch.worker)
             )

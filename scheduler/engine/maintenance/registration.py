@@ -19,7 +19,7 @@ from scheduler.model.outcome import OutcomeColumns
 from scheduler.ports import SECOND, Spawner
 from scheduler.store import workers
 from scheduler.store.db.begun import Begun, begun, directories, is_gone
-from scheduler.store.db.notifier import Notifier, NullNotifier, make_bell
+from scheduler.store.db.notifier import Notifier, NullNotifier, make_notifier
 from scheduler.store.tasks import claim as claims
 from scheduler.store.workers import WorkerInfo
 
@@ -50,7 +50,7 @@ class WorkerRegistration:
         self.periodic = periodic
         self.guard = guard
         self.lease: Lease = periodic.lease
-        self.bell: Notifier = NullNotifier()
+        self.notifier: Notifier = NullNotifier()
         self.incarnation = ""
         self.drain_requested = False  # by an operator
         self.on_restart: Callable[[], None] | None = None  # an operator asks for it; None: this program cannot
@@ -102,15 +102,15 @@ class WorkerRegistration:
             info.capacity,
         )  # published again if it differs
         self.lease.acquired(begun)
-        self.bell.ring()  # a worker that believes it is the only one notifies no other
+        self.notifier.notify()  # a worker that believes it is the only one notifies no other
         if database.path is None:  # on SQLite they are reclaimed right below
             self._mark_for_the_dead(connection)
-        self.lease.reap(connection, worker, self.bell.known_dead)
+        self.lease.reap(connection, worker, self.notifier.dead_peers)
         self.periodic.timers.restart(renew=lease / 3, reap=REAP_EVERY, sweep=SWEEP_EVERY)
 
     def _note_begins(self) -> None:
         try:
-            noted = Begun(directories(self.engine_state.database.bell_directory), self.incarnation)
+            noted = Begun(directories(self.engine_state.database.socket_directory), self.incarnation)
         except OSError as error:
             log.warning(
                 "which handlers have begun cannot be noted (%s): should this process be killed, an attempt of "
@@ -137,17 +137,17 @@ class WorkerRegistration:
 
     def _open_notifier(self, spawn: Spawner, *, again: bool = False) -> None:
         """``again``: the last try failed, for instance on a full disk, and that was logged."""
-        self.bell.close()
-        self.bell = make_bell(self.engine_state.database, spawn, quiet=again)
+        self.notifier.close()
+        self.notifier = make_notifier(self.engine_state.database, spawn, quiet=again)
         try:
-            self.bell.listen(self.incarnation, self.engine_state.ring)
+            self.notifier.listen(self.incarnation, self.engine_state.wake)
         except (OSError, RuntimeError) as error:  # no room on the disk, or for a thread
             log.log(logging.DEBUG if again else logging.WARNING, "no notifier (%s): this engine polls instead", error)
-            self.bell.close()
-            self.bell = NullNotifier()
-        if again and not isinstance(self.bell, NullNotifier):
+            self.notifier.close()
+            self.notifier = NullNotifier()
+        if again and not isinstance(self.notifier, NullNotifier):
             log.info("the notifier works now")
-            self.engine_state.ring()  # notifications may have been missed meanwhile
+            self.engine_state.wake()  # notifications may have been missed meanwhile
 
     def renew(self, connection: sa.Connection, *, claims: bool) -> None:
         """Extend the lease; if it was reclaimed, join as a new worker. ``claims``: this one takes new work.
@@ -160,7 +160,7 @@ class WorkerRegistration:
         if self.lease.renew(connection, self.worker, not claims, self.incarnation):
             self.guard.renewed()
             self.dispatch.lost_commits.recheck()
-            if isinstance(self.bell, NullNotifier) and self._spawn is not None:
+            if isinstance(self.notifier, NullNotifier) and self._spawn is not None:
                 self._open_notifier(self._spawn, again=True)
         else:
             self._start_over(connection)
@@ -171,7 +171,7 @@ class WorkerRegistration:
         if not (self.commands_may_wait and timers.due("told", COMMANDS_EVERY_S)):
             return False
         self.commands_may_wait = False
-        if self.bell.dear and self.lease.is_only_worker():
+        if self.notifier.expensive and self.lease.is_only_worker():
             timers.bring_forward("reap")  # the notification may come from a new worker
         return bool(
             self.periodic.attempt("reading what is asked of this worker", lambda: self._read_commands(connection))

@@ -39,7 +39,7 @@ class Exited(NamedTuple):
 
 
 Event = Readable | Written | Exited
-BELL, FORK_SERVER = "bell", "fork server"  # the selector's other keys
+WAKEUP, FORK_SERVER = "wakeup", "fork server"  # the selector's other keys
 
 
 class ChildRegistry:
@@ -60,10 +60,10 @@ class ChildRegistry:
 
     # waiting
 
-    def open(self, bell: int) -> None:
-        """``bell``: the eventfd that wakes :meth:`wait`."""
+    def open(self, wakeup: int) -> None:
+        """``wakeup``: the eventfd that wakes :meth:`wait`."""
         self._selector = selectors.DefaultSelector()
-        self._selector.register(bell, selectors.EVENT_READ, BELL)
+        self._selector.register(wakeup, selectors.EVENT_READ, WAKEUP)
 
     @property
     def selector(self) -> selectors.BaseSelector:
@@ -73,7 +73,7 @@ class ChildRegistry:
     def wait(self, seconds: float | None) -> Iterator[Event]:
         """Wait for events. Each is to be handled before the next one is taken."""
         for key, _ in self.selector.select(seconds):
-            if key.data == BELL:
+            if key.data == WAKEUP:
                 os.eventfd_read(key.fd)
             elif key.data == FORK_SERVER:
                 yield from self.read_fork_server()

@@ -52,21 +52,21 @@ class Orders:
     """The inbox of the pool's thread. Its eventfd wakes that thread."""
 
     def __init__(self) -> None:
-        self.bell = -1  # the eventfd, once the thread is about to start
+        self.wakeup = -1  # the eventfd, once the thread is about to start
         self._posted: deque[Order] = deque()
 
     def open(self) -> None:
-        bell = self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        wakeup = self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # It stays open as long as this object: a late wake() must not write into another file of that number.
-        weakref.finalize(self, os.close, bell).atexit = False
+        weakref.finalize(self, os.close, wakeup).atexit = False
 
     def forget(self) -> None:
         """Wake no thread any more: this process was forked, so the thread is another process's."""
-        self.bell = -1
+        self.wakeup = -1
 
     def wake(self) -> None:
-        if self.bell >= 0:
-            os.eventfd_write(self.bell, 1)
+        if self.wakeup >= 0:
+            os.eventfd_write(self.wakeup, 1)
 
     def post(self, order: Order) -> None:
         self._posted.append(order)

@@ -74,7 +74,7 @@ class ProcessPool:
         if self._thread is None:
             with self._starting:
                 if self._thread is None and not self._closed:
-                    if self.orders.bell < 0:
+                    if self.orders.wakeup < 0:
                         self.orders.open()
                     self._thread = self.host.spawn(self._serve, "schedd-processes")
         self.orders.wake()
@@ -133,7 +133,7 @@ class ProcessPool:
     # the thread
 
     def _serve(self) -> None:
-        self.children.open(self.orders.bell)
+        self.children.open(self.orders.wakeup)
         self.monitor.begin()
         while not self._closed:
             try:

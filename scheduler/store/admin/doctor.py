@@ -286,11 +286,11 @@ def _without_timeout(tx: Tx) -> Finding:
 
 
 def _standoffs(tx: Tx) -> Finding:
-    rings = standoffs.found(tx)
-    if not rings:
+    cycles = standoffs.found(tx)
+    if not cycles:
         return Finding("awaits", OK, "no tasks wait for one another")
-    text = "; ".join(standoffs.describe(ring) for ring in rings)
-    return Finding("awaits", PROBLEM, text, tuple(sorted(i for ring in rings for i in ring)))
+    text = "; ".join(standoffs.describe(cycle) for cycle in cycles)
+    return Finding("awaits", PROBLEM, text, tuple(sorted(i for cycle in cycles for i in cycle)))
 
 
 def _keys(tx: Tx) -> Finding:
@@ -387,12 +387,13 @@ def _place(database: Database, tx: Tx) -> list[Finding]:
     found = []
     path = database.path
     if path is not None:
-        bell = database.bell_directory
-        assert bell is not None
-        usable = os.access(bell, os.W_OK | os.X_OK) if bell.exists() else os.access(path.absolute().parent, os.W_OK)
-        said = f"{bell} is writable" if usable else f"{bell} cannot be written: idle workers poll instead"
-        found.append(Finding("doorbell", OK if usable else PROBLEM, said))
-        found.append(_readers(path, bell))
+        directory = database.socket_directory
+        assert directory is not None
+        present = directory.exists()
+        usable = os.access(directory if present else path.absolute().parent, os.W_OK | os.X_OK if present else os.W_OK)
+        said = f"{directory} is writable" if usable else f"{directory} cannot be written: idle workers poll instead"
+        found.append(Finding("notifications", OK if usable else PROBLEM, said))
+        found.append(_readers(path, directory))
         free = shutil.disk_usage(path.absolute().parent).free
         level = PROBLEM if free < _LOW_SPACE else OK
         found.append(Finding("disk", level, f"{free // 2**20} MiB free beside the database"))
@@ -401,8 +402,8 @@ def _place(database: Database, tx: Tx) -> list[Finding]:
     return found
 
 
-def _readers(path: Path, bell: Path) -> Finding:
-    seen = open_to_others(path, bell)
+def _readers(path: Path, directory: Path) -> Finding:
+    seen = open_to_others(path, directory)
     if not seen:
         return Finding("file modes", OK, "none of the database's is open to all users")
     return Finding("file modes", NOTE, f"any user of this machine may use {listed(seen)}: `chmod o-rwx`")

@@ -28,9 +28,9 @@ _SUFFIX = ".begun"
 _OLD = 86400.0  # seconds after which no worker reads a dead worker's notes
 
 
-def directories(bell: Path | None) -> list[Path]:
-    """Where such a file may be, best first. ``bell``: the doorbell's directory of a SQLite file, None on PostgreSQL."""
-    found = [bell] if bell is not None and bell.is_dir() else []
+def directories(sockets: Path | None) -> list[Path]:
+    """Where such a file may be, best first. ``sockets``: the notifier's directory (SQLite), None on PostgreSQL."""
+    found = [sockets] if sockets is not None and sockets.is_dir() else []
     for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
         found += [Path(part) for part in os.environ.get(name, "").split(":") if part]
     return [*found, Path("/dev/shm")]

@@ -28,7 +28,7 @@ from scheduler.store.db.errors import StoreError, cause, translate
 from scheduler.store.db.handler_transaction import LIMIT, Places, Transaction
 from scheduler.store.db.identity import Identity
 from scheduler.store.db.pg_connections import PgConnections, every
-from scheduler.store.db.sqlite_files import fold_wal, make_bell_directory
+from scheduler.store.db.sqlite_files import fold_wal, make_socket_directory
 from scheduler.store.db.statements import ANSWERED, raise_as_sqlalchemy
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.urls import parse_url, shown
@@ -115,7 +115,7 @@ class Database:
         return url.render_as_string(hide_password=False)
 
     @property
-    def bell_directory(self) -> Path | None:
+    def socket_directory(self) -> Path | None:
         """Directory of a SQLite file's notifier sockets and write-gate locks."""
         path = self.path
         return None if path is None else path.with_name(path.name + ".bell")
@@ -332,11 +332,11 @@ class Database:
             self._opening.release()
 
     def _make_gate(self) -> WriteGate:
-        directory = self.bell_directory
+        directory = self.socket_directory
         if directory is None:
             return WriteGate(None)
         try:
-            make_bell_directory(directory, self.path or directory)
+            make_socket_directory(directory, self.path or directory)
         except OSError:
             return WriteGate(None)
         return WriteGate(directory if os.access(directory, os.W_OK | os.X_OK) else None)

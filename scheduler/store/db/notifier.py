@@ -28,7 +28,7 @@ from scheduler.store.db.database import Database
 from scheduler.store.db.engines import server_arguments
 from scheduler.store.db.errors import driver_text
 from scheduler.store.db.pg_connections import shut_down, through_pooler
-from scheduler.store.db.sqlite_files import make_bell_directory
+from scheduler.store.db.sqlite_files import make_socket_directory
 from scheduler.store.db.statements import run
 
 log = logging.getLogger("scheduler.engine")
@@ -63,20 +63,20 @@ class NullNotifier:
     """The notifier where none can be had: engines poll."""
 
     works = False
-    dear = False  # whether notifying costs more than reading who listens
+    expensive = False  # whether notifying costs more than reading who listens
 
     def listen(self, incarnation: str, wake: Callable[[], None]) -> None: ...
 
-    def ring(self) -> None: ...
+    def notify(self) -> None: ...
 
-    def carried(self) -> str | None:
-        """What a statement that is about to be committed may say on CHANNEL in place of :meth:`ring`, if it may.
+    def piggyback(self) -> str | None:
+        """What a statement that is about to be committed may say on CHANNEL in place of :meth:`notify`, if it may.
 
         It serves earlier callers, too: should the statement fail, polling finds their tasks.
         """
         return None
 
-    def known_dead(self) -> list[str]:
+    def dead_peers(self) -> list[str]:
         return []
 
     def close(self) -> None: ...
@@ -86,7 +86,7 @@ class SocketNotifier:
     """Unix datagram sockets beside a SQLite file."""
 
     works = True
-    dear = False
+    expensive = False
 
     def __init__(self, directory: Path, spawn: Spawner = spawn_thread) -> None:
         self._directory = directory
@@ -129,12 +129,12 @@ class SocketNotifier:
                     return
                 wake()
 
-        self._spawn(serve, "schedd-doorbell")
+        self._spawn(serve, "schedd-listener")
 
-    def carried(self) -> str | None:
+    def piggyback(self) -> str | None:
         return None
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         try:
             sockets = self._sockets()
         except OSError:
@@ -156,7 +156,7 @@ class SocketNotifier:
             self._seen = (changed if settled else 0, [n for n in os.listdir(self._dirfd) if n.endswith(".sock")])
         return self._seen[1]
 
-    def known_dead(self) -> list[str]:
+    def dead_peers(self) -> list[str]:
         """Incarnations on this host whose process is gone; what they left in the directory is removed."""
         dead: list[str] = []
         try:
@@ -204,7 +204,7 @@ class PgNotifier:
     A notification names its sender, which is not woken by it.
     """
 
-    dear = True
+    expensive = True
 
     def __init__(self, database: Database, spawn: Spawner = spawn_thread) -> None:
         self._database = database
@@ -242,12 +242,12 @@ class PgNotifier:
                     pause = backoff.next()
                     self._closed.wait(_POOLED_AGAIN if pooled else pause)
 
-        self._spawn(serve, "schedd-doorbell")
+        self._spawn(serve, "schedd-listener")
 
     def _listen_once(self, incarnation: str, wake: Callable[[], None]) -> None:
         import psycopg
 
-        with psycopg.connect(autocommit=True, **server_arguments(self._database.url, "schedd doorbell")) as raw:
+        with psycopg.connect(autocommit=True, **server_arguments(self._database.url, "schedd listener")) as raw:
             self._connection = raw
             raw.prepare_threshold = None
             self._look(raw)
@@ -260,8 +260,8 @@ class PgNotifier:
             poll.register(raw.fileno(), select.POLLIN)
             look_at = time.monotonic() + _LOOK
             while not self._closed.is_set():
-                for rung in raw.notifies(timeout=0):
-                    if rung.payload != incarnation:
+                for notification in raw.notifies(timeout=0):
+                    if notification.payload != incarnation:
                         wake()
                 left = look_at - time.monotonic()
                 if left > 0 and poll.poll(left * 1000):
@@ -275,8 +275,8 @@ class PgNotifier:
                 look_at = time.monotonic() + _LOOK
 
     def _look(self, raw: Any) -> None:
-        """Raises for a connection that is gone without a word; _ReadOnly if the server takes no writes: those who ring
-        are on another one then."""
+        """Raises for a connection that is gone without a word; _ReadOnly if the server takes no writes: callers notify
+        another server then."""
         alarm = threading.Timer(_ANSWER, shut_down, [raw])  # an answer that does not come is none, too
         alarm.daemon = True
         alarm.start()
@@ -302,7 +302,7 @@ class PgNotifier:
                 "notifications on; give [store] url the server itself to be woken at once"
             )
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         with self._mutex:
             self._asked = True
             if self._looks or self._closed.is_set():
@@ -310,13 +310,13 @@ class PgNotifier:
             if time.monotonic() < self._last + _DEBOUNCE:
                 with contextlib.suppress(RuntimeError):  # no thread can be started: it notifies now
                     self._looks = True
-                    self._spawn(self._ring_late, "schedd-ringer")
+                    self._spawn(self._notify_late, "schedd-notifier")
                     return
                 self._looks = False
             self._count()
         self._notify()
 
-    def carried(self) -> str | None:
+    def piggyback(self) -> str | None:
         with self._mutex:
             # Sooner than the timer: the statement commits anyway, and spares the timer's commit.
             if self._closed.is_set() or time.monotonic() < self._last + _DEBOUNCE / 2:
@@ -328,7 +328,7 @@ class PgNotifier:
         """Notify now, for all that asked."""
         self._last, self._asked = time.monotonic(), False
 
-    def _ring_late(self) -> None:
+    def _notify_late(self) -> None:
         """Notify for callers that asked too soon after the last time, unless a statement has carried it.
 
         It goes on looking for a moment: to make a thread for each of a thousand calls a second takes longer than the
@@ -340,13 +340,13 @@ class PgNotifier:
             if self._closed.wait(max(0.0, wait)):
                 return
             with self._mutex:
-                ring = self._asked and time.monotonic() >= self._last + _DEBOUNCE
-                if ring:
+                due = self._asked and time.monotonic() >= self._last + _DEBOUNCE
+                if due:
                     self._count()
                 still = 0 if self._asked or self._last != last else still + 1
                 last = self._last
                 self._looks = still < _LINGER
-            if ring:
+            if due:
                 self._notify()
 
     def _notify(self, channel: str = CHANNEL) -> None:
@@ -356,9 +356,9 @@ class PgNotifier:
             with self._database.alone() as connection:
                 run(connection, "SELECT pg_notify(:channel, :own)", {"channel": channel, "own": self._own})
         except Exception as error:  # lossy by design: the others poll
-            log.debug("could not ring: %s", driver_text(error, self._database.url))
+            log.debug("could not notify: %s", driver_text(error, self._database.url))
 
-    def known_dead(self) -> list[str]:
+    def dead_peers(self) -> list[str]:
         return []
 
     def close(self) -> None:
@@ -373,45 +373,45 @@ class PgNotifier:
             shut_down(connection)  # wakes the listening thread, which closes it then
 
 
-_RINGING: weakref.WeakSet[sa.Connection] = weakref.WeakSet()  # those that notify when they commit
+_NOTIFYING: weakref.WeakSet[sa.Connection] = weakref.WeakSet()  # those that notify when they commit
 Notifier = NullNotifier | SocketNotifier | PgNotifier
 
 
-def make_bell(database: Database, spawn: Spawner = spawn_thread, *, quiet: bool = False) -> Notifier:
+def make_notifier(database: Database, spawn: Spawner = spawn_thread, *, quiet: bool = False) -> Notifier:
     """The notifier that fits the database; if there can be none, a NullNotifier, logged unless ``quiet``."""
     database.open()
     if database.dialect.name == "postgresql":
         return PgNotifier(database, spawn)
-    directory = database.bell_directory
+    directory = database.socket_directory
     assert directory is not None
     assert database.path is not None
     try:
-        make_bell_directory(directory, database.path)
+        make_socket_directory(directory, database.path)
         return SocketNotifier(directory, spawn)
     except OSError as error:
         log.log(logging.DEBUG if quiet else logging.WARNING, "no notifier (%s): idle engines poll instead", error)
         return NullNotifier()
 
 
-def ring_after_commit(connection: sa.Connection, ring: Callable[[], None]) -> None:
+def notify_after_commit(connection: sa.Connection, notify: Callable[[], None]) -> None:
     """Ring once the caller's own transaction has committed."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.text(f"SELECT pg_notify('{CHANNEL}', '')"))  # delivered at the commit, or never
         return
-    if connection in _RINGING:
+    if connection in _NOTIFYING:
         return  # many tasks in one transaction notify once
 
     def quietly() -> None:
         with contextlib.suppress(Exception):  # the scheduler may be gone by then, and polling is behind it
-            ring()
+            notify()
 
     def soon(_connection: sa.Connection) -> None:
-        _RINGING.discard(connection)
+        _NOTIFYING.discard(connection)
         # SQLAlchemy calls just before the commit, so notify a moment later; polling covers a slower commit.
         for seconds in (0.002, 0.02):
             timer = threading.Timer(seconds, quietly)
             timer.daemon = True
             timer.start()
 
-    _RINGING.add(connection)  # after a rollback, too: its next commit notifies, which does no harm
+    _NOTIFYING.add(connection)  # after a rollback, too: its next commit notifies, which does no harm
     sa.event.listen(connection, "commit", soon, once=True)

@@ -21,7 +21,7 @@ def make_private(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
 
-def make_bell_directory(path: Path, database: Path) -> None:
+def make_socket_directory(path: Path, database: Path) -> None:
     """Make the notifier's directory, unless it is there, for users that may write to the database.
 
     Raises OSError.
@@ -34,10 +34,10 @@ def make_bell_directory(path: Path, database: Path) -> None:
         path.chmod(0o770)
 
 
-def open_to_others(path: Path, bell: Path) -> list[str]:
+def open_to_others(path: Path, sockets: Path) -> list[str]:
     """What of the database any user of the machine may use, each as ``<path> (mode 644)``."""
     found = []
-    for one in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm"), bell):
+    for one in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm"), sockets):
         with suppress(OSError):
             mode = stat.S_IMODE(one.stat().st_mode)
             if mode & stat.S_IRWXO:

@@ -24,13 +24,13 @@ _FOREVER = (
 
 
 def through(tx: Tx, task_id: int) -> list[int]:
-    """The shortest ring of tasks that await one another, from this task on; empty: none."""
+    """The shortest cycle of tasks that await one another, from this task on; empty: none."""
     import networkx as nx
 
     graph = _reached(tx, [task_id])
     back = nx.single_target_shortest_path(graph, task_id)
-    rings = [back[awaited] for awaited in graph.successors(task_id) if awaited in back]
-    return [task_id, *min(rings, key=len)[:-1]] if rings else []
+    cycles = [back[awaited] for awaited in graph.successors(task_id) if awaited in back]
+    return [task_id, *min(cycles, key=len)[:-1]] if cycles else []
 
 
 def found(tx: Tx) -> list[list[int]]:
@@ -43,9 +43,9 @@ def found(tx: Tx) -> list[list[int]]:
     return sorted([a for a, _ in nx.find_cycle(graph.subgraph(knot), min(knot))] for knot in knots)
 
 
-def describe(ring: list[int]) -> str:
-    """The ring as a sentence."""
-    names = " -> ".join(str(i) for i in [*ring, ring[0]])
+def describe(cycle: list[int]) -> str:
+    """The cycle as a sentence."""
+    names = " -> ".join(str(i) for i in [*cycle, cycle[0]])
     return f"these tasks wait for one another, and none goes on until one is cancelled: {names}"
 
 

@@ -36,12 +36,12 @@ def stored(tx: Tx, ids: Iterable[TaskId]) -> None:
             log.debug("task ended as it was stored", extra={"task": task_id, "state": TaskState.from_code(code).value})
 
 
-def released(tx: Tx, ended: Collection[int], ripe: Iterable[int]) -> None:
-    """Log what may run now that these tasks have ended; ``ripe``: of those what is not written yet."""
+def released(tx: Tx, ended: Collection[int], ready_children: Iterable[int]) -> None:
+    """Log what may run now that these tasks have ended; ``ready_children``: of those what is not written yet."""
     children = tx.run(
         f"SELECT DISTINCT child FROM schedd_edges WHERE {from_parents(tx.dialect)}", **bind_parents(tx.dialect, ended)
     )
-    early = set(ripe)
+    early = set(ready_children)
     for task_id, kind, code, _ in _rows(tx, sorted({row[0] for row in children})):
         if code == st.SCHEDULED or task_id in early:
             log.debug("task released", extra={"task": task_id, "kind": kind})

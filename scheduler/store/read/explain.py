@@ -185,8 +185,8 @@ def _awaited(tx: Tx, task_id: int) -> str:
         else:
             said.append(f"{wait.open} of {counted(wait.items, 'task')}")
     text = listed(said)
-    ring = standoffs.through(tx, task_id) if any(wait.event is None for wait in found) else []
-    return f"{text}; {standoffs.describe(ring)}" if ring else text
+    cycle = standoffs.through(tx, task_id) if any(wait.event is None for wait in found) else []
+    return f"{text}; {standoffs.describe(cycle)}" if cycle else text
 
 
 def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: str) -> str:

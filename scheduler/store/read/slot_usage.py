@@ -13,7 +13,7 @@ from scheduler.model.defaults import POOLS
 from scheduler.model.registry import PROCESS, THREAD, SlotKey
 from scheduler.model.texts import listed
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.workers import Fleet, WorkerRecord, bodies
+from scheduler.store.read.workers import Fleet, WorkerRecord, orphans_phrase
 
 _NOBODY = 0  # no worker's id
 
@@ -25,7 +25,7 @@ class _Full:
 
     rooms: list[Room] = field(default_factory=list)
     at_most: list[tuple[int, int]] = field(default_factory=list)
-    strays: list[OrphanedAttempts] = field(default_factory=list)
+    orphans: list[OrphanedAttempts] = field(default_factory=list)
     childless: bool = False
 
 
@@ -50,7 +50,7 @@ def previous_attempt(fleet: Fleet, row: sa.Row[Any]) -> str | None:
 
 
 def _with_its_body(able: list[WorkerRecord], row: sa.Row[Any]) -> list[WorkerRecord]:
-    return [w for w in able if any(row.id in s.tasks for s in w.capacity.strays)]
+    return [w for w in able if any(row.id in s.tasks for s in w.capacity.orphans)]
 
 
 def _beside(here: list[WorkerRecord], others: list[WorkerRecord]) -> str:
@@ -64,10 +64,10 @@ def _taken(tx: Tx, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord]) -> 
     held = _held(tx, fleet)
     full = _Full()
     for worker in able:
-        capacity, holds = worker.capacity, worker.holds + worker.strays
+        capacity, holds = worker.capacity, worker.holds + worker.orphans
         if capacity.most and holds >= capacity.most:
             full.at_most.append((holds, capacity.most))
-            full.strays.extend(capacity.strays)
+            full.orphans.extend(capacity.orphans)
             continue
         if sort == PROCESS and capacity.childless:
             full.childless = True
@@ -76,7 +76,7 @@ def _taken(tx: Tx, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord]) -> 
         if sort is None or room is None or room.free:
             return None
         full.rooms.append(room)
-        full.strays.extend(capacity.strays_of(row.pool, sort))
+        full.orphans.extend(capacity.orphans_of(row.pool, sort))
     return _said(able, row.pool, THREAD if sort is None else sort, full)
 
 
@@ -110,9 +110,9 @@ def _said(able: list[WorkerRecord], level: int, sort: int, full: _Full) -> str:
         held, most = map(sum, zip(*full.at_most, strict=True))
         waits.append(f"room under max_concurrent_tasks ({held} held of {most})")
     text = f"waits for {' or '.join(waits)}"
-    if full.strays:
-        runs = "runs until it ends" if sum(s.count for s in full.strays) == 1 else "run until they end"
-        text += f", where {bodies(full.strays)} {runs}"
+    if full.orphans:
+        runs = "runs until it ends" if sum(s.count for s in full.orphans) == 1 else "run until they end"
+        text += f", where {orphans_phrase(full.orphans)} {runs}"
     return text
 
 

@@ -27,9 +27,9 @@ from scheduler.store.read.workers import (
     far_text,
     hung_text,
     kind_of,
+    orphans_text,
     read_fleet,
     slot_types,
-    stray_text,
     workers,
 )
 from scheduler.store.schedules import is_ahead
@@ -326,7 +326,7 @@ def _end_of(worker: WorkerRecord) -> str:
 
 def _bodies(found: list[WorkerRecord]) -> list[Stuck]:
     """Bodies that lost their claims and run on: a thread cannot be ended, and until it ends it keeps its slot."""
-    return [Stuck("bodies", text, w.strays, w.stray_tasks) for w in found if (text := stray_text(w)) is not None]
+    return [Stuck("orphans", text, w.orphans, w.orphaned_tasks) for w in found if (text := orphans_text(w)) is not None]
 
 
 def hung(found: list[WorkerRecord]) -> list[Stuck]:

@@ -88,14 +88,14 @@ class WorkerRecord(NamedTuple):
         return "*" in self.queues or queue in self.queues
 
     @property
-    def strays(self) -> int:
+    def orphans(self) -> int:
         """How many bodies run here that lost their claims; 0 of a worker that does not go round any more."""
-        return sum(one.count for one in self.capacity.strays) if self.alive else 0
+        return sum(one.count for one in self.capacity.orphans) if self.alive else 0
 
     @property
-    def stray_tasks(self) -> tuple[int, ...]:
+    def orphaned_tasks(self) -> tuple[int, ...]:
         """The tasks of these, or some of them."""
-        return tuple(sorted(i for one in self.capacity.strays for i in one.tasks)) if self.alive else ()
+        return tuple(sorted(i for one in self.capacity.orphans for i in one.tasks)) if self.alive else ()
 
     @property
     def hung(self) -> tuple[HungHandler, ...]:
@@ -203,21 +203,21 @@ def far_text(worker: WorkerRecord) -> str | None:
     )
 
 
-def bodies(strays: Iterable[OrphanedAttempts]) -> str:
-    """``2 bodies that lost their claims (task 5, 7)``."""
-    found = list(strays)
+def orphans_phrase(orphans: Iterable[OrphanedAttempts]) -> str:
+    """``2 attempts that lost their claims (task 5, 7)``."""
+    found = list(orphans)
     count = sum(one.count for one in found)
     tasks = listed([str(i) for i in sorted(i for one in found for i in one.tasks)])
-    lost = "1 body that lost its claim" if count == 1 else f"{count} bodies that lost their claims"
+    lost = "1 attempt that lost its claim" if count == 1 else f"{count} attempts that lost their claims"
     return f"{lost} (task {tasks})"
 
 
-def stray_text(worker: WorkerRecord) -> str | None:
-    """What to say of a worker that runs bodies which lost their claims."""
-    if not worker.strays:
+def orphans_text(worker: WorkerRecord) -> str | None:
+    """What to say of a worker that runs attempts that lost their claims."""
+    if not worker.orphans:
         return None
-    rest = "it fills its slot until it ends" if worker.strays == 1 else "they fill their slots until they end"
-    return f"worker {worker.label} runs {bodies(worker.capacity.strays)}; {rest}"
+    rest = "it fills its slot until it ends" if worker.orphans == 1 else "they fill their slots until they end"
+    return f"worker {worker.label} runs {orphans_phrase(worker.capacity.orphans)}; {rest}"
 
 
 def hung_text(worker: WorkerRecord, hang: HungHandler) -> str:
@@ -239,7 +239,7 @@ class Drained(NamedTuple):
 
     over: bool
     holds: int
-    strays: tuple[OrphanedAttempts, ...]
+    orphans: tuple[OrphanedAttempts, ...]
     lost: bool
 
 
@@ -251,9 +251,9 @@ def drained(tx: Tx, worker: int) -> Drained:
     ).scalar_one()
     if row is None:
         return Drained(holds == 0, int(holds), (), True)
-    strays = _capacity(row.pools).strays if row.state < STOPPED else ()
-    over = row.state != LIVE and holds == 0 and not strays
-    return Drained(over, int(holds), strays, row.state < STOPPED and row.lease_until < tx.now)
+    orphans = _capacity(row.pools).orphans if row.state < STOPPED else ()
+    over = row.state != LIVE and holds == 0 and not orphans
+    return Drained(over, int(holds), orphans, row.state < STOPPED and row.lease_until < tx.now)
 
 
 def slot_types(tx: Tx) -> dict[str, int]:

@@ -210,13 +210,14 @@ def claim(
     worker: int,
     picks: Sequence[LaneClaim],
     start: dict[tuple[str, str, int], tuple[int, int]] | None = None,
-    ripe: ReadyChildren | None = None,
+    ready_children: ReadyChildren | None = None,
     above: int = 0,
 ) -> list[Claimed]:
     """Claim due tasks for ``worker``, up to each pick's limit, earliest first within a lane.
 
-    ``start`` (PostgreSQL): (run_at, id) to begin at by lane; it is set to the last one claimed of each. ``ripe``
-    (SQLite): of whose lanes nothing else is due. ``above`` (PostgreSQL): what the claims' numbers are above at least.
+    ``start`` (PostgreSQL): (run_at, id) to begin at by lane; it is set to the last one claimed of each.
+    ``ready_children`` (SQLite): of lanes where nothing else is due.
+    ``above`` (PostgreSQL): what the claims' numbers are above at least.
     """
     if not picks:
         return []
@@ -227,7 +228,7 @@ def claim(
         for pick in picks:
             bound = {"worker": worker, "now": tx.now, **pick._asdict()}
             rest = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), tx.now, *_NOTHING_RARE)
-            taken = ripe.take(LANE_OF(pick), pick.limit) if ripe is not None else ()
+            taken = ready_children.take(LANE_OF(pick), pick.limit) if ready_children is not None else ()
             if taken:
                 claimed += [_new(Claimed, row[:_READ] + rest) for row in taken]
                 ids = bind_rows([row[0] for row in taken])

@@ -91,10 +91,10 @@ def _stands_alone(spec: TaskSpec) -> bool:
 
 
 class Alone(NamedTuple):
-    """A task stored by one statement; ``rung``: that statement sent the notification, too."""
+    """A task stored by one statement; ``notified``: that statement sent the notification, too."""
 
     id: TaskId
-    rung: bool
+    notified: bool
 
 
 def is_one_row(spec: TaskSpec) -> bool:
@@ -114,7 +114,7 @@ def insert_alone(database: Database, spec: TaskSpec) -> TaskId:
     return made
 
 
-def enqueue_alone(database: Database, spec: TaskSpec, bell: Notifier) -> Alone:
+def enqueue_alone(database: Database, spec: TaskSpec, notifier: Notifier) -> Alone:
     """PostgreSQL: store a task that is one row, in one round trip.
 
     The statement sends the notification, too, if it may: a separate NOTIFY would be a second commit and flush.
@@ -123,18 +123,18 @@ def enqueue_alone(database: Database, spec: TaskSpec, bell: Notifier) -> Alone:
         tx = Tx(connection, database.now())
         given, values = _given_of(spec, tx.now)
         names, one = _insert_of(given)
-        named, ring = dict(zip(names, values, strict=True)), bell.carried()
-        if ring is not None:
+        named, payload = dict(zip(names, values, strict=True)), notifier.piggyback()
+        if payload is not None:
             try:
-                ((task_id, _),) = tx.rows(_insert_and_ring(one), **named, channel=CHANNEL, own=ring)
+                ((task_id, _),) = tx.rows(_insert_and_notify(one), **named, channel=CHANNEL, own=payload)
                 debug_log.scheduled(task_id, spec.kind)
                 return Alone(TaskId(task_id).at(tx.now), True)
             except sa.exc.DBAPIError:
                 raw: Any = connection.connection.dbapi_connection
                 if raw.closed:
                     raise  # it may have been committed
-                # Nothing was. The bell may fail (its queue is full, say), the task not: what is wrong with that, the
-                # next one says.
+                # Nothing was. NOTIFY may fail (its queue is full, say) without the task: the next statement says
+                # what is wrong with that one.
         ((task_id,),) = tx.rows(one, **named)
         debug_log.scheduled(task_id, spec.kind)
         return Alone(TaskId(task_id).at(tx.now), False)
@@ -183,7 +183,7 @@ def _given_of(spec: TaskSpec, now: int) -> tuple[tuple[bool, ...], list[Any]]:
 
 
 @lru_cache(maxsize=64)
-def _insert_and_ring(insert: str) -> str:
+def _insert_and_notify(insert: str) -> str:
     return f"WITH made AS ({insert}) SELECT id, pg_notify(:channel, :own) FROM made"
 
 

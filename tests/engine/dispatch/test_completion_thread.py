@@ -221,7 +221,7 @@ def test_what_is_handed_back_beside_a_claim_is_told_to_others(fleet: Fleet, monk
     assert run_claimed(jobs) == 3
     engine.engine_state.report(attempt, released(attempt, jobs.database.now()))
     rings: list[str] = []
-    monkeypatch.setattr(engine.bell, "ring", lambda: rings.append("others"))
+    monkeypatch.setattr(engine.notifier, "notify", lambda: rings.append("others"))
     engine.step()
     assert completion_thread.recorded == 1
     assert rings == ["others"]
@@ -331,7 +331,7 @@ def test_what_a_recorded_end_left_to_be_done_is_told(fleet: Fleet, monkeypatch: 
     step(jobs)
     assert run_claimed(jobs) == 4
     rings: list[str] = []
-    monkeypatch.setattr(engine.bell, "ring", lambda: rings.append("others"))
+    monkeypatch.setattr(engine.notifier, "notify", lambda: rings.append("others"))
     monkeypatch.setattr(engine.periodic.schedules, "check_again", lambda: rings.append("schedules"))
     for attempt, _ in engine.engine_state.outcomes:
         attempt.claimed = attempt.claimed._replace(schedule="nightly")

@@ -269,7 +269,7 @@ def test_a_claim_whose_answer_does_not_come_is_given_back(
     last = jobs.task(plain).schedule()
     with monkeypatch.context() as broken:
         broken.setattr(turn.claims, "claim_one", unanswered)
-        engine_of(jobs).ring()
+        engine_of(jobs).wake()
         with pytest.raises(StoreUnavailableError):
             engine_of(jobs).step()
     assert state(jobs, last) is TaskState.CLAIMED
@@ -286,7 +286,7 @@ def test_a_claim_that_cannot_be_handed_out_is_given_back(
     last = jobs.task(plain).schedule()
     with monkeypatch.context() as broken:
         broken.setattr(engine_of(jobs).dispatch.feeder, "submit", lambda *_: 1 / 0)
-        engine_of(jobs).ring()
+        engine_of(jobs).wake()
         with pytest.raises(ZeroDivisionError):
             engine_of(jobs).step()
     work(jobs)

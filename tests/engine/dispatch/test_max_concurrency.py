@@ -149,11 +149,11 @@ def test_a_full_kind_is_not_asked_for_again_and_again(fleet: Fleet) -> None:
     step(jobs)
     engine = engine_of(jobs)
     while engine.step() <= 0:
-        assert engine.turns < 10
-    before = engine.turns
+        assert engine.cycles < 10
+    before = engine.cycles
     for _ in range(5):
         assert engine.step() > 0
-    assert engine.turns == before
+    assert engine.cycles == before
     since = rfc3339(jobs.database.now(), exact=False)
     assert told(jobs, ids[2]) == f"due since {since}; its kind is at its cap of 2"
 
@@ -161,26 +161,26 @@ def test_a_full_kind_is_not_asked_for_again_and_again(fleet: Fleet) -> None:
 def test_the_end_of_one_wakes_the_others_if_there_is_more(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first worker has no slot for the next one, which the second would take at once."""
     first = fleet.worker(narrow, wide, pools={"medium": (2, 0)})
-    rung: list[int] = []
+    notified: list[int] = []
     step(first)
-    monkeypatch.setattr(engine_of(first).bell, "ring", lambda: rung.append(1))
+    monkeypatch.setattr(engine_of(first).notifier, "notify", lambda: notified.append(1))
     for n in range(2):
         first.task(narrow, n).schedule()
     step(first)
     run_claimed(first)
-    rung.clear()
+    notified.clear()
     step(first)
     assert held(first) == 0
-    assert not rung, "nobody waited for that"
+    assert not notified, "nobody waited for that"
     for n in range(3):
         first.task(narrow, n).schedule()
     step(first)
     monkeypatch.setattr(engine_of(first), "draining", True)
     run_claimed(first)
-    rung.clear()
+    notified.clear()
     engine_of(first).step()
     assert held(first) == 0
-    assert rung
+    assert notified
 
 
 def test_the_newest_program_sets_the_cap(fleet: Fleet, clock: FakeClock) -> None:

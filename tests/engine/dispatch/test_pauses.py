@@ -109,7 +109,7 @@ def test_what_was_claimed_and_has_not_begun_goes_back_unused(bench: Bench) -> No
     engine = engine_of(bench.jobs)
     engine.step()  # joins
     task = bench.step("x").schedule()
-    engine.ring()
+    engine.wake()
     engine.step()
     assert bench.state(task) == "claimed"
     bench.jobs.pause(all=True)

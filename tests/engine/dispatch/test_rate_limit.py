@@ -99,10 +99,10 @@ def test_others_go_on_and_the_engine_sleeps_until_the_next_start(
     assert jobs.get_task_status(other) == "success"
     engine = engine_of(jobs)
     assert clock.now() + 60 * SECOND <= engine._next_due <= clock.now() + 63 * SECOND
-    before = engine.turns
+    before = engine.cycles
     for _ in range(5):
         assert engine.step() > 0
-    assert engine.turns == before
+    assert engine.cycles == before
     at = rfc3339(engine._next_due, exact=False)
     assert told(jobs, ids[-1]).endswith(f"; rate limit 100/min, next start at {at}")
     clock.advance((engine._next_due - clock.now()) / SECOND)

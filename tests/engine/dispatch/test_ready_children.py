@@ -308,9 +308,9 @@ def test_what_nobody_rang_for_is_found_a_quarter_of_a_second_later(
     assert claimed_after(jobs, clock, due) <= lanes.RELY_ON_SCAN_S
 
 
-@pytest.mark.parametrize("rung", [True, False])
+@pytest.mark.parametrize("notified", [True, False])
 def test_a_turn_after_a_failed_one_overlooks_nothing(
-    jobs: Scheduler, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, rung: bool
+    jobs: Scheduler, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, notified: bool
 ) -> None:
     """It records what the failed one could not, and does not look itself."""
     parents = [jobs.task(plain).schedule() for _ in range(2)]
@@ -320,7 +320,7 @@ def test_a_turn_after_a_failed_one_overlooks_nothing(
     engine = engine_of(jobs)
     (slots,) = [s for s in engine.inline_slots() if s.waiting]
     assert slots.run_one()
-    due = jobs.task(other).schedule() if rung else None
+    due = jobs.task(other).schedule() if notified else None
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no")

@@ -258,7 +258,7 @@ def test_an_end_whose_commit_was_not_answered_is_told_as_any_other(
     assert run_claimed(worker) == 3
     fail_a_step(worker, monkeypatch, "after finish commit")
     rings: list[int] = []
-    monkeypatch.setattr(engine_of(worker).bell, "ring", lambda: rings.append(1))
+    monkeypatch.setattr(engine_of(worker).notifier, "notify", lambda: rings.append(1))
     step(worker)
     assert [letter.id for letter in told] == ids[:1]
     assert rings, "what it released is not known any more: others may look"
@@ -282,7 +282,7 @@ def test_an_end_that_another_worker_recorded_instead_is_not(
     fail_a_step(worker, monkeypatch, "before finish commit")
     engine = engine_of(worker)
     with worker.database.write() as tx:
-        reaper.reap(tx, known_dead=[engine.registration.incarnation])
+        reaper.reap(tx, dead_peers=[engine.registration.incarnation])
     engine.dispatch.run(engine._conn(), claiming=False)
     assert not told
     assert "outcome dropped" in caplog.text
@@ -381,7 +381,7 @@ def test_a_success_whose_own_commit_was_not_answered_is_one(
     with monkeypatch.context() as broken:
         fail_at(broken, "after transaction commit")
         assert run_claimed(jobs) == 1
-        broken.setattr(engine_of(jobs).bell, "ring", lambda: rings.append(1))
+        broken.setattr(engine_of(jobs).notifier, "notify", lambda: rings.append(1))
         step(jobs)
     assert rings
     assert "dropped" not in caplog.text

@@ -71,7 +71,7 @@ def record(jobs: Scheduler) -> WorkerRecord:
 def stuck(jobs: Scheduler) -> list[tuple[str, tuple[int, ...]]]:
     with jobs.database.read() as tx:
         found = status(tx)
-    return [(one.text, one.tasks) for one in found.stuck if one.problem == "bodies"]
+    return [(one.text, one.tasks) for one in found.stuck if one.problem == "orphans"]
 
 
 def body_of(room: Room, jobs: Scheduler, body: Callable[[Context], None]) -> int:
@@ -96,23 +96,23 @@ def test_the_body_of_a_stalled_task_fills_its_slot_and_keeps_the_task_waiting(fl
         seen.append(stuck(jobs))
         clock.advance(1)
         seen.append(said(jobs, ctx.id))
-        assert (record(jobs).holds, record(jobs).stray_tasks) == (0, (ctx.id,))
+        assert (record(jobs).holds, record(jobs).orphaned_tasks) == (0, (ctx.id,))
 
     task_id = body_of(room, jobs, body)
     beside = f"its previous body, which lost its claim, still runs on worker {label}, which does not run it beside that"
     assert seen[0].endswith(f"; {beside}; no other live worker would take it")
     assert seen[1] == (
         "; waits for a free thread slot of pool medium (1 busy of 1), "
-        f"where 1 body that lost its claim (task {task_id}) runs until it ends"
+        f"where 1 attempt that lost its claim (task {task_id}) runs until it ends"
     )
-    text = f"worker {label} runs 1 body that lost its claim (task {task_id}); it fills its slot until it ends"
+    text = f"worker {label} runs 1 attempt that lost its claim (task {task_id}); it fills its slot until it ends"
     assert seen[2] == [(text, (task_id,))]
     assert seen[3] == f"; {beside}; no other live worker would take it"
     clock.advance(1)
     drain(jobs)
     step(jobs)
     assert (room.ran, room.most) == (2, 1)
-    assert record(jobs).capacity.strays == ()
+    assert record(jobs).capacity.orphans == ()
     assert stuck(jobs) == []
 
 
@@ -157,7 +157,7 @@ def test_it_counts_for_all_that_a_worker_may_hold(fleet: Fleet, clock: FakeClock
     task_id = body_of(room, jobs, body)
     assert seen == [
         "; waits for room under max_concurrent_tasks (1 held of 1), "
-        f"where 1 body that lost its claim (task {task_id}) runs until it ends"
+        f"where 1 attempt that lost its claim (task {task_id}) runs until it ends"
     ]
 
 
@@ -177,19 +177,19 @@ def test_the_body_of_a_lost_lease_fills_its_slot(fleet: Fleet, clock: FakeClock)
         step(jobs)
         seen.append(said(jobs, int(jobs.task(other).schedule())))
         seen.append(said(jobs, ctx.id))
-        seen.append((record(jobs).holds, record(jobs).stray_tasks))
+        seen.append((record(jobs).holds, record(jobs).orphaned_tasks))
 
     task_id = body_of(room, jobs, body)
     waits = (
         "; waits for a free thread slot of pool medium (1 busy of 1), "
-        f"where 1 body that lost its claim (task {task_id}) runs until it ends"
+        f"where 1 attempt that lost its claim (task {task_id}) runs until it ends"
     )
     beside = "; its previous body, which lost its claim, still runs on worker "
     assert seen[0] == waits
     assert seen[1].startswith(beside)
     assert seen[2] == (0, (task_id,))
     step(jobs)
-    assert record(jobs).capacity.strays == ()
+    assert record(jobs).capacity.orphans == ()
 
 
 def test_it_is_published_when_that_changes_and_only_then(
@@ -202,7 +202,7 @@ def test_it_is_published_when_that_changes_and_only_then(
     publish = store_workers.publish_capacity
 
     def counting(connection: Any, worker: int, capacity: Any) -> None:
-        told.append(sum(one.count for one in capacity.strays))
+        told.append(sum(one.count for one in capacity.orphans))
         publish(connection, worker, capacity)
 
     monkeypatch.setattr(store_workers, "publish_capacity", counting)

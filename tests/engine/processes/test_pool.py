@@ -50,9 +50,9 @@ class Pool:
         self.options = options
         self.pool = self.made()
         self.slots = ProcessSlots(self.pool, MEDIUM, options.children)
-        self.bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self.wakeup = os.eventfd(0, os.EFD_CLOEXEC)
         self.pool.children.groups = None
-        self.pool.children.open(self.bell)
+        self.pool.children.open(self.wakeup)
         self.child = ChildHandle(1, None)
         self.child.ready = True
         self.pool.children.children[1] = self.child
@@ -113,7 +113,7 @@ def made(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Pool]:
     made = Pool(bench, getattr(request, "param", ProcessOptions(children=1)))
     yield made
     made.child.close_fds()
-    os.close(made.bell)
+    os.close(made.wakeup)
 
 
 @pytest.mark.case(7, 60)
@@ -462,12 +462,12 @@ def test_nothing_stays_open_of_a_pool_that_was_closed(made: Pool) -> None:
     """One descriptor of each engine that had used child processes did."""
     pool = made.made()
     pool.wake()
-    bell = f"/proc/self/fd/{pool.orders.bell}"
+    wakeup = f"/proc/self/fd/{pool.orders.wakeup}"
     pool.close()
-    assert os.readlink(bell) == "anon_inode:[eventfd]", "who wakes it late does no harm"
+    assert os.readlink(wakeup) == "anon_inode:[eventfd]", "who wakes it late does no harm"
     del pool
     gc.collect()
-    assert not os.path.lexists(bell) or "eventfd" not in os.readlink(bell)
+    assert not os.path.lexists(wakeup) or "eventfd" not in os.readlink(wakeup)
     made.pool.children.close()
 
 
@@ -475,8 +475,8 @@ def test_one_that_is_buried_is_not_listened_to_in_the_same_round(made: Pool) -> 
     """After a standstill the fork server tells that it has ended, and its sockets tell it, too, at the same time."""
     pool = made.pool
     pool.children.fork_server = SimpleNamespace(events=lambda: [("started", 1, 4711), ("ended", 4711, -9)])  # type: ignore[assignment]
-    pool.children.selector.modify(made.bell, selectors.EVENT_READ, children.FORK_SERVER)
-    os.eventfd_write(made.bell, 1)
+    pool.children.selector.modify(made.wakeup, selectors.EVENT_READ, children.FORK_SERVER)
+    os.eventfd_write(made.wakeup, 1)
     made.child._talk_peer.close()
     for event in pool.children.wait(1.0):
         pool.monitor.handle(event)

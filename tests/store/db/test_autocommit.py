@@ -24,7 +24,7 @@ from scheduler.ports import SystemClock
 from scheduler.store.db import pg_connections as wires
 from scheduler.store.db.autocommit import MAX_KEPT, AutocommitPool
 from scheduler.store.db.database import Database as Store
-from scheduler.store.db.notifier import make_bell
+from scheduler.store.db.notifier import make_notifier
 from scheduler.store.db.statements import run
 from scheduler.store.db.write_gate import WriteGate
 from scheduler.store.tasks import enqueue
@@ -245,7 +245,7 @@ def test_one_that_breaks_unseen_is_not_kept(database: Database, store: Store) ->
 @on_postgres
 def test_one_whose_bell_failed_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task is stored by a second statement on it."""
-    monkeypatch.setattr(enqueue, "_insert_and_ring", lambda insert: f"WITH made AS ({insert}) SELECT 1 / 0, :channel")
+    monkeypatch.setattr(enqueue, "_insert_and_notify", lambda insert: f"WITH made AS ({insert}) SELECT 1 / 0, :channel")
     raw = used(jobs.database)
     jobs.task(work).schedule()
     assert len(jobs.list_tasks()) == 1
@@ -357,9 +357,9 @@ def test_the_time_is_read_once_nobody_else_writes(database: Database) -> None:
     jobs = Scheduler.for_testing(url=database.url, clock=clock)
     jobs.register(work)
     used(jobs.database)
-    assert jobs.database.bell_directory is not None
+    assert jobs.database.socket_directory is not None
     assert jobs.database._gate._turn is not None
-    with WriteGate(jobs.database.bell_directory).hold():
+    with WriteGate(jobs.database.socket_directory).hold():
         caller = threading.Thread(target=lambda: jobs.task(work).after(1).schedule())
         caller.start()
         until(jobs.database._gate._turn._mutex.locked)
@@ -422,10 +422,10 @@ def test_a_single_task_is_rung_for(jobs: Scheduler, database: Database, runs: bo
     """By a program that only stores as by one that runs tasks itself, and hears of its own."""
     other = Store(database.url, SystemClock())
     other.open()
-    bell = make_bell(other)
+    notifier = make_notifier(other)
     heard = threading.Event()
-    bell.listen("somebody", heard.set)
-    until(lambda: bell.works)
+    notifier.listen("somebody", heard.set)
+    until(lambda: notifier.works)
     if runs:
         jobs.start()
         jobs.wait([jobs.task(work).schedule()], 20)
@@ -435,7 +435,7 @@ def test_a_single_task_is_rung_for(jobs: Scheduler, database: Database, runs: bo
     assert heard.wait(20)
     if runs:
         assert jobs.wait([new], 20)[new].state == "success"
-    bell.close()
+    notifier.close()
     other.dispose()
 
 
@@ -608,7 +608,7 @@ def test_a_restart_costs_those_who_store_one_call(
 @on_sqlite
 def test_an_interrupted_wait_at_the_gate_leaves_it_open(jobs: Scheduler) -> None:
     jobs.task(work).schedule()
-    directory = jobs.database.bell_directory
+    directory = jobs.database.socket_directory
     assert directory is not None
     turn = os.open(directory / "turn", os.O_RDWR)
     fcntl.flock(turn, fcntl.LOCK_EX)

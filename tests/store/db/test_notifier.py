@@ -14,9 +14,9 @@ import pytest
 
 from scheduler import Context, Scheduler, task
 from scheduler.ports import SystemClock, spawn_thread
-from scheduler.store.db import notifier as doorbell
+from scheduler.store.db import notifier as notifiers
 from scheduler.store.db.database import Database as Store
-from scheduler.store.db.notifier import ring_after_commit
+from scheduler.store.db.notifier import notify_after_commit
 from scheduler.store.tasks import enqueue
 from support.bench import Bench
 from support.databases import Database
@@ -27,28 +27,28 @@ APART = 0.2
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_many_rings_become_few_and_the_last_is_heard(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorbell, "_DEBOUNCE", APART)
+    monkeypatch.setattr(notifiers, "_DEBOUNCE", APART)
     store = Store(database.url, SystemClock())
-    bell = doorbell.PgNotifier(store)
+    notifier = notifiers.PgNotifier(store)
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
-        ear.execute(f"LISTEN {doorbell.CHANNEL}")
+        ear.execute(f"LISTEN {notifiers.CHANNEL}")
         begun = time.monotonic()
         for _ in range(1000):
-            bell.ring()
+            notifier.notify()
         took = time.monotonic() - begun
         heard = sum(1 for _ in ear.notifies(timeout=20, stop_after=2))
         assert heard == 2, "one at once, and one for those that followed"
         heard += sum(1 for _ in ear.notifies(timeout=2 * APART))
         assert heard <= 2 + took / APART
-    bell.close()
+    notifier.close()
     store.dispose()
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_one_thread_rings_for_all_who_asked_too_soon(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends when nobody asks any more, or with the bell; who asks then gets another."""
-    monkeypatch.setattr(doorbell, "_DEBOUNCE", 0.2)
-    monkeypatch.setattr(doorbell, "_LINGER", 2)
+    """It ends when nobody asks any more, or with the notifier; who asks then gets another."""
+    monkeypatch.setattr(notifiers, "_DEBOUNCE", 0.2)
+    monkeypatch.setattr(notifiers, "_LINGER", 2)
     made: list[threading.Thread] = []
 
     def spawn(target: Callable[[], None], name: str) -> threading.Thread:
@@ -56,25 +56,25 @@ def test_one_thread_rings_for_all_who_asked_too_soon(database: Database, monkeyp
         return made[-1]
 
     store = Store(database.url, SystemClock())
-    bell = doorbell.PgNotifier(store, spawn)
+    notifier = notifiers.PgNotifier(store, spawn)
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
-        ear.execute(f"LISTEN {doorbell.CHANNEL}")
+        ear.execute(f"LISTEN {notifiers.CHANNEL}")
         for _ in range(3):
-            bell._last = time.monotonic()
+            notifier._last = time.monotonic()
             for _ in range(10):
-                bell.ring()  # too soon
+                notifier.notify()  # too soon
             assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1
             made[-1].join(20)
             assert not made[-1].is_alive()
     assert len(made) == 3
-    monkeypatch.setattr(doorbell, "_DEBOUNCE", 3600.0)
-    bell.ring()
-    bell.ring()
+    monkeypatch.setattr(notifiers, "_DEBOUNCE", 3600.0)
+    notifier.notify()
+    notifier.notify()
     assert made[3].is_alive()
-    bell.close()
+    notifier.close()
     made[3].join(20)
     assert not made[3].is_alive()
-    bell.ring()
+    notifier.notify()
     assert len(made) == 4
     store.dispose()
 
@@ -90,7 +90,7 @@ def heard(ear: psycopg.Connection[Any], count: int) -> None:
 @pytest.mark.parametrize("thread", ["there is one", "none can be started"])
 def test_no_ring_is_owed_when_it_closes(database: Database, monkeypatch: pytest.MonkeyPatch, thread: str) -> None:
     """What an engine hands back with its last turn is rung for, too."""
-    monkeypatch.setattr(doorbell, "_DEBOUNCE", 3600.0)
+    monkeypatch.setattr(notifiers, "_DEBOUNCE", 3600.0)
 
     def spawn(target: Callable[[], None], name: str) -> threading.Thread:
         if thread != "there is one":
@@ -98,37 +98,37 @@ def test_no_ring_is_owed_when_it_closes(database: Database, monkeypatch: pytest.
         return spawn_thread(target, name)
 
     store = Store(database.url, SystemClock())
-    bell = doorbell.PgNotifier(store, spawn)
+    notifier = notifiers.PgNotifier(store, spawn)
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
-        ear.execute(f"LISTEN {doorbell.CHANNEL}")
-        bell.ring()
-        bell.ring()  # too soon
+        ear.execute(f"LISTEN {notifiers.CHANNEL}")
+        notifier.notify()
+        notifier.notify()  # too soon
         heard(ear, 1 if thread == "there is one" else 2)
-        bell.close()
-        bell.ring()
-        bell.close()
+        notifier.close()
+        notifier.notify()
+        notifier.close()
         heard(ear, 1 if thread == "there is one" else 0)
     store.dispose()
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_who_rings_wakes_the_others_and_not_itself(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorbell, "_DEBOUNCE", 0.0)
+    monkeypatch.setattr(notifiers, "_DEBOUNCE", 0.0)
     store = Store(database.url, SystemClock())
     heard: queue.Queue[str] = queue.Queue()
-    bells = {name: doorbell.PgNotifier(store) for name in ("one", "two")}
-    for name, bell in bells.items():
-        bell.listen(name, functools.partial(heard.put, name))
+    bells = {name: notifiers.PgNotifier(store) for name in ("one", "two")}
+    for name, notifier in bells.items():
+        notifier.listen(name, functools.partial(heard.put, name))
     assert {heard.get(timeout=20), heard.get(timeout=20)} == {"one", "two"}, "what was rung before they listened"
     for ringing, other in (("one", "two"), ("two", "one"), ("one", "two")):
-        bells[ringing].ring()
+        bells[ringing].notify()
         assert heard.get(timeout=20) == other
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as caller:
-        caller.execute(f"NOTIFY {doorbell.CHANNEL}")  # as ring_after_commit does
+        caller.execute(f"NOTIFY {notifiers.CHANNEL}")  # as notify_after_commit does
     assert {heard.get(timeout=20), heard.get(timeout=20)} == {"one", "two"}
     assert heard.empty()
-    for bell in bells.values():
-        bell.close()
+    for notifier in bells.values():
+        notifier.close()
     store.dispose()
 
 
@@ -139,19 +139,19 @@ def work(ctx: Context) -> None: ...
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_a_single_task_rings_with_its_own_commit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NOTIFY of its own would be another commit."""
-    monkeypatch.setattr(doorbell, "_DEBOUNCE", 3600.0)
+    monkeypatch.setattr(notifiers, "_DEBOUNCE", 3600.0)
     notified: list[object] = []
-    monkeypatch.setattr(doorbell.PgNotifier, "_notify", lambda *_: notified.append(1))
+    monkeypatch.setattr(notifiers.PgNotifier, "_notify", lambda *_: notified.append(1))
     jobs = Scheduler(database.url)
     jobs.register(work)
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
-        ear.execute(f"LISTEN {doorbell.CHANNEL}")
+        ear.execute(f"LISTEN {notifiers.CHANNEL}")
         first = jobs.task(work).schedule()
         assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1
         second = jobs.task(work).schedule()  # soon after: a timer rings for it
         assert sum(1 for _ in ear.notifies(timeout=0)) == 0
     assert jobs._notifier is not None
-    assert jobs._notifier.carried() is None, "one is on its way"
+    assert jobs._notifier.piggyback() is None, "one is on its way"
     assert second > first
     assert not notified
     jobs.close()
@@ -166,7 +166,7 @@ def test_a_bell_that_fails_keeps_no_task_from_being_stored(database: Database, m
         broken.append(insert)
         return f"WITH made AS ({insert}) SELECT id, pg_notify(:channel, :own || repeat('x', 9000)) FROM made"
 
-    monkeypatch.setattr(enqueue, "_insert_and_ring", insert_and_fail)
+    monkeypatch.setattr(enqueue, "_insert_and_notify", insert_and_fail)
     jobs = Scheduler(database.url)
     jobs.register(work)
     stored = jobs.task(work).schedule()
@@ -177,17 +177,17 @@ def test_a_bell_that_fails_keeps_no_task_from_being_stored(database: Database, m
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_many_tasks_in_one_transaction_ring_once(bench: Bench) -> None:
-    rung: list[int] = []
+    notified: list[int] = []
     before = threading.active_count()
     engine = bench.jobs.database.open()
     with engine.begin() as connection:
         for _ in range(200):
-            ring_after_commit(connection, lambda: rung.append(1))
+            notify_after_commit(connection, lambda: notified.append(1))
     assert threading.active_count() - before < 10
     with engine.connect() as connection:
         with connection.begin():
-            ring_after_commit(connection, lambda: rung.append(2))
+            notify_after_commit(connection, lambda: notified.append(2))
         with connection.begin():
-            ring_after_commit(connection, lambda: rung.append(3))
-    until(lambda: set(rung) >= {1, 2, 3})
-    assert {1, 2, 3} == set(rung)
+            notify_after_commit(connection, lambda: notified.append(3))
+    until(lambda: set(notified) >= {1, 2, 3})
+    assert {1, 2, 3} == set(notified)

@@ -154,22 +154,22 @@ def test_a_notifier_that_could_not_be_had_is_had_later(database: Database, caplo
     with Scheduler(database.url, lease=1.0) as jobs:
         jobs.register(quick)
         assert jobs.result(jobs.task(quick).schedule(), timeout=60) == "done"
-        assert not jobs.engine.bell.works
+        assert not jobs.engine.notifier.works
         place.unlink()
-        until(lambda: jobs.engine.bell.works)
+        until(lambda: jobs.engine.notifier.works)
     told = [record.getMessage() for record in caplog.records if "notifier" in record.getMessage()]
     assert [text.partition(" (")[0] for text in told] == ["no notifier", "the notifier works now"]
 
 
 def test_no_foreign_message_makes_a_notifier_deaf(tmp_path: Path) -> None:
-    rung = threading.Semaphore(0)
-    bell, other = SocketNotifier(tmp_path), SocketNotifier(tmp_path)
-    bell.listen("one", rung.release)
+    notified = threading.Semaphore(0)
+    notifier, other = SocketNotifier(tmp_path), SocketNotifier(tmp_path)
+    notifier.listen("one", notified.release)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as foreign:
         for said in (b"close", b"", bytes(16), bytes(17)):
             foreign.sendto(said, str(tmp_path / "one.sock"))
-            assert rung.acquire(timeout=30), said
-    other.ring()
-    assert rung.acquire(timeout=30)
-    bell.close()
+            assert notified.acquire(timeout=30), said
+    other.notify()
+    assert notified.acquire(timeout=30)
+    notifier.close()
     other.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.store.db import notifier as doorbell
+from scheduler.store.db import notifier as notifiers
 from scheduler.store.db import write_gate as gates
 from scheduler.store.db.notifier import SocketNotifier
 from scheduler.store.db.write_gate import WriteGate
@@ -26,14 +26,14 @@ from pathlib import Path
 @atexit.register
 def last():
     passage.__exit__(None, None, None)
-    bell.ring()
+    notifier.notify()
     with gate.hold(timeout=1.0):
         print("passed")
 
 from scheduler.store.db.notifier import SocketNotifier
 from scheduler.store.db.write_gate import WriteGate
 
-gate, bell = WriteGate(Path(sys.argv[1])), SocketNotifier(Path(sys.argv[1]))
+gate, notifier = WriteGate(Path(sys.argv[1])), SocketNotifier(Path(sys.argv[1]))
 passage = gate.hold()
 passage.__enter__()
 """
@@ -41,12 +41,12 @@ passage.__enter__()
 
 def test_both_serve_until_the_very_end(tmp_path: Path) -> None:
     heard = threading.Event()
-    bell = SocketNotifier(tmp_path)
-    bell.listen("somebody", heard.set)
+    notifier = SocketNotifier(tmp_path)
+    notifier.listen("somebody", heard.set)
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("passed\n", "")
     assert heard.wait(10.0)
-    bell.close()
+    notifier.close()
 
 
 def test_who_comes_within_a_tick_of_the_file_system_is_rung(tmp_path: Path) -> None:
@@ -56,16 +56,16 @@ def test_who_comes_within_a_tick_of_the_file_system_is_rung(tmp_path: Path) -> N
     first.listen("first", lambda: None)
     changed = time.time_ns() + 10**10  # the tick is not over
     os.utime(tmp_path, ns=(changed, changed))
-    ringer.ring()
+    ringer.notify()
     second.listen("second", heard.set)
     os.utime(tmp_path, ns=(changed, changed))
-    ringer.ring()
+    ringer.notify()
     assert heard.wait(10.0)
     os.utime(tmp_path, ns=(changed - 2 * 10**10,) * 2)
-    ringer.ring()
+    ringer.notify()
     assert ringer._seen[0], "what has settled is not read again for each ring"
-    for bell in (first, ringer, second):
-        bell.close()
+    for notifier in (first, ringer, second):
+        notifier.close()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_who_comes_within_a_tick_of_the_file_system_is_rung(tmp_path: Path) -> N
 def test_when_a_tick_is_over(changed: int, age: float, settled: bool) -> None:
     """Of a time in whole seconds (``changed`` 0) it may be one of those."""
     since = 1_700_000_000 * 10**9 + changed
-    assert doorbell._settled(since, since + round(age * 10**9)) is settled
+    assert notifiers._settled(since, since + round(age * 10**9)) is settled
 
 
 @pytest.fixture

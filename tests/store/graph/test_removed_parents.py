@@ -147,8 +147,8 @@ def test_adding_a_dependency_wakes_idle_workers(bench: Bench, monkeypatch: pytes
     """The edge may be broken already, and then others may have waited for just that."""
     dead = bench.ended("dead")
     child = bench.step("child").after(60).schedule()
-    rung: list[Any] = []
-    monkeypatch.setattr(bench.jobs, "_notify", lambda: rung.append(1))
+    notified: list[Any] = []
+    monkeypatch.setattr(bench.jobs, "_notify", lambda: notified.append(1))
     bench.jobs.add_dependency(child, dead)
-    assert rung
+    assert notified
     assert bench.state(child) == "failed"
