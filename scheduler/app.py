@@ -52,7 +52,8 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
     (thread slots, async slots) by name. ``lease``, ``drain``, ``misfire_grace``: seconds. ``default_timeout``:
     seconds that an attempt of a task without a timeout may take, 0: for ever. ``retention``: seconds by success,
     failed, outcomes, events, results, keys, audit, stats; and by dead, cancelled, skipped, which stay as long as failed
-    where they are not given. ``rollups``: keep the numbers of :meth:`stats`.
+    where they are not given. ``rollups``: keep the numbers of :meth:`stats`. ``metrics``: keep this worker's own
+    metrics, for Prometheus or OpenTelemetry.
     ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)`` must return a context
     manager that surrounds each run, ``on_dead_letter(letter)`` is called, once and after the commit, for each task
     that failed for good while this process ran it.
@@ -83,6 +84,7 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
         auto_migrate: bool | None = None,
         log_attempts: str = "notable",
         rollups: bool = True,
+        metrics: bool = False,
         capture_root: bool = False,
         processes: int | None = None,
         process_grace: float = PROCESS_GRACE,
@@ -118,6 +120,7 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
             log_attempts=log_attempts,
             capture_root=capture_root,
             rollups=bool(rollups),
+            metrics=bool(metrics),
             processes=_processes(processes, process_grace, recycle_tasks, recycle_memory, child_state),
         )
         self._caller = TaskSubmitter(

@@ -18,6 +18,7 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"model"}),
     frozenset({"config"}),
     frozenset({"store"}),
+    frozenset({"telemetry"}),
     frozenset({"client", "engine"}),
     frozenset({"app"}),
     frozenset({"cli", "daemon", "testing"}),

@@ -35,12 +35,15 @@ class DeadLetterHook:
         self.hook = hook
         # Ids of tasks that a transaction has made dead: kept until its commit is known.
         self.pending: set[int] = set()
+        self.counts: dict[str, int] | None = None  # how many there were, by kind; None: nobody asks
         self._spawn = spawn
         self._waiting: queue.SimpleQueue[DeadLetter | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def notify(self, letter: DeadLetter) -> None:
-        """Call the hook, if there is one. Never raises, never waits for it."""
+        """Count it, and call the hook, if there is one. Never raises, never waits for it."""
+        if self.counts is not None:
+            self.counts[letter.kind] = self.counts.get(letter.kind, 0) + 1
         if self.hook is None:
             return
         if self._spawn is None:

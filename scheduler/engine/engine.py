@@ -18,6 +18,7 @@ from scheduler.engine.attempt.runtime import StoredDrafts
 from scheduler.engine.dead_letter_hook import DeadLetterHook, Hook
 from scheduler.engine.dispatch.completion_thread import CompletionThread
 from scheduler.engine.dispatch.cycle import DispatchCycle
+from scheduler.engine.maintenance.gauges import Gauges
 from scheduler.engine.maintenance.lease import Lease
 from scheduler.engine.maintenance.lease_watchdog import LeaseWatchdog
 from scheduler.engine.maintenance.periodic import CANCEL_EVERY, EARLY_FRACTION, PeriodicWork
@@ -37,9 +38,12 @@ from scheduler.store.db.notifier import Notifier
 from scheduler.store.db.pg_connections import let_go
 from scheduler.store.durable import waits
 from scheduler.store.read import counts as read_counts
+from scheduler.telemetry.health import Vitals
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+    from scheduler.telemetry.registry import MetricsRegistry
 
 log = logging.getLogger("scheduler.engine")
 
@@ -127,8 +131,30 @@ class Engine:
         self.capture = Capture(everything=options.capture_root)
         if inline:
             self.engine_state.inline = self._inline_requests
+        self._answered_at = self.engine_state.monotonic()  # when the last round ended that the database answered
+        if self.metrics is not None:
+            gauges = Gauges(self.engine_state, self.slots, self.loop_age, lambda: self._backoff.current > 0, version)
+            self.metrics.kinds, self.metrics.gauges = gauges.kinds, gauges.read
+            self.engine_state.dead_letter_hook.counts = self.metrics.dead_letters
 
     # starting
+
+    @property
+    def metrics(self) -> MetricsRegistry | None:
+        """This worker's own metrics; None if they are off."""
+        return self.engine_state.metrics
+
+    def health(self) -> Vitals:
+        """What the health checks look at. From any thread; asks no database."""
+        now = self.engine_state.monotonic()
+        return Vitals(
+            running=self.is_running(),
+            started=self._ready.is_set(),
+            draining=self.drained,
+            loop_age=now - self._last_cycle_at,
+            answer_age=now - max(self._answered_at, self.database.answered_at),
+            lease=self.options.lease,
+        )
 
     @property
     def worker(self) -> int:
@@ -242,6 +268,7 @@ class Engine:
             self._drained.set()
         try:
             pause = self.step()
+            self._answered_at = self._step_ended_at
             if self._backoff.current:
                 log.info("the database is back")
                 self._backoff.reset()
@@ -251,20 +278,27 @@ class Engine:
                 self._report_start()
             return pause
         except StoreReplacedError as error:
+            self._count_error(error)
             self._end_for_good(error)
             return 0.0
         except StoreUnavailableError as error:
+            self._count_error(error)
             self._log_outage(error)
             self.lease.postpone_reaping()  # it may be away for the others, too
             self.periodic.timers.bring_forward("renew")  # it is back when it has taken a write, not before
         except Exception as error:
             # An unexpected row or error must not end the loop. It is logged once, and tried again.
+            self._count_error(error)
             if self._logged.is_new(repr(error)):
                 log.exception("a dispatch cycle failed, trying again")
         self._drop_connection()
         self._needs_scan = True  # the failed cycle's work is still to be done
         self._stop.wait(self._backoff.next())
         return 0.0
+
+    def _count_error(self, error: Exception) -> None:
+        if self.metrics is not None:
+            self.metrics.count_error(error)
 
     def _end_for_good(self, error: StoreReplacedError) -> None:
         """End without another write: the database is not the one that this engine serves."""

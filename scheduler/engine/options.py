@@ -32,6 +32,7 @@ class EngineOptions(NamedTuple):
 
     ``ahead``: how far ahead of the slots to claim; ``give_back``: attempts not started by then are released;
     ``default_timeout``: microseconds, of tasks that have none; 0: none either. ``rollups``: keep numbers of attempts.
+    ``metrics``: keep this worker's own metrics, see ``telemetry/registry.py``.
     """
 
     queues: tuple[str, ...] = ("*",)
@@ -48,3 +49,4 @@ class EngineOptions(NamedTuple):
     capture_root: bool = False
     processes: ProcessOptions = ProcessOptions()
     rollups: bool = True
+    metrics: bool = False

@@ -38,6 +38,7 @@ from scheduler.store.graph import parents as relatives
 from scheduler.store.requests import children as asked_children
 from scheduler.store.requests.request import Answer
 from scheduler.store.tasks.claim import DUE_AT, GROUP_OF
+from scheduler.telemetry.registry import MetricsRegistry
 
 if TYPE_CHECKING:
     from scheduler.model.registry import Kind
@@ -130,7 +131,9 @@ class EngineState:
         self.losing: set[tuple[int, int]] = set()  # claims taken from attempts that still run
         self.hung: tuple[HungHandler, ...] = ()  # handlers that hang
         self.means: dict[str, float] = {}  # seconds by kind
-        self.rollups = RollupCounter(GROUP_OF, DUE_AT) if options.rollups else None  # of what the loop recorded
+        counted = options.rollups or options.metrics
+        self.rollups = RollupCounter(GROUP_OF, DUE_AT) if counted else None  # of what the loop recorded
+        self.metrics = MetricsRegistry(self.monotonic, self.rollups) if options.metrics else None
         self.dead_letter_hook = DeadLetterHook(None, None)
         self.processes: ChildProcesses | None = None
         self.drafts: StoredDrafts | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from operator import attrgetter, itemgetter, sub
 from typing import Any, NamedTuple
@@ -54,7 +54,7 @@ class Cell(NamedTuple):
     total: int
 
 
-_Key = tuple[int, str, str, int, int, int]  # at, kind, queue, outcome, measure, bucket
+RollupKey = tuple[int, str, str, int, int, int]  # at, kind, queue, outcome, measure, bucket
 _CLAIMED = attrgetter("claimed")
 
 
@@ -74,10 +74,13 @@ class RollupCounter:
     def __init__(self, group: itemgetter[Any], due: itemgetter[Any]) -> None:
         self._group = group
         self._due = due
-        self._counts: dict[_Key, list[int]] = {}
+        self._counts: dict[RollupKey, list[int]] = {}
+        self._unwritten: dict[RollupKey, list[int]] = {}  # handed over, or put back
+        # Takes what is counted over as well, by calling take_counts(); None: nothing does.
+        self.hand_over: Callable[[Callable[[], dict[RollupKey, list[int]]]], None] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._counts)
+        return bool(self._counts or self._unwritten)
 
     def add_successes(self, now: int, attempts: Sequence[Any], ends: OutcomeColumns, runs: list[int]) -> None:
         """Count started attempts that all succeeded. ``runs``: how long each ran; ``now``: microseconds."""
@@ -134,7 +137,7 @@ class RollupCounter:
             least, most = 0, max(0, most)
         bucket, last = bisect_left(BOUNDS, least), bisect_left(BOUNDS, most)
         if bucket == last:
-            self._count((at, kind, queue, outcome, measure, bucket), len(values), sum(values))
+            _count(self._counts, (at, kind, queue, outcome, measure, bucket), len(values), sum(values))
             return
         values.sort()
         begin = 0
@@ -142,26 +145,43 @@ class RollupCounter:
             bucket = bisect_left(BOUNDS, values[begin])
             end = bisect_right(values, BOUNDS[bucket], begin) if bucket < len(BOUNDS) else len(values)
             part = values[begin:end]
-            self._count((at, kind, queue, outcome, measure, bucket), len(part), sum(part))
+            _count(self._counts, (at, kind, queue, outcome, measure, bucket), len(part), sum(part))
             begin = end
 
-    def _count(self, key: _Key, count: int, total: int) -> None:
-        found = self._counts.get(key)
-        if found is None:
-            self._counts[key] = [count, total]
-        else:
-            found[0] += count
-            found[1] += total
+    def pending(self) -> dict[RollupKey, list[int]]:
+        """A copy of what :meth:`take_counts` would return. From any thread."""
+        return self._counts.copy()
+
+    def take_counts(self) -> dict[RollupKey, list[int]]:
+        """What was counted since the last call. It stays to be written, see :meth:`take`."""
+        counts, self._counts = self._counts, {}
+        for key, (number, total) in counts.items():
+            _count(self._unwritten, key, number, total)
+        return counts
 
     def take(self) -> list[Cell]:
-        """Everything counted, in the order of the table's key, so that workers lock rows in one order; forget it."""
-        counts, self._counts = self._counts, {}
+        """Everything to be written, in the order of the table's key, so that workers lock rows in one order; forget
+        it."""
+        if self.hand_over is None:
+            self.take_counts()
+        else:
+            self.hand_over(self.take_counts)
+        counts, self._unwritten = self._unwritten, {}
         return [Cell(MINUTE, *key, *counted) for key, counted in sorted(counts.items())]
 
     def put_back(self, cells: Iterable[Cell]) -> None:
-        """Count again what could not be written."""
+        """Keep what could not be written, for the next :meth:`take`."""
         for cell in cells:
-            self._count(cell[1:7], cell.number, cell.total)
+            _count(self._unwritten, cell[1:7], cell.number, cell.total)
+
+
+def _count(counts: dict[RollupKey, list[int]], key: RollupKey, number: int, total: int) -> None:
+    found = counts.get(key)
+    if found is None:
+        counts[key] = [number, total]
+    else:
+        found[0] += number
+        found[1] += total
 
 
 class Histogram:

@@ -15,7 +15,7 @@ from scheduler.engine.dispatch.limits import Limits
 from scheduler.engine.dispatch.planner import ClaimPlanner
 from scheduler.engine.dispatch.quarantine import count_crashes, judge_crashes
 from scheduler.engine.state import EngineState
-from scheduler.errors import StoreUnavailableError
+from scheduler.errors import StoreUnavailableError, TaskTimeout
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome, OutcomeColumns
 from scheduler.model.running import envelope_fields, log_fields
@@ -36,6 +36,7 @@ attempts_log.addHandler(logging.NullHandler())
 LOCK_FIRST_S = 1.0  # how long cycles lock rows first, after another transaction held one
 BACKGROUND_MIN_OUTCOMES = 50  # fewer cost less in the cycle's own transaction
 _SCHEDULE_OF = attrgetter("claimed.schedule")
+_TIMEOUT = TaskTimeout.__name__
 SLOW_SUCCESS_US = SECOND  # slower successes get a log line
 MILLISECOND = SECOND // 1000
 _LEVELS = {  # of other ends: debug
@@ -286,6 +287,8 @@ def finalize(engine_state: EngineState, ended: CompletedBatch, finished: Complet
                 extra={"task": o.task_id, "attempt": o.number, "outcome": o.end.value},
             )
             continue
+        if engine_state.metrics is not None and o.failure is not None and o.failure.error_class == _TIMEOUT:
+            engine_state.metrics.timeouts += 1
         end = finished.overridden.get(o.task_id)
         _log_end(engine_state, attempt, o if end is None else o._replace(end=end))
         # A cancel or a replaced payload may have won over the failure.

@@ -27,7 +27,7 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.pauses import Pauses
 from scheduler.model.registry import SlotKey
-from scheduler.ports import FAILPOINTS, FOREVER
+from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.durable.resume import Recorded, resume
@@ -204,11 +204,15 @@ class DispatchCycle:
         ``urgent``: only claim high tasks; recording a flood's outcomes would keep them waiting. ``fresh``: lanes that
         were empty may have work now. After an error outcomes and requests wait for the next cycle.
         """
+        metrics, began = self.engine_state.metrics, self.engine_state.monotonic()
         try:
-            return self._run(connection, claiming, extra, urgent, fresh)
+            result = self._run(connection, claiming, extra, urgent, fresh)
         except RowLocked:
             self.completer.lock_first()
-            return self._run(connection, claiming, None, urgent, fresh)
+            result = self._run(connection, claiming, None, urgent, fresh)
+        if metrics is not None:
+            metrics.cycles.observe(round((self.engine_state.monotonic() - began) * SECOND))
+        return result
 
     def _run(
         self, connection: sa.Connection, claiming: bool, extra: Pairs | None, urgent: bool, fresh: bool
@@ -297,6 +301,8 @@ class DispatchCycle:
                 lanes.remember(admission.admitted(due), plan.picks, claimed)
         self.quarantine.isolate(tx, self.worker, plan.picks, claimed)
         cycle.start_by, cycle.again = admission.start_by, admission.again
+        if self.engine_state.metrics is not None and self.limits.known:
+            self.engine_state.metrics.count_waits(admission.capped, admission.rated)
 
     def _due_high(self, tx: Tx) -> list[LaneHead]:
         heads = self.lanes.offsets.heads(tx, LANES_PER_SCAN, urgent=True)

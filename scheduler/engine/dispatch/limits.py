@@ -120,6 +120,8 @@ class Admission:
         self._rooms: dict[str, Headroom | None] = {}  # None: another worker is claiming of it
         self.start_by: dict[str, int] = {}
         self.again = FOREVER  # when something that is due and was refused may be claimed
+        self.capped: set[str] = set()  # kinds of which something that is due was refused: by a cap
+        self.rated: set[str] = set()  # by a rate
 
     def admitted(self, due: Sequence[LaneHead]) -> list[LaneHead]:
         """The lanes that may be claimed from, as far as is known."""
@@ -132,6 +134,7 @@ class Admission:
         until = self._limits.closed.get(kind, 0)
         if until > self._tx.now:
             self.again = min(self.again, until)
+            self.rated.add(kind)
             return False
         if kind not in self._rooms:
             return True
@@ -142,9 +145,13 @@ class Admission:
         if room.starts == 0:
             self._limits.closed[kind] = room.again
             self.again = min(self.again, room.again)
+            self.rated.add(kind)
             return False
         lane = base_lane(lane)
-        return (room.limit.of(lane) is not None and lane not in room.held) or room.of(lane) != 0
+        if (room.limit.of(lane) is not None and lane not in room.held) or room.of(lane) != 0:
+            return True
+        self.capped.add(kind)
+        return False
 
     def lock(self, picks: Iterable[LaneClaim], due: Iterable[LaneHead]) -> None:
         """Lock the limited kinds of these picks, and count the held tasks of their due lanes."""

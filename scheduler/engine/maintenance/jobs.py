@@ -149,7 +149,9 @@ def write_rollups(engine_state: EngineState, connection: sa.Connection) -> None:
     counter = engine_state.rollups
     if not counter:
         return
-    cells = counter.take()
+    cells = counter.take()  # the metrics take it over, too
+    if not engine_state.options.rollups:
+        return
     try:
         with engine_state.database.write(connection) as tx:
             rollups.add(tx, cells)

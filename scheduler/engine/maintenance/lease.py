@@ -170,6 +170,8 @@ class Lease:
             self.next_expiry = reaper.next_lapse(tx, worker)
             hook.pending.update(task for one in found for task in (*one.poisoned, *one.spent))
         self._dead.clear()
+        if self.engine_state.metrics is not None:
+            self.engine_state.metrics.reclaimed += sum(one.tasks for one in found)
         for one in found:
             log.warning("worker %s died or lost its lease: %d tasks reclaimed", one.label, one.tasks)
             for task in one.poisoned:

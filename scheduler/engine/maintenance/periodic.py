@@ -122,6 +122,8 @@ class PeriodicWork:
         except Exception as error:
             if self._logged.is_new(repr(error), job):
                 log.exception("%s failed, trying again", job)
+            if self.engine_state.metrics is not None:
+                self.engine_state.metrics.count_error(error)
             return None
         self._logged.clear(job)
         return done

@@ -233,6 +233,8 @@ class WorkerRegistration:
         engine_state, dispatch = self.engine_state, self.dispatch
         if engine_state.identity is engine_state.database.identity:
             log.error("this worker's lease was lost; its %d tasks were reclaimed", len(engine_state.held))
+        if engine_state.metrics is not None:
+            engine_state.metrics.leases_lost += 1
         now = engine_state.now()
         waiting = all_waiting(dispatch.slots.values())
         engine_state.remove_held(waiting, OutcomeColumns.of([released(attempt, now) for attempt in waiting]))

@@ -1,0 +1,1 @@
+"""What is measured of engines and of the store, and how Prometheus reads it."""
