@@ -21,6 +21,7 @@ from scheduler.client.recurring_graph import RecurringGraph
 from scheduler.client.stats import StatsOperations
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.client.threads import CallThreads, in_thread
+from scheduler.client.upkeep import UpkeepOperations
 from scheduler.engine.options import EngineOptions, ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.forking import after_fork, leave_to_parent
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOperations):
+class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOperations, UpkeepOperations):
     """Schedules tasks, and runs them between :meth:`start` and :meth:`stop`. No I/O before first use.
 
     ``url``: SQLAlchemy URL of a SQLite file or a PostgreSQL database. ``state``: the application's own object,
@@ -270,6 +271,10 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
             leave_to_parent(self._engine, self._notifier)
             self._engine, self._notifier = None, None
             self._forked = False
+
+    @property
+    def _kept(self) -> Mapping[str, float]:
+        return self._options.retention
 
     def _write_own_numbers(self) -> None:
         """Write what tests have drained: nothing else does between two renewals of the lease."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-CANCELLED_FIELDS = ("cancelled", "requested", "dependants", "kinds", "more", "dry_run")
-CHANGED_FIELDS = ("changed", "refused", "kinds", "more", "dry_run")
+CANCELLED_FIELDS = ("cancelled", "requested", "dependants", "kinds", "more", "dry_run", "bulk")
+CHANGED_FIELDS = ("changed", "refused", "kinds", "more", "dry_run", "bulk")
 _MOST = 100_000_000
 
 
@@ -101,7 +101,7 @@ def cancel_chosen(
 
     wanted = task_filter(session, given)
 
-    def cancel(*, dry_run: bool, each: Each) -> Bulk:
+    def cancel(wanted: TaskFilter, *, dry_run: bool, each: Each) -> Bulk:
         return cancel_many(
             session.database, wanted, cascade=cascade, force=force, limit=limit, dry_run=dry_run, each=each
         )
@@ -116,6 +116,7 @@ def cancel_chosen(
         "kinds": done.kinds,
         "more": done.more,
         "dry_run": dry_run,
+        "bulk": None if dry_run else done.name,
     }
     if not print_object(session, view) and not dry_run:
         asked = f", {counted(len(done.requested), 'running one')} asked to end" if done.requested else ""
@@ -140,7 +141,7 @@ def change_chosen(
 
     wanted = task_filter(session, given)
 
-    def patch(*, dry_run: bool, each: Each) -> Bulk:
+    def patch(wanted: TaskFilter, *, dry_run: bool, each: Each) -> Bulk:
         return patch_many(session.database, wanted, change, limit=limit, dry_run=dry_run, each=each)
 
     done = _planned(session, wanted, "change", patch, dry_run=dry_run, yes=yes)
@@ -148,6 +149,7 @@ def change_chosen(
         return exits.FAILED
     refused = {str(i): why for i, why in done.refused.items()}
     view = {"changed": done.changed, "refused": refused, "kinds": done.kinds, "more": done.more, "dry_run": dry_run}
+    view["bulk"] = None if dry_run else done.name
     if not print_object(session, view) and not dry_run:
         say(f"{counted(len(done.changed), 'task')} changed")
     for why in done.refused.values():
@@ -159,11 +161,16 @@ def change_chosen(
 def _planned(
     session: Session, wanted: TaskFilter, verb: str, work: Callable[..., Bulk], *, dry_run: bool, yes: bool
 ) -> Bulk | None:
-    """Say what ``work`` would do, ask, and do it; None: the answer was no. Raises UsageError without a terminal."""
+    """Say what ``work`` would do, ask, and do it; None: the answer was no. Raises UsageError without a terminal.
+
+    What is stored after it was said is left alone.
+    """
+    import msgspec
+
     from scheduler.model.texts import counted
 
     if dry_run or not yes:
-        plan = work(dry_run=True, each=lambda _: None)
+        plan = work(wanted, dry_run=True, each=lambda _: None)
         if not plan.size:
             with session.database.read() as tx:
                 for kind in wanted.kinds:
@@ -177,8 +184,9 @@ def _planned(
         if not click.confirm(f"{verb.capitalize()} {counted(plan.size, 'task')}?", err=True):
             note("nothing was changed")
             return None
+        wanted = msgspec.structs.replace(wanted, up_to=plan.up_to)
     with _breaking_off(session, verb) as each:
-        return work(dry_run=False, each=each)
+        return work(wanted, dry_run=False, each=each)
 
 
 @contextmanager

@@ -12,12 +12,9 @@ from scheduler.cli.session import Session, note_kind, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from scheduler.model.state import TaskState
-    from scheduler.store.admin.retention import Removed
-    from scheduler.store.db.database import Database
-    from scheduler.store.db.tx import Tx
 
 
 @click.command(name="gc")
@@ -49,6 +46,7 @@ def gc_command(
     from scheduler.model.state import TaskState
     from scheduler.model.texts import counted
     from scheduler.store.admin import retention
+    from scheduler.store.admin.gc import collect
     from scheduler.store.db import backup as maintenance
 
     if older_than is None and not (states is None and kind is None and queue is None):
@@ -75,7 +73,7 @@ def gc_command(
         with database.read() as tx:
             removed = retention.dry_run(tx, kept)
     else:
-        removed = _all(database, kept)
+        removed = collect(database, kept)
     if kind is not None and not removed.tasks:
         with database.read() as tx:
             note_kind(tx, kind)
@@ -95,30 +93,3 @@ def gc_command(
     say(f"{'would remove' if dry_run else 'removed'} {', '.join(parts)}")
     if freed:
         say(f"gave {freed // 1024} KiB back to the file system")
-
-
-def _all(database: Database, kept: Mapping[str, float]) -> Removed:
-    """Remove batch by batch, so that other transactions do not wait long."""
-    from scheduler.store.admin import retention
-
-    removed = retention.Removed(more=True)
-    while removed.more:
-        with database.write() as tx:
-            one = retention.purge_batch(tx, kept)
-            _record(tx, one)
-        removed = removed.plus(one)
-    after: int | None = 0
-    while after is not None:
-        with database.write() as tx:
-            one, after = retention.rescan(tx, kept, after)
-            _record(tx, one)
-        removed = removed.plus(one)
-    return removed
-
-
-def _record(tx: Tx, removed: Removed) -> None:
-    from scheduler.store import audit
-
-    counts = {name: count for name, count in removed._asdict().items() if count and name != "more"}
-    if counts:
-        audit.record(tx, "cleanup", subject="store", removed=counts)

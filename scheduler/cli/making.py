@@ -175,10 +175,9 @@ def _store(session: Session, spec: TaskSpec) -> None:
     database = session.database
 
     def work(tx: Tx) -> TaskId:
-        made = enqueue(tx, [spec], ours=True)[0]
-        if made.created or spec.conflict == "replace":
-            audit.record(tx, "submit", tasks=[int(made)])
-        return made
+        ids = enqueue(tx, [spec], ours=True)
+        audit.record_submit(tx, [spec], ids)
+        return ids[0]
 
     made = session.write(work, database)
     if not made.created:

@@ -17,7 +17,6 @@ from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worke
 from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
-    from scheduler.store.db.tx import Tx
     from scheduler.store.read.workers import Drained
 
 COLUMNS = (*WORKER_COLUMNS[:-1], "pools", "kinds", "running")
@@ -115,14 +114,9 @@ def restart(session: Session, /, worker: int) -> None:
     has timed out, any other goes back unused. It ends with status 75, and systemd starts it again. A program that
     runs a Scheduler of its own only says so in its log.
     """
-    from scheduler.store import audit
     from scheduler.store.workers import request_restart
 
-    def work(tx: Tx) -> None:
-        request_restart(tx, worker)
-        audit.record(tx, "restart", subject=f"worker {worker}")
-
-    session.write(work)
+    session.write(lambda tx: request_restart(tx, worker))
     _tell(session, {"id": worker, "restarting": True}, f"worker {worker} is to restart")
 
 
@@ -132,14 +126,9 @@ def _tell(session: Session, view: dict[str, Any], text: str) -> None:
 
 
 def _ask(session: Session, worker: int, *, drain: bool) -> None:
-    from scheduler.store import audit
     from scheduler.store.workers import request_drain
 
-    def work(tx: Tx) -> None:
-        request_drain(tx, worker, drain=drain)
-        audit.record(tx, "drain" if drain else "resume", subject=f"worker {worker}")
-
-    session.write(work)
+    session.write(lambda tx: request_drain(tx, worker, drain=drain))
 
 
 def _look(session: Session, worker: int) -> Drained:

@@ -35,6 +35,11 @@ class AsyncTaskOperations(SteeringOperations):
     retry_tasks_async = in_thread(SteeringOperations.retry_tasks)
     update_tasks_async = in_thread(SteeringOperations.update_tasks)
     emit_event_async = in_thread(TaskOperations.emit_event)
+    add_dependency_async = in_thread(TaskOperations.add_dependency)
+    set_retry_policy_async = in_thread(TaskOperations.set_retry_policy)
+    retry_failed_async = in_thread(TaskOperations.retry_failed)
+    cleanup_tasks_async = in_thread(TaskOperations.cleanup_tasks)
+    get_attempts_async = in_thread(TaskOperations.get_attempts)
 
     @overload
     async def result_async(self, task_id: TaskId[R], timeout: float | timedelta | None = None) -> R: ...

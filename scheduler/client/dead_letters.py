@@ -12,6 +12,7 @@ import msgspec
 from scheduler.client.audit import AuditEntry, audit_entry
 from scheduler.client.builder import check_text
 from scheduler.client.info import TaskInfo, task_info
+from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.actor import acting_as, in_bulk
 from scheduler.model.registry import MAX_KEY, Kind, encode_json
@@ -72,6 +73,11 @@ class DeadLetters:
 
     def __init__(self, owner: TaskOperations) -> None:
         self._owner = owner
+
+    @property
+    def threads(self) -> CallThreads:
+        """What the awaited forms wait in."""
+        return self._owner.threads
 
     def list(
         self,
@@ -273,6 +279,15 @@ class DeadLetters:
         elif registry.of_instance(given) is not kind:
             raise PayloadError(f"task {task_id} is of kind {kind.name}; {type(given).__name__} is another one")
         return NewPayload(kind.encode(value), kind.lane(value), kind.options.schema_version)
+
+    groups_async = in_thread(groups)
+    get_async = in_thread(get)
+    replay_async = in_thread(replay)
+    replay_all_async = in_thread(replay_all)
+    purge_async = in_thread(purge)
+    metrics_async = in_thread(metrics)
+    audit_async = in_thread(audit)
+    list_async = in_thread(list)
 
 
 def warn_left(left: Mapping[int, Other]) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from scheduler.client.builder import check_text
+from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.live_settings import KEY, KIND, POOL, pool_name, rate_value, shown, whole
 from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY
 from scheduler.model.times import to_datetime
 from scheduler.store import settings
-from scheduler.store.db.database import Database
+
+if TYPE_CHECKING:
+    from scheduler.client.tasks import TaskOperations
 
 MAX_CAP = 1_000_000
 
@@ -34,9 +37,13 @@ class LiveSettings:
     """``jobs.live_settings``. A change is stored, recorded in the audit, and in effect on every worker within about a
     second; what runs goes on. Each method returns whether it changed something, and raises ConfigError."""
 
-    def __init__(self, database: Database, notify: Callable[[], None]) -> None:
-        self._database = database
-        self._notify = notify
+    def __init__(self, owner: TaskOperations) -> None:
+        self._owner = owner
+
+    @property
+    def threads(self) -> CallThreads:
+        """What the awaited forms wait in."""
+        return self._owner.threads
 
     def pool(
         self, name: str, *, slots: int | None = None, async_slots: int | None = None, worker: int | None = None
@@ -86,17 +93,23 @@ class LiveSettings:
 
     def list(self) -> Sequence[LiveSetting]:
         """All live settings."""
-        with self._database.read() as tx:
+        with self._owner.database.read() as tx:
             found = settings.records(tx)
         return [LiveSetting(s.subject, shown(s.value), to_datetime(s.at), s.actor, s.reason) for s in found]
 
     def _change(self, scope: str, name: str, values: Mapping[str, Any], *, reset: bool = False) -> bool:
         if not values and not reset:
             raise ConfigError("say what to change")
-        done = self._database.change(lambda tx: settings.change(tx, scope, name, values, reset=reset))
+        done = self._owner.database.change(lambda tx: settings.change(tx, scope, name, values, reset=reset))
         if done:
-            self._notify()
+            self._owner._notify()
         return done
+
+    pool_async = in_thread(pool)
+    kind_async = in_thread(kind)
+    key_async = in_thread(key)
+    reset_async = in_thread(reset)
+    list_async = in_thread(list)
 
 
 def _cap(value: int | None) -> int | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from scheduler.client.builder import RecurringBuilder, check_text
 from scheduler.client.info import RunInfo, ScheduleInfo, run_info, schedule_info
 from scheduler.client.recurring_graph import RecurringGraph
+from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError, DuplicateScheduleError
 from scheduler.model.spec import TaskId
 from scheduler.model.times import instant_us, to_datetime
@@ -37,6 +38,11 @@ class Schedules:
 
     def __init__(self, owner: TaskOperations) -> None:
         self._owner = owner
+
+    @property
+    def threads(self) -> CallThreads:
+        """What the awaited forms wait in."""
+        return self._owner.threads
 
     def list(self) -> list[ScheduleInfo]:
         """All schedules, by name."""
@@ -172,3 +178,15 @@ class Schedules:
         with self._owner.database.read() as tx:
             found = read_schedules.record(tx, name)
         return [to_datetime(us) for us in read_schedules.upcoming(found, n, self._owner.database.now())]
+
+    get_async = in_thread(get)
+    pause_async = in_thread(pause)
+    resume_async = in_thread(resume)
+    sync_async = in_thread(sync)
+    runs_async = in_thread(runs)
+    trigger_async = in_thread(trigger)
+    backfill_async = in_thread(backfill)
+    cancel_async = in_thread(cancel)
+    delete_async = in_thread(delete)
+    next_async = in_thread(next)
+    list_async = in_thread(list)

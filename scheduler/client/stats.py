@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from scheduler.client.dead_letters import check_filters
+from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.rollup import Histogram
 from scheduler.model.times import instant_us, span_us, to_datetime
@@ -119,3 +120,5 @@ class StatsOperations:
         with self.database.read() as tx:
             found = store.stats(tx.at(now), begin, end, kind=kind, queue=queue)
         return make_stats(found)
+
+    stats_async = in_thread(stats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypedDict, Unpack
@@ -14,6 +15,7 @@ from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import check_filters, warn_left
 from scheduler.client.live_settings import LiveSettings
 from scheduler.client.tasks import TaskOperations, parse_states, warn_conflicts
+from scheduler.client.workers import Workers
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.names import check_name
 from scheduler.model.registry import MAX_KEY, encode_json
@@ -54,8 +56,14 @@ class Filters(TypedDict, total=False):
     ``kind``: one or several. ``status``: states or short names. ``correlation`` also means the task with this id and
     none of its own; ``message_type`` is the kind where none was given. ``payload``: field -> value, ``a.b`` is field b
     of object a. ``older_than`` and ``newer_than``: stored longer ago than this, or since (seconds or timedelta).
+    ``ids``: one of these. ``error_class`` and ``fingerprint``: of the last failure. ``up_to``: no task with a higher
+    id, such as those that were stored after a plan was made: its ``up_to``.
     """
 
+    ids: Iterable[int]
+    up_to: int
+    error_class: str
+    fingerprint: str
     kind: str | Iterable[str]
     queue: str
     status: str | Iterable[str]
@@ -74,7 +82,8 @@ class BulkResult(msgspec.Struct, frozen=True):
     ``ids``: those cancelled, retried or changed; ``requested``: running ones that were asked to end. ``dependants``:
     how many other tasks ended because of it; of a dry run, how many may end, or run again. ``kinds``: kind -> state
     before -> how many. ``conflicts``: id -> the task that has its key, so that it stays; ``refused``: id -> why it
-    stays. ``more``: ``limit`` was reached, and there may be more.
+    stays. ``more``: ``limit`` was reached or ``each`` stopped it, and there may be more. ``bulk``: what its entries in
+    the audit share. ``up_to``: the highest task id there was when it began; it chose none above.
     """
 
     ids: list[int]
@@ -85,6 +94,11 @@ class BulkResult(msgspec.Struct, frozen=True):
     refused: dict[int, str]
     more: bool
     dry_run: bool
+    bulk: str
+    up_to: int
+
+
+Each = Callable[[BulkResult], object]
 
 
 class SteeringOperations(TaskOperations):
@@ -93,7 +107,12 @@ class SteeringOperations(TaskOperations):
     @property
     def live_settings(self) -> LiveSettings:
         """Slots, caps and rates that are changed while workers run."""
-        return LiveSettings(self.database, self._notify)
+        return LiveSettings(self)
+
+    @property
+    def workers(self) -> Workers:
+        """The workers of the fleet."""
+        return Workers(self)
 
     def update_task(self, task_id: int, **changes: Unpack[Changes]) -> None:
         """Change a stored task that waits, is scheduled or waits for its retry; see :class:`Changes`.
@@ -145,12 +164,16 @@ class SteeringOperations(TaskOperations):
         force: bool = False,
         dry_run: bool = False,
         limit: int | None = None,
+        bulk: str | None = None,
+        each: Each | None = None,
         **filters: Unpack[Filters],
     ) -> BulkResult:
         """:meth:`cancel_task` for what these :class:`Filters` choose of what has not ended, the newest first.
 
         500 tasks in a transaction: should it break off, the same call goes on with the rest. ``dry_run``: only says
-        what would end. ``force``: running ones end without waiting for their handlers. Raises ConfigError.
+        what would end. ``force``: running ones end without waiting for their handlers. ``bulk``: its name in the audit,
+        by default a new one. ``each``: called after each transaction with what has been done; what returns False stops
+        it there. Raises ConfigError.
         """
         done = cancel_many(
             self.database,
@@ -159,7 +182,8 @@ class SteeringOperations(TaskOperations):
             force=force,
             limit=_limit(limit),
             dry_run=dry_run,
-            each=lambda _: self._notify(),
+            name=_bulk_name(bulk),
+            each=self._after_each(each),
         )
         return _result(done, dry_run)
 
@@ -169,14 +193,16 @@ class SteeringOperations(TaskOperations):
         downstream: bool = True,
         dry_run: bool = False,
         limit: int | None = None,
+        bulk: str | None = None,
+        each: Each | None = None,
         **filters: Unpack[Filters],
     ) -> BulkResult:
         """:meth:`retry_task` for what these :class:`Filters` choose, those that ended first before others.
 
         Of what failed or died by itself, unless ``status`` says which: failed, dead, cancelled or skipped. 100 tasks in
         a transaction: should it break off, the same call goes on with the rest, and retries what failed again
-        meanwhile. One whose key another task holds, or has completed since, stays as it is: a warning is logged. Raises
-        ConfigError.
+        meanwhile. One whose key another task holds, or has completed since, stays as it is: a warning is logged.
+        ``bulk`` and ``each``: as for :meth:`cancel_tasks`. Raises ConfigError.
         """
         done = retry_many(
             self.database,
@@ -184,19 +210,27 @@ class SteeringOperations(TaskOperations):
             downstream=downstream,
             limit=_limit(limit),
             dry_run=dry_run,
-            each=lambda _: self._notify(),
+            name=_bulk_name(bulk),
+            each=self._after_each(each),
         )
         warn_conflicts(done)
         return _result(done, dry_run)
 
     def update_tasks(
-        self, chosen: Filters, *, dry_run: bool = False, limit: int | None = None, **changes: Unpack[Changes]
+        self,
+        chosen: Filters,
+        *,
+        dry_run: bool = False,
+        limit: int | None = None,
+        bulk: str | None = None,
+        each: Each | None = None,
+        **changes: Unpack[Changes],
     ) -> BulkResult:
         """:meth:`update_task` for what these :class:`Filters` choose of what can be changed, the newest first.
 
         ``jobs.update_tasks({"kind": "Mail", "subject": "ada"}, queue="slow")``. 500 tasks in a transaction: should it
-        break off, the same call goes on. Raises ConfigError, PayloadError, InvalidScheduleError,
-        UnregisteredKindError; what was committed before stays.
+        break off, the same call goes on. ``bulk`` and ``each``: as for :meth:`cancel_tasks`. Raises ConfigError,
+        PayloadError, InvalidScheduleError, UnregisteredKindError; what was committed before stays.
         """
         change = self._patch(changes)
         done = patch_many(
@@ -205,9 +239,17 @@ class SteeringOperations(TaskOperations):
             lambda _: change,
             limit=_limit(limit),
             dry_run=dry_run,
-            each=lambda _: self._notify(),
+            name=_bulk_name(bulk),
+            each=self._after_each(each),
         )
         return _result(done, dry_run)
+
+    def _after_each(self, each: Each | None) -> Callable[[Bulk], object]:
+        def after(done: Bulk) -> object:
+            self._notify()
+            return None if each is None else each(_result(done, False))
+
+        return after
 
     def _chosen(self, given: Filters) -> TaskFilter:
         """Check filters. Raises ConfigError."""
@@ -220,7 +262,8 @@ class SteeringOperations(TaskOperations):
         for name in kinds:
             check_filters(kind=name)
         texts: dict[str, Any] = {
-            name: given.get(name) for name in ("queue", "key", "correlation", "subject", "message_type")
+            name: given.get(name)
+            for name in ("queue", "key", "correlation", "subject", "message_type", "error_class", "fingerprint")
         }
         check_filters(**texts)
         if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
@@ -228,6 +271,8 @@ class SteeringOperations(TaskOperations):
         self.database.open()  # opening reads the server's clock
         now = self.database.now()
         wanted = TaskFilter(
+            ids=_ids(given.get("ids")),
+            up_to=None if "up_to" not in given else _watermark(given["up_to"]),
             kinds=kinds,
             states=tuple(parse_states(given["status"])) if "status" in given else (),
             payload=dict(fields),
@@ -288,8 +333,35 @@ class SteeringOperations(TaskOperations):
 
 def _result(done: Bulk, dry_run: bool) -> BulkResult:
     return BulkResult(
-        done.changed, done.requested, done.dependants, done.kinds, done.conflicts, done.refused, done.more, dry_run
+        *(done.changed, done.requested, done.dependants, done.kinds, done.conflicts, done.refused, done.more),
+        dry_run,
+        done.name,
+        done.up_to,
     )
+
+
+def _ids(given: Iterable[int] | None) -> tuple[int, ...]:
+    """Ids of a filter. Raises ConfigError, UnknownTaskError; none is an error, since it would choose all."""
+    if given is None:
+        return ()
+    if isinstance(given, (str, bytes, int)) or not isinstance(given, Iterable):
+        raise ConfigError(f"ids is a list of task ids, not {given!r:.80}")
+    found = tuple(check_id(task_id) for task_id in given)
+    if not found:
+        raise ConfigError("ids names no task")
+    return found
+
+
+def _watermark(given: int) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**63 - 1:
+        raise ConfigError(f"up_to is a task id, or 0, not {given!r:.80}")
+    return given
+
+
+def _bulk_name(given: str | None) -> str | None:
+    if given is not None and (not isinstance(given, str) or not re.fullmatch(r"[\w-]{1,40}", given, re.ASCII)):
+        raise ConfigError(f"bulk is a name of up to 40 letters, digits, - and _, not {given!r:.80}")
+    return given
 
 
 def _limit(limit: int | None) -> int | None:

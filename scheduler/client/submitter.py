@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from scheduler.client.published import PublishedKind, read_kind
 from scheduler.client.threads import CallThreads
 from scheduler.errors import DuplicateScheduleError
+from scheduler.model.actor import by_hand
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.registry import Kind, Registry, encode_json
 from scheduler.model.spec import TaskId, TaskSpec
-from scheduler.store import schedules
+from scheduler.store import audit, schedules
 from scheduler.store.db.async_connection import run_on
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import Notifier, notify_after_commit
@@ -62,7 +63,7 @@ class TaskSubmitter:
 
     def store_one(self, spec: TaskSpec, connection: Any = None) -> TaskId:
         """:meth:`store` a single task."""
-        if connection is not None or not is_one_row(spec):
+        if connection is not None or not is_one_row(spec) or by_hand():
             return self.store([spec], connection)[0]
         if self.database.dialect.name == "sqlite":
             new_id = insert_alone(self.database, spec)
@@ -79,14 +80,14 @@ class TaskSubmitter:
             own = callers_connection(connection)
             self.database.open()
             return self._store_on(own, specs)
-        if len(specs) == 1 and is_one_row(specs[0]):
+        if len(specs) == 1 and is_one_row(specs[0]) and not by_hand():
             return [self.store_one(specs[0])]
-        stored = self.database.change(lambda tx: enqueue(tx, specs, ours=True))
+        stored = self.database.change(lambda tx: _enqueue(tx, specs, ours=True))
         self.notify()
         return stored
 
     def _store_on(self, own: Any, specs: list[TaskSpec]) -> list[TaskId]:
-        ids = enqueue(Tx(own, self.database.now()), specs, ours=False)
+        ids = _enqueue(Tx(own, self.database.now()), specs, ours=False)
         notify_after_commit(own, self.notify)
         return ids
 
@@ -127,3 +128,11 @@ class TaskSubmitter:
     def forget_schedule(self, name: str) -> None:
         """Note that this program has deleted the schedule, so it may register another one."""
         self._unkeyed.pop(name, None)
+
+
+def _enqueue(tx: Tx, specs: list[TaskSpec], *, ours: bool) -> list[TaskId]:
+    """Store tasks, and record them in the audit where the caller has said who makes them (``jobs.acting``)."""
+    ids = enqueue(tx, specs, ours=ours)
+    if by_hand():
+        audit.record_submit(tx, specs, ids)
+    return ids

@@ -259,14 +259,14 @@ class TaskOperations:
 
     # changing
 
-    def cancel_task(self, task_id: int, cascade: bool = False) -> CancelResult:
+    def cancel_task(self, task_id: int, cascade: bool = False, *, force: bool = False) -> CancelResult:
         """End a task at once, or ask it to end if it is running. Does nothing for an ended or cancelled task.
 
-        ``cascade``: its dependants by success end cancelled too, instead of by their *otherwise*. Raises
-        UnknownTaskError.
+        ``cascade``: its dependants by success end cancelled too, instead of by their *otherwise*. ``force``: its worker
+        ends a running one without waiting for its handler, which keeps its slot until it ends. Raises UnknownTaskError.
         """
         check_id(task_id)
-        done = self.database.change(lambda tx: control.cancel(tx, [task_id], cascade=cascade))
+        done = self.database.change(lambda tx: control.cancel(tx, [task_id], cascade=cascade, force=force))
         self._notify()
         return done
 

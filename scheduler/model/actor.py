@@ -27,12 +27,18 @@ class Actor(NamedTuple):
     filter: Mapping[str, Any] | None = None
 
 
-_ACTING: ContextVar[Actor] = ContextVar("schedd_actor", default=Actor())  # noqa: B039  # immutable
+_PROGRAM = Actor()
+_ACTING: ContextVar[Actor] = ContextVar("schedd_actor", default=_PROGRAM)
 
 
 def actor() -> Actor:
     """The actor of the changes that this thread or coroutine makes now."""
     return _ACTING.get()
+
+
+def by_hand() -> bool:
+    """Whether the caller has said who acts, or through which door: what programs do by themselves says neither."""
+    return _ACTING.get() != _PROGRAM
 
 
 @contextmanager

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import getpass
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import msgspec
 
 from scheduler.model.actor import actor
-from scheduler.model.spec import plain
+from scheduler.model.spec import TaskId, TaskSpec, plain
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 
@@ -59,6 +59,12 @@ def record(
         subject=subject,
         bulk=who.bulk,
     )
+
+
+def record_submit(tx: Tx, specs: Sequence[TaskSpec], ids: Sequence[TaskId]) -> None:
+    """Record tasks that were stored by hand, but not those that a key kept from being stored."""
+    made = [int(i) for spec, i in zip(specs, ids, strict=True) if i.created or spec.conflict == "replace"]
+    record(tx, "submit", tasks=made)
 
 
 def _json(detail: Mapping[str, Any]) -> str:

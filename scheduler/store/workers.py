@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from scheduler.errors import InvalidTransitionError, UnknownWorkerError
 from scheduler.model.capacity import SLOT_TYPES, Capacity
 from scheduler.model.registry import Kind
+from scheduler.store import audit
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import IN_EFFECT
 
@@ -158,6 +159,12 @@ def commands(tx: Tx, worker: int) -> Commands:
 
 
 def request_drain(tx: Tx, worker: int, *, drain: bool) -> None:
+    """:func:`set_drain` by hand, recorded in the audit."""
+    set_drain(tx, worker, drain=drain)
+    audit.record(tx, "drain" if drain else "resume", subject=f"worker {worker}")
+
+
+def set_drain(tx: Tx, worker: int, *, drain: bool) -> None:
     """Ask a worker to claim nothing more, or to claim again. Raises UnknownWorkerError, InvalidTransitionError."""
     row = tx.run(
         "UPDATE schedd_workers SET drain_requested = CASE WHEN :drain = 1 THEN coalesce(drain_requested, :now) END "
@@ -170,13 +177,14 @@ def request_drain(tx: Tx, worker: int, *, drain: bool) -> None:
 
 
 def request_restart(tx: Tx, worker: int) -> None:
-    """Ask a worker to end and to start anew. Raises UnknownWorkerError, InvalidTransitionError."""
+    """Ask a worker to end and to start anew, and record it. Raises UnknownWorkerError, InvalidTransitionError."""
     row = tx.run(
         "UPDATE schedd_workers SET restart_requested = :now WHERE id = :worker RETURNING state",
         worker=worker,
         now=tx.now,
     ).one_or_none()
     _check_alive(worker, row)
+    audit.record(tx, "restart", subject=f"worker {worker}")
 
 
 def _check_alive(worker: int, row: sa.Row[tuple[int]] | None) -> None:

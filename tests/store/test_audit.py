@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from scheduler import ConfigError, InvalidScheduleError, InvalidTransitionError, RetryPolicy
+from scheduler import ConfigError, InvalidScheduleError, InvalidTransitionError, RetryPolicy, UnknownTaskError
+from scheduler.errors import UnknownWorkerError
 from scheduler.store import audit
 from scheduler.store.admin import retention
 from scheduler.store.read import explain
-from support.bench import Bench, Step
+from support.bench import Bench, Step, ring_and_step
 
 
 def told(bench: Bench, **wanted: Any) -> list[tuple[str, Any, str | None, str | None]]:
@@ -193,3 +194,117 @@ def test_awaited_verbs_are_the_actors_own(bench: Bench) -> None:
         return [entry.actor for entry in await bench.jobs.audit_async(via="http")]
 
     assert asyncio.run(change()) == ["alice"] * 3
+
+
+def test_workers_are_steered_from_programs(bench: Bench) -> None:
+    jobs = bench.jobs
+    bench.drain()
+    (worker,) = jobs.workers.list()
+    with jobs.acting("alice", reason="deploy", via="page"):
+        jobs.workers.drain(worker.id)
+        bench.drain()
+        assert [one.state for one in jobs.workers.list()] == ["draining"]
+        jobs.workers.resume(worker.id)
+        bench.drain()
+        assert [one.state for one in jobs.workers.list()] == ["live"]
+        jobs.workers.restart(worker.id)
+    about = f"worker {worker.id}"
+    assert told(bench) == [(verb, about, "alice", "deploy") for verb in ("drain", "resume", "restart")]
+    assert {entry.via for entry in jobs.audit()} == {"page"}
+    for wrong in (0, worker.id + 1):
+        with pytest.raises(UnknownWorkerError):
+            jobs.workers.drain(wrong)
+    with pytest.raises(ConfigError):
+        jobs.workers.drain("1")  # type: ignore[arg-type]
+
+
+def test_what_a_person_submits_is_recorded_and_what_a_program_schedules_is_not(bench: Bench) -> None:
+    jobs = bench.jobs
+    bench.step("by the program").schedule()
+    with jobs.batch() as batch:
+        batch.task(Step("by the program, too"))
+    with jobs.acting("alice", reason="again", via="page"):
+        one = jobs.submit("Step", {"name": "by hand"})
+        kept = bench.step("k").key("k").schedule()
+        bench.step("k").key("k").schedule()  # the key is held: nothing is stored
+        with jobs.batch() as batch:
+            two = batch.task(Step("a"))
+            batch.task(Step("b")).depend_on([two])
+    first, second = batch.ids
+    assert told(bench) == [("submit", int(i), "alice", "again") for i in (one, kept, first, second)]
+    with jobs.database.write() as tx, jobs.acting("alice"):
+        bench.step("gone").schedule(tx.connection)
+        tx.connection.rollback()
+    assert len(jobs.audit()) == 4
+
+
+def test_an_added_dependency_is_recorded(bench: Bench) -> None:
+    parent, child = (bench.step(name).after(60).schedule() for name in "ab")
+    with bench.jobs.acting("alice"):
+        bench.jobs.add_dependency(child, parent, when="finished")
+    (entry,) = bench.jobs.audit(child)
+    assert (entry.action, entry.actor) == ("dependency added", "alice")
+    assert entry.after == {"parent": int(parent), "when": "finished", "otherwise": "fail"}
+
+
+def test_upkeep_from_programs(bench: Bench) -> None:
+    jobs = bench.jobs
+    done = bench.step("x").schedule()
+    bench.drain()
+    bench.clock.advance(30 * 86400)
+    assert jobs.gc(dry_run=True).tasks == 1
+    assert told(bench) == []
+    bench.execute("UPDATE schedd_tasks SET result_until = NULL, result = NULL")
+    with jobs.acting("alice", via="page"):
+        assert jobs.gc().tasks == 1
+    (entry,) = jobs.audit()
+    assert (entry.action, entry.actor, entry.via, entry.detail["removed"]["tasks"]) == ("cleanup", "alice", "page", 1)
+    child, parent = (bench.step(name).after(60).schedule() for name in "bc")
+    jobs.add_dependency(child, parent)
+    bench.execute("UPDATE schedd_tasks SET unmet = 7 WHERE id = :id", id=int(child))
+    assert {f.check for f in jobs.doctor() if f.level == "problem"} >= {"unmet counts"}
+    with jobs.acting("alice"):
+        assert jobs.repair()
+    assert "unmet counts" not in {f.check for f in jobs.doctor() if f.level == "problem"}
+    assert jobs.audit()[0].action == "repair"
+    with pytest.raises(UnknownTaskError):
+        jobs.get_task(done)
+
+
+def test_every_group_of_verbs_has_awaited_forms(bench: Bench) -> None:
+    jobs = bench.jobs
+    (dead,) = bench.die("dead")
+    bench.script.failing.clear()
+    jobs.task(Step("nightly")).key("nightly").daily_at(3, 0).schedule()
+    task, parent = (bench.step(name).after(60).schedule() for name in "xy")
+    (worker,) = jobs.workers.list()
+
+    async def change() -> None:
+        with jobs.acting("alice", via="page"):
+            await jobs.add_dependency_async(task, parent)
+            await jobs.set_retry_policy_async(task, RetryPolicy(max_attempts=3))
+            await jobs.schedules.pause_async("nightly")
+            await jobs.schedules.resume_async("nightly")
+            await jobs.schedules.trigger_async("nightly")
+            await jobs.schedules.delete_async("nightly")
+            await jobs.dead_letters.replay_async(dead)
+            await jobs.live_settings.kind_async("Step", max_concurrency=2)
+            await jobs.workers.drain_async(worker.id)
+            await jobs.submit_async("Step", {"name": "z"})
+            await jobs.gc_async()
+            await jobs.repair_async()
+
+    asyncio.run(change())
+    assert [entry.action for entry in reversed(jobs.audit(via="page"))] == [
+        *("dependency added", "patch", "schedule paused", "schedule resumed", "schedule triggered", "schedule deleted"),
+        *("replay", "settings changed", "drain", "submit"),
+    ]
+
+
+def test_force_from_programs_ends_what_runs(bench: Bench) -> None:
+    running = int(bench.step("running").schedule())
+    ring_and_step(bench.jobs)
+    done = bench.jobs.cancel_task(running, force=True)
+    assert done.requested == (running,)
+    (entry,) = bench.jobs.audit(running)
+    assert entry.detail["force"] is True

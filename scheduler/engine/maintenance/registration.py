@@ -93,7 +93,7 @@ class WorkerRegistration:
             if self._reclaimed_worker:
                 self.drain_requested = workers.commands(tx, self._reclaimed_worker).drain  # it may not have read it
             if self.drain_requested:  # the operator meant more than one incarnation
-                workers.request_drain(tx, worker, drain=True)
+                workers.set_drain(tx, worker, drain=True)
             self.dispatch.limits.learn(tx)
         # Not before the commit: after a rollback another worker may get this id.
         self.dispatch.worker = engine_state.worker = worker

@@ -20,7 +20,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.graph import spawned
 from scheduler.store.graph.cancel_cascade import below
 from scheduler.store.graph.descendants import ended_below, tasks_below
-from scheduler.store.read.choose import Row, TaskFilter, chosen_tasks, still
+from scheduler.store.read.choose import Row, TaskFilter, chosen_tasks, highest_id, still
 from scheduler.store.tasks.control import cancel
 from scheduler.store.tasks.patch import Patch, patch
 
@@ -37,7 +37,8 @@ class Bulk(msgspec.Struct):
     ``changed``: ids cancelled, retried or patched; ``requested``: running ones that were asked to end; ``dependants``:
     other tasks that ended, or ran again, because of it: of a dry run those that may. ``kinds``: kind -> state before ->
     how many of ``changed`` and ``requested``. ``conflicts``: id -> the task that has its key; ``refused``: id -> why it
-    stays. ``more``: a limit was reached.
+    stays. ``more``: a limit was reached, or it was stopped. ``name``: of all its entries in the audit. ``up_to``: no
+    task with a higher id is among what was chosen.
     """
 
     changed: list[int] = msgspec.field(default_factory=list)
@@ -47,6 +48,8 @@ class Bulk(msgspec.Struct):
     conflicts: dict[int, int] = msgspec.field(default_factory=dict)
     refused: dict[int, str] = msgspec.field(default_factory=dict)
     more: bool = False
+    name: str = ""
+    up_to: int = 0
 
     def count(self, rows: list[Row]) -> None:
         """Count these among ``kinds``."""
@@ -60,6 +63,7 @@ class Bulk(msgspec.Struct):
         return len(self.changed) + len(self.requested)
 
 
+# Called after each transaction with what has been done so far; what returns False stops the bulk there.
 Each = Callable[[Bulk], object]
 
 
@@ -71,12 +75,12 @@ def cancel_many(
     force: bool = False,
     limit: int | None = None,
     dry_run: bool = False,
+    name: str | None = None,
     each: Each = lambda _: None,
 ) -> Bulk:
-    """Cancel what is chosen and has not ended, the newest first. ``each``: called after each transaction."""
-    done, also = Bulk(), set[int]()
-    wanted = _among(wanted, LIVE)
-    name = audit.new_bulk()
+    """Cancel what is chosen and has not ended, the newest first. ``name``: of a bulk that goes on; None: a new one."""
+    wanted, done = _begin(database, _among(wanted, LIVE), name)
+    also = set[int]()
     for rows in _batches(database, wanted, limit, done):
         by_id = {row.id: row for row in rows}
         if dry_run:
@@ -86,7 +90,7 @@ def cancel_many(
             done.requested += [i for i, row in by_id.items() if row.state in (TaskState.CLAIMED, TaskState.RUNNING)]
             done.count(rows)
             continue
-        with in_bulk(name, wanted.chosen()):
+        with in_bulk(done.name, wanted.chosen()):
             one = database.change(
                 lambda tx, ids=list(by_id): cancel(  # type: ignore[misc]
                     tx, still(tx, ids, LIVE), cascade=cascade, force=force
@@ -96,7 +100,9 @@ def cancel_many(
         done.requested += [i for i in one.requested if i in by_id]
         also |= {*one.affected, *(i for i in one.requested if i not in by_id)}
         done.count([by_id[i] for i in (*one.cancelled, *one.requested) if i in by_id])
-        each(done)
+        if each(done) is False:
+            done.more = True
+            break
     done.dependants = len(also.difference(done.changed, done.requested))
     return done
 
@@ -108,16 +114,17 @@ def retry_many(
     downstream: bool = True,
     limit: int | None = None,
     dry_run: bool = False,
+    name: str | None = None,
     each: Each = lambda _: None,
 ) -> Bulk:
     """Retry what is chosen of what has ended without success, the oldest first; by themselves failed or dead ones, if
     no states are named. What fails again meanwhile is not retried twice."""
-    done, also = Bulk(), set[int]()
     _among(wanted, UNSUCCESSFUL)
-    database.open()  # opening reads the server's clock
+    wanted, done = _begin(database, wanted, name)
+    also = set[int]()
     if wanted.ended_before is None:
         wanted = msgspec.structs.replace(wanted, ended_before=database.now() + 1)
-    name, after, more = audit.new_bulk(), (0, 0), True
+    after, more = (0, 0), True
     while more and (limit is None or len(done.changed) < limit):
         count = _RETRIED if limit is None else min(_RETRIED, limit - len(done.changed))
         if dry_run:
@@ -130,7 +137,7 @@ def retry_many(
             done.count(found.rows)
             after, more = found.last, found.more
             continue
-        with in_bulk(name, wanted.chosen()):
+        with in_bulk(done.name, wanted.chosen()):
             one = database.change(
                 lambda tx, n=count, a=after: redrive(  # type: ignore[misc]
                     tx, wanted, limit=n, downstream=downstream, after=a
@@ -140,7 +147,8 @@ def retry_many(
         done.conflicts |= one.conflicts
         done.count(one.rows)
         after, more = one.last, one.more
-        each(done)
+        if each(done) is False:
+            break
     done.more = more
     done.dependants = len(also.difference(done.changed))
     return done
@@ -153,18 +161,17 @@ def patch_many(
     *,
     limit: int | None = None,
     dry_run: bool = False,
+    name: str | None = None,
     each: Each = lambda _: None,
 ) -> Bulk:
     """Change what is chosen and can be changed, the newest first. ``change``: makes the patch in each transaction."""
-    done = Bulk()
-    wanted = _among(wanted, _CHANGEABLE)
-    name = audit.new_bulk()
+    wanted, done = _begin(database, _among(wanted, _CHANGEABLE), name)
     for rows in _batches(database, wanted, limit, done):
         if dry_run:
             done.changed += [row.id for row in rows]
             done.count(rows)
             continue
-        with in_bulk(name, wanted.chosen()):
+        with in_bulk(done.name, wanted.chosen()):
             one = database.change(
                 lambda tx, ids=[row.id for row in rows]: patch(  # type: ignore[misc]
                     tx, still(tx, ids, _CHANGEABLE), change(tx)
@@ -173,8 +180,18 @@ def patch_many(
         done.changed += one.changed
         done.refused |= one.refused
         done.count([row for row in rows if row.id in one.changed])
-        each(done)
+        if each(done) is False:
+            done.more = True
+            break
     return done
+
+
+def _begin(database: Database, wanted: TaskFilter, name: str | None) -> tuple[TaskFilter, Bulk]:
+    """The filter without tasks that are stored from now on, and a bulk of this name."""
+    if wanted.up_to is None:
+        with database.read() as tx:
+            wanted = msgspec.structs.replace(wanted, up_to=highest_id(tx))
+    return wanted, Bulk(name=audit.new_bulk() if name is None else name, up_to=wanted.up_to or 0)
 
 
 def _among(wanted: TaskFilter, states: Collection[TaskState]) -> TaskFilter:

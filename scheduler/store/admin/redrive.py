@@ -66,6 +66,9 @@ class Found(NamedTuple):
 def choose(tx: Tx, wanted: TaskFilter, limit: int, after: tuple[int, int] = (0, 0), lock: str = "") -> Found:
     """The next ``limit`` tasks that :func:`redrive` would retry, or fewer: conditions on the payload come last."""
     where, bound = wanted.where("t.state >= 7" if wanted.states else _FAILED)
+    if wanted.ids:
+        where = f"{where} AND {tx.dialect.among('t.id')}"
+        bound["ids"] = tx.dialect.bind_ids(sorted(set(wanted.ids)))
     text = "NULL"
     if wanted.payload:
         text = "(SELECT v.value FROM schedd_task_values v WHERE v.task_id = t.id AND v.name = 'payload')"

@@ -9,6 +9,7 @@ import msgspec
 
 from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
+from scheduler.store.audit import ranges
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.tasks import as_id, first_id, page_of
 
@@ -30,9 +31,12 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     ``payload``: field -> value; ``a.b`` is field b of object a. ``before`` and ``since``: stored before, or at or
     after, this instant; ``ended_before``: ended before it (microseconds). ``correlation`` also means the task that has
-    this id and no correlation of its own; ``message_type`` is the kind where none was given.
+    this id and no correlation of its own; ``message_type`` is the kind where none was given. ``ids``: one of these;
+    ``up_to``: none with a higher id.
     """
 
+    ids: tuple[int, ...] = ()
+    up_to: int | None = None
     kinds: tuple[str, ...] = ()
     queue: str | None = None
     states: tuple[TaskState, ...] = ()
@@ -40,6 +44,8 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     correlation: str | None = None
     subject: str | None = None
     message_type: str | None = None
+    error_class: str | None = None
+    fingerprint: str | None = None
     payload: Mapping[str, Any] = {}
     before: int | None = None
     since: int | None = None
@@ -47,25 +53,27 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """Whether it would choose every task."""
-        return not self.chosen()
+        """Whether it would choose every task, but for those that come later."""
+        return not self.chosen().keys() - {"up_to"}
 
     def chosen(self) -> dict[str, Any]:
         """What it chooses by, for the audit; not by which end of a bulk's own it is bounded."""
         given = {name: getattr(self, name) for name in self.__struct_fields__ if name != "ended_before"}
         given["kind"] = self.kinds[0] if len(self.kinds) == 1 else list(given.pop("kinds"))
         given["status"] = [state.value for state in given.pop("states")]
+        given["ids"] = None if not self.ids else ranges(self.ids)
         return {name: value for name, value in given.items() if value is not None and value not in ([], {})}
 
     def where(self, base: str | None = None) -> tuple[str, dict[str, Any]]:
         """The condition on ``t``, but for the payload, and what it binds. ``base``: a condition in front of it."""
-        equal = {"queue": self.queue, "key": self.key, "subject": self.subject}
+        names = ("queue", "key", "subject", "error_class", "fingerprint")
+        equal = {name: getattr(self, name) for name in names}
         bound: dict[str, Any] = {name: value for name, value in equal.items() if value is not None}
         parts = [*([] if base is None else [base]), *(f"t.{name} = :{name}" for name in bound)]
         if self.kinds:
-            names = {f"kind{number}": name for number, name in enumerate(self.kinds)}
-            parts.append(f"t.kind IN ({', '.join(f':{name}' for name in names)})")
-            bound |= names
+            kinds = {f"kind{number}": name for number, name in enumerate(self.kinds)}
+            parts.append(f"t.kind IN ({', '.join(f':{name}' for name in kinds)})")
+            bound |= kinds
         if self.states:
             parts.append(f"t.state IN ({', '.join(str(state.code) for state in self.states)})")
         if self.correlation is not None:
@@ -81,6 +89,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             ("before", "t.created_at < :before"),
             ("since", "t.created_at >= :since"),
             ("ended_before", "t.finished_at < :ended_before"),
+            ("up_to", "t.id <= :up_to"),
         ):
             if getattr(self, name) is not None:
                 parts.append(condition)
@@ -119,21 +128,46 @@ def chosen_tasks(tx: Tx, wanted: TaskFilter, below: int | None, limit: int) -> t
     or none, although there are more further down.
     """
     where, bound = wanted.where()
+    if wanted.ids:
+        return _named_tasks(tx, wanted, below, limit)
+    if wanted.up_to is not None:
+        below = min(_BIGGEST if below is None else below, wanted.up_to + 1)
     if wanted.before is not None:
         below = min(_BIGGEST if below is None else below, first_id(tx, wanted.before + _SLACK) + 1)
     bound |= {"limit": limit, "cursor": _BIGGEST if below is None else below}
     codes = sorted({state.code for state in wanted.states}) or None
     narrow = any(value is not None for value in (wanted.key, wanted.subject, wanted.correlation))
     page = page_of(tx, [where], codes, narrow=narrow)
-    texts = "NULL"
-    source = f"schedd_tasks t JOIN ({page}) p ON p.id = t.id"
+    rows = _read(tx, wanted, f"JOIN ({page}) p ON p.id = t.id", bound)
+    return _fitting(wanted, rows), rows[-1][0] if len(rows) == limit else None
+
+
+def _named_tasks(tx: Tx, wanted: TaskFilter, below: int | None, limit: int) -> tuple[list[Row], int | None]:
+    """:func:`chosen_tasks` among those whose ids the filter names."""
+    ids = sorted({i for i in wanted.ids if below is None or i < below}, reverse=True)
+    page = ids[:limit]
+    where, bound = wanted.where(tx.dialect.among("t.id"))
+    rows = _read(tx, wanted, f"WHERE {where}", bound | {"ids": tx.dialect.bind_ids(page)}) if page else []
+    return _fitting(wanted, rows), page[-1] if len(ids) > limit else None
+
+
+def _read(tx: Tx, wanted: TaskFilter, chosen: str, bound: dict[str, Any]) -> Sequence[Any]:
+    texts, more = "NULL", ""
     if wanted.payload:
-        source += " LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'payload'"
         texts = "coalesce(t.payload, v.value)"
-    sql = f"SELECT t.id, t.kind, t.state, {texts} FROM {source} ORDER BY t.id DESC"
-    rows = tx.run(sql, **bound).fetchall()
-    found = [Row(row[0], row[1], TaskState.from_code(row[2])) for row in rows if wanted.fits(row[3])]
-    return found, rows[-1][0] if len(rows) == limit else None
+        more = "LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'payload'"
+    joined = f"{chosen} {more}" if chosen.startswith("JOIN") else f"{more} {chosen}"
+    sql = f"SELECT t.id, t.kind, t.state, {texts} FROM schedd_tasks t {joined} ORDER BY t.id DESC"
+    return tx.run(sql, **bound).fetchall()
+
+
+def _fitting(wanted: TaskFilter, rows: Sequence[Any]) -> list[Row]:
+    return [Row(row[0], row[1], TaskState.from_code(row[2])) for row in rows if wanted.fits(row[3])]
+
+
+def highest_id(tx: Tx) -> int:
+    """The highest id of a stored task; 0 if there is none."""
+    return int(tx.run("SELECT coalesce(max(id), 0) FROM schedd_tasks").scalar_one())
 
 
 def still(tx: Tx, ids: Sequence[int], states: Collection[TaskState]) -> list[int]:

@@ -293,6 +293,8 @@ def add_dependency(tx: Tx, child: int, edge: EdgeSpec) -> None:
     tx.run("DELETE FROM schedd_edges WHERE parent = :parent AND child = :child", parent=parent, child=child)
     insert_edges(tx, [edge_row(edge, child)])
     recount(tx, [child])
+    made = {"parent": parent, "when": edge.when.value, "otherwise": edge.otherwise.value}
+    audit.record(tx, "dependency added", tasks=[child], after=made)
 
 
 def set_retry_policy(tx: Tx, task_id: int, retry: str | None, max_attempts: int | None) -> None:

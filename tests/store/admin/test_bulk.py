@@ -93,10 +93,80 @@ def test_a_cancel_of_many_batches_ends_all_as_cancelled(bench: Bench) -> None:
     assert bench.states(below, other) == ["failed", "scheduled"]
     entries = [entry for entry in bench.jobs.audit() if entry.action == "cancel"]
     assert {entry.task_id for entry in entries} == {*parents, *children}
-    assert {(entry.actor, str(entry.filter)) for entry in entries} == {
-        ("alice", str({"correlation": "c", "status": entries[0].filter["status"]}))  # type: ignore[index]
-    }
-    assert len({entry.bulk for entry in entries}) == 1
+    states = ["claimed", "retry", "running", "scheduled", "suspended", "waiting"]
+    assert all(entry.filter == {"correlation": "c", "status": states, "up_to": other} for entry in entries)
+    assert {(entry.actor, entry.bulk) for entry in entries} == {("alice", done.bulk)}
+
+
+@pytest.mark.usefixtures("small")
+def test_a_plan_freezes_what_is_chosen(bench: Bench) -> None:
+    ids = steps(bench, 5)
+    plan = bench.jobs.cancel_tasks(kind="Step", dry_run=True)
+    later = int(bench.step("later").schedule())
+    assert plan.up_to == ids[-1]
+    done = bench.jobs.cancel_tasks(kind="Step", up_to=plan.up_to)
+    assert sorted(done.ids) == ids
+    assert bench.state(later) == "scheduled"
+    with pytest.raises(ConfigError, match="say which tasks"):
+        bench.jobs.cancel_tasks(up_to=plan.up_to)
+    failed = bench.die("a", "b")
+    bench.script.failing.clear()
+    assert bench.jobs.retry_tasks(kind="Step", up_to=failed[0]).ids == failed[:1]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("verb", ["cancel", "retry", "change"])
+def test_a_bulk_is_stopped_and_goes_on_under_its_name(bench: Bench, verb: str) -> None:
+    ids = bench.die(*"abcde") if verb == "retry" else steps(bench, 5)
+    bench.script.failing.clear()
+    seen: list[int] = []
+
+    def work(**given: Any) -> Any:
+        if verb == "cancel":
+            return bench.jobs.cancel_tasks(kind="Step", bulk="by-page-1", **given)
+        if verb == "retry":
+            return bench.jobs.retry_tasks(kind="Step", bulk="by-page-1", **given)
+        return bench.jobs.update_tasks({"kind": "Step"}, bulk="by-page-1", queue="slow", **given)
+
+    def stop(done: Any) -> bool:
+        seen.append(len(done.ids))
+        return False
+
+    part = work(each=stop)
+    assert part.more
+    assert seen == [len(part.ids)]
+    assert 0 < len(part.ids) < 5
+    rest = work(each=lambda _: None)
+    assert not rest.more
+    assert {*part.ids, *rest.ids} == set(ids)
+    assert {e.task_id for e in bench.jobs.audit(bulk="by-page-1")} == set(ids)
+
+
+def test_named_ids_are_a_filter_like_others(bench: Bench) -> None:
+    a, b, c, d = steps(bench, 4)
+    other = int(bench.jobs.task(Soft("x")).schedule())
+    assert sorted(bench.jobs.cancel_tasks(ids=[a, b, other], kind="Step", dry_run=True).ids) == [a, b]
+    assert sorted(bench.jobs.cancel_tasks(ids=[a, b, other]).ids) == [a, b, other]
+    assert bench.states(c, d) == ["scheduled"] * 2
+    assert bench.jobs.retry_tasks(ids=[b, c], status="cancelled").ids == [b]
+    (entry,) = bench.jobs.audit(b, action="retry")
+    assert entry.filter is not None
+    assert entry.filter["ids"] == f"{b}-{c}"
+    for wrong in ([], "12", 12, ["x"]):
+        with pytest.raises(ConfigError):
+            bench.jobs.cancel_tasks(ids=wrong)  # type: ignore[arg-type]
+    for name in ("", "a b", "x" * 41):
+        with pytest.raises(ConfigError, match="bulk is a name"):
+            bench.jobs.cancel_tasks(kind="Step", bulk=name)
+
+
+def test_failures_are_chosen_by_their_cause(bench: Bench) -> None:
+    a, b = bench.die("a", "b")
+    info = bench.jobs.get_task(a)
+    assert info.error_class == "PermanentError"
+    assert bench.jobs.retry_tasks(error_class="OSError", dry_run=True).ids == []
+    assert bench.jobs.retry_tasks(error_class="PermanentError", dry_run=True).ids == [a, b]
+    assert a in bench.jobs.retry_tasks(fingerprint=info.fingerprint or "", dry_run=True).ids
 
 
 def test_what_runs_is_asked_to_end(bench: Bench) -> None:
