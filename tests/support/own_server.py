@@ -22,14 +22,17 @@ class OwnServer:
 
     ``place``: where to keep one that is made anew, outside of a test run; in one they are copies of the first.
     ``port``: under which it listens; other than the usual one for those that are to be reached by TCP, too.
+    ``binaries``: whose PostgreSQL it is; None: the wheel's.
     """
 
-    def __init__(self, place: Path | None = None, *, port: int = 5432, **settings: str) -> None:
+    def __init__(
+        self, place: Path | None = None, *, port: int = 5432, binaries: Path | None = None, **settings: str
+    ) -> None:
         self.port = port
         self._copied = place is None
-        template = _template() if place is None else None
+        template = _template(binaries) if place is None else None
         place = place or shared_directory()
-        self._binaries = postgres_server._binaries(place)
+        self._binaries = binaries or postgres_server._binaries(place)
         self.directory = Path(tempfile.mkdtemp(prefix="s", dir=files_directory() if self._copied else place))
         self.directory.chmod(0o755)
         self.data = self.directory / "pg"
@@ -116,13 +119,13 @@ class OwnServer:
         self.close()
 
 
-def _template() -> Path:
+def _template(binaries: Path | None) -> Path:
     """The data directory of a server that has ended, made once in a run: making and migrating one takes seconds."""
     place = shared_directory()
-    template = place / "own-server"
+    template = place / ("own-server" if binaries is None else f"own-server-{binaries.parent.name}")
     with locked("postgres.lock"):
         if not template.exists():
-            draft = OwnServer(place)
+            draft = OwnServer(place, binaries=binaries)
             draft.migrated()
             draft.stop()
             (draft.data / "log").unlink()

@@ -1,4 +1,8 @@
-"""A PostgreSQL primary and a standby that follows it by streaming, asynchronously, for tests of failovers."""
+"""A PostgreSQL primary and a standby that follows it by streaming, asynchronously, for tests of failovers.
+
+They are Debian's PostgreSQL where it is installed, as people run it, and the wheel's elsewhere: no machine leaves these
+tests out.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,20 @@ from support.own_server import JOBS, OwnServer
 PATIENCE = 20.0  # seconds
 
 
+def debian_binaries() -> Path | None:
+    """The directory of Debian's newest PostgreSQL server; None: none is installed."""
+    found = [
+        path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb") if (path.parent / "postgres").exists()
+    ]
+    return max(found, key=lambda path: float(path.parent.name), default=None)
+
+
 class _Standby(OwnServer):
     """Follows ``primary``. A copy of the same data directory, so that nothing has to be copied from the running one."""
 
     def __init__(self, primary: OwnServer, **settings: str) -> None:
         self._primary = primary
-        super().__init__(port=free_port(), **settings)
+        super().__init__(port=free_port(), binaries=debian_binaries(), **settings)
 
     def prepare(self) -> None:
         (self.data / "standby.signal").touch()
@@ -34,7 +46,7 @@ class Pair:
 
     def __init__(self) -> None:
         settings = {"listen_addresses": "127.0.0.1", "wal_keep_size": "64", "wal_receiver_status_interval": "1"}
-        self.primary = OwnServer(port=free_port(), **settings)
+        self.primary = OwnServer(port=free_port(), binaries=debian_binaries(), **settings)
         try:
             self.standby = _Standby(self.primary, **settings)
         except BaseException:

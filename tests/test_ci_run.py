@@ -1,0 +1,78 @@
+"""``.ci/run``: what failed in a large run is run again once, and named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.session import TESTS
+
+SCRIPT = TESTS.parent / ".ci" / "run"
+AGAIN = "failed once, passed when run again"
+# A make whose test target fails the tests that the next line of the plan has; an empty line: all pass.
+MAKE = """#!/usr/bin/env bash
+echo "$*" >>calls
+[ "$1" = test ] || exit 0
+plan=$(head -n 1 plan)
+sed -i 1d plan
+mkdir -p .pytest_cache/v/cache
+python3 -c 'import json, sys; print(json.dumps(dict.fromkeys(sys.argv[1].split("|"), True)))' "$plan" \\
+  >.pytest_cache/v/cache/lastfailed
+[ -n "$plan" ] || { rm .pytest_cache/v/cache/lastfailed; echo "=== 9 passed in 1.00s ==="; exit 0; }
+[ "$plan" != broken ] || { echo "!!!!!!!! xdist.dsession.Interrupted: session !!!!!!!!"; }
+echo "=== 1 failed, 8 passed in 1.00s ==="
+exit 2
+"""
+
+
+def run(place: Path, *plan: str) -> tuple[int, str, list[str]]:
+    """Run the script where each run of the tests fails what ``plan`` says: status, output, calls of make."""
+    (place / ".ci").mkdir()
+    shutil.copy(SCRIPT, place / ".ci" / "run")
+    (place / "plan").write_text("".join(f"{line}\n" for line in plan))
+    fakes = place / "bin"
+    fakes.mkdir()
+    for name, text in (("make", MAKE), ("apt-get", "#!/bin/sh\nexit 1\n")):
+        (fakes / name).write_text(text)
+        (fakes / name).chmod(0o755)
+    path = f"{fakes}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [place / ".ci" / "run"], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    calls = [call for call in (place / "calls").read_text().splitlines() if call.startswith("test")]
+    return done.returncode, done.stdout, calls
+
+
+def test_a_run_that_passes_is_not_repeated(tmp_path: Path) -> None:
+    status, output, calls = run(tmp_path, "")
+    assert (status, len(calls)) == (0, 1)
+    assert output.endswith("pytest: === 9 passed in 1.00s ===\n")
+    assert AGAIN not in output
+    assert "Failovers (cases 67 and 68) are tested with two servers of " in output
+
+
+def test_what_passes_when_run_again_is_named(tmp_path: Path) -> None:
+    status, output, calls = run(tmp_path, "tests/a.py::b[fail over]|tests/a.py::c", "")
+    assert status == 0
+    assert calls == ["test", "test JOBS=0 PYTEST_ARGS=--last-failed --last-failed-no-failures none"]
+    assert f"{AGAIN}\n  tests/a.py::b[fail over]\n  tests/a.py::c\n" in output
+    assert output.endswith(
+        "pytest: === 1 failed, 8 passed in 1.00s ===\npytest, run again: === 9 passed in 1.00s ===\n"
+    )
+
+
+def test_what_fails_again_fails_the_run(tmp_path: Path) -> None:
+    status, output, calls = run(tmp_path, "tests/a.py::b|tests/a.py::c", "tests/a.py::c")
+    assert (status, len(calls)) == (2, 2)
+    assert f"{AGAIN}\n  tests/a.py::b\n\npytest: " in output
+
+
+@pytest.mark.parametrize("plan", ["|".join(f"tests/a.py::t{n}" for n in range(11)), "broken"])
+def test_many_failures_and_runs_that_broke_off_are_not_run_again(tmp_path: Path, plan: str) -> None:
+    status, output, calls = run(tmp_path, plan, "")
+    assert (status, len(calls)) == (2, 1)
+    assert AGAIN not in output
