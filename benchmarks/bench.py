@@ -56,7 +56,7 @@ DATABASES = (SQLITE, POSTGRESQL, REDIS)
 # What stands beside no bar is measured less often.
 ALWAYS = ("schedd", "raw", "pgqueuer", "huey")
 SELDOM = 2  # rounds
-TURN = 250  # tasks in a turn of the raw loops until schedd's own are known
+TURN = 250  # tasks in a cycle of the raw loops until schedd's own are known
 PACKAGES = ("sqlalchemy", "psycopg", "asyncpg", "uvloop", "huey", "pgqueuer", "procrastinate", "oban", "absurd-sdk")
 MORE_PACKAGES = ("dbos", "celery", "rq", "redis")
 TIMEOUT = 300  # seconds of one measurement
@@ -221,7 +221,7 @@ class Run:
                     self.timed(round_, f"round {round_} of {self.runs}")
         turns = ", ".join(f"{round(statistics.median(t))} on {database}" for database, t in self.turns.items())
         if turns:
-            said = f"tasks in a turn of schedd's, and of the raw loops: {turns}"
+            said = f"tasks in a cycle of schedd's, and of the raw loops: {turns}"
             self.about["settings"].append(said)
             print(said)
             self.save()

@@ -5,7 +5,7 @@ Draws docs/explanation/growth.svg.
   backlog    10³ to 10⁶ due no-ops are stored; the first thousands are drained
   edges      tasks with 0 to 30 parents each in the layer above, stored in one batch and drained
   payload    100 B to 100 KB of payload, stored in one batch and drained
-  width      1 to 64 threads in the pool: no-ops, and bodies that sleep 5 ms
+  width      1 to 64 threads in the pool: no-ops, and handlers that sleep 5 ms
 
 Each point is the median of --runs processes, on databases of their own, rounds interleaved; bars are the least and the
 most. The slope of each curve is that of a straight line through its points, both axes logarithmic (for edges from one
@@ -117,7 +117,7 @@ def _drained(jobs: Any, size: int) -> float:
     with jobs:
         assert jobs.engine.wait_ready(60)
         begun, already = time.perf_counter(), schedd.ran
-        if already > size // 2:  # the first turn has taken most of it
+        if already > size // 2:  # the first cycle has taken most of it
             begun, already = begun - 1e-9, 0
         while schedd.ran < size:
             time.sleep(0.001)

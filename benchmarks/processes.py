@@ -1,6 +1,6 @@
 """How fast no-op tasks go through the pool of child processes, and how soon a child is there. SQLite, synchronous=FULL.
 
-Each run is a process of its own on a fresh database. Every start is acknowledged by the child before the body runs, so
+Each run is a process of its own on a fresh database. The child acknowledges every start before the handler runs, so
 that a death blames only what had begun.
 
   no-op        N tasks with isolation="process", from the first claim to the last commit, children warm

@@ -166,9 +166,9 @@ MEANINGS = {
     "enqueue beside a drain": "each such call in another process, without a pause, while 40,000 tasks drain",
     "batch": "10,000 tasks stored together, builders included",
     "batch of edges": "the same as a graph, three parents each",
-    "start": "from the call in another process to the first line of the body; one call in 20 ms, so the worker is idle",
+    "start": "from the call in another process to the first line of the handler; one call in 20 ms: the worker is idle",
     "backlog": "drain beside a million tasks: none, of a queue that is not served, succeeded, due in a year",
-    "restart": "a million due: from the end of the imports to the first body; most memory while 20,000 of them run",
+    "restart": "a million due: from the end of the imports to the first handler; most memory while 20,000 of them run",
     "fleet": "drain by one, two and three daemons, by the database's times",
     "idle": "a daemon with nothing to do, its child processes included, over 10 s",
 }

@@ -110,7 +110,7 @@ MUTANTS = (
         "postgresql",
     ),
     Mutant(
-        "ends outlive an urgent turn that fails",
+        "ends outlive an urgent cycle that fails",
         (Change("scheduler/engine/dispatch/completion.py", "pairs + self.deferred", "pairs"),),
         ("tests/engine/test_failed_cycles.py",),
     ),
@@ -175,7 +175,7 @@ MUTANTS = (
         ("tests/store/graph/test_revival.py",),
     ),
     Mutant(
-        "the same for what a turn claims as it releases it",
+        "the same for what a cycle claims as it releases it",
         (Change("scheduler/store/tasks/ready_children.py", "rows = [row for row in rows if _LEFT(row) <= 0]", "pass"),),
         ("tests/store/graph/test_dependencies.py",),
     ),

@@ -54,6 +54,23 @@ BUILDINGS = {"scheduler": HOUSE, "scheduler.store": STORE, "scheduler.engine": E
 UPWARD: dict[tuple[str, str], str] = {
     ("scheduler.app", "scheduler.testing"): "Scheduler.for_testing() makes what testing.py has, when it is called",
 }
+# Modules of one room that know each other, by an import inside a function or one that only a type checker sees, each
+# with its reason. No module needs itself to be imported: at the top of modules there is no circle at all.
+CIRCLES: dict[frozenset[str], str] = {
+    frozenset({"scheduler", "scheduler.app", "scheduler.testing"}): "the package's names come when asked for",
+    frozenset({"scheduler.model.task", "scheduler.model.typed"}): "a task's options are typed by what takes them",
+    frozenset({"scheduler.store.db.statements", "scheduler.store.db.tx"}): "bulk statements take a Tx",
+    frozenset({"scheduler.store.db.database", "scheduler.store.db.migrate"}): "opening checks the schema's revision",
+    frozenset({"scheduler.store.tasks.claim", "scheduler.store.tasks.ready_children"}): "ready children become claims",
+    frozenset({"scheduler.client.batch", "scheduler.client.builder", "scheduler.client.recurring_graph"}): (
+        "a batch makes builders, and a builder may belong to a batch or a graph"
+    ),
+    frozenset({"scheduler.client.dead_letters", "scheduler.client.schedules", "scheduler.client.tasks"}): (
+        "jobs.tasks has the other two as attributes, and they start from it"
+    ),
+    frozenset({"scheduler.engine.attempt.attempt", "scheduler.engine.attempt.capture"}): "an attempt has its output",
+    frozenset({"scheduler.cli.completion", "scheduler.cli.root"}): "completion reads all commands, and is one",
+}
 DATABASE_MODULES = {"sqlalchemy", "sqlite3", "psycopg", "alembic"}
 SQL_PLACES = {"store", "migrations"}
 IMPURE = DATABASE_MODULES | {
@@ -172,6 +189,31 @@ def test_imports_go_downward_only(building: str) -> None:
             if floor_of(there, floors) >= floor_of(here, floors):
                 wrong.append(f"{found.where}: {here} imports {module}")
     assert not wrong, "\n".join(wrong)
+
+
+def circles(*, late: bool) -> set[frozenset[str]]:
+    """Groups of modules that import each other; ``late``: also inside functions and for type checkers."""
+    import networkx as nx
+
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for found in all_imports("scheduler", "tasks", "migrations"):
+        if late or not (found.lazy or found.typing_only):
+            here = module_name(found.path).removesuffix(".__init__")
+            graph.add_edges_from((here, module) for module in found.modules() if module != here)
+    return {frozenset(group) for group in nx.strongly_connected_components(graph) if len(group) > 1}
+
+
+def test_no_module_is_imported_in_a_circle() -> None:
+    assert circles(late=False) == set()
+    assert circles(late=True) == set(CIRCLES), "name a new one in CIRCLES with its reason, or better, do without"
+
+
+def test_the_glossary_is_short() -> None:
+    """At most 25 words of our own; all others are the field's."""
+    words = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## Words")[2]
+    rows = [line.split("|")[1] for line in words.splitlines() if line.startswith("| ")][2:]
+    named = [word.strip() for row in rows for word in row.split(",")]
+    assert 10 < len(named) <= 25, named
 
 
 def test_sql_is_in_the_store_only() -> None:

@@ -2,8 +2,8 @@
 
 The tables are schedd's, as its migration makes them, with all their columns and indexes, and the connection is one that
 its store opened, so page cache, WAL and durability are the same. The rows are copies of one that schedd has stored.
-Each turn is one transaction that records what ended (the fenced row, with a row in the attempts' table), releases what
-waited for it where there are edges, and claims as many as schedd's turns had on average in this run (--turn). What an
+Each cycle is one transaction that records what ended (the fenced row, with a row in the attempts' table), releases what
+waited for it where there are edges, and claims as many as schedd's cycles had on average in this run (--turn). What an
 engine does besides is left out: no leases, lanes, keys, events, cancels or outcomes other than success, no threads, no
 handler but the decoding of the payload. The statements are those that were fastest of what was tried, on SQLite
 SELECT then UPDATE, and VALUES rather than executemany, json_each or RETURNING.
@@ -24,7 +24,7 @@ from contenders.collector import forget
 from contenders.graphs import WIDTH, parents_of
 from contenders.schedd import noop, scheduler
 
-TURN = int(os.environ.get("BENCH_TURN", "250"))  # tasks; bench.py says what schedd's turns had
+TURN = int(os.environ.get("BENCH_TURN", "250"))  # tasks; bench.py says what schedd's cycles had
 Driver = Any  # a sqlite3 or psycopg connection
 Row = dict[str, Any]
 Graph = Sequence[Sequence[int]]  # the parents of each task

@@ -88,7 +88,7 @@ def fill(jobs: Scheduler, size: int, kind: Any = noop, parents: int = 0) -> None
 
 
 def drained(jobs: Scheduler, size: int) -> dict[str, float]:
-    """Tasks a second from the first turn until the last outcome is committed; tasks in a turn, on average."""
+    """Tasks a second from the first cycle until the last outcome is committed; tasks in a cycle, on average."""
     global goal
     goal = size
     as_the_daemon_does()
@@ -159,7 +159,7 @@ def caller(url: str) -> Callable[[int], None]:
 
 
 def start(url: str, size: int) -> list[float]:
-    """Milliseconds from the call of schedule() in another process to the first line of the body, worker idle."""
+    """Milliseconds from the call of schedule() in another process to the first line of the handler, worker idle."""
     jobs = scheduler(url)
     as_the_daemon_does()
     with jobs:

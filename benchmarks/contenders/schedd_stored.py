@@ -89,7 +89,7 @@ def drain(url: str, size: int) -> float:
 
 
 def restart(url: str, size: int) -> dict[str, float]:
-    """Seconds from the first line after the imports until the first body runs, and the most memory (MiB) by the time
+    """Seconds from the first line after the imports until the first handler runs, and the most memory (MiB) by the time
     that ``size`` tasks of the backlog have run."""
     from contenders import schedd
 

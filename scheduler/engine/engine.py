@@ -344,7 +344,7 @@ class Engine:
         if woken and self.claims and on_time and self.dispatch.claim_eagerly(connection):
             self._yield_to_slots()
         fired = self._upkeep(connection)
-        self.registration.commands_may_wait |= woken  # looked at after the turn
+        self.registration.commands_may_wait |= woken  # looked at after the cycle
         for slots in self.slots.values():
             if waiting_since(slots) < self.engine_state.monotonic() - WAKE_MORE_AFTER_S:
                 slots.nudge()
@@ -530,7 +530,7 @@ class Engine:
                 slots.abandon()
         try:
             if self._thread is not None and self._thread.is_alive() and not self._ended.is_set():
-                raise StoreUnavailableError("the last turn is still under way")  # it uses the connection
+                raise StoreUnavailableError("the last cycle is still under way")  # it uses the connection
             if self.replaced is not None:
                 raise self.replaced
             self._last_write(hand_back_running)

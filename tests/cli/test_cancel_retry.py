@@ -69,7 +69,7 @@ def test_cancel_of_what_is_running_names_nothing_that_it_does_not_do(ctl: Ctl, l
 
 @pytest.mark.case(48)
 def test_cancel_in_every_state(ctl: Ctl, live: Bench) -> None:
-    """Threads; the body ends at its next call of the context."""
+    """Threads; the handler ends at its next call of the context."""
     started, looked = threading.Event(), threading.Event()
 
     def body(ctx: Any) -> None:

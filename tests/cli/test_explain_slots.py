@@ -13,7 +13,7 @@ from support.fleet import until
 
 from .conftest import Ctl
 
-NEXT = "; a worker claims it at its next turn"
+NEXT = "; a worker claims it at its next cycle"
 
 
 class Thread(Task):
@@ -41,7 +41,7 @@ def worker(live: Bench, high: Any = (0, 0), medium: Any = (0, 0), low: Any = (0,
 def held(live: Bench, *tasks: Task, priority: str = "medium", on: int = 0) -> None:
     """These are claimed by the worker ``on``, and none of them ends."""
     made = [int(live.jobs.task(one).priority(priority).schedule()) for one in tasks]
-    # A turn shares its room out among the kinds; and each program measures the server's clock for itself.
+    # A cycle shares its room out among the kinds; and each program measures the server's clock for itself.
     until(lambda: [ring_and_step(live.workers[on])] and set(live.states(*made)) == {"claimed"})
 
 
@@ -91,7 +91,7 @@ def test_pools_help_the_levels_above(ctl: Ctl, live: Bench) -> None:
     held(live, Thread(), Thread())
     assert said(ctl, live, Thread()) == NEXT, "the low pool has a slot for it"
     assert said(ctl, live, Thread(), "low") == (
-        "; a worker claims it at its next turn, or when a task of a higher level ends that may have its slot"
+        "; a worker claims it at its next cycle, or when a task of a higher level ends that may have its slot"
     ), "which slot a task has is known by its worker only"
     held(live, Thread())
     assert said(ctl, live, Thread()) == "; waits for a free thread slot of pools medium, low (3 busy of 3)"

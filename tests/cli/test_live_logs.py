@@ -1,4 +1,4 @@
-"""What a running body writes can be read while it runs."""
+"""What a running handler writes can be read while it runs."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_row_that_claims_pass_over(
     assert f", but its row is locked by {who}" in why
     assert why.endswith(": claims pass over it until that ends")
     monkeypatch.setattr(row_locks, "MIN_AGE", 10**12)
-    assert "locked" not in ctl.json("show", made)["why"], "a turn of a worker holds what it claims, too"
+    assert "locked" not in ctl.json("show", made)["why"], "a cycle of a worker holds what it claims, too"
     somebody.rollback()
     monkeypatch.setattr(row_locks, "MIN_AGE", 0)
     assert "locked" not in ctl.json("show", made)["why"]

@@ -39,7 +39,7 @@ def test_what_each_runs_is_named(ctl: Ctl, live: Bench) -> None:
 
 
 @pytest.mark.case(3)
-def test_bodies_that_lost_their_claims_are_told(ctl: Ctl, live: Bench) -> None:
+def test_handlers_that_lost_their_claims_are_told(ctl: Ctl, live: Bench) -> None:
     """They fill slots, although nothing is held."""
     ring_and_step(live.jobs)
     pools = '{"medium":[8,0],"processes":2,"orphans":[[1,0,2,[5,7],true],[2,0,1,[9],false]]}'
@@ -105,7 +105,7 @@ def test_waiting_for_one_that_died_ends(ctl: Ctl, live: Bench) -> None:
     assert f"worker {worker} lost its lease and still holds 1 task" in ctl.fails(1, "worker", "drain", worker, "--wait")
 
 
-def test_waiting_for_it_ends_when_no_body_is_left(ctl: Ctl, live: Bench) -> None:
+def test_waiting_for_it_ends_when_no_handler_is_left(ctl: Ctl, live: Bench) -> None:
     ring_and_step(live.jobs)
     worker = engine_of(live.jobs).worker
     pools = '{"medium":[8,0],"orphans":[[1,0,1,[5]]]}'

@@ -121,7 +121,7 @@ class Fake:
             self.told.wait()
         if plan.get("deaf"):
             threading.Event().wait()
-        if self.own.ids:  # a body that nothing ends
+        if self.own.ids:  # a handler that nothing ends
             threading.Thread(target=threading.Event().wait).start()
         self.running = False
         return self.own.ids
@@ -207,7 +207,7 @@ def test_past_the_drain_time_it_ends_without_those_that_run(start: Start, system
     child.kill(signal.SIGTERM)
     line = json.loads(child.expect("1 tasks were still running"))
     assert line["tasks"] == [7]
-    assert child.end() == 0  # although the body of task 7 goes on for ever
+    assert child.end() == 0  # although the handler of task 7 goes on for ever
 
 
 def test_what_systemd_is_told_during_the_last_write_does_not_end_it(start: Start, systemd: Systemd) -> None:

@@ -1,4 +1,4 @@
-"""Cancelling, in every state; bodies really run here, in threads and on an event loop, led by events."""
+"""Cancelling, in every state; handlers really run here, in threads and on an event loop, led by events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE = 20  # seconds after which a test that should be told gives up
 
 
 class Room:
-    """``ctx.state``: where a body and its test wait for one another."""
+    """``ctx.state``: where a handler and its test wait for one another."""
 
     def __init__(self) -> None:
         self.started = threading.Event()
@@ -163,8 +163,8 @@ def test_a_thread_ends_at_its_next_context_call(jobs: Scheduler, room: Room, kin
 
 
 @pytest.mark.case(48)
-def test_the_request_is_shown_until_the_body_ends(jobs: Scheduler, room: Room) -> None:
-    """A body that never looks ends as cancelled, too, whatever it returned; until then nothing moves."""
+def test_the_request_is_shown_until_the_handler_ends(jobs: Scheduler, room: Room) -> None:
+    """A handler that never looks ends as cancelled, too, whatever it returned; until then nothing moves."""
     task_id = start(jobs, room, Deaf())
     child = jobs.task(Deaf()).depend_on(task_id).schedule()
     first = jobs.cancel_task(task_id)
@@ -181,7 +181,7 @@ def test_the_request_is_shown_until_the_body_ends(jobs: Scheduler, room: Room) -
 
 
 @pytest.mark.case(48)
-def test_a_body_that_swallows_it_is_cancelled_all_the_same(jobs: Scheduler, room: Room) -> None:
+def test_a_handler_that_swallows_it_is_cancelled_all_the_same(jobs: Scheduler, room: Room) -> None:
     task_id = start(jobs, room, Swallows(), lambda b: b.with_retry(RetryPolicy(0, 0)))
     jobs.cancel_task(task_id)
     assert end_of(jobs, task_id) == "cancelled"
@@ -189,7 +189,7 @@ def test_a_body_that_swallows_it_is_cancelled_all_the_same(jobs: Scheduler, room
 
 
 @pytest.mark.case(48)
-def test_an_async_body_ends_at_its_next_await(jobs: Scheduler, room: Room) -> None:
+def test_an_async_handler_ends_at_its_next_await(jobs: Scheduler, room: Room) -> None:
     task_id = start(jobs, room, Awaits(), lambda b: b.with_retry(RetryPolicy(0, 0)))
     assert jobs.cancel_task(task_id).requested == (task_id,)
     assert end_of(jobs, task_id) == "cancelled"
@@ -208,7 +208,7 @@ def test_an_async_hook_that_is_cancelled_still_ends_the_attempt(jobs: Scheduler,
 def test_the_key_of_a_cancelled_task_is_free(jobs: Scheduler, room: Room) -> None:
     task_id = start(jobs, room, Deaf(), lambda b: b.key("k"))
     jobs.cancel_task(task_id)
-    assert jobs.task(Deaf()).key("k").schedule() == task_id  # held until the body has ended
+    assert jobs.task(Deaf()).key("k").schedule() == task_id  # held until the handler has ended
     room.go_on.set()
     assert end_of(jobs, task_id) == "cancelled"
     fresh = jobs.task(Deaf()).key("k").after(3600).schedule()
@@ -303,7 +303,7 @@ def test_cascade_from_a_running_task(bench: Bench) -> None:
     ring_and_step(bench.jobs)
     done = bench.jobs.cancel_task(task_id, cascade=True)
     assert (done.requested, done.affected, done.later) == ((task_id,), (), (child,))
-    assert bench.states(child, cleans) == ["waiting", "waiting"], "they move when the body has ended"
+    assert bench.states(child, cleans) == ["waiting", "waiting"], "they move when the handler has ended"
     bench.drain()
     assert bench.states(task_id, child, cleans) == ["cancelled", "cancelled", "success"]
 

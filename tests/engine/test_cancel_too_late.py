@@ -1,4 +1,4 @@
-"""Cancels that come too late, and bodies that end too late for them."""
+"""Cancels that come too late, and handlers that end too late for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_cancelling_an_ended_task_takes_nothing_along(bench: Bench) -> None:
 
 
 @pytest.mark.case(48, 49)
-def test_what_a_cancelled_body_returned_is_no_success(bench: Bench) -> None:
+def test_what_a_cancelled_handler_returned_is_no_success(bench: Bench) -> None:
     """So that a task has one success in its history, also when it is retried after the cancel."""
     task_id = int(bench.step("late").schedule())
     ring_and_step(bench.jobs)

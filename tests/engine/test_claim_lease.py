@@ -71,7 +71,7 @@ def test_a_worker_that_keeps_stepping_keeps_its_claims(fleet: Fleet, clock: Fake
 
 
 @pytest.mark.case(2)
-def test_a_body_that_had_started_is_lost_with_its_start(fleet: Fleet, clock: FakeClock) -> None:
+def test_a_handler_that_had_started_is_lost_with_its_start(fleet: Fleet, clock: FakeClock) -> None:
     first, second = named(fleet, "first"), named(fleet, "second")
     seen: list[Any] = []
 
@@ -222,7 +222,7 @@ def test_a_late_completion_changes_nothing_and_is_told(
 
 @pytest.mark.case(4)
 def test_the_same_process_cannot_mix_up_two_claims_of_one_task(fleet: Fleet, clock: FakeClock) -> None:
-    """Its lease is lost, it starts over as a new worker and claims the task again, once the stale body has ended."""
+    """Its lease is lost, it starts over as a new worker and claims the task again, once the stale handler has ended."""
     first, second = named(fleet, "first", queues=["default"]), named(fleet, "second", queues=["elsewhere"])
     claims: list[int] = []
 

@@ -59,7 +59,7 @@ def test_what_waited_for_a_slot_when_the_lease_was_lost_takes_no_room_any_more(b
     assert not engine.engine_state.held
 
 
-def test_a_request_that_its_handler_stopped_waiting_for_stops_no_turn(bench: Bench) -> None:
+def test_a_request_that_its_handler_stopped_waiting_for_stops_no_cycle(bench: Bench) -> None:
     first = bench.step("first").schedule()
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
@@ -141,7 +141,7 @@ def test_a_database_that_is_back_is_noticed_before_a_lease_runs_out(
 
 
 @pytest.mark.case(6)
-def test_ends_that_wait_for_a_turn_outlive_an_urgent_one_that_fails(
+def test_ends_that_wait_for_a_cycle_outlive_an_urgent_one_that_fails(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes none of them, and may not lose them either."""
@@ -190,8 +190,8 @@ class _Refused(deque[Any]):
 
 
 @pytest.mark.case(2, 4)
-def test_a_request_that_the_guard_answers_as_a_turn_begins_loses_no_end(bench: Bench) -> None:
-    """Else the turn fails with the ends in its hands: their tasks stay claimed by a worker that is well."""
+def test_a_request_that_the_guard_answers_as_a_cycle_begins_loses_no_end(bench: Bench) -> None:
+    """Else the cycle fails with the ends in its hands: their tasks stay claimed by a worker that is well."""
     ended, asking = bench.step("ended").schedule(), bench.step("asking").schedule()
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)

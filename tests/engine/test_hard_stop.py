@@ -1,4 +1,4 @@
-"""What the last write of a hard stop says of bodies that still run, or just have ended."""
+"""What the last write of a hard stop says of handlers that still run, or just have ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 20.0
 
 
 class Bodies:
-    """An engine with threads, whose bodies run until the test lets them go."""
+    """An engine with threads, whose handlers run until the test lets them go."""
 
     def __init__(self, jobs: Scheduler) -> None:
         self.jobs = jobs
@@ -64,7 +64,7 @@ def bodies(database: Database) -> Iterator[Bodies]:
 
 
 @pytest.mark.case(8)
-def test_a_body_that_ends_before_the_last_write_has_ended(bodies: Bodies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_ends_before_the_last_write_has_ended(bodies: Bodies, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the engine has made up its mind about what still runs."""
     ended, still = bodies.begin("ends", "stays")
     turn = DispatchCycle.run

@@ -1,4 +1,4 @@
-"""What nobody rang for is found by polling, though a worker at rest takes no turn without a reason."""
+"""What nobody rang for is found by polling, though a worker at rest takes no cycle without a reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plain(ctx: Context) -> None: ...
 
 @pytest.mark.parametrize("look", ["succeeds", "fails"])
 def test_a_ring_that_was_lost(fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, look: str) -> None:
-    """Within a second, also while the look that tells whether a turn is worth it cannot be made."""
+    """Within a second, also while the look that tells whether a cycle is worth it cannot be made."""
     jobs, caller = fleet.worker(plain), fleet.worker(plain)
     step(jobs)
     engine = engine_of(jobs)

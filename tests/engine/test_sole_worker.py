@@ -46,7 +46,7 @@ def notifications_for_a_child(jobs: Scheduler, notifier: ExpensiveNotifier) -> i
     """How often it rings in turns that make a task ready."""
     parent = jobs.task(plain).schedule()
     child = jobs.task(plain).depend_on(parent).schedule()
-    jobs.task(plain).after(60).depend_on(parent).schedule()  # which it does not claim itself with that turn
+    jobs.task(plain).after(60).depend_on(parent).schedule()  # which it does not claim itself with that cycle
     before = notifier.rings
     for _ in range(3):
         step(jobs)
@@ -103,7 +103,7 @@ def test_it_is_alone_again_when_the_other_has_gone(fleet: Fleet, clock: FakeCloc
 
 
 def test_the_loop_gives_way_to_what_it_has_handed_out(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would keep the interpreter for what comes after a turn, while the slot that it woke waits for it. Not where it
+    """It would keep the interpreter for what comes after a cycle, while the slot that it woke waits. Not where it
     has recorded something, too: the links of a chain would wait for it."""
     slept: list[float] = []
     gave = threading.Event()

@@ -20,7 +20,7 @@ from support.bench import Bench, Side, Step, ring_and_step, run_claimed
 from support.databases import Database
 
 
-def test_the_last_write_records_what_an_earlier_turn_could_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_write_records_what_an_earlier_cycle_could_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     task = bench.step("task").schedule()
     ring_and_step(bench.jobs)
     run_claimed(bench.jobs)
@@ -45,7 +45,7 @@ class Fine(Task, kind="fine"):
 
 
 @pytest.mark.case(8)
-def test_stop_while_a_turn_claims_leaves_nothing_behind(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_while_a_cycle_claims_leaves_nothing_behind(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     go, stopping = threading.Event(), threading.Event()
     ran: list[int] = []
 
@@ -146,7 +146,7 @@ def test_a_closed_scheduler_leaves_no_file_open(database: Database) -> None:
 
 
 @pytest.mark.case(8)
-def test_a_drain_that_was_asked_for_outlives_a_turn_that_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_that_was_asked_for_outlives_a_cycle_that_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ring that told of it is used up by then."""
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
@@ -178,7 +178,7 @@ def away(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.case(8)
-def test_what_a_turn_claims_while_a_drain_begins_goes_back_with_the_next(
+def test_what_a_cycle_claims_while_a_drain_begins_goes_back_with_the_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waited was returned before it was handed out."""
@@ -197,7 +197,7 @@ def test_what_a_turn_claims_while_a_drain_begins_goes_back_with_the_next(
     assert (bench.state(task), engine.engine_state.held, bench.script.ran) == ("scheduled", {}, [])
 
 
-def test_a_last_write_is_not_made_beside_a_turn_that_does_not_end(
+def test_a_last_write_is_not_made_beside_a_cycle_that_does_not_end(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would share a connection."""
@@ -244,7 +244,7 @@ def test_what_was_put_off_is_answered_when_the_engine_stops_without_its_database
         asked.result(0)
 
 
-def test_starting_again_while_old_bodies_end_runs_new_work(database: Database) -> None:
+def test_starting_again_while_old_handlers_end_runs_new_work(database: Database) -> None:
     over = threading.Event()
 
     class Slow(Task, kind="slow"):

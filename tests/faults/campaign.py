@@ -1,6 +1,6 @@
 """A random graph on three workers while one sort of fault happens to them again and again; then everything is checked.
 
-What bodies noted in their own files is held against what the database recorded.
+What handlers noted in their own files is held against what the database recorded.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ class Report(NamedTuple):
     faults: int
     tasks: int
     reclaimed: int  # claims taken back from a worker that died or lost its lease
-    interrupted: int  # bodies that never came to their end
-    rerun: int  # tasks whose body began more than once
+    interrupted: int  # handlers that never came to their end
+    rerun: int  # tasks whose handler began more than once
     lost: int  # tasks without a recorded success
     doubled: int  # tasks with more than one
-    beside: int  # bodies begun while a body of the same task that had lost its lease through a stop went on
-    stall: float  # seconds: the longest time in which no body began or ended
+    beside: int  # handlers begun while a handler of the same task that had lost its lease through a stop went on
+    stall: float  # seconds: the longest time in which no handler began or ended
     seconds: float
 
     def text(self) -> str:
         return (
-            f"{self.faults} faults, {self.tasks} tasks, {self.reclaimed} claims taken back, {self.interrupted} bodies "
-            f"interrupted, {self.rerun} tasks run again, {self.lost} lost, {self.doubled} completed twice, "
+            f"{self.faults} faults, {self.tasks} tasks, {self.reclaimed} claims taken back, "
+            f"{self.interrupted} handlers interrupted, {self.rerun} tasks run again, {self.lost} lost, "
+            f"{self.doubled} completed twice, "
             f"{self.beside} beside a stopped one, longest stall {self.stall:.2f} s, {self.seconds:.0f} s in all"
         )
 
@@ -84,7 +85,7 @@ class Campaign:
         self.seats: list[Seat] = []
 
     def build(self, tasks: int, longest: float) -> None:
-        """Store a random graph; ``longest``: milliseconds that a body takes at most."""
+        """Store a random graph; ``longest``: milliseconds that a handler takes at most."""
         with self.jobs.batch() as batch:
             builders = []
             for index in range(tasks):
@@ -130,7 +131,7 @@ class Campaign:
     # afterwards
 
     def check(self) -> Report:
-        """Hold what bodies noted against what was recorded. Everything must be right; returns the figures."""
+        """Hold what handlers noted against what was recorded. Everything must be right; returns the figures."""
         jobs, ids = self.jobs, self.ids
         bad = rows(jobs, "SELECT id, state, error FROM schedd_tasks WHERE state <> 6")
         succeeded = rows(
@@ -156,7 +157,7 @@ class Campaign:
         ends = {}
         for task_id, its in runs.items():
             (winner,) = (run for run in its if run.claim == claim[task_id])
-            assert winner.end is not None, f"task {task_id} is recorded as done by a body that never ended"
+            assert winner.end is not None, f"task {task_id} is recorded as done by a handler that never ended"
             ends[task_id] = winner.end
         for parent, child in rows(jobs, "SELECT parent, child FROM schedd_edges"):
             assert runs[child][0].start >= ends[parent], f"task {child} began before task {parent} had ended"
@@ -166,7 +167,7 @@ class Campaign:
         return report
 
     def _beside(self, task_id: int, its: list[Run], winner: int) -> int:
-        """How often a body began while another of its task went on: only one that was stopped may go on so, and it
+        """How often a handler began while another of its task went on: only one that was stopped may go on so, and it
         must not have been recorded."""
         found = 0
         for index, first in enumerate(its):
@@ -181,7 +182,7 @@ class Campaign:
 
     def _killed(self, run: Run) -> float:
         at = [s.since for s in self.stops if s.killed and s.pid == run.pid]
-        assert at, f"a body never ended, and its process was not killed: {run}"
+        assert at, f"a handler never ended, and its process was not killed: {run}"
         return at[0]
 
     @staticmethod
@@ -196,13 +197,13 @@ class Campaign:
         assert not [f for f in found if f.level == checks.PROBLEM and f.check != "disk"], found
 
     def no_slot_is_leaked(self, slots: dict[str, int]) -> None:
-        """As many bodies as the workers have slots (by level, of one worker) are under way at once."""
+        """As many handlers as the workers have slots (by level, of one worker) are under way at once."""
         with self.jobs.batch() as batch:
             for level, size in slots.items():
                 for _ in range(size * len(self.seats)):
                     batch.task(Hold()).priority(level)
         ids = [int(i) for i in batch.ids]
-        until(lambda: all(self.fleet.runs(i) for i in ids), f"{len(ids)} bodies are under way at once")
+        until(lambda: all(self.fleet.runs(i) for i in ids), f"{len(ids)} handlers are under way at once")
         for seat in self.seats:
             seat.process.open()
         all_ended(self.jobs)

@@ -61,7 +61,7 @@ class Process:
         os.write(self._commands, json.dumps({"do": do, **fields}).encode() + b"\n")
 
     def open(self, gate: str = "gate") -> None:
-        """Let the bodies go on that wait at this gate."""
+        """Let the handlers go on that wait at this gate."""
         self.send("open", gate=gate)
 
     def expect(self, at: str, timeout: float = PATIENCE, **fields: Any) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Mother:
 
 
 class Run(NamedTuple):
-    """One execution of a body as its body noted it; ``end`` None: interrupted. Nanoseconds, monotonic."""
+    """One execution of a handler as its handler noted it; ``end`` None: interrupted. Nanoseconds, monotonic."""
 
     attempt: int
     pid: int
@@ -165,7 +165,7 @@ class Run(NamedTuple):
 
 
 class Fleet:
-    """The workers of one test on one database, and the notes that their bodies write."""
+    """The workers of one test on one database, and the notes that their handlers write."""
 
     def __init__(self, url: str, directory: Path, mother: Mother) -> None:
         self.url = url
@@ -345,13 +345,13 @@ def all_ended(jobs: Scheduler, timeout: float = PATIENCE) -> None:
 
 
 def all_take_part(fleet: Fleet, jobs: Scheduler, processes: list[Process]) -> None:
-    """Bodies in every one of these processes, which have the default pools and nothing else to do: one more under way
+    """Handlers in every one of these processes, which have the default pools and nothing else to do: one more under way
     at once than there are slots without any one of them. Nobody knows how long they take, so none is claimed ahead."""
     slots = POOL_SLOTS["medium"][0] + POOL_SLOTS["low"][0]  # idle ones of low help
     with jobs.batch() as batch:
         for _ in range(slots * (len(processes) - 1) + 1):
             batch.task(kinds.Hold())
-    until(lambda: all(fleet.runs(i) for i in batch.ids), f"{len(batch.ids)} bodies are under way at once")
+    until(lambda: all(fleet.runs(i) for i in batch.ids), f"{len(batch.ids)} handlers are under way at once")
     assert {run.pid for i in batch.ids for run in fleet.runs(i)} == {process.pid for process in processes}
     for process in processes:
         process.open()

@@ -11,7 +11,7 @@ from support.own_server import OwnServer
 from support.proxy import Proxy
 
 Fault = Callable[[Campaign], None]
-# A worker that is cut off by these for most of its lease may lose what it holds, and a thread's body cannot be stopped
+# A worker that is cut off by these for most of its lease may lose what it holds, and nothing stops a thread's handler
 # from outside. The others it overcomes at once.
 OUTLASTS = ("hole", "refuse")
 

@@ -162,7 +162,7 @@ class Loop(Task, isolation="process"):
                 try:
                     while True:
                         sum(range(100))
-                except Exception:  # what ends a body is none of these
+                except Exception:  # what ends a handler is none of these
                     note(self.notes, "swallowed")
                 except BaseException:
                     if not self.swallow:

@@ -1,6 +1,6 @@
 """The task types of the fault tests, and the link between a worker process and the test that started it.
 
-Imported by both sides: the test schedules these types, the worker runs them. A body notes when it starts and
+Imported by both sides: the test schedules these types, the worker runs them. A handler notes when it starts and
 ends in a file of its task's own, which survives the worker's death.
 """
 
@@ -113,7 +113,7 @@ class ChildLink(Link):
 
 
 class _Gates(dict[str, threading.Event]):
-    """Made when first asked for. A defaultdict would now and then make two of one name, for two bodies that ask at
+    """Made when first asked for. A defaultdict would now and then make two of one name, for two handlers that ask at
     once, and who waits at the first is never let go."""
 
     def __missing__(self, gate: str) -> threading.Event:
@@ -151,7 +151,7 @@ def _link() -> Link:
     global link
     if link is None and ports.IN_CHILD:
         link = ChildLink(*json.loads(os.environ["FAULTS_CHILD"]))
-    assert link is not None, "these bodies run in a worker that a test started"
+    assert link is not None, "these handlers run in a worker that a test started"
     return link
 
 
@@ -307,7 +307,7 @@ class Deaf(Task, retry=AT_ONCE, timeout=0.75):
 
 
 class Sleeper(Task, retry=AT_ONCE, timeout=0.75):
-    """An async body that waits for ever on the first attempt."""
+    """An async handler that waits for ever on the first attempt."""
 
     async def run(self, ctx: AsyncContext) -> int:
         _link().note("start", ctx)
@@ -321,7 +321,7 @@ class Sleeper(Task, retry=AT_ONCE, timeout=0.75):
 
 
 class Stubborn(Task, retry=AT_ONCE, timeout=0.75):
-    """An async body that swallows what should end it until the gate opens; only the first attempt."""
+    """An async handler that swallows what should end it until the gate opens; only the first attempt."""
 
     async def run(self, ctx: AsyncContext) -> int:
         _link().note("start", ctx)

@@ -109,7 +109,7 @@ def ground(request: pytest.FixtureRequest, mother: Mother, tell: Tell) -> Iterat
 def test_killed_at_random(ground: Ground) -> None:
     _, report = ground.campaign([injected.kill] * ground.form.faults, 1.0)
     assert report.reclaimed, "nothing was interrupted"
-    assert report.rerun, "no body was interrupted"
+    assert report.rerun, "no handler was interrupted"
 
 
 @pytest.mark.case(2, 4)

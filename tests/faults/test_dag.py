@@ -61,7 +61,7 @@ def test_a_thousand_tasks_and_five_kills(fleet: Fleet, jobs: Scheduler, tell: Ca
         assert min(r.start for r in runs[child]) >= max(r.end for r in runs[parent] if r.end)
     again = sum(len(r) > 1 for r in runs.values())
     cut = sum(run.end is None for r in runs.values() for run in r)
-    assert cut, "no body was interrupted"
+    assert cut, "no handler was interrupted"
     tell(f"{TASKS} tasks, {len(edges)} edges, {KILLS} kills: {interrupted} claims lost, {again} tasks run again")
 
 

@@ -63,7 +63,7 @@ def _told(worker: Process) -> None:
 def test_two_workers_outlive_an_outage_longer_than_their_leases(
     database: Database, fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None]
 ) -> None:
-    """Bodies begun before go on and end meanwhile; afterwards no worker takes the other for dead."""
+    """Handlers begun before go on and end meanwhile; afterwards no worker takes the other for dead."""
     workers = [fleet.worker(options=OPTIONS, busy_ms=BUSY) for _ in range(2)]
     ending = [jobs.task(Hold("during")).schedule() for _ in range(3)]
     lasting = [jobs.task(Hold("after")).schedule() for _ in range(3)]
@@ -73,7 +73,7 @@ def test_two_workers_outlive_an_outage_longer_than_their_leases(
         for worker in workers:
             until(lambda: worker.lines("the database is away"), "it notices")  # noqa: B023
             worker.open("during")
-        until(lambda: all(fleet.runs(i)[0].end for i in ending), "bodies end meanwhile")
+        until(lambda: all(fleet.runs(i)[0].end for i in ending), "handlers end meanwhile")
         time.sleep(1.5 * LEASE)  # real leases run out in real time
     back = time.monotonic()
     until(lambda: {state(jobs, i) for i in ending} == {"success"}, "what ended meanwhile is recorded")

@@ -41,7 +41,7 @@ def test_the_worker_says_it_once_loses_nothing_and_goes_on(database: Database, f
     ids = [jobs.task(Big(300_000)).schedule() for _ in range(5)]  # results of 73 pages each
     until(lambda: worker.lines("the disk is full"), "it says that the disk is full")
     worker.open()
-    until(lambda: fleet.runs(running)[0].end, "the body ends while the disk is full")
+    until(lambda: fleet.runs(running)[0].end, "the handler ends while the disk is full")
     assert worker.alive()
     assert len(worker.lines("the disk is full")) == 1
     assert not rows(jobs, "SELECT 1 FROM schedd_tasks WHERE state >= 6")

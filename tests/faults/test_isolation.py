@@ -37,7 +37,7 @@ def jobs(database: Database, shared_fork_server: None) -> Iterator[Scheduler]:
 
 @pytest.fixture
 def patient(database: Database, shared_fork_server: None) -> Iterator[Scheduler]:
-    """It gives bodies that are to end all the time they need."""
+    """It gives handlers that are to end all the time they need."""
     made = started(database, process_grace=PATIENCE)
     yield made
     end(made)
@@ -271,7 +271,9 @@ def test_a_child_that_has_grown_is_replaced(database: Database, shared_fork_serv
 
 
 @pytest.mark.case(17)
-def test_a_body_that_ignores_everything_is_killed_and_never_overlaps_its_retry(jobs: Scheduler, tmp_path: Path) -> None:
+def test_a_handler_that_ignores_everything_is_killed_and_never_overlaps_its_retry(
+    jobs: Scheduler, tmp_path: Path
+) -> None:
     notes = tmp_path / "notes"
     serves_on(jobs)
     scheduled = time.monotonic_ns()  # its own account of its start may be late
@@ -287,7 +289,7 @@ def test_a_body_that_ignores_everything_is_killed_and_never_overlaps_its_retry(j
 
 
 @pytest.mark.case(17)
-def test_an_async_body_is_ended_where_it_awaits(patient: Scheduler, tmp_path: Path) -> None:
+def test_an_async_handler_is_ended_where_it_awaits(patient: Scheduler, tmp_path: Path) -> None:
     jobs = patient
     notes = tmp_path / "notes"
     task_id = run(jobs, kinds.ALoop(str(notes)))
@@ -297,7 +299,7 @@ def test_an_async_body_is_ended_where_it_awaits(patient: Scheduler, tmp_path: Pa
 
 
 @pytest.mark.case(17)
-def test_a_body_that_runs_python_can_clean_up(patient: Scheduler, tmp_path: Path) -> None:
+def test_a_handler_that_runs_python_can_clean_up(patient: Scheduler, tmp_path: Path) -> None:
     jobs = patient
     notes = tmp_path / "notes"
     serves_on(jobs)
@@ -312,7 +314,7 @@ def test_a_body_that_runs_python_can_clean_up(patient: Scheduler, tmp_path: Path
 
 
 @pytest.mark.case(17)
-def test_a_body_that_swallows_its_end_is_killed(jobs: Scheduler, tmp_path: Path) -> None:
+def test_a_handler_that_swallows_its_end_is_killed(jobs: Scheduler, tmp_path: Path) -> None:
     task_id = jobs.task(kinds.Loop(str(tmp_path / "notes"), swallow=True)).timeout(0.3).schedule()
     jobs.wait([task_id], timeout=PATIENCE)
     assert "its process was killed" in str(attempts(jobs, task_id)[0].error)
@@ -320,7 +322,7 @@ def test_a_body_that_swallows_its_end_is_killed(jobs: Scheduler, tmp_path: Path)
 
 @pytest.mark.case(17)
 @one_database
-def test_a_program_that_a_body_waits_for_ends_with_it(jobs: Scheduler) -> None:
+def test_a_program_that_a_handler_waits_for_ends_with_it(jobs: Scheduler) -> None:
     task_id = jobs.task(kinds.Program()).timeout(3).schedule()  # by then it ignores the signal
     jobs.wait([task_id], timeout=PATIENCE)
     assert attempts(jobs, task_id)[0].error_class == "TaskTimeout"
@@ -334,7 +336,7 @@ def test_a_program_that_a_body_waits_for_ends_with_it(jobs: Scheduler) -> None:
 @pytest.mark.parametrize(
     ("kind", "cleans"), [(kinds.Ask, False), (kinds.Loop, True), (kinds.ALoop, True), (kinds.Hang, False)]
 )
-def test_a_running_body_is_cancelled(
+def test_a_running_handler_is_cancelled(
     database: Database, shared_fork_server: None, tmp_path: Path, kind: Any, cleans: bool
 ) -> None:
     jobs = started(database, process_grace=PATIENCE if cleans else GRACE)
@@ -352,7 +354,7 @@ def test_a_running_body_is_cancelled(
 
 
 @pytest.mark.case(48)
-def test_what_waits_behind_a_body_is_cancelled_at_once(
+def test_what_waits_behind_a_handler_is_cancelled_at_once(
     database: Database, shared_fork_server: None, tmp_path: Path
 ) -> None:
     jobs = started(database, processes=1)
@@ -368,7 +370,7 @@ def test_what_waits_behind_a_body_is_cancelled_at_once(
     end(jobs)
 
 
-# what a body leaves behind
+# what a handler leaves behind
 
 
 @pytest.mark.case(17)
@@ -387,7 +389,7 @@ def test_fifty_processes_are_gone_when_the_attempt_is_over(jobs: Scheduler, mark
 
 
 @one_database
-def test_a_body_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
+def test_a_handler_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
     task_id = run(jobs, kinds.Forks())
     assert result(jobs, task_id) == "parent"
     assert history(jobs, task_id) == [(1, "succeeded")]
@@ -395,7 +397,7 @@ def test_a_body_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
 
 
 @one_database
-def test_a_worker_that_a_body_forked_can_be_ended_and_heard(jobs: Scheduler) -> None:
+def test_a_worker_that_a_handler_forked_can_be_ended_and_heard(jobs: Scheduler) -> None:
     """It ignored SIGTERM, so that multiprocessing waited for it for ever, and what it wrote was lost."""
     task_id = run(jobs, kinds.Workers())
     assert result(jobs, task_id) == -signal.SIGTERM
@@ -484,7 +486,7 @@ def test_what_cannot_be_read_keeps_no_hard_stop_from_its_end(deaf: Scheduler, ma
 
 
 @one_database
-def test_a_body_that_garbles_what_its_process_says_is_ended(jobs: Scheduler) -> None:
+def test_a_handler_that_garbles_what_its_process_says_is_ended(jobs: Scheduler) -> None:
     assert error_of(jobs, kinds.Garble()).startswith("ProcessDied: its process was killed: something in it had written")
 
 
@@ -525,12 +527,14 @@ def test_what_its_coroutines_raise_together_means_what_it_means_in_a_thread(jobs
 
 @one_database
 def test_what_is_written_right_before_the_end_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool reads what was written, then what was said: here the rest of the body falls between the two."""
+    """The pool reads what was written, then what was said: here the rest of the handler falls between the two."""
     received = ChildHandle.received
 
     def late(child: ChildHandle, *args: Any, **options: Any) -> Any:
         if child.current is not None:
-            until(lambda: b"done" in child.talk.recv(65_536, socket.MSG_PEEK | socket.MSG_DONTWAIT), "the body's end")
+            until(
+                lambda: b"done" in child.talk.recv(65_536, socket.MSG_PEEK | socket.MSG_DONTWAIT), "the handler's end"
+            )
         return received(child, *args, **options)
 
     monkeypatch.setattr(ChildHandle, "received", late)
@@ -592,7 +596,7 @@ def test_nothing_is_claimed_ahead_for_a_child_that_another_level_has_taken(
         high = jobs.task(kinds.Pid()).priority("high").schedule()
         assert jobs.result(high, timeout=PATIENCE), "the high tasks have a child of their own"
     (row,) = rows(jobs, "SELECT state, claim FROM schedd_tasks WHERE id = :id", id=medium)
-    assert row.claim == 0, "those turns saw the medium one, too"
+    assert row.claim == 0, "those cycles saw the medium one, too"
     jobs.cancel_task(held)
     assert jobs.result(medium, timeout=PATIENCE)
     end(jobs)

@@ -87,7 +87,7 @@ def test_nothing_outlives_a_daemon_that_is_killed(
 def test_what_runs_ends_with_the_lease_of_a_daemon_that_stands_still(
     fleet: Fleet, jobs: Scheduler, mark: str, tmp_path: Path
 ) -> None:
-    """Its children do not stand still: their bodies ran on, beside those of whoever had taken over the tasks."""
+    """Its children do not stand still: their handlers ran on, beside those of whoever had taken over the tasks."""
     daemon = fleet.daemon(**OPTIONS | {"worker__lease": "1.5", "worker__grace": "0.1"})
     task_id = jobs.task(kinds.Hang(str(tmp_path / "notes"))).timeout(3600).schedule()
     until(lambda: kinds.lines(tmp_path / "notes"), "it runs")

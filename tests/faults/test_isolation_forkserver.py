@@ -39,7 +39,7 @@ def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path)
 
 
 @one_database
-def test_what_bodies_had_started_ends_with_the_fork_server(jobs: Scheduler, mark: str) -> None:
+def test_what_handlers_had_started_ends_with_the_fork_server(jobs: Scheduler, mark: str) -> None:
     """It ran on, beside the task's next attempt."""
 
     def program() -> list[str]:

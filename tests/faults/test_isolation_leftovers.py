@@ -1,4 +1,4 @@
-"""What bodies leave behind in a process, or have done to it: the next ones go on."""
+"""What handlers leave behind in a process, or have done to it: the next ones go on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_coroutine_that_is_cancelled_in_its_last_moments_ends_as_it_said(jobs:
 
 
 @one_database
-def test_an_alarm_that_a_body_has_left_ends_no_other(jobs: Scheduler) -> None:
+def test_an_alarm_that_a_handler_has_left_ends_no_other(jobs: Scheduler) -> None:
     with jobs:
         first, second = jobs.task(kinds.LeavesAnAlarm()).schedule(), jobs.task(kinds.Dozes()).schedule()
         assert jobs.result(first, timeout=30) == jobs.result(second, timeout=30), "in the same child"

@@ -86,7 +86,7 @@ def test_killed_there_it_is_reclaimed_and_completes(
     rerun = [i for i in batch.ids if len(fleet.runs(i)) > 1]
     if point in ("body", "before finish commit"):
         assert rerun
-    tell(f"killed {point}: {len(held)} claims lost, {len(rerun)} bodies run again")
+    tell(f"killed {point}: {len(held)} claims lost, {len(rerun)} handlers run again")
 
 
 @pytest.mark.case(6)
@@ -95,7 +95,7 @@ def test_killed_there_it_is_reclaimed_and_completes(
 def test_killed_while_ends_are_recorded_beside_the_claim(
     fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None], point: str
 ) -> None:
-    """The claim may be committed by then, and its bodies under way."""
+    """The claim may be committed by then, and its handlers under way."""
     with jobs.batch() as batch:
         for _ in range(40):
             batch.task(Work(20.0))
@@ -140,7 +140,7 @@ def test_a_frozen_worker_loses_its_lease_and_changes_nothing_when_it_wakes(
 
     frozen.open()
     frozen.kill(signal.SIGCONT)
-    again = jobs.task(Hold("again")).schedule()  # somebody takes it: its body says that the worker is well
+    again = jobs.task(Hold("again")).schedule()  # somebody takes it: its handler says that the worker is well
     taken = until(lambda: frozen.heard("body") + other.heard("body"), "somebody takes it")
     assert [report["task"] for report in taken] == [again]
     for process in (frozen, other):
@@ -151,7 +151,7 @@ def test_a_frozen_worker_loses_its_lease_and_changes_nothing_when_it_wakes(
     assert result(jobs, task_id) == 2, "the late completion of attempt 1 was recorded"
     until(lambda: frozen.lines("lease was lost"), "it is told")
     assert "Traceback" not in frozen.text() + other.text()
-    tell(f"{len(fleet.runs(task_id)) - 1} body run again after a lease ran out")
+    tell(f"{len(fleet.runs(task_id)) - 1} handler run again after a lease ran out")
 
 
 @pytest.mark.case(37)

@@ -45,7 +45,7 @@ def test_never_more_than_two_of_six_and_a_kill_leaks_nothing(
         told = [(1, "lost"), (2, "succeeded")] if task_id in lost else [(1, "succeeded")]
         assert history(jobs, task_id) == told
     assert at_once(fleet, ids) == 2
-    tell(f"{len(lost)} of two bodies lost with their daemon, never more than two at once")
+    tell(f"{len(lost)} of two handlers lost with their daemon, never more than two at once")
 
 
 def at_once(fleet: Fleet, ids: list[int]) -> int:

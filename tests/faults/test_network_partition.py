@@ -35,11 +35,11 @@ def cut_off(fleet: Fleet, database: Database, proxy: Proxy) -> Process:
 
 
 def begun(jobs: Scheduler, fleet: Fleet, ids: list[int]) -> None:
-    until(lambda: all(fleet.runs(i) for i in ids), "all bodies are under way")
+    until(lambda: all(fleet.runs(i) for i in ids), "all handlers are under way")
     until(lambda: {state(jobs, i) for i in ids} == {"running"}, "their rows say so")
 
 
-def test_bodies_end_when_the_lease_has_run_out_and_others_take_over(
+def test_handlers_end_when_the_lease_has_run_out_and_others_take_over(
     fleet: Fleet, jobs: Scheduler, proxy: Proxy, cut_off: Process
 ) -> None:
     kinds = [Step(60_000.0), Beating(), Dozing()]  # a thread that asks, one that sends heartbeats, a coroutine
@@ -48,7 +48,7 @@ def test_bodies_end_when_the_lease_has_run_out_and_others_take_over(
     other = fleet.worker(options=OPTIONS)
     proxy.hole()
     away = time.monotonic_ns()
-    until(lambda: all(fleet.runs(i)[0].end for i in ids), "all bodies have ended")
+    until(lambda: all(fleet.runs(i)[0].end for i in ids), "all handlers have ended")
     for i in ids:
         assert (fleet.runs(i)[0].end or 0) - away < 1.5 * LEASE * 1e9, "it was not told in time"
     until(lambda: all(len(fleet.runs(i)) == 2 for i in ids), "they run elsewhere")

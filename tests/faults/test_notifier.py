@@ -21,7 +21,7 @@ BOUND = 0.15  # far below the poll interval: it was woken
 
 
 def latency(fleet: Fleet, schedule: Callable[[], int]) -> float:
-    """Seconds from before the scheduling until the body runs in the worker."""
+    """Seconds from before the scheduling until the handler runs in the worker."""
     before = time.monotonic_ns()
     task_id = schedule()
     (run,) = until(lambda: fleet.runs(task_id), "it starts", every=0.002)

@@ -1,6 +1,6 @@
 """A session of the caller's that has added a child and does not end: the parent's worker does all else meanwhile.
 
-The guarantee speaks of 60 s. What matters is that the worker's turns, its renewals and its looks for the dead
+The guarantee speaks of 60 s. What matters is that the worker's cycles, its renewals and its looks for the dead
 happen several times while the session is open. So the session ends here when leases have been renewed several
 times and one has passed completely: at the default lease of 30 s that takes 60 s, at a second's lease two.
 """
@@ -54,7 +54,7 @@ def test_the_workers_other_tasks_keep_finishing(
         child = jobs.task(Work()).depend_on([parent]).schedule(connection=session)
         worker.open()
         other.open()
-        until(lambda: fleet.runs(parent)[0].end, "the parent's body has ended")
+        until(lambda: fleet.runs(parent)[0].end, "the parent's handler has ended")
         seen, done = {renewals(jobs)}, 0
         since = time.monotonic()
         while len(seen) < 6 or time.monotonic() - since < 2 * OPTIONS["lease"]:
@@ -121,14 +121,14 @@ def test_a_parent_that_reports_meanwhile_holds_up_nobody_else(
 def test_on_sqlite_such_a_session_holds_the_write_lock_and_no_more(
     database: Database, fleet: Fleet, jobs: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is one write lock, and an uncommitted insert holds it. Bodies run on, callers are told within the
+    """There is one write lock, and an uncommitted insert holds it. Handlers run on, callers are told within the
     busy timeout, everything finishes when the session ends, and nobody is taken for dead meanwhile."""
     busy = 0.5
     monkeypatch.setattr(connecting, "SQLITE_BUSY_MS", round(busy * 1000))
     impatient = connect(database.url)
     worker, other = (fleet.worker(options=OPTIONS, busy_ms=200) for _ in range(2))
     parents = [jobs.task(Hold()).schedule() for _ in range(6)]
-    until(lambda: len(worker.heard("body") + other.heard("body")) == 6, "both workers run bodies")
+    until(lambda: len(worker.heard("body") + other.heard("body")) == 6, "both workers run handlers")
     queued = jobs.task(Work()).schedule()
     until(lambda: state(jobs, queued) == "success", "the workers are well")
     until(lambda: {state(jobs, i) for i in parents} == {"running"}, "their rows say so")
@@ -142,7 +142,7 @@ def test_on_sqlite_such_a_session_holds_the_write_lock_and_no_more(
         assert time.monotonic() - started < 9.0, "it waited for as long as without the setting, 10 s"
         for process in (worker, other):
             process.open()
-        until(lambda: all(fleet.runs(i)[0].end for i in parents), "the bodies come to their ends")
+        until(lambda: all(fleet.runs(i)[0].end for i in parents), "the handlers come to their ends")
         assert {state(jobs, i) for i in parents} == {"running"}
         time.sleep(2 * OPTIONS["lease"])  # real leases run out in real time
         session.commit()

@@ -94,7 +94,7 @@ def test_two_daemons_and_a_caller_through_pgbouncer(
     with connect(url) as jobs:
         jobs.stop()  # it only schedules
         found = [latency(fleet, jobs) for _ in range(20)]
-        tell(f"{mode}: a body begins {sorted(found)[10] * 1000:.0f} ms after it was scheduled, median of 20")
+        tell(f"{mode}: a handler begins {sorted(found)[10] * 1000:.0f} ms after it was scheduled, median of 20")
         began = time.monotonic()
         for _ in range(20):
             with jobs.batch() as batch:

@@ -17,11 +17,11 @@ from support.own_server import OwnServer
 
 pytestmark = [pytest.mark.faults, pytest.mark.alone]
 LEASE = 2.0
-TURN = 0.7  # seconds for a turn; five times as long as this machine takes to begin a body, if that is more
+TURN = 0.7  # seconds for a cycle; five times as long as this machine takes to begin a handler, if that is more
 
 
 def latency_of(jobs: Scheduler, fleet: Fleet) -> float:
-    """The longest of some tasks' ways from here to their bodies, in seconds: what this machine takes at present."""
+    """The longest of some tasks' ways from here to their handlers, in seconds: what this machine takes at present."""
     longest = 0
     for _ in range(3):
         begun = time.monotonic_ns()
@@ -87,6 +87,6 @@ def test_after_a_restart_of_the_server_work_goes_on_within_five_seconds(
             jobs.wait(ids, timeout=20)
             took = (min(fleet.runs(i)[0].start for i in ids) - back) / 1e9
             every = (max(fleet.runs(i)[0].end or 0 for i in ids) - back) / 1e9
-            tell(f"{mode}: {took:.2f} s until a body begins, {every:.2f} s until all twenty have ended")
+            tell(f"{mode}: {took:.2f} s until a handler begins, {every:.2f} s until all twenty have ended")
             assert every < 5.0
             assert not rows(jobs, "SELECT 1 FROM schedd_tasks WHERE state <> 6")

@@ -37,7 +37,7 @@ def disk() -> Iterator[SmallDisk]:
 
 @pytest.fixture
 def fleet(disk: SmallDisk, mother: Mother) -> Iterator[Fleet]:
-    """What bodies note and workers say is elsewhere."""
+    """What handlers note and workers say is elsewhere."""
     url = f"sqlite:///{disk.directory}/jobs.db"
     migrate.upgrade(url)
     directory = Path(tempfile.mkdtemp(prefix="f", dir=shared_directory()))

@@ -1,4 +1,4 @@
-"""Timeouts of bodies that run: what ends them, what does not, and that a retry never runs beside them."""
+"""Timeouts of handlers that run: what ends them, what does not, and that a retry never runs beside them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_thread_that_does_not_ask_keeps_its_slot_until_it_ends(fleet: Fleet, j
     assert fleet.runs(other)[0].start >= first.end
 
 
-def test_an_async_body_is_ended_where_it_awaits(fleet: Fleet, jobs: Scheduler) -> None:
+def test_an_async_handler_is_ended_where_it_awaits(fleet: Fleet, jobs: Scheduler) -> None:
     fleet.worker(options=ONE)
     scheduled = time.monotonic_ns()
     task_id = jobs.task(Sleeper()).schedule()
@@ -62,7 +62,7 @@ def test_an_async_body_is_ended_where_it_awaits(fleet: Fleet, jobs: Scheduler) -
     assert second.start >= (first.end or 0)
 
 
-def test_an_async_body_that_swallows_its_end_is_waited_for(fleet: Fleet, jobs: Scheduler) -> None:
+def test_an_async_handler_that_swallows_its_end_is_waited_for(fleet: Fleet, jobs: Scheduler) -> None:
     task_id = jobs.task(Stubborn()).schedule()
     worker = fleet.worker(options=ONE)
     worker.expect("swallowed", task=task_id)
@@ -78,7 +78,7 @@ def test_an_async_body_that_swallows_its_end_is_waited_for(fleet: Fleet, jobs: S
 
 
 @pytest.mark.parametrize("kind", [Attentive, Deaf, Sleeper, Stubborn])
-def test_with_slots_to_spare_the_retry_still_never_runs_beside_the_first_body(
+def test_with_slots_to_spare_the_retry_still_never_runs_beside_the_first_handler(
     fleet: Fleet, jobs: Scheduler, kind: type[Task]
 ) -> None:
     ids = [jobs.task(kind()).schedule() for _ in range(3)]

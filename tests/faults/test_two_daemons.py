@@ -81,7 +81,7 @@ class Pair:
         return (first, second) if first.pid == pid else (second, first)
 
     def held(self, count: int, gate: str, what: type[Hold] | type[Chatty] = Hold) -> list[int]:
-        """So many bodies that wait at this gate, all under way."""
+        """So many handlers that wait at this gate, all under way."""
         with self.jobs.batch() as batch:
             for _ in range(count):
                 batch.task(Hold(gate) if what is Hold else Chatty())
@@ -178,7 +178,7 @@ def test_a_queue_that_nobody_else_serves_gets_back_what_its_daemon_held(pair: Pa
 
 
 @pytest.mark.case(7)
-def test_whatever_bodies_raise_both_go_on(pair: Pair) -> None:
+def test_whatever_handlers_raise_both_go_on(pair: Pair) -> None:
     daemons = pair.daemons()
     with pair.jobs.batch() as batch:
         for name in ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "MemoryError", "RecursionError") * 8:
@@ -383,7 +383,7 @@ def test_a_session_holds_an_open_insert(pair: Pair) -> None:
     with engine.connect() as session:
         child = int(pair.jobs.task(Work()).depend_on([parent]).schedule(connection=session))
         pair.open("open")
-        until(lambda: pair.fleet.runs(parent)[0].end, "the parent's body has ended")
+        until(lambda: pair.fleet.runs(parent)[0].end, "the parent's handler has ended")
         for _ in range(5):
             pair.ended([int(pair.jobs.task(Work()).schedule()) for _ in range(2 * SLOTS)])
         assert state(pair.jobs, parent) in {"claimed", "running"}, "its end was recorded past the open insert"

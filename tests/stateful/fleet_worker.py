@@ -1,6 +1,6 @@
 """One worker of the fleet under test, driven by hand, and the model's idea of its lease and of what it holds.
 
-Bodies run in threads of their own and stand still until they are told how to end, so that what the model calls running
+Handlers run in threads of their own and wait for an order to end, so that what the model calls running
 really is in the middle of ``run``.
 """
 
@@ -29,7 +29,7 @@ MARK_AFTER = 0.005
 GRACE = 10
 KEPT = {"success": 40.0, "failed": 90.0, "outcomes": 100_000.0}
 POOLS = {"high": (1, 0), "medium": (2, 0), "low": (1, 0)}
-DURABLE = ("nap", "await", "child")  # what is written on the way, in a turn of its own
+DURABLE = ("nap", "await", "child")  # what is written on the way, in a cycle of its own
 ENDINGS = ("success", "error", "permanent", "retry", "snooze", *DURABLE)
 RETRY_AFTER, SNOOZE, NAP, PATIENCE = 5, 7, 6, 15  # seconds
 LONGEST_WAIT = 60 * SECOND
@@ -37,7 +37,7 @@ MOST = 40  # tasks from which on none is spawned
 
 
 class BodyThread(threading.Thread):
-    """Runs one waiting attempt of an inline pool; its body waits for orders."""
+    """Runs one waiting attempt of an inline pool; its handler waits for orders."""
 
     def __init__(self, slots: Any) -> None:
         super().__init__(daemon=True)
@@ -46,7 +46,7 @@ class BodyThread(threading.Thread):
         self._orders: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def begin(self) -> bool:
-        """Whether it is in its body now; else it has ended already."""
+        """Whether it is in its handler now; else it has ended already."""
         self.start()
         return self._news.get(timeout=20) == "running"
 
@@ -129,7 +129,7 @@ class Body:
     child: int | None = None  # that it awaits
 
     def outcome(self, how: str, now: int) -> Outcome:
-        """What is to be recorded when its body ends like this."""
+        """What is to be recorded when its handler ends like this."""
         for_good = "dead" if self.dead_letter else "failed"
         again = self.tries is None or self.used < self.tries
         wait = min(self.wait * 2 ** (self.used - 1), LONGEST_WAIT)
@@ -175,7 +175,7 @@ class FleetWorker:
         self.engine = engine_of(self.jobs)
         self.renewed = self.clock.monotonic()
 
-    # bodies
+    # handlers
 
     def waiting(self) -> list[Body]:
         """What no slot has begun, in the order of the pools."""
@@ -193,7 +193,7 @@ class FleetWorker:
         body = self.bodies[first.id, first.claim]
         body.thread, body.begun_at = BodyThread(slots), self.clock.monotonic()
         if body.thread.begin() == body.cancelled:
-            raise Wrong(f"task {body.task}: cancelled={body.cancelled}, yet its body ran or not accordingly")
+            raise Wrong(f"task {body.task}: cancelled={body.cancelled}, yet its handler ran or not accordingly")
         if body.cancelled:
             self._over(body, "success")
 
@@ -207,9 +207,9 @@ class FleetWorker:
         self._over(body, how)
 
     def _asked(self, body: Body, how: str) -> str:
-        """It asked for something durable, which a turn wrote that claimed nothing. Returns how it ended then."""
+        """It asked for something durable, which a cycle wrote that claimed nothing. Returns how it ended then."""
         if body.claim > 1 and not self._ours(body):
-            return "success"  # it first reads what is recorded, and that tells it that it is lost: no turn
+            return "success"  # it first reads what is recorded, and that tells it that it is lost: no cycle
         self._turn(claiming=False)
         if not self._ours(body):
             return "success"  # it was told that it is lost, and whatever it says is dropped
@@ -262,7 +262,7 @@ class FleetWorker:
             self.begin(0)
 
     def late_turn(self) -> None:
-        """A turn of a worker that stood still between its upkeep and its turn: it does not know whether it is dead."""
+        """A cycle of a worker that stood still between its upkeep and its cycle: is its lease over?"""
         self.engine.dispatch.run(self.engine._conn(), claiming=False)
         self._turn(claiming=False)
 
@@ -408,7 +408,7 @@ class FleetWorker:
                 raise Wrong(f"task {t.id} of level {t.level} went to pool {attempt.pool}")
             if t.alone and (len(new) > 1 or young):
                 raise Wrong(f"suspect {t.id} does not run alone: {young}")
-            if t.id in lost:  # its last body has not ended here: it goes back, so as not to run beside that
+            if t.id in lost:  # its last handler has not ended here: it goes back, so as not to run beside that
                 body.over = True
                 later = now + BESIDE * SECOND
                 self.reported.append(Outcome(t.id, t.claim, t.attempt, "scheduled", "", False, now, later, 1))
@@ -425,7 +425,7 @@ class FleetWorker:
     def _nothing_left(self, now: int) -> None:
         """Nothing was claimed: then no slot is free that could run what is due.
 
-        A rung engine looks for new schedules after its turn; what they make is the next one's, which comes at once.
+        A woken engine looks for new schedules after its cycle; what they make is the next one's, which comes at once.
         """
         ready = [
             t

@@ -1,7 +1,7 @@
 """Random graphs on a few workers, and what must hold of them after every action.
 
 There is no model here: each check says something that is true of any graph. So the actions may be what the model of
-``machine.py`` leaves out: large batches with many edges, caps, queues, pools and limits of all sizes, suspects, turns
+``machine.py`` leaves out: large batches with many edges, caps, queues, pools and limits of all sizes, suspects, cycles
 that fail, handlers with a transaction. All chance comes from one seed, all time from one clock.
 """
 
@@ -87,7 +87,7 @@ def failing(at: str) -> Iterator[None]:
 
 
 def play(ctx: Context, how: str) -> str | None:
-    """The body of all kinds: look whether it may run at all, and end as its payload says."""
+    """The handler of all kinds: look whether it may run at all, and end as its payload says."""
     world: World = ctx.state
     world.body_began(ctx)
     if how == "dead":
@@ -153,7 +153,7 @@ class World:
         self.clock = FakeClock()
         self.ids: list[int] = []
         self.done: list[str] = []  # the actions, for a failure
-        self._wrong: list[str] = []  # what bodies found: what they raise is an attempt's end and no more
+        self._wrong: list[str] = []  # what handlers found: what they raise is an attempt's end and no more
         self._bodies: set[tuple[int, int]] = set()  # (task, claim) of those that ran
         self._failures: set[tuple[int, int]] = set()  # of these those that failed
         self._left_alone: set[tuple[int, int]] = set()  # (child, parent) that no longer, or not yet, count
@@ -301,7 +301,7 @@ class World:
         engine_of(self._one()).step()
 
     def run_some(self) -> None:
-        """Some bodies of what a worker has claimed; they are recorded by whatever turn comes next."""
+        """Some handlers of what a worker has claimed; they are recorded by whatever turn comes next."""
         for slots in engine_of(self._one()).inline_slots():
             if self.rng.random() < 0.8:
                 for _ in range(self.rng.randint(1, 6)):
@@ -356,7 +356,7 @@ class World:
         return self.rng.choice(self.workers)
 
     def body_began(self, ctx: Context) -> None:
-        """What a body that is about to run may ask: whether all that it waits for has ended as it should."""
+        """What a handler that is about to run may ask: whether all that it waits for has ended as it should."""
         claim = _claim_of(ctx)
         if claim in self._bodies:
             self._wrong.append(f"task {ctx.id} runs twice with claim {claim[1]}")
@@ -365,7 +365,7 @@ class World:
             self._wrong.append(f"task {ctx.id} runs, and {edge} is not met")
 
     def failure(self, ctx: Context, error: Exception) -> Exception:
-        """The error that this body is about to raise."""
+        """The error that this handler is about to raise."""
         self._failures.add(_claim_of(ctx))
         return error
 
@@ -383,7 +383,7 @@ class World:
         self._check_end()
 
     def _go_on(self, jobs: Scheduler) -> int:
-        """A few rounds of one worker. Returns how many bodies ran."""
+        """A few rounds of one worker. Returns how many handlers ran."""
         step(jobs)
         ran = run_claimed(jobs)
         for _ in range(5):
@@ -483,7 +483,7 @@ class World:
         return [t for t in self._tasks() if t.state in live]
 
     def _check_end(self) -> None:
-        """Everything has ended, each body is in the history once, and nothing else is said to have succeeded."""
+        """Everything has ended, each handler is in the history once, and nothing else is said to have succeeded."""
         if self._unended():
             raise Wrong(f"{LONGEST} s of nothing to do, and these have not ended: {self._unended()}")
         history = rows(self.client, "SELECT task_id, claim, outcome FROM schedd_attempts")
@@ -492,7 +492,7 @@ class World:
             raise Wrong(f"the history lacks {sorted(self._bodies - told)}")
         made_up = {(a.task_id, a.claim) for a in history if a.outcome == _SUCCEEDED} - (self._bodies - self._failures)
         if made_up:
-            raise Wrong(f"the history has successes of bodies that failed or never ran: {sorted(made_up)}")
+            raise Wrong(f"the history has successes of handlers that failed or never ran: {sorted(made_up)}")
         with self.client.database.read() as tx:
             bad = [f for f in checks.check(tx.at(self.clock.now())) if f.level == checks.PROBLEM]
         if bad:

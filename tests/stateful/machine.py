@@ -267,7 +267,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(place=PLACE, number=NUMBER)
     def begin(self, place: int, number: int) -> None:
-        """A body begins; if there is none to begin, the worker looks for work."""
+        """A handler begins; if there is none to begin, the worker looks for work."""
         seat = self.world.seats[place]
         if seat.waiting():
             seat.begin(number)
@@ -276,7 +276,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(place=PLACE, number=NUMBER, how=HOW)
     def end(self, place: int, number: int, how: str) -> None:
-        """A body ends, or, if none is under way, begins."""
+        """A handler ends, or, if none is under way, begins."""
         seat = self.world.seats[place]
         if seat.running():
             seat.end(seat.running()[number % len(seat.running())], how)
@@ -304,7 +304,7 @@ class FleetMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.zombies)
     @rule(number=NUMBER, how=HOW, late=some.booleans())
     def zombie(self, number: int, how: str, late: bool) -> None:
-        """One that was given up for dead stirs: a body of it ends, it takes its turn without looking, or goes round."""
+        """One that was given up for dead stirs: its handler ends, its cycle runs without a look, or it goes round."""
         seat = self.world.zombies[number % len(self.world.zombies)]
         if seat.wid and seat.waiting():
             seat.begin(0)

@@ -145,7 +145,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What a body said when it ended, with the claim that it ran under."""
+    """What a handler said when it ended, with the claim that it ran under."""
 
     task: int
     claim: int

@@ -37,7 +37,7 @@ BOUNDS = {
     "single": ((1000, 0), (1000, 0)),
     "batch": ((10, 1), (2, 1)),
     "batch of edges": ((22, 1), (3, 1)),
-    "run": ((75, 11), (36, 15)),  # on PostgreSQL mostly two transactions a turn
+    "run": ((75, 11), (36, 15)),  # on PostgreSQL mostly two transactions a cycle
     "run a graph": ((187, 25), (105, 25)),
     "fail a chain": ((42, 5), (38, 5)),  # as many as for a chain of ten
     "rest for a minute": ((130, 10), (130, 10)),
@@ -46,7 +46,7 @@ BOUNDS = {
 }
 STEPS = 63  # of an idle engine in a minute: one a second, and for what is due by itself
 CALLS = {"sqlite": 18_000, "postgresql": 32_000}  # of functions, Python's and C's, in these steps
-WAITERS = 100  # that resume: fewer than elsewhere, for each begins to wait in a turn of its own
+WAITERS = 100  # that resume: fewer than elsewhere, for each begins to wait in a cycle of its own
 WIDTH = 100  # of a layer of the graph
 
 
@@ -176,7 +176,7 @@ def test_of_rest(jobs: Scheduler, database: Database, counted: Any) -> None:
 
 @pytest.mark.parametrize("length", [10, TASKS])
 def test_of_a_chain_that_fails(jobs: Scheduler, database: Database, counted: Any, length: int) -> None:
-    """However long it is: a turn that asked for each of its tasks would outlast its worker's lease."""
+    """However long it is: a cycle that asked for each of its tasks would outlast its worker's lease."""
     jobs.register(fails)
     with jobs.batch() as open_batch:
         last: Any = open_batch.task(fails)

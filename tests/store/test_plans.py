@@ -1,4 +1,4 @@
-"""The plans of a turn on a full table: by the ready index, without reading or sorting the backlog."""
+"""The plans of a cycle on a full table: by the ready index, without reading or sorting the backlog."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def on_an_empty_table(fleet: Fleet) -> Scheduler:
 
 
 def turns(jobs: Scheduler) -> int:
-    """Some turns; how many tasks ran."""
+    """Some cycles; how many tasks ran."""
     ran = 0
     for _ in range(TURNS):
         step(jobs)
@@ -183,7 +183,7 @@ def test_an_end_reads_its_children_not_all_that_wait(fleet: Fleet, tell: Callabl
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("edges", [3_000, 9_000, 90_000])
 def test_an_end_finds_its_edges_by_the_index(fleet: Fleet, edges: int) -> None:
-    """However many there are: of 9,000 that nobody had analysed yet all were read, at each turn."""
+    """However many there are: of 9,000 that nobody had analysed yet all were read, at each cycle."""
     jobs = fleet.worker(plain, lease=30.0)
     step(jobs)
     no_autovacuum(jobs)

@@ -21,7 +21,7 @@ from support.databases import Database
 class Script:
     """``ctx.state`` of the tasks: what ran, in order, and what each name is to do.
 
-    ``bodies``: name -> called with ctx in the task's body; ``failing``: names that fail for good while in it.
+    ``handlers``: name -> called with ctx in the task's handler; ``failing``: names that fail for good while in it.
     """
 
     ran: list[str] = field(default_factory=list)

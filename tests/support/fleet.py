@@ -65,7 +65,7 @@ def until(over: Callable[[], Any], seconds: float = 20.0) -> None:
 
 
 def step(jobs: Scheduler) -> None:
-    """One step of the engine as if somebody had notified: upkeep that is due and a turn, but no body runs."""
+    """One step of the engine as if somebody had notified: upkeep that is due and a cycle, but no handler runs."""
     engine = engine_of(jobs)
     engine.wake()
     engine.step()
@@ -77,7 +77,7 @@ def let_bell_work(jobs: Scheduler) -> None:
 
 
 def run_claimed(jobs: Scheduler) -> int:
-    """Run what this worker has claimed, without letting it take another turn. Returns how many bodies ran."""
+    """Run what this worker has claimed, without letting it take another cycle. Returns how many handlers ran."""
     ran = 0
     for slots in engine_of(jobs).inline_slots():
         while slots.run_one():

@@ -1,4 +1,4 @@
-"""Durable handlers told by a script: one body, written with ``await``, runs in threads and as a coroutine."""
+"""Durable handlers told by a script: one handler, written with ``await``, runs in threads and as a coroutine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Body = Callable[[Any], Awaitable[Any]]
 
 @dataclass
 class Play:
-    """``ctx.state``: the bodies by name, and what was done, in order."""
+    """``ctx.state``: the handlers by name, and what was done, in order."""
 
     bodies: dict[str, Body] = field(default_factory=dict)
     done: list[Any] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Stage:
         return made
 
     def start(self, body: Body, kind: Any = Flow, **options: Any) -> int:
-        """Schedule a task with this body; ``options``: methods of the builder with their argument."""
+        """Schedule a task with this handler; ``options``: methods of the builder with their argument."""
         name = f"{body.__name__}-{len(self.play.bodies)}"
         self.play.bodies[name] = body
         builder = self.jobs.task(kind(name))

@@ -17,7 +17,7 @@ from support.fleet import rows
 
 
 class Seen:
-    """The statements that turns give to the driver, one of each text, with their parameters."""
+    """The statements that cycles give to the driver, one of each text, with their parameters."""
 
     def __init__(self) -> None:
         self.statements: dict[str, Any] = {}

@@ -209,10 +209,10 @@ class Completer:
         return self.completion_thread.begin(write)
 
     def join(self, recording: Future[Completion], ended: CompletedBatch) -> Completion | None:
-        """Wait until they are recorded, and finalize them. None: they wait for the next turn.
+        """Wait until they are recorded, and finalize them. None: they wait for the next cycle.
 
-        Raises what kept them from being recorded; then they wait, too. What else it brought about is told by this turn,
-        or by the next one that succeeds.
+        Raises what kept them from being recorded; then they wait, too. This cycle reports what else it brought about,
+        or the next one that succeeds.
         """
         assert self.completion_thread is not None
         try:

@@ -82,7 +82,7 @@ class CompletionThread:
                 self._connection = self._database.connect(idle_limit=self._idle_limit)
             if self._thread is None and self._spawn is not None:
                 self._thread = self._spawn(self._run, "schedd-recorder")
-        except Exception as error:  # refused, no thread or file can be had: the turn's own connection will do
+        except Exception as error:  # refused, no thread or file can be had: the cycle's own connection will do
             self._not_before = time.monotonic() + RETRY_AFTER_S
             if self._logged.is_new():
                 log.warning("ends are recorded one transaction after the other, which is slower: %s", error)

@@ -252,7 +252,7 @@ class DispatchCycle:
         return _Cycle(claiming, urgent, fresh, ended, ended.keys(), requests, skip_locks, self.planner.alone)
 
     def _transact(self, tx: Tx, cycle: _Cycle) -> None:
-        """Everything that the turn does in its transaction."""
+        """Everything that the cycle does in its transaction."""
         engine_state = self.engine_state
         cycle.began = engine_state.monotonic()  # after the write lock: other writers' time does not shrink our batch
         cycle.now = tx.now
@@ -356,7 +356,7 @@ class DispatchCycle:
             self._last_lane = LaneHead(*claims.LANE_OF(claimed[-1]), 0)
         busy = False
         if not cycle.urgent:
-            busy, completer.one_by_one = completer.one_by_one, False  # a careful turn records, and looks at nothing
+            busy, completer.one_by_one = completer.one_by_one, False  # a careful cycle records, and looks at nothing
             if busy or not cycle.claiming:
                 self.lanes.reset()
         may_have_more = busy

@@ -46,8 +46,8 @@ class LaneScanner:
         self._known_nonempty: list[LaneHead] = []  # due lanes of the last whole scan
         self._known_until = 0.0
         self._empty_until = 0.0  # the last look was at the whole, and nothing was due
-        self._rescan_at = FOREVER  # when (microseconds) that is over, if a turn relies on it
-        self._used_known = False  # whether the last turn looked at nothing else
+        self._rescan_at = FOREVER  # when (microseconds) that is over, if a cycle relies on it
+        self._used_known = False  # whether the last cycle looked at nothing else
         self._first_later = FOREVER  # when the first task comes due that this round has met
         self._last_later = FOREVER  # the same of the last whole round
 

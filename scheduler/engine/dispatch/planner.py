@@ -90,7 +90,7 @@ class ClaimPlanner:
 
     def plan(self, admission: Admission, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
         """The plan for those lanes that are not at their cap or rate: they take no room from the others. ``held``: what
-        this worker holds once the turn has recorded what has ended."""
+        this worker holds once the cycle has recorded what has ended."""
         if not self.limits.known:
             plan = self._plan(due, held)
             self._note(plan)

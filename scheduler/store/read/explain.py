@@ -131,7 +131,7 @@ def _held(tx: Tx, row: sa.Row[Any], state: TaskState, alive: dict[int, WorkerRec
     if row.cancel_requested is not None:
         entry = audit.last(tx, row.id, "cancel")
         asked = rfc3339(row.cancel_requested, exact=False) + (f" {audit.said(entry)}" if entry is not None else "")
-        return f"cancel requested at {asked}{_by_policy(row)}; it ends when its body on {worker} notices" + (
+        return f"cancel requested at {asked}{_by_policy(row)}; it ends when its handler on {worker} notices" + (
             f"; {hung}" if hung is not None else ""
         )
     if hung is not None:
@@ -232,7 +232,7 @@ def _due(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> str:
     if limited is not None:
         return f"{since}; {limited}"
     taken = slots.full_reason(tx, fleet, row)
-    return f"{since}; {taken or 'a worker claims it at its next turn'}"
+    return f"{since}; {taken or 'a worker claims it at its next cycle'}"
 
 
 def _limited(tx: Tx, row: sa.Row[Any]) -> str | None:

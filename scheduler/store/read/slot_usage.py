@@ -39,11 +39,11 @@ def full_reason(tx: Tx, fleet: Fleet, row: sa.Row[Any]) -> str | None:
         return text
     if not others:
         return _beside(here, others)
-    return f"{_beside(here, others)}; {text or 'another worker claims it at its next turn'}"
+    return f"{_beside(here, others)}; {text or 'another worker claims it at its next cycle'}"
 
 
 def previous_attempt(fleet: Fleet, row: sa.Row[Any]) -> str | None:
-    """Where a body of this task that lost its claim still runs, so that it is handed back there; None if nowhere."""
+    """Where a handler of this task that lost its claim still runs, so that it is handed back there; None if nowhere."""
     able = fleet.serving(row.queue, row.kind, row.schema_version)
     here = _with_its_body(able, row)
     return _beside(here, [w for w in able if w not in here]) if here else None
@@ -55,7 +55,7 @@ def _with_its_body(able: list[WorkerRecord], row: sa.Row[Any]) -> list[WorkerRec
 
 def _beside(here: list[WorkerRecord], others: list[WorkerRecord]) -> str:
     where = f"worker {listed([w.label for w in here])}"
-    text = f"its previous body, which lost its claim, still runs on {where}, which does not run it beside that"
+    text = f"its previous handler, which lost its claim, still runs on {where}, which does not run it beside that"
     return text if others else f"{text}; no other live worker would take it"
 
 
@@ -121,7 +121,7 @@ def _perhaps(room: Room) -> str:
     some = "a task of a higher level ends that may have its slot"
     if room.guests > 1:
         some = f"one of {room.guests} tasks of higher levels ends that may have its slots"
-    return f"a worker claims it at its next turn, or when {some}"
+    return f"a worker claims it at its next cycle, or when {some}"
 
 
 def _what(able: list[WorkerRecord], level: int, sort: int) -> str:

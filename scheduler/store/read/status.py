@@ -325,7 +325,7 @@ def _end_of(worker: WorkerRecord) -> str:
 
 
 def _bodies(found: list[WorkerRecord]) -> list[Stuck]:
-    """Bodies that lost their claims and run on: a thread cannot be ended, and until it ends it keeps its slot."""
+    """Handlers that lost their claims and run on: a thread cannot be ended, and until it ends it keeps its slot."""
     return [Stuck("orphans", text, w.orphans, w.orphaned_tasks) for w in found if (text := orphans_text(w)) is not None]
 
 

@@ -31,7 +31,7 @@ _ROW = (
 
 
 class Running(NamedTuple):
-    """A body that is under way. ``since``: microseconds."""
+    """A handler that is under way. ``since``: microseconds."""
 
     id: int
     kind: str
@@ -89,7 +89,7 @@ class WorkerRecord(NamedTuple):
 
     @property
     def orphans(self) -> int:
-        """How many bodies run here that lost their claims; 0 of a worker that does not go round any more."""
+        """How many handlers run here that lost their claims; 0 of a worker that does not go round any more."""
         return sum(one.count for one in self.capacity.orphans) if self.alive else 0
 
     @property

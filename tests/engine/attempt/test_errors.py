@@ -122,7 +122,7 @@ def test_real_threads_and_event_loops_survive_it_too(fleet: Fleet) -> None:
 
 @pytest.mark.case(7)
 @pytest.mark.parametrize("raised", [SystemExit, _Own, MemoryError])
-def test_whatever_is_raised_around_a_body_leaves_its_thread_for_the_next(
+def test_whatever_is_raised_around_a_handler_leaves_its_thread_for_the_next(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
 ) -> None:
     jobs = fleet.worker(add)

@@ -290,7 +290,7 @@ def test_what_counts_as_delegated(
     assert cgroups.is_delegated(group) is is_
 
 
-def test_a_limit_holds_while_the_body_runs(tmp_path: Path) -> None:
+def test_a_limit_holds_while_the_handler_runs(tmp_path: Path) -> None:
     for name in ("memory.max", "memory.swap.max"):
         (tmp_path / name).write_text("max")
     (tmp_path / "memory.current").write_text("1000\n")

@@ -1,4 +1,4 @@
-"""What a child process says, taken apart, whatever a body has written in between."""
+"""What a child process says, taken apart, whatever a handler has written in between."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def quiet(bench: Bench) -> Engine:
 def test_a_claim_that_nobody_knows_of_goes_back_though_somebody_holds_a_row(
     bench: Bench, commit_unknown: Any, locked: str
 ) -> None:
-    """Its own, so that it is left for later; or another's that ends, so that the turn is done over."""
+    """Its own, so that it is left for later; or another's that ends, so that the cycle is done over."""
     quiet(bench)
     engine = engine_of(bench.jobs)
     ends = bench.step("ends").schedule()

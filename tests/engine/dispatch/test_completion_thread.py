@@ -59,7 +59,7 @@ def named(ctx: Context, text: str) -> None: ...
 
 
 class _Late(Future[Completion]):
-    """A recording that is as slow as can be: it begins when the turn, having claimed, waits for it."""
+    """A recording that is as slow as can be: it begins when the cycle, having claimed, waits for it."""
 
     def __init__(self, work: Any) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def _few_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_fours(fleet: Fleet, *types: Any) -> tuple[Scheduler, LateRecorder]:
-    """A worker whose turns claim four tasks, and what records their ends."""
+    """A worker whose cycles claim four tasks, and what records their ends."""
     jobs = fleet.worker(*types, pools={"medium": (4, 0)})
     dispatch = engine_of(jobs).dispatch
     dispatch.planner.batch = 4
@@ -114,7 +114,7 @@ def flood(jobs: Scheduler) -> list[int]:
 
 
 def goes_on(jobs: Scheduler) -> int:
-    """Bodies run, and the engine takes another turn by itself: nobody has rung."""
+    """Handlers run, and the engine takes another cycle by itself: nobody has rung."""
     ran = run_claimed(jobs)
     engine_of(jobs).step()
     return ran
@@ -187,7 +187,7 @@ def test_not_right_after_something_was_released(fleet: Fleet) -> None:
 @postgresql
 @pytest.mark.parametrize("delay", [0, 0.5])
 def test_what_the_last_recorded_end_makes_due_is_known(fleet: Fleet, clock: FakeClock, delay: float) -> None:
-    """The claim beside it found nothing, and no body is left whose end would bring another turn."""
+    """The claim beside it found nothing, and no handler is left whose end would bring another cycle."""
     jobs, completion_thread = in_fours(fleet, last_fails_once)
     ids = [
         jobs.task(last_fails_once, n).with_retry(RetryPolicy(delay, max_attempts=2)).schedule() for n in range(LAST + 1)
@@ -228,7 +228,7 @@ def test_what_is_handed_back_beside_a_claim_is_told_to_others(fleet: Fleet, monk
 
 
 @postgresql
-def test_whatever_a_recording_raises_its_turn_hears_of_it(fleet: Fleet) -> None:
+def test_whatever_a_recording_raises_its_cycle_hears_of_it(fleet: Fleet) -> None:
     """It waits for an answer, without any limit."""
     jobs, _ = in_fours(fleet, plain)
 
@@ -322,7 +322,7 @@ def test_what_a_caller_holds_is_put_off(fleet: Fleet) -> None:
 @pytest.mark.parametrize("claim", ["succeeds", "fails"])
 def test_what_a_recorded_end_left_to_be_done_is_told(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, claim: str) -> None:
     """Others are rung for, an overlooked wait is looked for, a schedule may fire again; if the claim beside it fails,
-    with the next turn."""
+    with the next cycle."""
     jobs, completion_thread = in_fours(fleet, plain, fails_once)
     engine = engine_of(jobs)
     parent = jobs.task(plain).schedule()
@@ -436,7 +436,7 @@ def test_a_suspect_starts_once_the_ends_beside_it_are_recorded(fleet: Fleet, rec
 
 
 @postgresql
-def test_a_lost_body_that_has_ended_keeps_its_task_from_nobody(fleet: Fleet) -> None:
+def test_a_lost_handler_that_has_ended_keeps_its_task_from_nobody(fleet: Fleet) -> None:
     jobs, completion_thread = in_fours(fleet, plain)
     engine = engine_of(jobs)
     ids = flood(jobs)
@@ -627,7 +627,7 @@ def test_what_no_thread_can_be_started_for_goes_back_and_comes_again(
 
 
 @postgresql
-def test_what_is_kept_for_the_next_turn_is_not_for_an_urgent_one(fleet: Fleet) -> None:
+def test_what_is_kept_for_the_next_cycle_is_not_for_an_urgent_one(fleet: Fleet) -> None:
     """Its result is for nobody."""
     jobs, _ = in_fours(fleet, plain)
     dispatch = engine_of(jobs).dispatch

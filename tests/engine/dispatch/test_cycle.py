@@ -1,4 +1,4 @@
-"""How much a turn takes on: as much as fits into its own time on this machine, with this database."""
+"""How much a cycle takes on: as much as fits into its own time on this machine, with this database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plain(ctx: Context) -> None: ...
 
 
 def largest(jobs: Scheduler) -> int:
-    """How much the planner lets a turn take on after some turns with a lot to do."""
+    """How much the planner lets a cycle take on after some cycles with a lot to do."""
     for _ in range(4):
         with jobs.batch() as batch:
             for _ in range(100):
@@ -47,7 +47,7 @@ def largest(jobs: Scheduler) -> int:
     return engine_of(jobs).dispatch.planner.batch
 
 
-def test_a_slow_database_makes_turns_smaller(fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_database_makes_cycles_smaller(fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = fleet.worker(plain, pools={"medium": (250, 0)})
     claim = claims.claim
 
@@ -103,7 +103,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
     fleet: Fleet, clock: FakeClock, asked: list[bool]
 ) -> None:
-    """A turn writes without locking first. If that meets a row that somebody holds, it is done over, with locks."""
+    """A cycle writes without locking first. If that meets a row that somebody holds, it is done over, with locks."""
     jobs = fleet.worker(plain)
     engine_of(jobs)._poll_every = lambda: 60.0  # type: ignore[method-assign]
     held, free = jobs.task(plain).schedule(), jobs.task(plain).schedule()
@@ -138,7 +138,7 @@ def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
 def test_requests_that_are_put_off_keep_no_others_waiting(
     fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, many: int
 ) -> None:
-    """However many there are: a turn answers 500, here 4. And each of them is asked again in its turn."""
+    """However many there are: a cycle answers 500, here 4. And each of them is asked again in turn."""
     monkeypatch.setattr(answering, "MAX_REQUESTS", 4)
     jobs = fleet.worker(plain, pools={"medium": (20, 0)})
     with jobs.batch() as batch:
@@ -146,7 +146,7 @@ def test_requests_that_are_put_off_keep_no_others_waiting(
             batch.task(plain)
     step(jobs)
     engine_state = engine_of(jobs).engine_state
-    monkeypatch.setattr(engine_state, "inline", None)  # nobody takes a turn for a request
+    monkeypatch.setattr(engine_state, "inline", None)  # nobody takes a cycle for a request
     attempts = {attempt.claimed.id: attempt for attempt in engine_state.held.values()}
 
     def ask(task_id: int) -> Any:
@@ -217,14 +217,14 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def in_fours(fleet: Fleet, *types: Any) -> Scheduler:
-    """A worker whose turns claim four tasks."""
+    """A worker whose cycles claim four tasks."""
     jobs = fleet.worker(*types, pools={"medium": (4, 0)})
     engine_of(jobs).dispatch.planner.batch = 4
     return jobs
 
 
 def goes_on(jobs: Scheduler) -> int:
-    """Bodies run, and the engine takes another turn by itself: nobody has rung."""
+    """Handlers run, and the engine takes another cycle by itself: nobody has rung."""
     ran = run_claimed(jobs)
     engine_of(jobs).step()
     return ran
@@ -303,14 +303,14 @@ def test_what_was_replaced_while_it_ran_is_due_again(fleet: Fleet, clock: FakeCl
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_what_is_handed_back_is_told_of_although_the_turn_is_done_over(fleet: Fleet, clock: FakeClock) -> None:
+def test_what_is_handed_back_is_told_of_although_the_cycle_is_done_over(fleet: Fleet, clock: FakeClock) -> None:
     jobs = fleet.worker(plain)
     engine = engine_of(jobs)
     first = jobs.task(plain).schedule()
     step(jobs)
     run_claimed(jobs)
     ended = list(engine.engine_state.outcomes)
-    engine.engine_state.outcomes.clear()  # to be recorded with the next turn but one
+    engine.engine_state.outcomes.clear()  # to be recorded with the next cycle but one
     jobs.task(plain).schedule()
     step(jobs)
     engine.engine_state.outcomes.extend(ended)

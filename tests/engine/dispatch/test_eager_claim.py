@@ -58,7 +58,7 @@ def ran_one(fleet: Fleet, *types: Any, **options: Any) -> Scheduler:
 
 
 def work(jobs: Scheduler) -> None:
-    """A ring, what it brings, and the turn that records that."""
+    """A ring, what it brings, and the cycle that records that."""
     step(jobs)
     run_claimed(jobs)
     step(jobs)
@@ -77,7 +77,7 @@ def test_what_it_is_rung_for_is_claimed_without_a_look(fleet: Fleet, guessed: li
     step(jobs)
     assert guessed == [1]
     held = {a.claimed.id: a for a in engine_of(jobs).engine_state.held.values()}
-    assert set(held) == set(ids), "the turn that follows finds the rest"
+    assert set(held) == set(ids), "the cycle that follows finds the rest"
     assert {(a.claimed.claim, a.claimed.attempt, a.claimed.kind, a.claimed.claimed_at) for a in held.values()} == {
         (1, 1, "plain", at)
     }
@@ -101,7 +101,7 @@ def test_it_waits_in_line_with_all_who_write(fleet: Fleet, guessed: list[int], m
         passed.clear()
         assert dispatch.claim_eagerly(engine_of(jobs)._conn())
         assert passed == ["in", "out"]
-        assert not dispatch.lost_commits.pending, "the turn that follows need not ask what it holds"
+        assert not dispatch.lost_commits.pending, "the cycle that follows need not ask what it holds"
         run_claimed(jobs)
         dispatch.run(engine_of(jobs)._conn(), claiming=True)
     assert guessed[-2:] == [1, 1]
@@ -140,7 +140,7 @@ def test_who_was_too_late_looks_only_once(fleet: Fleet, guessed: list[int]) -> N
     assert guessed == [0]
     jobs.task(plain).schedule()
     work(jobs)
-    assert guessed == [0], "a turn claimed it"
+    assert guessed == [0], "a cycle claimed it"
     jobs.task(plain).schedule()
     step(jobs)
     assert guessed == [0, 1]
@@ -165,7 +165,7 @@ def suspect(jobs: Scheduler) -> None:
 
 
 def lost(jobs: Scheduler) -> None:
-    """A body still runs whose task was taken from it."""
+    """A handler still runs whose task was taken from it."""
     engine_of(jobs).engine_state.losing.add((10**6, 1))
 
 
@@ -206,7 +206,7 @@ def take_the_slots_away(jobs: Scheduler) -> None:
         take_the_slots_away,
     ],
 )
-def test_a_turn_decides_where_there_is_more_to_it(
+def test_a_cycle_decides_where_there_is_more_to_it(
     fleet: Fleet, guessed: list[int], meanwhile: Callable[[Scheduler], None]
 ) -> None:
     jobs = ran_one(fleet, plain)
@@ -218,7 +218,7 @@ def test_a_turn_decides_where_there_is_more_to_it(
 
 
 @pytest.mark.parametrize("types", [(plain, capped), (apart,)], ids=["a kind has a cap", "in a process"])
-def test_what_a_turn_has_to_share_out_is_not_guessed(fleet: Fleet, guessed: list[int], types: tuple[Any, ...]) -> None:
+def test_what_a_cycle_has_to_share_out_is_not_guessed(fleet: Fleet, guessed: list[int], types: tuple[Any, ...]) -> None:
     jobs = ran_one(fleet, *types)
     guessed.clear()
     last = jobs.task(types[0]).schedule()

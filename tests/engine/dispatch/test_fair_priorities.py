@@ -67,7 +67,7 @@ def test_the_lower_levels_go_first_in_turn(fleet: Fleet, clock: FakeClock) -> No
 @pytest.mark.case(60)
 @pytest.mark.parametrize("before", [0, 1])
 def test_no_level_keeps_all_children_beside_a_kind_at_its_cap(fleet: Fleet, clock: FakeClock, before: int) -> None:
-    """Each turn plans twice then: every fourth plan was never the one that counts, or too often."""
+    """Each cycle plans twice then: every fourth plan was never the one that counts, or too often."""
     jobs = fleet.worker(process, full, processes=1, state=clock)
     flood(jobs, full, "high", count=2)
     flood(jobs, process, "medium", count=before)

@@ -1,4 +1,4 @@
-"""On SQLite hundreds of quick bodies begin when the loop's thread is in the database, and has no use for the
+"""On SQLite hundreds of quick handlers begin when the loop's thread is in the database, and has no use for the
 interpreter."""
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_they_begin_right_before_the_statement_that_takes_longest(
 
 
 @sqlite
-def test_a_turn_that_records_nothing_lets_none_begin(flood: Flood) -> None:
+def test_a_cycle_that_records_nothing_lets_none_begin(flood: Flood) -> None:
     """One for high tasks only: it has no long statement, and the loop would wait for them."""
     step(flood.jobs)
     until(lambda: flood.gate.asked > 0)

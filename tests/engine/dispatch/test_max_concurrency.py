@@ -236,7 +236,7 @@ def test_kinds_without_limits_cost_no_statement(fleet: Fleet, monkeypatch: pytes
 
 
 def test_a_cap_counts_what_threads_really_run(database: Database) -> None:
-    """On a started engine: eight slots, two bodies at a time."""
+    """On a started engine: eight slots, two handlers at a time."""
     now = [0]
     most = [0]
     lock, go_on = threading.Lock(), threading.Event()

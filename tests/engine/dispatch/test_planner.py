@@ -41,7 +41,7 @@ def test_what_a_stuck_pool_hands_back_is_left_to_others(fleet: Fleet, clock: Fak
     def work(ctx: Context, long: bool = False) -> None:
         if long and not seen:
             clock.advance(1.5)
-            step(first)  # what waits behind this body goes back
+            step(first)  # what waits behind this handler goes back
             seen.append(str(first.get_task(waiting).state))
             step(second)
             run_claimed(second)

@@ -32,7 +32,7 @@ def test_a_suspect_whose_pool_is_taken_for_long_holds_up_nobody(bench: Bench) ->
     bench.step("long").priority("low").schedule()
     ring_and_step(bench.jobs)
     (low,) = [s for key, s in engine.slots.items() if key == (2, False)]
-    attempt = low.waiting.popleft()  # its body is under way
+    attempt = low.waiting.popleft()  # its handler is under way
     attempt.started_at, attempt.started_mono = bench.clock.now(), bench.clock.monotonic()
     bench.clock.advance(11)
     suspect = bench.step("suspect").priority("low").schedule()
@@ -55,7 +55,7 @@ def away(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.case(9, 60)
-def test_a_suspect_that_has_run_for_long_is_none_although_a_turn_failed(
+def test_a_suspect_that_has_run_for_long_is_none_although_a_cycle_failed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.step("suspect").schedule()
@@ -63,7 +63,7 @@ def test_a_suspect_that_has_run_for_long_is_none_although_a_turn_failed(
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     (medium,) = [slots for slots in engine.slots.values() if slots.waiting]
-    attempt = medium.waiting.popleft()  # its body is under way
+    attempt = medium.waiting.popleft()  # its handler is under way
     assert attempt is engine.dispatch.planner.alone
     attempt.started_at, attempt.started_mono = bench.clock.now(), bench.clock.monotonic()
     bench.clock.advance(11)

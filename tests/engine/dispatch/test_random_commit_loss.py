@@ -33,7 +33,7 @@ ADD = sa.text("INSERT INTO bookings (entry) VALUES (:entry)")
 
 
 class Watched:
-    """Which bodies ran, and how many at once."""
+    """Which handlers ran, and how many at once."""
 
     def __init__(self) -> None:
         self.runs: Counter[int] = Counter()

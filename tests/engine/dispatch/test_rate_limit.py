@@ -23,7 +23,7 @@ MINUTE = 60.0
 
 
 class Starts:
-    """``ctx.state``: when bodies started, in microseconds."""
+    """``ctx.state``: when handlers started, in microseconds."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""What a turn's successes make ready is claimed by that very turn, in its order among all that is due."""
+"""What a cycle's successes make ready is claimed by that very cycle, in its order among all that is due."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def four(fleet: Fleet, *types: Any, **options: Any) -> Scheduler:
 
 
 def finish_and_claim(jobs: Scheduler) -> None:
-    """What is claimed runs, and one turn records it; nobody has rung."""
+    """What is claimed runs, and one cycle records it; nobody has rung."""
     assert run_claimed(jobs)
     engine_of(jobs).step()
 
@@ -54,7 +54,7 @@ def states(jobs: Scheduler, *ids: int) -> list[str]:
     return [jobs.get_task(i).state.value for i in ids]
 
 
-def test_the_children_are_claimed_with_the_turn_that_releases_them(fleet: Fleet) -> None:
+def test_the_children_are_claimed_with_the_cycle_that_releases_them(fleet: Fleet) -> None:
     jobs = four(fleet)
     parent = jobs.task(plain).schedule()
     left = jobs.task(plain).schedule()
@@ -196,7 +196,7 @@ def test_a_suspect_runs_alone(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("at", ["before finish commit", "after finish commit"])
-def test_a_turn_that_fails_loses_none(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+def test_a_cycle_that_fails_loses_none(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     jobs = four(fleet)
     parent = jobs.task(plain).schedule()
     child = jobs.task(plain).depend_on(parent).schedule()
@@ -309,7 +309,7 @@ def test_what_nobody_rang_for_is_found_a_quarter_of_a_second_later(
 
 
 @pytest.mark.parametrize("notified", [True, False])
-def test_a_turn_after_a_failed_one_overlooks_nothing(
+def test_a_cycle_after_a_failed_one_overlooks_nothing(
     jobs: Scheduler, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, notified: bool
 ) -> None:
     """It records what the failed one could not, and does not look itself."""

@@ -502,7 +502,7 @@ def test_a_map_whose_child_is_still_dead_fails_again(stage: Stage, kind: Any) ->
 def test_one_that_is_opened_again_while_it_is_looked_at(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
-    """It had ended when the turn began to look, and no longer when it read how."""
+    """It had ended when the cycle began to look, and no longer when it read how."""
     other = stage.jobs.task(Part("b")).after(60).schedule()
     look = asked_children._living
     looks: list[Any] = []

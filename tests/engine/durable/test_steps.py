@@ -343,7 +343,7 @@ def _after_rounds(function: Any, rounds: int = 50) -> None:
 def test_a_step_whose_record_is_on_its_way_when_a_branch_fails(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The turn under way takes long: it and the attempt's end would come to the next one together."""
+    """The cycle under way takes long: it and the attempt's end would come to the next one together."""
     free = threading.Event()
     free.set()
     turn = DispatchCycle.run

@@ -1,4 +1,4 @@
-"""Bodies that lost their claims and run on: they fill their slots, and whoever waits for these is told so."""
+"""Handlers that lost their claims and run on: they fill their slots, and whoever waits for these is told so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = {"pools": {"high": (0, 0), "medium": (1, 0), "low": (0, 0)}, "processes"
 
 
 class Room:
-    """``ctx.state``: what bodies do, and how often one was under way beside another."""
+    """``ctx.state``: what handlers do, and how often one was under way beside another."""
 
     def __init__(self) -> None:
         self.body: Callable[[Context], None] | None = None
@@ -75,14 +75,16 @@ def stuck(jobs: Scheduler) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def body_of(room: Room, jobs: Scheduler, body: Callable[[Context], None]) -> int:
-    """Run a task with this body, and all that is due afterwards."""
+    """Run a task with this handler, and all that is due afterwards."""
     room.body = body
     task_id = int(jobs.task(taken).schedule())
     drain(jobs)
     return task_id
 
 
-def test_the_body_of_a_stalled_task_fills_its_slot_and_keeps_the_task_waiting(fleet: Fleet, clock: FakeClock) -> None:
+def test_the_handler_of_a_stalled_task_fills_its_slot_and_keeps_the_task_waiting(
+    fleet: Fleet, clock: FakeClock
+) -> None:
     room = Room()
     jobs = worker(fleet, room)
     label = record_label(jobs)
@@ -99,7 +101,9 @@ def test_the_body_of_a_stalled_task_fills_its_slot_and_keeps_the_task_waiting(fl
         assert (record(jobs).holds, record(jobs).orphaned_tasks) == (0, (ctx.id,))
 
     task_id = body_of(room, jobs, body)
-    beside = f"its previous body, which lost its claim, still runs on worker {label}, which does not run it beside that"
+    beside = (
+        f"its previous handler, which lost its claim, still runs on worker {label}, which does not run it beside that"
+    )
     assert seen[0].endswith(f"; {beside}; no other live worker would take it")
     assert seen[1] == (
         "; waits for a free thread slot of pool medium (1 busy of 1), "
@@ -140,7 +144,7 @@ def test_another_worker_that_has_room_takes_it(fleet: Fleet, clock: FakeClock) -
     jobs.task(taken).schedule()
     step(jobs)
     run_claimed(jobs)
-    assert seen[0].endswith("which does not run it beside that; another worker claims it at its next turn")
+    assert seen[0].endswith("which does not run it beside that; another worker claims it at its next cycle")
     assert helpers.ran == 1
 
 
@@ -161,7 +165,7 @@ def test_it_counts_for_all_that_a_worker_may_hold(fleet: Fleet, clock: FakeClock
     ]
 
 
-def test_the_body_of_a_lost_lease_fills_its_slot(fleet: Fleet, clock: FakeClock) -> None:
+def test_the_handler_of_a_lost_lease_fills_its_slot(fleet: Fleet, clock: FakeClock) -> None:
     """The same process joins anew, as another worker; its slots are those that it had."""
     room = Room()
     jobs, reaper = worker(fleet, room), fleet.worker(state=Room())
@@ -184,7 +188,7 @@ def test_the_body_of_a_lost_lease_fills_its_slot(fleet: Fleet, clock: FakeClock)
         "; waits for a free thread slot of pool medium (1 busy of 1), "
         f"where 1 attempt that lost its claim (task {task_id}) runs until it ends"
     )
-    beside = "; its previous body, which lost its claim, still runs on worker "
+    beside = "; its previous handler, which lost its claim, still runs on worker "
     assert seen[0] == waits
     assert seen[1].startswith(beside)
     assert seen[2] == (0, (task_id,))

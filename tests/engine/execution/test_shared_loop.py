@@ -184,7 +184,7 @@ def test_an_error_that_cannot_be_asked_is_one_like_any_other(
 
 
 @pytest.mark.parametrize("kind", [forks, forks_in_coroutine])
-def test_a_body_that_forks_leaves_no_copy_of_its_engine(jobs: Scheduler, kind: Any, tmp_path: Path) -> None:
+def test_a_handler_that_forks_leaves_no_copy_of_its_engine(jobs: Scheduler, kind: Any, tmp_path: Path) -> None:
     with jobs:
         made = jobs.task(kind, str(tmp_path / "forked")).schedule()
         assert jobs.result(made, timeout=PATIENCE) == 0, "it has ended"

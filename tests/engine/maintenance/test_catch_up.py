@@ -193,12 +193,12 @@ def test_a_clock_that_was_years_ahead(bench: Bench, build: Any, before: bool) ->
 @pytest.mark.case(47)
 @pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(hours=-1)])
 def test_tasks_running_on_two_daemons_survive_a_jump(bench: Bench, jump: timedelta) -> None:
-    """Both bodies are under way while the clock jumps and both engines go round: none is run again."""
+    """Both handlers are under way while the clock jumps and both engines go round: none is run again."""
     first, second = bench.worker(queues=["first"], lease=30), bench.worker(queues=["second"], lease=30)
     ids = [bench.step(name).queue(name).schedule() for name in ("first", "second")]
 
     def outer(ctx: Any) -> None:
-        drain(second)  # runs the other body inside of this one
+        drain(second)  # runs the other handler inside of this one
 
     def inner(ctx: Any) -> None:
         ring_and_step(first)

@@ -29,7 +29,7 @@ from support.fleet import Fleet, let_bell_work
 
 @pytest.mark.case(2, 4)
 def test_a_worker_that_was_declared_dead_meanwhile_claims_nothing(bench: Bench) -> None:
-    """It stood still between its last renewal and its turn: what it claimed now would be taken back at once."""
+    """It stood still between its last renewal and its cycle: what it claimed now would be taken back at once."""
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     with bench.jobs.database.write() as tx:
@@ -120,7 +120,7 @@ def test_the_guard_looks_when_the_lease_runs_out(bench: Bench) -> None:
 
 @pytest.mark.case(9)
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_long_turn_that_gets_answers_is_not_cut(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_cycle_that_gets_answers_is_not_cut(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what takes longer than a lease would be begun again and again, and nothing else be done."""
     ring_and_step(bench.jobs)
     engine, clock = engine_of(bench.jobs), bench.clock
@@ -173,7 +173,7 @@ def test_nobody_waits_for_a_worker_that_stands_still_while_it_renews(bench: Benc
 
 
 def begun(bench: Bench, name: str = "task") -> Attempt:
-    """An attempt whose body is under way."""
+    """An attempt whose handler is under way."""
     bench.step(name).schedule()
     ring_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
@@ -218,7 +218,7 @@ def test_a_lease_that_is_renewed_after_all_lets_those_go_on_who_were_not_told(be
 
 
 @pytest.mark.case(4)
-def test_no_renewal_gives_back_what_was_taken_from_a_body(bench: Bench) -> None:
+def test_no_renewal_gives_back_what_was_taken_from_a_handler(bench: Bench) -> None:
     """It had stalled before the lease ran out: its task is run again, here too once it has ended."""
     attempt = begun(bench)
     engine = engine_of(bench.jobs)
@@ -373,7 +373,7 @@ def _stand_still(bench: Bench, other: Scheduler) -> None:
 
 
 @pytest.mark.case(2, 4)
-def test_after_a_lost_lease_nothing_runs_here_beside_its_first_body(bench: Bench) -> None:
+def test_after_a_lost_lease_nothing_runs_here_beside_its_first_handler(bench: Bench) -> None:
     task = bench.step("task").schedule()
     other = bench.worker()
     ring_and_step(bench.jobs)
@@ -384,7 +384,7 @@ def test_after_a_lost_lease_nothing_runs_here_beside_its_first_body(bench: Bench
     _stand_still(bench, other)
     bench.clock.advance(1)
     ring_and_step(bench.jobs)
-    assert not any(slots.waiting for slots in engine_of(bench.jobs).inline_slots()), "its body has not ended"
+    assert not any(slots.waiting for slots in engine_of(bench.jobs).inline_slots()), "its handler has not ended"
     engine = engine_of(bench.jobs)
     engine.engine_state.report(attempt, execute(attempt, engine.engine_state))
     bench.clock.advance(1)
@@ -393,7 +393,7 @@ def test_after_a_lost_lease_nothing_runs_here_beside_its_first_body(bench: Bench
 
 
 @pytest.mark.case(2, 4)
-def test_what_was_lost_before_its_body_began_does_not_begin(bench: Bench) -> None:
+def test_what_was_lost_before_its_handler_began_does_not_begin(bench: Bench) -> None:
     bench.step("task").schedule()
     other = bench.worker()
     ring_and_step(bench.jobs)
@@ -407,7 +407,7 @@ def test_what_was_lost_before_its_body_began_does_not_begin(bench: Bench) -> Non
 
 @pytest.mark.case(4)
 def test_who_is_told_of_a_lost_lease_as_it_is_renewed_goes_back(bench: Bench) -> None:
-    """What is told to a body at the very moment of a late renewal is no failure of the task."""
+    """What is told to a handler at the very moment of a late renewal is no failure of the task."""
     task = bench.step("task").schedule()
     ring_and_step(bench.jobs)
     attempt = _taken_by_a_slot(bench)

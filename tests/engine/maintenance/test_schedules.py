@@ -31,7 +31,7 @@ def tick(bench: Bench, name: str = "tick") -> Any:
 
 
 def slots(bench: Bench, name: str = "tick") -> list[datetime]:
-    """Where the bodies of this name will write their slots."""
+    """Where the handlers of this name will write their slots."""
     seen: list[datetime] = []
     bench.script.bodies[name] = lambda ctx: seen.append(ctx.slot)
     return seen

@@ -28,7 +28,7 @@ AGAIN = RetryPolicy(min_wait=0, max_wait=0, max_attempts=5, jitter=0, strategy="
 
 
 class Room:
-    """``ctx.state``: what bodies do, and how many are under way."""
+    """``ctx.state``: what handlers do, and how many are under way."""
 
     def __init__(self) -> None:
         self.body: Callable[[Context], None] | None = None
@@ -89,7 +89,7 @@ def stalls(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "stalled" in record.getMessage()]
 
 
-def test_a_quiet_body_is_told_of_once_while_its_lease_is_alive(
+def test_a_quiet_handler_is_told_of_once_while_its_lease_is_alive(
     fleet: Fleet, room: Room, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = fleet.worker(*KINDS, state=room)
@@ -170,7 +170,7 @@ def test_its_claim_is_taken_and_another_worker_runs_it(fleet: Fleet, room: Room,
     assert not engine_of(first).engine_state.held
 
 
-def test_a_worker_never_runs_it_beside_its_first_body(fleet: Fleet, room: Room, clock: FakeClock) -> None:
+def test_a_worker_never_runs_it_beside_its_first_handler(fleet: Fleet, room: Room, clock: FakeClock) -> None:
     jobs = fleet.worker(*KINDS, state=room)
     states: set[str] = set()
     beside: list[Any] = []
@@ -328,8 +328,8 @@ def test_one_that_was_replaced_runs_as_what_replaced_it(fleet: Fleet, room: Room
     assert ends(jobs, task_id) == ["lost", "succeeded"]
 
 
-def test_a_body_that_has_ended_is_not_taken_back(fleet: Fleet, room: Room, clock: FakeClock) -> None:
-    """Its outcome is to be recorded in the next turn, and the looking comes first."""
+def test_a_handler_that_has_ended_is_not_taken_back(fleet: Fleet, room: Room, clock: FakeClock) -> None:
+    """Its outcome is to be recorded in the next cycle, and the looking comes first."""
     jobs = fleet.worker(*KINDS, state=room)
     room.body = lambda ctx: clock.advance(61)
     task_id = jobs.task(taken).schedule()

@@ -417,7 +417,7 @@ def test_a_fork_server_that_answers_late_is_used_again(made: Pool, clock: Any) -
 
 
 def test_a_child_that_was_to_be_killed_before_it_had_a_number_is(made: Pool) -> None:
-    """The fork server tells of it later. What has it killed may be a body that has to end."""
+    """The fork server tells of it later. What has it killed may be a handler that has to end."""
     killed: list[int] = []
     children = made.pool.children
     children.kill(made.child)
@@ -429,7 +429,7 @@ def test_a_child_that_was_to_be_killed_before_it_had_a_number_is(made: Pool) -> 
 
 @pytest.mark.case(63)
 def test_a_question_is_answered_though_no_thread_can_be_started_for_it(made: Pool) -> None:
-    """Or the body would wait for ever, and so would all that ask later."""
+    """Or the handler would wait for ever, and so would all that ask later."""
     (attempt,) = made.claim("task")
     (number,) = made.give(attempt)
     host, asks = made.pool.host, ("load", ["failures", {}])

@@ -255,7 +255,7 @@ def test_cleaning_up_by_hand_takes_its_own_time(fleet: Fleet, clock: FakeClock) 
 
 
 def test_batches_leave_room_for_work(fleet: Fleet, clock: FakeClock) -> None:
-    """A thousand and more to be removed: one batch between two turns."""
+    """A thousand and more to be removed: one batch between two cycles."""
     jobs = make(fleet)
     with jobs.batch() as batch:
         for _ in range(1200):

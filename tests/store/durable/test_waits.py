@@ -139,7 +139,7 @@ def test_being_suspended_while_it_is_being_emitted(bare: Bare, database: Databas
 
 @pytest.mark.case(54)
 def test_a_row_that_a_caller_holds_is_woken_later(bare: Bare, database: Database) -> None:
-    """A session with an open depend_on on the suspended task keeps neither the emit nor the turn waiting."""
+    """A session with an open depend_on on the suspended task keeps neither the emit nor the cycle waiting."""
     if database.is_sqlite:
         waiter = Waiter(bare)
         with bare.store.write() as tx:

@@ -65,7 +65,7 @@ def test_of_a_chain_that_waits(bench: Bench) -> None:
 
 @pytest.mark.case(37, 48)
 def test_of_a_chain_below_what_runs(bench: Bench) -> None:
-    """The turn that records its end carries the cascade out, and must not outlast its lease."""
+    """The cycle that records its end carries the cascade out, and must not outlast its lease."""
     counts = []
     for length in (4, 40):
         ids = chain(bench, length, started=True)

@@ -369,7 +369,7 @@ def test_restart_in_the_middle_keeps_every_edge(bench: Bench) -> None:
     assert {second.get_task_status(i).value for i in batch.ids} == {"success"}
     assert bench.script.ran[:17] == before
     order = {name: place for place, name in enumerate(bench.script.ran)}
-    assert len(order) == len(bench.script.ran) == 21  # each body once
+    assert len(order) == len(bench.script.ran) == 21  # each handler once
     assert order["held"] < order["3.1"]
     for row in range(1, 5):
         for n in range(4):

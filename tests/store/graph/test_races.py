@@ -99,7 +99,7 @@ def test_two_workers_release_one_child(bench: Bench, before_finish_commits: Any)
     def other_finishes() -> None:
         sides.append(Side(lambda: ring_and_step(right)))
         if not bench.database.is_sqlite:
-            sides[0].result()  # finishing never waits: it tries again next turn
+            sides[0].result()  # finishing never waits: it tries again next cycle
 
     before_finish_commits(other_finishes)
     ring_and_step(left)

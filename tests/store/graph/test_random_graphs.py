@@ -115,7 +115,7 @@ def allowed(node: Node, states: Sequence[State], together: bool) -> set[State]:
 
 
 class Stage:
-    """One example: its tasks' ids, and what their bodies do."""
+    """One example: its tasks' ids, and what their handlers do."""
 
     def __init__(self, bench: Bench, nodes: Sequence[Node]) -> None:
         self.bench = bench
@@ -125,7 +125,7 @@ class Stage:
         bench.script.bodies = {str(n): self.cancel for n, node in enumerate(nodes) if node.end == "cancelled"}
 
     def cancel(self, ctx: Any) -> None:
-        """The body of a task that is to end cancelled."""
+        """The handler of a task that is to end cancelled."""
         self.bench.jobs.cancel_task(ctx.id)
 
     def store(self, places: Sequence[int], apart: bool) -> None:

@@ -287,7 +287,7 @@ def test_what_cannot_be_retried(bench: Bench) -> None:
 
 @pytest.mark.case(35, 36)
 def test_a_claim_that_went_back_keeps_its_edges_as_they_were(bench: Bench) -> None:
-    """Nobody can tell whether its body had begun: its edges no longer count, and doctor does not count them either."""
+    """Whether its handler had begun is unknown: its edges no longer count, and doctor leaves them out, too."""
     parent = bench.ended("dead")
     child = int(bench.step("child", parent, when="failure").schedule())
     ring_and_step(bench.jobs)

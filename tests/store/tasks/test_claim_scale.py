@@ -151,7 +151,7 @@ def test_what_may_not_be_claimed_costs_a_claim_nothing(
     assert extra <= (2 if jobs.database.dialect.name == "postgresql" else 9), "and the task's own"
 
 
-def test_every_lane_is_found_though_a_turn_looks_at_a_stretch(fleet: Fleet) -> None:
+def test_every_lane_is_found_though_a_cycle_looks_at_a_stretch(fleet: Fleet) -> None:
     jobs = fleet.worker(each)
     with jobs.batch() as batch:
         for n in range(3 * LANES_PER_SCAN):

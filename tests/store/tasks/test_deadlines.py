@@ -21,7 +21,7 @@ AGAIN = RetryPolicy(min_wait=40, max_wait=40, max_attempts=None, jitter=0)
 
 
 class Ran(list[str]):
-    """``ctx.state``: the names that ran, and what their bodies do."""
+    """``ctx.state``: the names that ran, and what their handlers do."""
 
     body: Any = None
 
@@ -100,7 +100,7 @@ def test_no_attempt_begins_after_the_end_of_its_life(jobs: Scheduler, ran: Ran, 
 
 
 @pytest.mark.case(50)
-def test_a_running_body_is_asked_to_end(jobs: Scheduler, idle: Scheduler, ran: Ran, clock: FakeClock) -> None:
+def test_a_running_handler_is_asked_to_end(jobs: Scheduler, idle: Scheduler, ran: Ran, clock: FakeClock) -> None:
     seen: list[str] = []
 
     def body(ctx: Context) -> None:
@@ -118,7 +118,7 @@ def test_a_running_body_is_asked_to_end(jobs: Scheduler, idle: Scheduler, ran: R
     step(jobs)
     run_claimed(jobs)
     assert "cancel requested" not in seen[0]
-    assert ": it lived longer than its max_duration of 20 s; it ends when its body" in seen[1]
+    assert ": it lived longer than its max_duration of 20 s; it ends when its handler" in seen[1]
     assert len(seen) == 2
     step(jobs)
     found = jobs.get_task(task_id)
@@ -127,7 +127,9 @@ def test_a_running_body_is_asked_to_end(jobs: Scheduler, idle: Scheduler, ran: R
 
 
 @pytest.mark.case(50)
-def test_the_reason_outlives_what_the_body_raises(jobs: Scheduler, idle: Scheduler, ran: Ran, clock: FakeClock) -> None:
+def test_the_reason_outlives_what_the_handler_raises(
+    jobs: Scheduler, idle: Scheduler, ran: Ran, clock: FakeClock
+) -> None:
     def body(ctx: Context) -> None:
         clock.advance(61)
         step(idle)
@@ -188,7 +190,9 @@ def test_a_child_is_given_its_time_from_the_end_of_its_parent(jobs: Scheduler, r
 
 @pytest.mark.case(50)
 @pytest.mark.parametrize("signs", [True, False])
-def test_a_body_that_gets_no_further(jobs: Scheduler, idle: Scheduler, ran: Ran, clock: FakeClock, signs: bool) -> None:
+def test_a_handler_that_gets_no_further(
+    jobs: Scheduler, idle: Scheduler, ran: Ran, clock: FakeClock, signs: bool
+) -> None:
     def body(ctx: Context) -> None:
         for _ in range(8):
             clock.advance(10)
@@ -297,7 +301,7 @@ def test_more_than_one_batch(jobs: Scheduler, ran: Ran, clock: FakeClock) -> Non
     assert {r.state for r in rows(jobs, "SELECT DISTINCT state FROM schedd_tasks")} == {st.CANCELLED}
 
 
-def test_between_two_batches_the_lease_is_renewed_and_a_turn_taken(
+def test_between_two_batches_the_lease_is_renewed_and_a_cycle_taken(
     jobs: Scheduler, ran: Ran, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 200,000 whose lives ended together all were cancelled in one step of the loop, for longer than a lease."""

@@ -127,7 +127,7 @@ def test_one_worker_holding_a_task_twice_cannot_mix_up_its_claims(
 def test_a_stale_claim_beside_the_new_one_decides_nothing_below(
     bare: Bare, when: When, otherwise: Otherwise, fresh_state: int, stale_state: int, ended: str, order: str
 ) -> None:
-    """Both outcomes of the task in one turn: what follows is by the one that holds."""
+    """Both outcomes of the task in one cycle: what follows is by the one that holds."""
     worker = bare.worker("a")
     (task_id,) = bare.task()
     (first,) = bare.claim(worker)
@@ -223,7 +223,7 @@ def test_who_is_a_suspect_is_told_under_the_fence(bare: Bare) -> None:
 
 @pytest.mark.case(4)
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_body_that_came_to_an_end_is_no_suspect_any_more(bare: Bare, begun: bool) -> None:
+def test_a_handler_that_came_to_an_end_is_no_suspect_any_more(bare: Bare, begun: bool) -> None:
     """One that never began proves nothing."""
     worker = bare.worker("a")
     (task_id,) = bare.task()
@@ -434,7 +434,7 @@ class TestOnPostgreSQL:
         assert bare.finish(worker, *done.deferred).ready == 1
 
     @pytest.mark.parametrize("end", [st.SUCCESS, st.DEAD])
-    def test_a_held_grandchild_does_not_hold_up_the_turn(self, bare: Bare, end: int) -> None:
+    def test_a_held_grandchild_does_not_hold_up_the_cycle(self, bare: Bare, end: int) -> None:
         """The end of a task that fails goes on down: whoever holds a row there must not be waited for either."""
         worker = bare.worker("a")
         (parent,) = bare.task()
@@ -481,7 +481,7 @@ class TestOnPostgreSQL:
         assert {bare.row(i).state for i in [*chain.from_iterable(rows.values()), *shared]} == {st.DEAD, st.FAILED}
 
     @pytest.mark.parametrize("what", ["stamp", "mark_running", "reap"])
-    def test_nothing_else_in_a_turn_waits_for_a_caller(self, bare: Bare, clock: FakeClock, what: str) -> None:
+    def test_nothing_else_in_a_cycle_waits_for_a_caller(self, bare: Bare, clock: FakeClock, what: str) -> None:
         worker = bare.worker("a")
         held, free = bare.task(count=2)
         claimed = {c.id: c for c in bare.claim(worker)}

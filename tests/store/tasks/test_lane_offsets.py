@@ -154,7 +154,7 @@ def test_other_lanes_and_levels_are_found_at_once(fleet: Fleet, clock: FakeClock
     assert walks.number == number
 
 
-def test_what_a_turn_claimed_that_failed_is_claimed_again(
+def test_what_a_cycle_claimed_that_failed_is_claimed_again(
     fleet: Fleet, clock: FakeClock, walks: Walks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = slow(fleet, clock, plain)

@@ -518,7 +518,7 @@ def test_a_cancel_before_means_the_old_set_only(fleet: Fleet) -> None:
     step(jobs)
     jobs.cancel_task(first)
     assert put(jobs, "two") == first
-    drain(jobs)  # the body hears of the cancel before it begins
+    drain(jobs)  # the handler hears of the cancel before it begins
     assert jobs.state == ["two"]
     assert (jobs.get_task_status(first), ends(jobs, first)) == ("success", ["cancelled", "succeeded"])
     assert jobs.get_task(first).cancel_requested is None
@@ -773,7 +773,7 @@ def test_a_finish_does_not_wait_for_a_session_that_replaces(fleet: Fleet) -> Non
 
 @pytest.mark.case(29)
 def test_replaced_again_and_again_while_it_runs_and_ends(fleet: Fleet) -> None:
-    """Real threads on real time: the last payload of every caller's last word is run, and bodies never overlap."""
+    """Real threads on real time: the last payload of every caller's last word is run, and handlers never overlap."""
     running = threading.Semaphore(1)
     overlapped: list[str] = []
     ran: list[str] = []
