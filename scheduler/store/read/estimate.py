@@ -1,0 +1,87 @@
+"""How long kinds run, as the rollups say, and when a graph will have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from scheduler.model import state as st
+from scheduler.model.critical_path import Estimate, Expected, LeftTask, estimate
+from scheduler.model.defaults import POOLS
+from scheduler.model.registry import PROCESS, THREAD
+from scheduler.model.state import EdgeVerdict, TaskState, edge_verdict
+from scheduler.ports import FOREVER, SECOND
+from scheduler.store.db.tx import Tx
+from scheduler.store.read.graph import Graph
+from scheduler.store.read.stats import stats
+from scheduler.store.read.workers import Fleet, read_fleet
+
+LOOKED_BACK = 7 * 86_400 * SECOND  # how far back usual times are read
+_CHUNK = 5_000
+
+Group = tuple[int, int]  # pool, slot type
+
+
+def expected(tx: Tx, *, back: int = LOOKED_BACK) -> dict[str, Expected]:
+    """How long the attempts of each kind took lately. ``back``: microseconds. Reads rollups only."""
+    found = stats(tx, tx.now - back, tx.now + 1)  # with the present minute
+    usual = {}
+    for kind, numbers in found.kinds.items():
+        p50, p90 = numbers.run.percentile(50), numbers.run.percentile(90)
+        if p50 is not None and p90 is not None:
+            usual[kind] = Expected(round(p50 * SECOND), round(p90 * SECOND))
+    return usual
+
+
+def slots_of(fleet: Fleet, groups: Collection[Group]) -> dict[object, int]:
+    """How many tasks of each group the live workers run at once."""
+    return {
+        (pool, sort): sum(
+            (w.capacity.processes or 0)
+            if sort == PROCESS
+            else sum(w.capacity.pool(one)[sort] for one in range(pool, len(POOLS)))
+            for w in fleet.claiming
+        )
+        for pool, sort in groups
+    }
+
+
+def graph_estimate(tx: Tx, graph: Graph) -> Estimate:
+    """What is left of a graph: longest way, time until it has ended as a range, what blocks most."""
+    states = {node.id: node.state for node in graph.nodes}
+    stuck = {
+        edge.child
+        for edge in graph.edges
+        if states[edge.parent].terminal
+        and not states[edge.child].terminal
+        and edge_verdict(states[edge.parent], edge.when, edge.otherwise) is EdgeVerdict.WAIT
+    }
+    unfinished = [node.id for node in graph.nodes if not node.state.terminal]
+    fleet = read_fleet(tx)
+    usual = expected(tx) if unfinished else {}
+    tasks = [
+        LeftTask(
+            row.id,
+            TaskState.from_code(row.state),
+            usual.get(row.kind),
+            row.started_at if row.state == st.RUNNING else row.claimed_at if row.state == st.CLAIMED else None,
+            None if row.run_at >= FOREVER else row.run_at,
+            (row.pool, fleet.slot_types.get(row.kind, THREAD)),
+            row.id in stuck,
+        )
+        for row in _rows(tx, unfinished)
+    ]
+    groups = {task.group for task in tasks}
+    slots = slots_of(fleet, groups)  # type: ignore[arg-type]
+    return estimate(tasks, [(edge.parent, edge.child) for edge in graph.edges], tx.now, slots)
+
+
+def _rows(tx: Tx, ids: list[int]) -> list[Any]:
+    found: list[Any] = []
+    for begin in range(0, len(ids), _CHUNK):
+        found += tx.run(
+            "SELECT id, kind, state, pool, run_at, claimed_at, started_at FROM schedd_tasks "
+            f"WHERE {tx.dialect.among('id')} AND state < {st.FIRST_TERMINAL}",
+            ids=tx.dialect.bind_ids(ids[begin : begin + _CHUNK]),
+        ).fetchall()
+    return found
