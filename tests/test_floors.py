@@ -57,7 +57,7 @@ UPWARD: dict[tuple[str, str], str] = {
 # Modules of one room that know each other, by an import inside a function or one that only a type checker sees, each
 # with its reason. No module needs itself to be imported: at the top of modules there is no circle at all.
 CIRCLES: dict[frozenset[str], str] = {
-    frozenset({"scheduler", "scheduler.app", "scheduler.testing"}): "the package's names come when asked for",
+    frozenset({"scheduler.app", "scheduler.testing"}): "Scheduler.for_testing() makes what works on one",
     frozenset({"scheduler.model.task", "scheduler.model.typed"}): "a task's options are typed by what takes them",
     frozenset({"scheduler.store.db.statements", "scheduler.store.db.tx"}): "bulk statements take a Tx",
     frozenset({"scheduler.store.db.database", "scheduler.store.db.migrate"}): "opening checks the schema's revision",
@@ -192,14 +192,17 @@ def test_imports_go_downward_only(building: str) -> None:
 
 
 def circles(*, late: bool) -> set[frozenset[str]]:
-    """Groups of modules that import each other; ``late``: also inside functions and for type checkers."""
+    """Groups of modules that import each other; ``late``: also inside functions and for type checkers.
+
+    The package itself is left out: its version is plain, and its other names come when asked for.
+    """
     import networkx as nx
 
     graph: nx.DiGraph[str] = nx.DiGraph()
     for found in all_imports("scheduler", "tasks", "migrations"):
         if late or not (found.lazy or found.typing_only):
             here = module_name(found.path).removesuffix(".__init__")
-            graph.add_edges_from((here, module) for module in found.modules() if module != here)
+            graph.add_edges_from((here, module) for module in found.modules() if module not in (here, "scheduler"))
     return {frozenset(group) for group in nx.strongly_connected_components(graph) if len(group) > 1}
 
 
