@@ -10,12 +10,13 @@ import pytest
 
 from faults.harness import Fleet, all_ended, overlapping, rows, until
 from faults.kinds import Work
-from scheduler import Scheduler
+from scheduler import RetryPolicy, Scheduler
 from scheduler.model.outcome import AttemptEnd
 
 pytestmark = pytest.mark.faults
 TASKS = 1000
 KILLS = 5
+ENOUGH = RetryPolicy(min_wait=0, max_wait=0, max_attempts=KILLS + 1, jitter=0.0, strategy="fixed")  # each may cost one
 
 
 @pytest.mark.timeout(240)
@@ -26,7 +27,11 @@ def test_a_thousand_tasks_and_five_kills(fleet: Fleet, jobs: Scheduler, tell: Ca
     with jobs.batch() as batch:
         builders = []
         for index in range(TASKS):
-            builder = batch.task(Work(rng.uniform(0.0, 8.0))).priority(rng.choice(["high", "medium", "low"]))
+            builder = (
+                batch.task(Work(rng.uniform(0.0, 8.0)))
+                .priority(rng.choice(["high", "medium", "low"]))
+                .with_retry(ENOUGH)
+            )
             near = range(max(0, index - 60), index)
             builder.depend_on([builders[i] for i in rng.sample(near, min(len(near), rng.randrange(4)))])
             builders.append(builder)

@@ -3,6 +3,7 @@ interpreter."""
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -27,13 +28,25 @@ PATIENCE = 20.0
 def quick(ctx: Context) -> None: ...
 
 
+class Tokens(queue.SimpleQueue[bool]):
+    """Counts what was put into it."""
+
+    given = 0
+
+    def put(self, item: bool, block: bool = True, timeout: float | None = None) -> None:
+        self.given += 1
+        super().put(item, block, timeout)
+
+
 class Gate(threading.Event):
     """Threads that wait for it wait as long as it takes, unless they are not ``patient``."""
 
-    asked = 0
+    passed = 0  # calls by threads that were woken, one for each token
+    asked = 0  # such calls while it was closed
     patient = True
 
     def wait(self, timeout: float | None = None) -> bool:
+        self.passed += 1
         if not self.is_set():
             self.asked += 1
         return super().wait(PATIENCE if self.patient else timeout)
@@ -50,6 +63,7 @@ class Flood:
             "medium", 2 * HOLD_MIN_TASKS, self.engine_state, self.engine_state.report, spawn_thread
         )
         self.engine.slots[1, THREAD] = self.slots
+        self.tokens = self.slots._tokens = Tokens()
         self.gate = self.slots._may_begin = Gate()
         self.gate.set()
         self.engine_state.means["quick"] = 1e-5  # so one thread is woken for them
@@ -57,7 +71,8 @@ class Flood:
         step(jobs)  # they begin at once: nothing else is to be done
         self.ran(2 * HOLD_MIN_TASKS)
         self.ids += [jobs.task(quick).schedule() for _ in range(2 * HOLD_MIN_TASKS)]
-        until(lambda: self.slots._idle == self.slots._threads and self.slots._tokens.empty())
+        # A thread that has taken its token, but not yet gone idle again, would not be held.
+        until(lambda: self.gate.passed == self.tokens.given and self.slots._idle == self.slots._threads)
         self.engine.dispatch.planner.batch = HOLD_MIN_TASKS
 
     def ran(self, count: int) -> None:
