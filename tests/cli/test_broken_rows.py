@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import StoreUnavailableError, task
+from scheduler.store.db.migrate import HEAD
 from scheduler.store.schema import metadata
 from support.bench import Bench
 from support.databases import Database
@@ -108,7 +109,7 @@ def test_a_missing_table_is_named(live: Bench, ctl: Ctl) -> None:
         assert "the table schedd_edges is missing" in result.stdout
         assert "restore a backup" in result.stderr
         for look in ("list", "status"):
-            assert "the database lacks schedd_edges, though its schema is 0001" in ctl.fails(5, look)
+            assert f"the database lacks schedd_edges, though its schema is {HEAD}" in ctl.fails(5, look)
         with pytest.raises(StoreUnavailableError, match=r"lacks schedd_edges.*restore a backup"):
             live.jobs.database.open()
 
@@ -158,6 +159,8 @@ def test_status_tells_of_what_a_clock_ahead_left_behind(live: Bench, ctl: Ctl) -
     assert "1 schedule far from the next slot: nightly" in schedule["text"]
     assert due["tasks"] == [made]
     assert "`schedctl cancel` and `retry`" in due["text"]
+    why = ctl.json("show", made)["why"]
+    assert f"; a clock was ahead when that was set: `schedctl cancel {made}` and `schedctl retry {made}`" in why
 
 
 @pytest.mark.parametrize("column", ["created_at", "claimed_at"])

@@ -235,7 +235,7 @@ class TestDoctor:
         held = int(live.step("held").schedule())
         ring_and_step(live.jobs)
         live.execute("UPDATE schedd_workers SET state = 3")
-        assert self.problems(ctl) == {"claims": f"1 task held by no live worker: {held}"}
+        assert self.problems(ctl) == {"claims": f"1 task held by no live worker, which the next one takes back: {held}"}
         result = ctl("doctor", "--repair")
         assert (result.exit_code, "took back 1 task of worker 1" in result.stderr) == (0, True)
         assert live.state(held) == "scheduled"
@@ -245,7 +245,7 @@ class TestDoctor:
         ring_and_step(live.jobs)
         live.execute("DELETE FROM schedd_worker_kinds")
         live.execute("DELETE FROM schedd_workers")
-        assert self.problems(ctl) == {"claims": f"1 task held by no live worker: {held}"}
+        assert self.problems(ctl) == {"claims": f"1 task held by no live worker, which the next one takes back: {held}"}
         result = ctl("doctor", "--repair")
         assert (result.exit_code, "took back 1 task of worker" in result.stderr) == (0, True)
         assert live.state(held) == "scheduled"

@@ -32,9 +32,9 @@ from scheduler.store.durable import waits
 from scheduler.store.read import standbys
 from scheduler.store.read.status import hung, never, tasks_ahead, unserved
 from scheduler.store.read.unserved import describe, unserved_schedules
-from scheduler.store.read.workers import far_text, read_fleet, workers
+from scheduler.store.read.workers import far_text, orphans_text, read_fleet, workers
 from scheduler.store.schedules import is_ahead
-from scheduler.store.tasks.stalls import stalled
+from scheduler.store.tasks.stalls import remedy, stalled
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 _MAX_IDS = 1000  # ids named for one kind of problem
@@ -227,7 +227,7 @@ def _claims(tx: Tx) -> Finding:
     return _finding(
         "claims",
         f"{counted(len(rows), 'task')} held by live workers",
-        "held by no live worker",
+        "held by no live worker, which the next one takes back",
         loose[:_MAX_IDS],
     )
 
@@ -260,7 +260,7 @@ def _stalls(tx: Tx) -> Finding:
         return Finding("heartbeats", OK, "no running task is overdue with its heartbeat")
     ids = tuple(one.id for one in quiet[:_MAX_IDS])
     text = f"{counted(len(quiet), 'task')} running without a heartbeat, for up to {span_text(quiet[0].quiet)}"
-    return Finding("heartbeats", NOTE, f"{text}: {listed([str(i) for i in ids])}", ids)
+    return Finding("heartbeats", NOTE, f"{text}: {listed([str(i) for i in ids])}; {remedy('ID')}", ids)
 
 
 def _hung(tx: Tx) -> Finding:
@@ -376,6 +376,9 @@ def _workers(tx: Tx, version: str) -> list[Finding]:
     far = [text for text in map(far_text, seen) if text is not None]
     if far:
         found.append(Finding("leases", PROBLEM, "; ".join(far)))
+    beside = [text for text in map(orphans_text, seen) if text is not None]
+    if beside:
+        found.append(Finding("attempts", NOTE, "; ".join(beside), tuple(i for w in seen for i in w.orphaned_tasks)))
     others = sorted({w.version for w in seen} - {version})
     if others:
         found.append(Finding("versions", NOTE, f"workers also run version {listed(others)}"))

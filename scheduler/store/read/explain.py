@@ -13,10 +13,11 @@ from scheduler.model.policy import TOO_LONG, TOO_SLOW
 from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
-from scheduler.ports import FOREVER
+from scheduler.ports import FOREVER, SECOND
 from scheduler.store import pauses
 from scheduler.store.db import pg_blockers as row_locks
 from scheduler.store.db.tx import Tx
+from scheduler.store.db.writable import no_writes
 from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
 from scheduler.store.read import audit
@@ -29,10 +30,12 @@ from scheduler.store.tasks.claim import QUARANTINE_LANE
 
 _ROW = (
     "SELECT t.id, t.claim, t.kind, t.schema_version, t.state, t.queue, t.pool, t.lane, t.unmet, t.run_at, t.attempt, "
-    "t.attempt_base, t.max_attempts, t.claimed_at, t.started_at, t.finished_at, t.result_until, t.timeout, "
-    "t.cancel_requested, t.rerun, t.worker, t.error, t.error_class, t.ended_by, t.key, w.host, w.pid "
+    "t.attempt_base, t.max_attempts, t.created_at, t.claimed_at, t.started_at, t.finished_at, t.result_until, "
+    "t.timeout, t.cancel_requested, t.rerun, t.worker, t.error, t.error_class, t.ended_by, t.key, w.host, w.pid "
     "FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker WHERE t.id = :id"
 )
+
+CLOCK_AHEAD = 60 * SECOND  # what was made so far ahead of now has its times from a clock that was ahead
 
 
 def why(tx: Tx, task_id: int) -> str | None:
@@ -48,6 +51,11 @@ def why(tx: Tx, task_id: int) -> str | None:
     state = TaskState.from_code(row.state)
     if state.terminal:
         return f"{_ended(row, state, tx.now)}{_by_whom(tx, row, state)}{_key(tx, row, state)}"
+    said, refused = _unended(tx, row, state), no_writes(tx.connection)
+    return said if refused is None else refused if said is None else f"{refused}; {said}"
+
+
+def _unended(tx: Tx, row: sa.Row[Any], state: TaskState) -> str | None:
     if state is TaskState.WAITING:
         return _waiting(tx, row)
     found = workers(tx)
@@ -58,7 +66,7 @@ def why(tx: Tx, task_id: int) -> str | None:
     fleet = Fleet(found, slot_types(tx))
     if row.run_at > tx.now:
         awaited = _awaited(tx, row.id) if state is TaskState.SUSPENDED else ""
-        return f"{_later(row, state, tx.now, fleet, awaited)}{_paused_later(tx, row)}"
+        return f"{_later(row, state, tx.now, fleet, awaited)}{_ahead(row, tx.now)}{_paused_later(tx, row)}"
     return _due(tx, row, fleet)
 
 
@@ -149,7 +157,7 @@ def _held(tx: Tx, row: sa.Row[Any], state: TaskState, alive: dict[int, WorkerRec
     if quiet is not None:
         return (
             f"stalled: running on {worker} without a heartbeat for {span_text(quiet.quiet)}, "
-            f"over its kind's {span_text(quiet.stall_after)}"
+            f"over its kind's {span_text(quiet.stall_after)}: {stalls.remedy(str(row.id))}"
         )
     return None
 
@@ -203,6 +211,14 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: 
     if state is TaskState.SUSPENDED:
         return f"suspended until {at}{tail}" + (f", awaits {awaited}" if awaited else "")
     return f"due at {at}{tail}"
+
+
+def _ahead(row: sa.Row[Any], now: int) -> str:
+    """That it is due by a clock only that was ahead; empty if not."""
+    late = now + CLOCK_AHEAD
+    if row.run_at <= late or row.run_at >= FOREVER or max(row.created_at, row.claimed_at or 0) <= late:
+        return ""
+    return f"; a clock was ahead when that was set: `schedctl cancel {row.id}` and `schedctl retry {row.id}` run it now"
 
 
 def _paused_later(tx: Tx, row: sa.Row[Any]) -> str:

@@ -18,7 +18,7 @@ from scheduler.store.db.writable import no_writes
 from scheduler.store.pauses import Pause
 from scheduler.store.read import dead_letters
 from scheduler.store.read.counts import about, pools
-from scheduler.store.read.explain import ready_since
+from scheduler.store.read.explain import CLOCK_AHEAD, ready_since
 from scheduler.store.read.unserved import describe, unserved_schedules
 from scheduler.store.read.workers import (
     LOST,
@@ -267,7 +267,7 @@ def _stalled(tx: Tx, found: list[WorkerRecord]) -> list[Stuck]:
         return []
     ids = tuple(one.id for one in quiet[:_EXAMPLES])
     text = f"{_about(len(quiet))} running without a heartbeat, for up to {span_text(quiet[0].quiet)}"
-    return [Stuck("stalled", text, len(quiet), ids)]
+    return [Stuck("stalled", f"{text}: {stalls.remedy('ID')}", len(quiet), ids)]
 
 
 def never(tx: Tx) -> list[Stuck]:
@@ -368,7 +368,7 @@ def tasks_ahead(tx: Tx, newest: int | None = None) -> list[Stuck]:
     rows = tx.run(
         f"SELECT id FROM {source} WHERE state >= 1 AND state <= 3 AND run_at > :late "
         f"AND run_at < {FOREVER} AND (created_at > :late OR claimed_at > :late) ORDER BY id",
-        late=tx.now + _SCHEDULE_LATE,
+        late=tx.now + CLOCK_AHEAD,
     ).fetchall()
     if not rows:
         return []

@@ -217,7 +217,8 @@ def orphans_text(worker: WorkerRecord) -> str | None:
     if not worker.orphans:
         return None
     rest = "it fills its slot until it ends" if worker.orphans == 1 else "they fill their slots until they end"
-    return f"worker {worker.label} runs {orphans_phrase(worker.capacity.orphans)}; {rest}"
+    restart = f"`schedctl worker restart {worker.id}` ends it"
+    return f"worker {worker.label} runs {orphans_phrase(worker.capacity.orphans)}; {rest}: {restart}"
 
 
 def hung_text(worker: WorkerRecord, hang: HungHandler) -> str:

@@ -31,6 +31,11 @@ class Stalled(NamedTuple):
     stall_after: int
 
 
+def remedy(task: str) -> str:
+    """The advice for an operator. ``task``: its id, or a word for it."""
+    return f'`schedctl cancel --force {task}` ends it, and on_stall="reclaim" of its kind has it taken back'
+
+
 def stalled(tx: Tx) -> list[Stalled]:
     """The running tasks without a heartbeat for their kind's ``stall_after``, the quietest first."""
     rows = tx.run("SELECT name, options FROM schedd_kinds").fetchall()

@@ -10,6 +10,7 @@ import pytest
 
 from scheduler import Context, Scheduler, task
 from scheduler.store import workers as store_workers
+from scheduler.store.admin.doctor import check_surroundings
 from scheduler.store.read.explain import why
 from scheduler.store.read.status import status
 from scheduler.store.read.workers import WorkerRecord, workers
@@ -89,6 +90,7 @@ def test_the_handler_of_a_stalled_task_fills_its_slot_and_keeps_the_task_waiting
     jobs = worker(fleet, room)
     label = record_label(jobs)
     seen: list[Any] = []
+    findings: list[Any] = []
 
     def body(ctx: Context) -> None:
         let_pass(clock, 60, jobs)
@@ -96,6 +98,9 @@ def test_the_handler_of_a_stalled_task_fills_its_slot_and_keeps_the_task_waiting
         seen.append(said(jobs, ctx.id))
         seen.append(said(jobs, int(jobs.task(other).schedule())))
         seen.append(stuck(jobs))
+        with jobs.database.read() as tx:
+            seen_by_doctor = check_surroundings(jobs.database, tx, "")
+        findings.append([(one.text, one.tasks) for one in seen_by_doctor if one.check == "attempts"])
         clock.advance(1)
         seen.append(said(jobs, ctx.id))
         assert (record(jobs).holds, record(jobs).orphaned_tasks) == (0, (ctx.id,))
@@ -109,8 +114,9 @@ def test_the_handler_of_a_stalled_task_fills_its_slot_and_keeps_the_task_waiting
         "; waits for a free thread slot of pool medium (1 busy of 1), "
         f"where 1 attempt that lost its claim (task {task_id}) runs until it ends"
     )
-    text = f"worker {label} runs 1 attempt that lost its claim (task {task_id}); it fills its slot until it ends"
-    assert seen[2] == [(text, (task_id,))]
+    text = f"worker {label} runs 1 attempt that lost its claim (task {task_id}); it fills its slot until it ends: "
+    text += f"`schedctl worker restart {engine_of(jobs).worker}` ends it"
+    assert seen[2] == [(text, (task_id,))] == findings[0]
     assert seen[3] == f"; {beside}; no other live worker would take it"
     clock.advance(1)
     drain(jobs)

@@ -116,9 +116,12 @@ def test_a_quiet_handler_is_told_of_once_while_its_lease_is_alive(
     (show, stuck, doctor), logged = seen[1]
     assert show is not None
     assert show.startswith("stalled: running on worker ")
-    assert show.endswith(" without a heartbeat for 1 min 25 s, over its kind's 1 min")
-    assert stuck == ["1 task is running without a heartbeat, for up to 1 min 25 s"]
-    assert doctor == [f"1 task running without a heartbeat, for up to 1 min 25 s: {task_id}"]
+    taken_back = 'ends it, and on_stall="reclaim" of its kind has it taken back'
+    by_force = f"`schedctl cancel --force {task_id}` {taken_back}"
+    assert show.endswith(f" without a heartbeat for 1 min 25 s, over its kind's 1 min: {by_force}")
+    remedy = f"`schedctl cancel --force ID` {taken_back}"
+    assert stuck == [f"1 task is running without a heartbeat, for up to 1 min 25 s: {remedy}"]
+    assert doctor == [f"1 task running without a heartbeat, for up to 1 min 25 s: {task_id}; {remedy}"]
     assert logged == ["task stalled: no heartbeat for 1 min, over its kind's 1 min"]
     assert seen[2] == ((None, [], []), logged)
     assert seen[3][1] == logged * 2

@@ -5,18 +5,26 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from scheduler import Scheduler, task
 from scheduler.ports import SystemClock
 from scheduler.store.db.backup import health
 from scheduler.store.db.database import Database as Store
 from scheduler.store.db.writable import no_writes
+from scheduler.store.read.explain import why
 from scheduler.store.read.status import status
 from support.databases import Database
 
 NOBODY = 65534
+
+
+@task
+def quick(ctx: Any) -> None: ...
 
 
 @pytest.fixture
@@ -40,6 +48,9 @@ def test_it_is_told_what_takes_no_writes(database: Database, store: Store) -> No
         assert no_writes(tx.connection) is None
         assert status(tx.at(store.now())).stuck == []
     assert health(store).no_writes is None
+    with closing(Scheduler(database.url)) as jobs:
+        jobs.register(quick)
+        made = jobs.task(quick).schedule()
     if database.is_sqlite:
         path = database.path.with_name("copy.db")
         path.write_bytes(database.path.read_bytes())
@@ -51,5 +62,8 @@ def test_it_is_told_what_takes_no_writes(database: Database, store: Store) -> No
     with store.read() as tx:
         tx.connection.execute(sa.text("SET TRANSACTION READ ONLY"))
         assert "takes no writes" in str(no_writes(tx.connection))
-        ((problem, text, _, _),) = status(tx.at(store.now())).stuck
+        ((problem, text, _, _), *_others) = status(tx.at(store.now())).stuck
         assert (problem, "takes no writes" in text) == ("writes", True)
+        said = str(why(tx.at(store.now()), made))
+        assert said.startswith("the server takes no writes: set default_transaction_read_only = off")
+        assert said.endswith("but no worker is live")
