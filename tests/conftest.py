@@ -19,6 +19,7 @@ pytest_plugins = [
     "support.measurements",
     "support.fleet",
     "support.flows",
+    "support.browser",
 ]
 
 settings.register_profile("schedd", deadline=None, print_blob=True)

@@ -21,6 +21,7 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"telemetry"}),
     frozenset({"client", "engine"}),
     frozenset({"app"}),
+    frozenset({"console"}),
     frozenset({"cli", "daemon", "testing"}),
 )
 STORE: tuple[frozenset[str], ...] = (

@@ -48,6 +48,7 @@ COMMANDS = {
     "db": ("db", "The database: upgrade, check, backup."),
     "config": ("config", "The settings in effect."),
     "doctor": ("doctor", "Check what must always hold."),
+    "console": ("console", "Pages that say what is wrong, and mend it."),
     "completion": ("completion", "Print the script that completes commands in a shell."),
 }
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from scheduler.cli import exits
 from scheduler.cli.options import common
-from scheduler.cli.output import print_object, print_table, seconds, time
+from scheduler.cli.output import print_object, print_table
 from scheduler.cli.session import Session, note_no_worker, prints
 from scheduler.cli.streams import say
-from scheduler.cli.views import WORKER_COLUMNS, worker_row, worker_view
+from scheduler.cli.views import WORKER_COLUMNS, worker_row
 from scheduler.cli.watch import watchable
+from scheduler.client.json_views import status_view
 
 if TYPE_CHECKING:
     from scheduler.store.read.status import Status
@@ -34,48 +35,9 @@ def status_command(session: Session, /, check: bool) -> int:
         found = status(tx)
     idle = no_worker_reason(found.workers)
     note_no_worker(idle)
-    if not print_object(session, _view(found, now)):
+    if not print_object(session, status_view(found, now)):
         _print(found, now)
     return exits.FAILED if check and (found.stuck or idle is not None) else exits.DONE
-
-
-def _view(found: Status, now: int) -> dict[str, Any]:
-    oldest = found.oldest
-    return {
-        "at": time(now),
-        "states": found.states,
-        "at_least": sorted(found.capped),
-        "pools": {name: count._asdict() for name, count in found.pools.items()},
-        "oldest_ready": None
-        if oldest is None
-        else {
-            "id": oldest.id,
-            "kind": oldest.kind,
-            "queue": oldest.queue,
-            "since": time(oldest.since),
-            "age": seconds(max(0, now - oldest.since)),
-        },
-        "dead_letters": {
-            "count": found.states.get("dead", 0),
-            "oldest": time(found.oldest_dead),
-            "oldest_age": None if found.oldest_dead is None else seconds(max(0, now - found.oldest_dead)),
-        },
-        "workers": [worker_view(worker, now) for worker in found.workers],
-        "stuck": [
-            {"problem": s.problem, "text": s.text, "number": s.number, "tasks": list(s.tasks)} for s in found.stuck
-        ],
-        "paused": [
-            {
-                "scope": p.scope,
-                "name": p.name or None,
-                "since": time(p.at),
-                "by": p.actor,
-                "reason": p.reason,
-                "due": due,
-            }
-            for p, due in found.paused
-        ],
-    }
 
 
 def _print(found: Status, now: int) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from scheduler.cli.output import seconds, time
-from scheduler.model.trace import parse_traceparent
+from scheduler.client.json_views import attempt_view as attempt_view
+from scheduler.client.json_views import audit_view as audit_view
+from scheduler.client.json_views import decoded as decoded
+from scheduler.client.json_views import edge_view as edge_view
+from scheduler.client.json_views import seconds as seconds
+from scheduler.client.json_views import task_view as task_view
+from scheduler.client.json_views import time as time
+from scheduler.client.json_views import trace_view as trace_view
+from scheduler.client.json_views import worker_view as worker_view
 
 if TYPE_CHECKING:
-    from scheduler.store.read.audit import AuditRecord
-    from scheduler.store.read.graph import EdgeRecord
-    from scheduler.store.read.history import AttemptRecord
-    from scheduler.store.read.tasks import TaskRecord
     from scheduler.store.read.workers import WorkerRecord
 
 TASK_FIELDS = (
@@ -92,87 +93,7 @@ LIST_COLUMNS = ("id", "kind", "state", "priority", "attempt", "created_at", "run
 SCREEN_COLUMNS = ("id", "kind", "key", "state", "age", "attempt", "priority", "run_at", "created_at", "error")
 
 
-def task_view(task: TaskRecord) -> dict[str, Any]:
-    """A task as JSON: times as RFC 3339, spans in seconds, payload and result decoded."""
-    return {
-        "id": task.id,
-        "kind": task.kind,
-        "state": task.state.value,
-        "simple": task.state.simple,
-        "queue": task.queue,
-        "priority": task.priority.label,
-        "key": task.key,
-        "attempt": task.attempt,
-        "max_attempts": task.max_attempts,
-        "created_at": time(task.created_at),
-        "run_at": time(task.run_at),
-        "claimed_at": time(task.claimed_at),
-        "started_at": time(task.started_at),
-        "finished_at": time(task.finished_at),
-        "progress": task.progress,
-        "progress_message": task.progress_message,
-        "last_heartbeat_at": time(task.last_heartbeat_at),
-        "cancel_requested": time(task.cancel_requested),
-        "unmet": task.unmet,
-        "result": decoded(task.result_text),
-        "result_until": time(task.result_until),
-        "error": task.error,
-        "error_class": task.error_class,
-        "fingerprint": task.fingerprint,
-        "status_code": task.status_code,
-        "ended_by": task.ended_by,
-        "payload": decoded(task.payload),
-        "payload_ref": task.payload_ref,
-        "schema_version": task.schema_version,
-        "headers": task.headers,
-        "correlation": task.correlation,
-        "causation": task.causation,
-        "subject": task.subject,
-        "message_type": task.message_type,
-        "sequence": task.sequence,
-        "schedule": task.schedule,
-        "slot": time(task.slot),
-        "missed": task.missed,
-        "missed_since": time(task.missed_since),
-        "timeout": seconds(task.timeout),
-        "max_duration": seconds(task.max_duration),
-        "max_delay": seconds(task.max_delay),
-        "expires_at": time(task.expires_at),
-        "retry": None if task.retry is None else msgspec.to_builtins(task.retry),
-        "attempts_used": task.attempts_used,
-        "dead_letter": task.dead_letter,
-        "rerun": task.rerun,
-        "original_id": task.original_id,
-        "replay_count": task.replay_count,
-        "spawned_by": task.spawned_by,
-        "claim": task.claim,
-        "worker_id": task.worker,
-    }
-
-
-def decoded(text: str | None) -> Any:
-    """Decode JSON; a text that is no JSON stays a text."""
-    if text is None:
-        return None
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.MsgspecError:
-        return text
-
-
 EDGE_COLUMNS = ("id", "kind", "state", "when", "otherwise", "satisfied")
-
-
-def edge_view(edge: EdgeRecord, other: int) -> dict[str, Any]:
-    """An edge as seen from one of its ends; ``other``: the id of the task at the other end."""
-    return {
-        "id": other,
-        "kind": edge.kind,
-        "state": edge.state.value,
-        "when": edge.when.value,
-        "otherwise": edge.otherwise.value,
-        "satisfied": edge.satisfied,
-    }
 
 
 ENVELOPE_FIELDS = (
@@ -182,55 +103,11 @@ ENVELOPE_FIELDS = (
 ATTEMPT_COLUMNS = ("attempt", "outcome", "worker", "started_at", "finished_at", "seconds", "error")
 
 
-def attempt_view(attempt: AttemptRecord) -> dict[str, Any]:
-    """One attempt that has ended."""
-    ran = None if attempt.started_at is None else attempt.finished_at - attempt.started_at
-    envelope = attempt.envelope
-    return {
-        "attempt": attempt.number,
-        "claim": attempt.claim,
-        "outcome": attempt.outcome.value,
-        "worker": attempt.worker,
-        "claimed_at": time(attempt.claimed_at),
-        "started_at": time(attempt.started_at),
-        "finished_at": time(attempt.finished_at),
-        "seconds": seconds(ran),
-        "error": attempt.error,
-        "error_class": attempt.error_class,
-        "fingerprint": attempt.fingerprint,
-        "status_code": attempt.status_code,
-        "correlation": envelope.correlation_id,
-        "causation": envelope.causation_id,
-        "idempotency_key": envelope.idempotency_key,
-        "subject": envelope.subject,
-        "message_type": envelope.message_type,
-        "schema_version": envelope.schema_version,
-        "sequence": envelope.sequence,
-        "created_at": envelope.created_at.isoformat().replace("+00:00", "Z"),
-        "payload": decoded(envelope.payload),
-        "payload_ref": envelope.payload_ref,
-        **trace_view(attempt.trace),
-    }
-
-
-def trace_view(traceparent: str | None) -> dict[str, Any]:
-    """The ids of an attempt's span, None for an attempt that was not traced."""
-    context = None if traceparent is None else parse_traceparent(traceparent)
-    if context is None:
-        return {"trace_id": None, "span_id": None}
-    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
-
-
 AUDIT_COLUMNS = ("at", "actor", "action", "reason", "via", "detail")
 AUDIT_FIELDS = (
     *("id", "at", "actor", "action", "task_id", "subject", "reason", "via"),
     *("bulk", "filter", "before", "after", "detail"),
 )
-
-
-def audit_view(entry: AuditRecord) -> dict[str, Any]:
-    """One entry of the audit."""
-    return {**entry._asdict(), "at": time(entry.at)}
 
 
 WORKER_FIELDS = (
@@ -268,35 +145,6 @@ WORKER_COLUMNS = (
     "queues",
     "kinds",
 )
-
-
-def worker_view(worker: WorkerRecord, now: int) -> dict[str, Any]:
-    """One worker; ``heartbeat_age`` and ``lease_left`` are seconds at ``now``, ``skew`` its clock behind the server."""
-    return {
-        "id": worker.id,
-        "incarnation": worker.incarnation,
-        "host": worker.host,
-        "pid": worker.pid,
-        "version": worker.version,
-        "state": worker.state,
-        "queues": list(worker.queues),
-        "pools": {name: {"slots": s, "async_slots": a} for name, (s, a) in worker.capacity.pools.items()},
-        "processes": worker.capacity.processes,
-        "max_concurrent_tasks": worker.capacity.most,
-        "kinds": list(worker.kinds),
-        "holds": worker.holds,
-        "orphans": {"count": worker.orphans, "tasks": list(worker.orphaned_tasks)},
-        "hung": [
-            {"id": one.task, "kind": one.kind, "since": time(one.since), "blocks_loop": one.blocks}
-            for one in worker.hung
-        ],
-        "running": [{"id": one.id, "kind": one.kind, "since": time(one.since)} for one in worker.running],
-        "started_at": time(worker.started_at),
-        "heartbeat_at": time(worker.heartbeat_at),
-        "heartbeat_age": seconds(max(0, now - worker.heartbeat_at)),
-        "lease_left": seconds(max(0, worker.lease_until - now)) if worker.alive else None,
-        "skew": seconds(worker.skew),
-    }
 
 
 def worker_row(worker: WorkerRecord, now: int) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from scheduler.config.model import KINDS, Config, Section
+from scheduler.config.model import KINDS, SECRETS, Config, Section
 from scheduler.config.sources import Reader
 from scheduler.config.validation import check
 
 PLACES = ("config.toml", "/etc/schedd/config.toml")
-_SECRET = frozenset({"store.url", "mail.password"})  # never echoed in an error, shown without its password elsewhere
+_SECRET = frozenset({"store.url", *SECRETS})  # never echoed in an error, shown without its password elsewhere
 
 
 def find(path: str | None, environ: Mapping[str, str] = os.environ) -> str | None:

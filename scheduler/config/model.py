@@ -115,6 +115,30 @@ class Metrics(Section, frozen=True):
     rollups: bool = True
 
 
+class Console(Section, frozen=True):
+    """``[console]``: the pages. ``listen``: the daemon serves them there, in a process of its own; None: it does not.
+
+    ``auth`` None: a link for one use on loopback addresses, the peer's user on a Unix socket. ``users``: the file of
+    those who have a token or a password. ``groups`` (of a proxy's users) and ``roles``: ``"group = role"``,
+    ``"name = verb, verb"``. ``commands``: whether tasks that run commands may be submitted and patched.
+    """
+
+    listen: str | None = None
+    auth: Literal["token", "basic", "proxy", "local"] | None = None
+    users: str | None = None
+    groups: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
+    proxy_secret: str | None = None
+    hosts: tuple[str, ...] = ()
+    prefix: str | None = None
+    frame_ancestors: tuple[str, ...] = ()
+    read_only: bool = False
+    commands: bool = False
+    label: str | None = None
+    zone: str = "UTC"
+
+
 class Command(Section, frozen=True):
     """``[command]``: whether tasks may run commands, and in which directories (none named: in any)."""
 
@@ -199,6 +223,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     log: Log = Log()
     retention: Retention = Retention()
     metrics: Metrics = Metrics()
+    console: Console = Console()
     command: Command = Command()
     files: Files = Files()
     http: Http = Http()
@@ -239,12 +264,16 @@ KINDS: Mapping[str, Any] = dict(_kinds(Config))
 """Every setting's dotted name and annotated type, in the order of the documentation."""
 
 
+SECRETS = frozenset({"mail.password", "console.proxy_secret"})
+"""Settings whose values are never shown."""
+
+
 def describe(config: Config) -> list[Setting]:
     """The settings in effect, each with where it comes from; passwords masked. For ``config check``."""
     found = []
     for name, kind in KINDS.items():
         value = config.get(name)
-        if name == "mail.password" and value is not None:
+        if name in SECRETS and value is not None:
             value = "***"
         elif isinstance(value, str):
             value = shown_url(value) if "://" in value else redact(value)

@@ -94,6 +94,21 @@ skipped = "1d"
 stats = "30d"
 [metrics]
 rollups = false
+[console]
+listen = "unix:/run/schedd/console.sock"
+auth = "proxy"
+users = "/etc/schedd/console_users"
+groups = ["ops = operator"]
+roles = ["oncall = retry, cancel"]
+trusted_proxies = ["unix"]
+proxy_secret = "a long one"
+hosts = ["jobs.example.com"]
+prefix = "/schedd"
+frame_ancestors = ["https://portal.example.com"]
+read_only = true
+commands = true
+label = "production"
+zone = "Europe/Berlin"
 [command]
 enabled = true
 roots = ["/srv/work"]

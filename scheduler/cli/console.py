@@ -1,0 +1,71 @@
+"""``schedctl console``."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+import click
+
+from scheduler.cli.options import common
+from scheduler.cli.session import Session, note, prints
+from scheduler.cli.streams import say
+from scheduler.errors import ConfigError
+
+NEEDS = ("starlette", "uvicorn", "jinja2")
+
+
+@click.command(name="console")
+@click.option("--listen", metavar="HOST:PORT|unix:PATH", help="Where to listen; by default [console] listen.")
+@click.option("--read-only", is_flag=True, help="Let nobody change anything.")
+@click.option("--open", "opens", is_flag=True, help="Open it in a browser.")
+@click.option("--new-user", metavar="NAME:ROLE", help="Print a line for [console] users, and end.")
+@common
+@prints(("url",), lasting=True)
+def console_command(
+    session: Session, /, listen: str | None, read_only: bool, opens: bool, new_user: str | None
+) -> None:
+    """Serve the pages that say what is wrong, and mend it.
+
+    By default on http://127.0.0.1:8321, opened by a link for one use that is printed. Other addresses want
+    [console] auth. It works on the database itself, so it answers when no daemon runs.
+    """
+    missing = [name for name in NEEDS if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"the console needs {', '.join(missing)}: pip install 'schedd[console]'")
+    config = session.config
+    if new_user is not None:
+        _print_user(new_user, config.console.auth or "token")
+        return
+    import msgspec
+
+    from scheduler.console.serve import serve
+
+    session.existing()
+    if read_only:
+        config = msgspec.structs.replace(config, console=msgspec.structs.replace(config.console, read_only=True))
+
+    def tell(url: str) -> None:
+        note("the console listens; Ctrl-C ends it")
+        say(url)
+        sys.stdout.flush()  # a program that started this may wait for it
+
+    serve(config, listen, opens=opens, tell=tell)
+
+
+def _print_user(text: str, auth: str) -> None:
+    """Print a line of the users file: for a new token, which is printed too, or for a password that is asked for."""
+    import secrets
+
+    from scheduler.console.auth import hash_password, hash_token
+
+    name, _, role = text.partition(":")
+    if not name or not role or any(char.isspace() for char in text):
+        raise click.UsageError("--new-user is NAME:ROLE, such as ci:operator")
+    if auth == "basic":
+        password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        say(f"{name} {role} {hash_password(password)}")
+        return
+    token = secrets.token_urlsafe(32)
+    note(f"the token of {name}, shown this once: {token}")
+    say(f"{name} {role} {hash_token(token)}")

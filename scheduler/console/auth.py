@@ -1,0 +1,378 @@
+"""Who asks: a link for one use, tokens, passwords, a proxy in front, the Unix socket, or the program around us."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import inspect
+import os
+import pwd
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio.to_thread
+from starlette.requests import Request
+
+from scheduler.console.roles import Principal, Verb, read_roles
+from scheduler.console.security import Peer, Signer
+from scheduler.errors import ConfigError
+
+COOKIE = "schedd_session"
+SESSION_SECONDS = 12 * 3600.0
+LINK_SECONDS = 60.0  # for which a link for one use is good
+LINKS_EVERY = 10.0  # seconds between two links that a visitor may have printed
+VERIFIED_SECONDS = 300.0  # for which a password that was right is not hashed again
+SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
+SCRYPT_MEMORY = 64 * 1024 * 1024
+PROXY_SECRET_HEADER = "x-schedd-proxy-secret"
+Roles = Mapping[str, frozenset[Verb]]
+
+
+class WrongCredentialsError(Exception):
+    """What was presented is wrong: it counts as a failed log-in."""
+
+
+class Auth:
+    """How it is found out who asks. ``form``: the field of the log-in page; ``challenge``: of a 401; ``sessions``: its
+    cookies, if it has any."""
+
+    name = ""
+    form = ""
+    challenge: str | None = None
+    sessions: Sessions | None = None
+
+    async def identify(self, request: Request, peer: Peer) -> Principal | None:
+        """Who asks; None: unknown. Raises WrongCredentialsError."""
+        raise NotImplementedError
+
+    def log_in(self, given: str) -> Principal | None:
+        """Who has this token; None: no user has."""
+        return None
+
+
+class Sessions:
+    """Cookies of this process's own."""
+
+    def __init__(self, secure: bool = False) -> None:
+        self.signer = Signer()
+        self.secure = secure
+
+    def cookie(self, user: str) -> str:
+        """The value of a new session's cookie."""
+        return self.signer.seal("session", {"user": user}, SESSION_SECONDS)
+
+    def user(self, request: Request) -> str | None:
+        """Who the cookie of a request belongs to."""
+        sealed = request.cookies.get(COOKIE)
+        found = None if sealed is None else self.signer.open("session", sealed)
+        return None if found is None else str(found["user"])
+
+
+class LinkAuth(Auth):
+    """A link with a token for one use, printed in the terminal, and exchanged for a cookie. For loopback addresses.
+
+    Other users of the machine, and pages of other sites, reach loopback addresses too.
+    """
+
+    name = "link"
+
+    def __init__(self, roles: Roles) -> None:
+        self._roles = roles
+        self.sessions: Sessions = Sessions()
+        self._links: dict[str, float] = {}
+        self._printed = 0.0
+        self.show: Callable[[str], None] = lambda token: None  # prints a link with this token
+
+    def new_link(self) -> str:
+        """The token of a new link."""
+        token = secrets.token_urlsafe(24)
+        self._links[hashlib.sha256(token.encode()).hexdigest()] = time.monotonic() + LINK_SECONDS
+        return token
+
+    def print_link(self) -> bool:
+        """Have a new link printed where the console was started; False if one was a moment ago."""
+        if time.monotonic() - self._printed < LINKS_EVERY:
+            return False
+        self._printed = time.monotonic()
+        self.show(self.new_link())
+        return True
+
+    async def identify(self, request: Request, peer: Peer) -> Principal | None:
+        user = self.sessions.user(request)
+        return None if user is None else Principal(user, "admin", self._roles["admin"], True)
+
+    def log_in(self, given: str) -> Principal | None:
+        """Use up a link."""
+        now = time.monotonic()
+        until = self._links.pop(hashlib.sha256(given.encode("utf-8", "replace")).hexdigest(), 0.0)
+        self._links = {key: end for key, end in self._links.items() if end > now}
+        return Principal(_os_name(os.getuid()), "admin", self._roles["admin"], True) if until > now else None
+
+
+class User(NamedTuple):
+    """A line of the users file."""
+
+    name: str
+    role: str
+    hash: str
+
+
+class Users:
+    """The users file: lines of ``name role hash``. It is read again when it changes, so that a removed one is out."""
+
+    def __init__(self, path: Path, roles: Roles, method: str) -> None:
+        self._path, self._roles, self._method = path, roles, method
+        self._seen: tuple[int, int] = (0, 0)
+        self._users: dict[str, User] = {}
+        self.users()  # a mistake is told at the start
+
+    def users(self) -> dict[str, User]:
+        """Users by name. Raises ConfigError."""
+        try:
+            stat = self._path.stat()
+            if (stat.st_mtime_ns, stat.st_size) != self._seen:
+                self._users = self._read(self._path.read_text(encoding="utf-8"))
+                self._seen = (stat.st_mtime_ns, stat.st_size)
+        except OSError as error:
+            raise ConfigError(f"cannot read the users file {self._path}: {error.strerror or error}") from None
+        return self._users
+
+    def _read(self, text: str) -> dict[str, User]:
+        found = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            where = f"{self._path}:{number}"
+            if len(words) != 3:
+                raise ConfigError(f'{where}: a user is "name role hash", as `schedctl console --new-user` prints it')
+            user = User(*words)
+            if user.role not in self._roles:
+                raise ConfigError(f"{where}: there is no role {user.role!r}; there are {', '.join(self._roles)}")
+            if not user.hash.startswith(f"{self._method}:"):
+                raise ConfigError(f"{where}: the hash of {user.name} must begin with {self._method}:")
+            found[user.name] = user
+        return found
+
+    def principal(self, user: User, name: str, session: bool = False) -> Principal:
+        """The user as one who asks."""
+        return Principal(name, user.role, self._roles[user.role], session)
+
+
+class TokenAuth(Auth):
+    """Tokens of the users file: ``Authorization: Bearer``, or typed into the log-in page and exchanged for a cookie."""
+
+    name = form = "token"
+    challenge = "Bearer"
+
+    def __init__(self, users: Users, secure: bool) -> None:
+        self._users = users
+        self.sessions: Sessions = Sessions(secure)
+
+    async def identify(self, request: Request, peer: Peer) -> Principal | None:
+        method, _, token = request.headers.get("authorization", "").partition(" ")
+        if method.lower() == "bearer":
+            found = self._find(token.strip())
+            if found is None:
+                raise WrongCredentialsError
+            return self._users.principal(found, f"token:{found.name}")
+        known = self.sessions.user(request)
+        name, _, mark = (known or "").partition(" ")
+        user = self._users.users().get(name)
+        if user is None or not hmac.compare_digest(mark, user.hash[-16:]):  # removed, or given another token, since
+            return None
+        return self._users.principal(user, f"token:{user.name}", True)
+
+    def log_in(self, given: str) -> Principal | None:
+        found = self._find(given)
+        return None if found is None else self._users.principal(found, f"{found.name} {found.hash[-16:]}", True)
+
+    def _find(self, token: str) -> User | None:
+        mark = f"sha256:{hashlib.sha256(token.encode('utf-8', 'replace')).hexdigest()}"
+        found = None
+        for user in self._users.users().values():
+            if hmac.compare_digest(user.hash, mark):
+                found = user
+        return found
+
+
+class BasicAuth(Auth):
+    """Names and passwords of the users file (scrypt)."""
+
+    name = "basic"
+    challenge = 'Basic realm="schedd", charset="UTF-8"'
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self._key = secrets.token_bytes(32)
+        self._verified: dict[bytes, float] = {}
+        self._nobody = hash_password(secrets.token_hex())  # hashed against where there is no such user
+
+    async def identify(self, request: Request, peer: Peer) -> Principal | None:
+        method, _, given = request.headers.get("authorization", "").partition(" ")
+        if method.lower() != "basic":
+            return None
+        try:
+            name, sign, password = base64.b64decode(given.strip(), validate=True).decode().partition(":")
+        except ValueError:
+            raise WrongCredentialsError from None
+        user = self._users.users().get(name)
+        if not sign or not await anyio.to_thread.run_sync(self._is_right, user, name, password):
+            raise WrongCredentialsError
+        assert user is not None
+        return self._users.principal(user, f"{name} (basic)")
+
+    def log_in(self, given: str) -> Principal | None:
+        return None
+
+    def _is_right(self, user: User | None, name: str, password: str) -> bool:
+        stored = user.hash if user is not None else self._nobody
+        mark = hmac.digest(self._key, f"{name}\0{stored}\0{password}".encode("utf-8", "replace"), "sha256")
+        now = time.monotonic()
+        if self._verified.get(mark, 0.0) > now:
+            return user is not None
+        right = hmac.compare_digest(stored, hash_password(password, bytes.fromhex(stored.split(":")[1])))
+        if right and user is not None:
+            self._verified = {key: end for key, end in self._verified.items() if end > now}
+            self._verified[mark] = now + VERIFIED_SECONDS
+        return right and user is not None
+
+
+class ProxyAuth(Auth):
+    """What a proxy says that has authenticated its users (oauth2-proxy, Authelia, Cloudflare Access, Tailscale).
+
+    ``groups``: group -> role; the mightiest role of a user's groups holds.
+    """
+
+    name = "proxy"
+
+    def __init__(self, roles: Roles, groups: Mapping[str, str], secret: str | None) -> None:
+        self._roles, self._groups, self._secret = roles, groups, secret
+
+    async def identify(self, request: Request, peer: Peer) -> Principal | None:
+        if not peer.trusted:
+            return None
+        headers = request.headers
+        if self._secret is not None and not hmac.compare_digest(
+            headers.get(PROXY_SECRET_HEADER, "").encode("utf-8", "replace"), self._secret.encode()
+        ):
+            raise WrongCredentialsError
+        users = headers.getlist("x-forwarded-user")
+        if len(users) != 1 or not users[0].strip():
+            return None
+        given = {one.strip() for one in headers.get("x-forwarded-groups", "").split(",") if one.strip()}
+        mine = [self._groups[group] for group in ("*", *sorted(given)) if group in self._groups]
+        if not mine:
+            return None
+        role = max(mine, key=lambda name: len(self._roles[name]))
+        return Principal(f"{users[0].strip()[:200]} (proxy)", role, self._roles[role])
+
+
+class LocalAuth(Auth):
+    """The Unix socket: the kernel says which user is at the other end, and the socket's mode who may come."""
+
+    name = "local"
+
+    def __init__(self, roles: Roles) -> None:
+        self._roles = roles
+
+    async def identify(self, request: Request, peer: Peer) -> Principal | None:
+        # Behind a proxy the peer is the proxy, whoever asks.
+        if peer.uid is None or any(name.startswith(("x-forwarded", "forwarded")) for name in request.headers):
+            return None
+        return Principal(_os_name(peer.uid), "admin", self._roles["admin"])
+
+
+class CallerAuth(Auth):
+    """The program around us says who asks."""
+
+    name = "program"
+
+    def __init__(self, user: Callable[[Mapping[str, Any]], Any]) -> None:
+        self._user = user
+
+    async def identify(self, request: Request, peer: Peer) -> Principal | None:
+        found = self._user(request.scope)
+        if inspect.isawaitable(found):
+            found = await found
+        if found is not None and not isinstance(found, Principal):
+            raise ConfigError(f"user= returns a scheduler.console.principal() or None, not {found!r:.80}")
+        return found
+
+
+def hash_password(password: str, salt: bytes | None = None) -> str:
+    """The hash of a password for the users file."""
+    salt = secrets.token_bytes(16) if salt is None else salt
+    made = hashlib.scrypt(
+        password.encode("utf-8", "replace"), salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P, maxmem=SCRYPT_MEMORY
+    )
+    return f"scrypt:{salt.hex()}:{made.hex()}"
+
+
+def hash_token(token: str) -> str:
+    """The hash of a token for the users file."""
+    return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
+
+
+def _os_name(uid: int) -> str:
+    try:
+        return f"os:{pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"os:{uid}"
+
+
+def make_auth(settings: Any, *, loopback: bool, unix: bool, trusts_proxy: bool, secure: bool = False) -> Auth:
+    """The authentication that ``[console]`` asks for. Raises ConfigError, also where the address would be open."""
+    roles = read_roles(settings.roles)
+    method = settings.auth
+    if method is None:
+        if unix:
+            method = "local"
+        elif loopback:
+            return LinkAuth(roles)
+        else:
+            raise ConfigError(
+                "the console does not listen on an address that others can reach without [console] auth: set it to "
+                '"token", "basic" or "proxy", or listen on 127.0.0.1 or a Unix socket'
+            )
+    if method == "local":
+        if not unix:
+            raise ConfigError('[console] auth = "local" needs a Unix socket: listen = "unix:/run/schedd/console.sock"')
+        return LocalAuth(roles)
+    if method == "proxy":
+        if not trusts_proxy:
+            raise ConfigError('[console] auth = "proxy" needs trusted_proxies: from where its headers are believed')
+        return ProxyAuth(roles, _groups(settings.groups, roles), settings.proxy_secret)
+    if method == "basic":
+        return BasicAuth(Users(_users_file(settings.users), roles, "scrypt"))
+    return TokenAuth(Users(_users_file(settings.users), roles, "sha256"), secure)
+
+
+def _groups(lines: tuple[str, ...], roles: Roles) -> dict[str, str]:
+    found = {}
+    for line in lines:
+        group, sign, role = (part.strip() for part in line.partition("="))
+        if not sign or not group or role not in roles:
+            raise ConfigError(
+                f'[console] groups: {line!r:.80} is not "group = role"; there are the roles {", ".join(roles)}'
+            )
+        found[group] = role
+    if not found:
+        raise ConfigError('[console] auth = "proxy" needs groups: "group = role", or "* = viewer" for every user')
+    return found
+
+
+def _users_file(path: str | None) -> Path:
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    if path is not None:
+        return Path(path)
+    if directory is not None and (Path(directory) / "console_users").exists():
+        return Path(directory) / "console_users"
+    raise ConfigError(
+        "this [console] auth needs users: the path of a file of them, or the systemd credential console_users; "
+        "`schedctl console --new-user NAME:ROLE` prints a line for it"
+    )

@@ -1,0 +1,459 @@
+"""Gate: the ASGI app. One way for every request: limits, host, who asks, route and verb, origin, body, answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import mimetypes
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import cached_property, partial
+from importlib import resources
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+import anyio
+import anyio.to_thread
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
+
+from scheduler import __version__
+from scheduler.app import Scheduler
+from scheduler.config.model import Config, Console
+from scheduler.console import pages, routes
+from scheduler.console.auth import COOKIE, Auth, LinkAuth, WrongCredentialsError
+from scheduler.console.live import Snapshots
+from scheduler.console.render import Done, Page, dump, render
+from scheduler.console.roles import Principal, Verb
+from scheduler.console.security import (
+    Failures,
+    Peer,
+    Peers,
+    Signer,
+    host_allowed,
+    hosts_of,
+    same_origin,
+    security_headers,
+)
+from scheduler.console.visit import PREFERENCES, BadInputError, Preferences, Site, Visit
+from scheduler.errors import (
+    ConfigError,
+    CycleError,
+    DuplicateKeyError,
+    InvalidTransitionError,
+    SchedulerError,
+    StoreUnavailableError,
+    UnknownScheduleError,
+    UnknownTaskError,
+    UnknownWorkerError,
+)
+from scheduler.model.redact import redact
+from scheduler.model.times import to_datetime
+from scheduler.store.db.bounded import ReadTooLongError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_BODY = 1024 * 1024
+MAX_FIELDS = 11_000  # of a form: as many rows as a bulk takes may be ticked
+MAX_REQUESTS = 64  # at once
+THREADS = 4  # requests that read or write the database at once
+FLASH, FLASH_SECONDS = "schedd_flash", 60.0
+STATIC_SECONDS = 3600
+_FORM = "application/x-www-form-urlencoded"
+_NO_VERBS = Principal("", "", frozenset())
+
+logger = logging.getLogger("scheduler.console")
+
+
+class Refusal(Exception):
+    """A request is not answered: a status, and why."""
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status, self.text, self.headers = status, text, dict(headers or {})
+
+
+def make_gate(jobs: Scheduler, auth: Auth, settings: Console | None = None, config: Config | None = None) -> Gate:
+    """Make the console's ASGI app. Raises ConfigError."""
+    return Gate(Site(jobs, settings if settings is not None else Console(), config), auth)
+
+
+class Gate:
+    """The console as an ASGI app. Every answer, streams too, goes through :meth:`answer`."""
+
+    def __init__(self, site: Site, auth: Auth, *, standalone: bool = False) -> None:
+        pages.load()
+        self.site, self.auth = site, auth
+        self.settings = site.settings
+        self.peers = Peers(self.settings.trusted_proxies)
+        self.failures = Failures()
+        self.snapshots = Snapshots(site.jobs.database)
+        self._standalone = standalone
+        self._hosts = hosts_of(self.settings.listen, self.settings.hosts)
+        self._headers = security_headers(self.settings.frame_ancestors)
+        self._flashes = Signer()
+        self._requests = 0
+
+    @cached_property
+    def _limiter(self) -> anyio.CapacityLimiter:
+        return anyio.CapacityLimiter(THREADS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        if scope["type"] != "http":  # there is no WebSocket here
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if self._requests >= MAX_REQUESTS:
+            await self._finish(Response("too many requests at once\n", 503, {"retry-after": "1"}))(scope, receive, send)
+            return
+        self._requests += 1
+        try:
+            response = await self.answer(Request(scope, receive))
+            await self._finish(response)(scope, receive, send)
+        except ClientDisconnect:
+            pass
+        finally:
+            self._requests -= 1
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                self.snapshots.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    def _finish(self, response: Response) -> Response:
+        for name, value in self._headers.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    # One request
+
+    async def answer(self, request: Request) -> Response:
+        """The answer to a request, whatever happens."""
+        wants_json = request.url.path.endswith(".json")
+        peer = self.peers.of(request.scope)
+        prefix = self._prefix(request, peer)
+        path = self._path(request)
+        visit = Visit(self.site, _NO_VERBS, path, {}, {}, {}, self._preferences(request), prefix, wants_json)
+        try:
+            return await self._answer(request, peer, prefix, path, visit)
+        except Refusal as refused:
+            return self._refused(visit, refused)
+        except BadInputError as error:
+            return self._refused(visit, Refusal(error.status, str(error)))
+        except ReadTooLongError as error:
+            return self._refused(visit, Refusal(503, f"{error}. Narrow the filter, or look at a shorter time."))
+        except SchedulerError as error:
+            return self._refused(visit, Refusal(status_of(error), redact(str(error))))
+        except ClientDisconnect:
+            raise
+        except Exception:
+            logger.exception("the console failed at %s", path)
+            return self._refused(visit, Refusal(500, "The console has failed here; its log says how."))
+
+    async def _answer(self, request: Request, peer: Peer, prefix: str, path: str, visit: Visit) -> Response:
+        self._check_host(request)
+        twin = path.endswith(".json")
+        bare = path.removesuffix(".json") if twin else path
+        bare = "/" if bare in ("/index", "") else bare
+        route, params, elsewhere = routes.find(request.method, bare)
+        public = route is not None and route.verb is Verb.PUBLIC
+        if "t" in request.query_params and isinstance(self.auth, LinkAuth) and request.method == "GET":
+            return await self._log_in(request, peer, prefix, request.query_params["t"])
+        who = _NO_VERBS if public else await self._who(request, peer)
+        visit.who = who
+        if route is None:
+            if elsewhere:
+                raise Refusal(405, f"There is no {request.method} here.")
+            raise Refusal(404, "There is no such page.")
+        if not who.may(route.verb):
+            raise Refusal(403, f"Your role, {who.role}, does not include “{route.verb}”.")
+        form: Mapping[str, list[str]] = {}
+        if route.method == "POST":
+            self._check_origin(request)
+            form = await self._form(request)
+        query = parse_qs(
+            request.url.query, keep_blank_values=False, max_num_fields=200, encoding="utf-8", errors="replace"
+        )
+        visit = Visit(
+            self.site,
+            who,
+            bare,
+            params,
+            query,
+            form,
+            visit.preferences,
+            prefix,
+            twin,
+            request.headers.get("last-event-id"),
+        )
+        if path.startswith("/static/"):
+            return static(params["name"], request.headers.get("if-none-match"))
+        if path in ("/login", "/login/link", "/logout") and route.method == "POST":
+            return await self._session(path, request, peer, visit)
+        if route.asynchronous:
+            response: Response = await route.endpoint(visit)
+            return response
+        work = partial(self._act if route.method == "POST" else self._show, request, visit, route)
+        return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+
+    def _check_host(self, request: Request) -> None:
+        named = self.settings.hosts or self._standalone
+        if named and not host_allowed(request.headers.get("host", ""), self._hosts):
+            raise Refusal(421, "This console is not known by that name: add it to [console] hosts.")
+
+    def _prefix(self, request: Request, peer: Peer) -> str:
+        if peer.trusted:
+            given = request.headers.get("x-forwarded-prefix", "").rstrip("/")
+            if given.startswith("/") and not given.startswith("//") and given == quote(given, safe="/~-._"):
+                return given
+        return str(request.scope.get("root_path", "")).rstrip("/") or (self.settings.prefix or "").rstrip("/")
+
+    def _path(self, request: Request) -> str:
+        path, root = str(request.scope["path"]), str(request.scope.get("root_path", "")).rstrip("/")
+        for prefix in (root, (self.settings.prefix or "").rstrip("/")):
+            if prefix and (path == prefix or path.startswith(f"{prefix}/")):
+                path = path[len(prefix) :]
+                break
+        return path or "/"
+
+    async def _who(self, request: Request, peer: Peer) -> Principal:
+        address = peer.address
+        if self.failures.refuses(address):
+            raise Refusal(429, "Too many failed attempts: wait a minute.", {"retry-after": "60"})
+        try:
+            who = await self.auth.identify(request, peer)
+        except WrongCredentialsError:
+            self.failures.add(address)
+            who = None
+        if who is None:
+            challenge = self.auth.challenge
+            raise Refusal(401, "Who are you?", {"www-authenticate": challenge} if challenge else {})
+        return who.limited({Verb.LOOK}) if self.settings.read_only else who
+
+    def _check_origin(self, request: Request) -> None:
+        """Refuse what a page of another site sends. A bearer token is never sent by a browser by itself."""
+        if request.headers.get("authorization", "").lower().startswith("bearer "):
+            return
+        if not same_origin(request.headers, request.headers.get("host", "")):
+            raise Refusal(403, "This came from another site, or from a browser that does not say from where.")
+
+    async def _form(self, request: Request) -> Mapping[str, list[str]]:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY:
+                raise Refusal(413, "That is more than a form may have, 1 MiB.")
+        if not body:
+            return {}
+        try:
+            if kind == _FORM:
+                return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+            if kind == "application/json":
+                given = json.loads(body)
+                if isinstance(given, dict):
+                    return {str(name): _listed(value) for name, value in given.items()}
+        except (ValueError, RecursionError):
+            pass
+        raise Refusal(415, f"A form is {_FORM}, or an object of application/json.")
+
+    # Pages and verbs; in a thread
+
+    def _show(self, request: Request, visit: Visit, route: routes.Route) -> Response:
+        if "fragment" in visit.query and not visit.json:
+            return self._fragment(request, visit, route)
+        found = route.endpoint(visit)
+        if isinstance(found, Response):
+            return found
+        if visit.json:
+            return Response(dump(found.data), found.status, media_type="application/json")
+        flash = self._flash(request)
+        response = _html(self._rendered(visit, found, flash), found.status)
+        if flash:
+            response.delete_cookie(FLASH, visit.prefix or "/")
+        return response
+
+    def _fragment(self, request: Request, visit: Visit, route: routes.Route) -> Response:
+        """What changes of a page, if it has changed."""
+        query = "&".join(f"{name}={value}" for name, values in sorted(visit.query.items()) for value in values)
+        key = (visit.path, query, visit.who.verbs, visit.preferences, visit.prefix)
+
+        def make() -> str:
+            found = route.endpoint(visit)
+            return "" if isinstance(found, Response) else self._rendered(visit, found, None, fragment=True)
+
+        snapshot = self.snapshots.get(key, make)
+        tag = f'"{snapshot.tag}"'
+        if tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers={"etag": tag})
+        return _html(snapshot.body, headers={"etag": tag})
+
+    def _act(self, request: Request, visit: Visit, route: routes.Route) -> Response:
+        reason = visit.given("reason") or None
+        if visit.path == "/preferences":
+            found = route.endpoint(visit)
+            return found if isinstance(found, Response) else Response(status_code=204)
+        try:
+            with self.site.jobs.acting(visit.who.name, reason=reason, via="page"):
+                done = route.endpoint(visit)
+        except (SchedulerError, BadInputError) as error:
+            if visit.json or isinstance(error, ReadTooLongError):
+                raise
+            status = error.status if isinstance(error, BadInputError) else status_of(error)
+            if status == 404 or not visit.given("next"):
+                raise
+            done = Done(redact(str(error)), ok=False)
+        self.snapshots.forget()
+        if isinstance(done, Response):
+            return done
+        if visit.json:
+            return Response(dump({"done": done.message, "data": done.data}), media_type="application/json")
+        to = done.to if done.to is not None else _own_path(visit.given("next")) or "/"
+        response = RedirectResponse(visit.prefix + to, 303)
+        note = {"text": done.message[:1500], "ok": done.ok, "undo": done.undo}
+        response.set_cookie(
+            FLASH, self._flashes.seal("flash", note, FLASH_SECONDS), max_age=int(FLASH_SECONDS),
+            path=visit.prefix or "/", httponly=True, samesite="strict",
+        )  # fmt: skip
+        return response
+
+    def _flash(self, request: Request) -> Mapping[str, Any] | None:
+        sealed = request.cookies.get(FLASH)
+        return None if sealed is None else self._flashes.open("flash", sealed)
+
+    def _rendered(self, visit: Visit, page: Page, flash: Mapping[str, Any] | None, *, fragment: bool = False) -> str:
+        return render(page.template, self._context(visit, page, flash), fragment=fragment)
+
+    def _context(self, visit: Visit, page: Page, flash: Mapping[str, Any] | None) -> dict[str, Any]:
+        from zoneinfo import ZoneInfo
+
+        now = to_datetime(self.site.jobs.database.now())
+        context: dict[str, Any] = {
+            "visit": visit,
+            "me": visit.who,
+            "may": visit.may,
+            "prefix": visit.prefix,
+            "prefs": visit.preferences,
+            "zone": ZoneInfo(visit.preferences.zone),
+            "now_at": now,
+            "nav": routes.navigation(),
+            "label": self.settings.label,
+            "read_only": self.settings.read_only,
+            "version": __version__,
+            "command": page.command,
+            "live": page.live,
+            "flash": flash,
+            "auth": self.auth,
+            "here": _here(visit),
+            "twin": _twin(visit),
+        }
+        return context | dict(page.context)
+
+    # Sessions and refusals
+
+    async def _session(self, path: str, request: Request, peer: Peer, visit: Visit) -> Response:
+        if path == "/logout":
+            response: Response = RedirectResponse(f"{visit.prefix}/login", 303)
+            response.delete_cookie(COOKIE, visit.prefix or "/")
+            return response
+        if path == "/login/link":
+            printed = isinstance(self.auth, LinkAuth) and self.auth.print_link()
+            text = "A new link is in the terminal, or in the daemon's log." if printed else "Wait some seconds."
+            return self._refused(visit, Refusal(401, text))
+        return await self._log_in(request, peer, visit.prefix, visit.given("token"))
+
+    async def _log_in(self, request: Request, peer: Peer, prefix: str, given: str) -> Response:
+        if self.failures.refuses(peer.address):
+            raise Refusal(429, "Too many failed attempts: wait a minute.", {"retry-after": "60"})
+        who = self.auth.log_in(given)
+        sessions = self.auth.sessions
+        if who is None or sessions is None:
+            self.failures.add(peer.address)
+            raise Refusal(401, "That is not valid, or no longer.")
+        response = RedirectResponse(f"{prefix}/", 303)
+        response.set_cookie(
+            COOKIE, sessions.cookie(who.name), path=prefix or "/", httponly=True, samesite="strict",
+            secure=sessions.secure,
+        )  # fmt: skip
+        return response
+
+    def _preferences(self, request: Request) -> Preferences:
+        return Preferences.read(request.cookies.get(PREFERENCES), self.settings.zone)
+
+    def _refused(self, visit: Visit, refused: Refusal) -> Response:
+        if visit.json:
+            body = dump({"error": refused.text, "status": refused.status})
+            return Response(body, refused.status, refused.headers, "application/json")
+        page = Page("error.html", None, {"status": refused.status, "text": refused.text}, live=False)
+        try:
+            body_text = self._rendered(visit, page, None)
+        except Exception:
+            logger.exception("the page of an error could not be rendered")
+            return Response(refused.text + "\n", refused.status, refused.headers, "text/plain")
+        return _html(body_text, refused.status, refused.headers)
+
+
+_STATUS: tuple[tuple[type[SchedulerError], int], ...] = (
+    (UnknownTaskError, 404),
+    (UnknownScheduleError, 404),
+    (UnknownWorkerError, 404),
+    (InvalidTransitionError, 409),
+    (DuplicateKeyError, 409),
+    (CycleError, 409),
+    (StoreUnavailableError, 503),
+    (ConfigError, 422),
+)
+
+
+def status_of(error: SchedulerError) -> int:
+    """The HTTP status of an error."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 422)
+
+
+def _listed(value: Any) -> list[str]:
+    found = value if isinstance(value, list) else [value]
+    return [one if isinstance(one, str) else json.dumps(one) for one in found if one is not None]
+
+
+def _own_path(text: str) -> str:
+    """The path of a page of ours to go back to; empty for what leads elsewhere."""
+    return text if text.startswith("/") and not text.startswith(("//", "/\\")) and "\n" not in text else ""
+
+
+def _here(visit: Visit) -> str:
+    """The path and query of this page, without what is for polling."""
+    pairs = [(n, v) for n, values in visit.query.items() if n not in ("fragment", "t") for v in values]
+    text = "&".join(f"{quote(n)}={quote(v)}" for n, v in pairs)
+    return quote(visit.path, safe="/:@") + (f"?{text}" if text else "")
+
+
+def _twin(visit: Visit) -> str:
+    path, _, query = _here(visit).partition("?")
+    return f"{'/index' if path == '/' else path}.json" + (f"?{query}" if query else "")
+
+
+def _html(body: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, status, dict(headers or {}), "text/html")
+
+
+def static(name: str, known: str | None) -> Response:
+    """A file of the console itself."""
+    if not name.replace("-", "").replace(".", "").replace("_", "").isalnum() or name.startswith("."):
+        raise Refusal(404, "There is no such file.")
+    found = resources.files("scheduler.console").joinpath("static", name)
+    if not found.is_file():
+        raise Refusal(404, "There is no such file.")
+    tag = f'"{__version__}-{len(found.read_bytes())}"'
+    headers = {"etag": tag, "cache-control": f"public, max-age={STATIC_SECONDS}"}
+    if known == tag:
+        return Response(status_code=304, headers=headers)
+    kind = mimetypes.guess_type(name)[0] or "text/plain"
+    return Response(found.read_bytes(), headers=headers, media_type=kind)

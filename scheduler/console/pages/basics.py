@@ -1,0 +1,52 @@
+"""Log-in, preferences, the style sheet, and the page of keys."""
+
+from __future__ import annotations
+
+from starlette.responses import RedirectResponse, Response
+
+from scheduler.console.render import Page
+from scheduler.console.roles import Verb
+from scheduler.console.routes import Route, _register, action, page
+from scheduler.console.visit import PREFERENCES, THEMES, BadInputError, Visit, is_zone
+
+YEAR = 365 * 86_400
+
+
+def _handled_by_gate(visit: Visit) -> Response:
+    raise AssertionError("the gate answers this itself")
+
+
+_register(Route("/static/{name}", "GET", Verb.PUBLIC, _handled_by_gate, None, False))
+_register(Route("/login", "POST", Verb.PUBLIC, _handled_by_gate, None, False))
+_register(Route("/login/link", "POST", Verb.PUBLIC, _handled_by_gate, None, False))
+_register(Route("/logout", "POST", Verb.LOOK, _handled_by_gate, None, False))
+
+
+@page("/login", Verb.PUBLIC)
+def log_in(visit: Visit) -> Page:
+    """Where a visitor without a session is sent."""
+    return Page("error.html", None, {"status": 401, "text": "Who are you?"}, live=False, status=401)
+
+
+@page("/keys")
+def keys(visit: Visit) -> Page:
+    """What the keys do."""
+    return Page("keys.html", None, live=False)
+
+
+@action("/preferences", Verb.LOOK)
+def set_preferences(visit: Visit) -> Response:
+    """Remember theme and zone in a cookie of the visitor's."""
+    theme = visit.given("theme", visit.preferences.theme)
+    zone = visit.given("zone", visit.preferences.zone)
+    if theme not in THEMES:
+        raise BadInputError(f"there is no theme {theme!r}; there are {', '.join(THEMES)}")
+    if not is_zone(zone):
+        raise BadInputError(f"there is no time zone {zone!r}")
+    to = visit.given("next") or "/"
+    to = to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
+    response = RedirectResponse(visit.prefix + to, 303)
+    response.set_cookie(
+        PREFERENCES, f"{theme}|{zone}", max_age=YEAR, path=visit.prefix or "/", httponly=True, samesite="strict"
+    )
+    return response

@@ -1,0 +1,105 @@
+"""The one table of routes. Each declares the verb that it is; one without a verb does not register."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.convertors import Convertor
+from starlette.routing import compile_path
+
+from scheduler.console.roles import Verb
+from scheduler.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Nav(NamedTuple):
+    """The entry of a page in the navigation. ``key``: pressed after ``g``; ``place``: the lowest comes first."""
+
+    label: str
+    key: str
+    place: int
+
+
+class Route:
+    """One route: a path, a method, a verb, and the function that answers. ``asynchronous``: it is a coroutine function
+    that gets the request itself; others run in a thread of the console."""
+
+    def __init__(
+        self, path: str, method: str, verb: Verb, endpoint: Callable[..., Any], nav: Nav | None, asynchronous: bool
+    ) -> None:
+        if not isinstance(verb, Verb):
+            raise ConfigError(f"the route {method} {path} declares no verb")
+        if method == "POST" and verb in (Verb.PUBLIC, Verb.LOOK) and path not in HARMLESS_POSTS:
+            raise ConfigError(f"the route POST {path} changes something: looking is no verb for it")
+        self.path, self.method, self.verb, self.endpoint, self.nav = path, method, verb, endpoint, nav
+        self.asynchronous = asynchronous
+        self._pattern, _, self._convertors = compile_path(path)
+
+    def match(self, path: str) -> dict[str, Any] | None:
+        """The parameters in this path; None if it is another route's."""
+        found = self._pattern.match(path)
+        if found is None:
+            return None
+        convertors: Mapping[str, Convertor[Any]] = self._convertors
+        return {name: convertors[name].convert(text) for name, text in found.groupdict().items()}
+
+
+HARMLESS_POSTS = frozenset({"/login", "/login/link", "/logout", "/preferences"})  # change the caller's own cookies only
+ROUTES: list[Route] = []
+
+
+def _register(route: Route) -> None:
+    if any(one.path == route.path and one.method == route.method for one in ROUTES):
+        raise ConfigError(f"there is a route {route.method} {route.path} already")
+    ROUTES.append(route)
+
+
+def page(path: str, verb: Verb = Verb.LOOK, *, nav: Nav | None = None) -> Callable[[F], F]:
+    """Register a page: ``GET path`` and its JSON twin, ``GET path.json``. The function of a
+    :class:`~scheduler.console.visit.Visit` returns a :class:`~scheduler.console.render.Page` or a response."""
+
+    def decorate(function: F) -> F:
+        _register(Route(path, "GET", verb, function, nav, False))
+        return function
+
+    return decorate
+
+
+def action(path: str, verb: Verb) -> Callable[[F], F]:
+    """Register a verb: ``POST path``. The function of a Visit returns a :class:`~scheduler.console.render.Done`."""
+
+    def decorate(function: F) -> F:
+        _register(Route(path, "POST", verb, function, None, False))
+        return function
+
+    return decorate
+
+
+def stream(path: str, verb: Verb = Verb.LOOK) -> Callable[[F], F]:
+    """Register a coroutine function of a Visit that returns a response of its own, such as a stream."""
+
+    def decorate(function: F) -> F:
+        _register(Route(path, "GET", verb, function, None, True))
+        return function
+
+    return decorate
+
+
+def find(method: str, path: str) -> tuple[Route | None, dict[str, Any], bool]:
+    """The route of a request, its parameters, and whether the path is known with another method only."""
+    elsewhere = False
+    for route in ROUTES:
+        params = route.match(path)
+        if params is None:
+            continue
+        if route.method == method or (method == "HEAD" and route.method == "GET"):
+            return route, params, False
+        elsewhere = True
+    return None, {}, elsewhere
+
+
+def navigation() -> list[tuple[str, Nav]]:
+    """The pages that have an entry in the navigation, in their order."""
+    return sorted(((route.path, route.nav) for route in ROUTES if route.nav is not None), key=lambda one: one[1].place)

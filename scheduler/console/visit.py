@@ -1,0 +1,142 @@
+"""Visit: one request as the functions of pages and verbs get it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from scheduler.console.roles import Principal, Verb
+from scheduler.store.db.bounded import bounded_read
+from scheduler.store.db.tx import Tx
+
+if TYPE_CHECKING:
+    from scheduler.app import Scheduler
+    from scheduler.config.model import Config, Console
+
+STATEMENT_SECONDS = 2.0  # that a statement of a page may take
+PREFERENCES = "schedd_console"  # the cookie of theme and zone
+THEMES = ("auto", "light", "dark")
+MAX_TEXT = 2000  # characters of one parameter
+_ZONE = re.compile(r"[A-Za-z0-9_+\-/]{1,64}")
+
+
+class BadInputError(Exception):
+    """What was sent is no value for this; the text says what is."""
+
+    def __init__(self, text: str, status: int = 422) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Preferences(NamedTuple):
+    """How a visitor wants pages: the theme, and the zone of times."""
+
+    theme: str = "auto"
+    zone: str = "UTC"
+
+    @classmethod
+    def read(cls, cookie: str | None, default_zone: str) -> Preferences:
+        """From the cookie ``theme|zone``; what does not fit is left at its default."""
+        theme, _, zone = (cookie or "").partition("|")
+        return cls(theme if theme in THEMES else "auto", zone if is_zone(zone) else default_zone)
+
+
+def is_zone(name: str) -> bool:
+    """Whether there is a time zone of this name."""
+    if not _ZONE.fullmatch(name):
+        return False
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return False
+    return True
+
+
+class Site(NamedTuple):
+    """What all visits share."""
+
+    jobs: Scheduler
+    settings: Console
+    config: Config | None
+
+
+class Visit:
+    """One request. ``params``: of the path; ``query`` and ``form``: lists of values by name."""
+
+    def __init__(
+        self,
+        site: Site,
+        who: Principal,
+        path: str,
+        params: Mapping[str, Any],
+        query: Mapping[str, list[str]],
+        form: Mapping[str, list[str]],
+        preferences: Preferences,
+        prefix: str = "",
+        json: bool = False,
+        last_event: str | None = None,
+    ) -> None:
+        self.site, self.who, self.path, self.params = site, who, path, params
+        self.query, self.form, self.preferences, self.prefix = query, form, preferences, prefix
+        self.json, self.last_event = json, last_event
+
+    @property
+    def jobs(self) -> Scheduler:
+        """The Scheduler whose calls pages and verbs use."""
+        return self.site.jobs
+
+    def read(self) -> AbstractContextManager[Tx]:
+        """A transaction that only reads, none of whose statements takes longer than two seconds."""
+        return bounded_read(self.jobs.database, STATEMENT_SECONDS)
+
+    def may(self, verb: Verb | str) -> bool:
+        """Whether the visitor may do it."""
+        return self.who.may(verb)
+
+    @property
+    def masked(self) -> bool:
+        """Whether secrets are hidden; pages hide them from everybody, ``reveal`` is a verb of its own."""
+        return True
+
+    def asked(self, name: str, default: str = "") -> str:
+        """The text of a query parameter. Raises BadInputError."""
+        return _text(self.query, name, default)
+
+    def given(self, name: str, default: str = "") -> str:
+        """The text of a form's field. Raises BadInputError."""
+        return _text(self.form, name, default)
+
+    def ticked(self, name: str) -> bool:
+        """Whether a box of the form is ticked."""
+        return self.given(name) not in ("", "0", "off", "false")
+
+    def number(self, name: str, default: int | None = None, *, least: int = 0, most: int = 2**63 - 1) -> int | None:
+        """A whole number from the query. Raises BadInputError."""
+        return _number(self.asked(name), name, default, least, most)
+
+    def given_number(
+        self, name: str, default: int | None = None, *, least: int = 0, most: int = 2**63 - 1
+    ) -> int | None:
+        """A whole number from the form. Raises BadInputError."""
+        return _number(self.given(name), name, default, least, most)
+
+
+def _text(values: Mapping[str, list[str]], name: str, default: str) -> str:
+    found = values.get(name)
+    if not found:
+        return default
+    text = found[-1].strip()
+    if len(text) > MAX_TEXT:
+        raise BadInputError(f"{name} has more than {MAX_TEXT} characters")
+    return text
+
+
+def _number(text: str, name: str, default: int | None, least: int, most: int) -> int | None:
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 20) or not least <= int(text) <= most:
+        raise BadInputError(f"{name} is a whole number from {least}, not {text[:40]!r}")
+    return int(text)
