@@ -50,6 +50,7 @@ _WHERE = {
     "TaskTimeout": "errors",
     "TransactionTooLong": "errors",
     "UnknownDependencyError": "errors",
+    "UnknownBulkError": "errors",
     "UnknownScheduleError": "errors",
     "UnknownTaskError": "errors",
     "UnregisteredKindError": "errors",
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from scheduler.errors import TaskFailedError as TaskFailedError
     from scheduler.errors import TaskTimeout as TaskTimeout
     from scheduler.errors import TransactionTooLong as TransactionTooLong
+    from scheduler.errors import UnknownBulkError as UnknownBulkError
     from scheduler.errors import UnknownDependencyError as UnknownDependencyError
     from scheduler.errors import UnknownScheduleError as UnknownScheduleError
     from scheduler.errors import UnknownTaskError as UnknownTaskError

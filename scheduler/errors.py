@@ -51,6 +51,14 @@ class UnknownScheduleError(SchedulerError):
         self.name = name
 
 
+class UnknownBulkError(SchedulerError):
+    """No change of many tasks has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no bulk named {name!r:.80}; `schedctl bulk list` shows the ones there are")
+        self.name = name
+
+
 class CycleError(SchedulerError):
     """An edge that would close a cycle. ``path`` names the tasks on it; the first is also the last."""
 

@@ -18,6 +18,7 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] =
     (
         (
             errors.UnknownTaskError,
+            errors.UnknownBulkError,
             errors.UnknownScheduleError,
             errors.UnknownWorkerError,
             errors.UnregisteredKindError,

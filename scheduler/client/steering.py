@@ -11,8 +11,10 @@ import msgspec
 from msgspec import UNSET, MsgspecError, UnsetType, json
 
 from scheduler.client.builder import check_text, encode_headers
+from scheduler.client.bulks import Bulks
 from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import check_filters, warn_left
+from scheduler.client.filters import Filters as Filters
 from scheduler.client.live_settings import LiveSettings
 from scheduler.client.tasks import TaskOperations, parse_states, warn_conflicts
 from scheduler.client.workers import Workers
@@ -48,32 +50,6 @@ class Changes(TypedDict, total=False):
     headers: Mapping[str, Any]
     retry: RetryPolicy | None
     timeout: float | timedelta | None
-
-
-class Filters(TypedDict, total=False):
-    """Which tasks; each condition that is given must hold, and one at least is needed.
-
-    ``kind``: one or several. ``status``: states or short names. ``correlation`` also means the task with this id and
-    none of its own; ``message_type`` is the kind where none was given. ``payload``: field -> value, ``a.b`` is field b
-    of object a. ``older_than`` and ``newer_than``: stored longer ago than this, or since (seconds or timedelta).
-    ``ids``: one of these. ``error_class`` and ``fingerprint``: of the last failure. ``up_to``: no task with a higher
-    id, such as those that were stored after a plan was made: its ``up_to``.
-    """
-
-    ids: Iterable[int]
-    up_to: int
-    error_class: str
-    fingerprint: str
-    kind: str | Iterable[str]
-    queue: str
-    status: str | Iterable[str]
-    key: str
-    correlation: str
-    subject: str
-    message_type: str
-    payload: Mapping[str, Any]
-    older_than: float | timedelta
-    newer_than: float | timedelta
 
 
 class BulkResult(msgspec.Struct, frozen=True):
@@ -113,6 +89,11 @@ class SteeringOperations(TaskOperations):
     def workers(self) -> Workers:
         """The workers of the fleet."""
         return Workers(self)
+
+    @property
+    def bulks(self) -> Bulks:
+        """Changes of many tasks with a frozen scope: planned, run, stopped, gone on with, undone."""
+        return Bulks(self.database, self._chosen, self._notify)
 
     def update_task(self, task_id: int, **changes: Unpack[Changes]) -> None:
         """Change a stored task that waits, is scheduled or waits for its retry; see :class:`Changes`.

@@ -223,6 +223,57 @@ Index(
     postgresql_where=text("task_id IS NOT NULL"),
 )
 
+bulks = Table(  # changes of many tasks whose scope is frozen: see store/bulks.py
+    "schedd_bulks",
+    metadata,
+    Column("name", Text, primary_key=True),  # also in the audit's rows of each change
+    Column("verb", Text, nullable=False),
+    Column("state", SmallInteger, nullable=False),  # model.bulk.BulkState.code
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
+    Column("actor", Text),
+    Column("via", Text, nullable=False),
+    Column("reason", Text),
+    Column("options", Text, nullable=False),  # JSON: of the verb
+    Column("chosen", Text, nullable=False),  # JSON: the filter that chose the tasks
+    Column("plan", Text, nullable=False),  # JSON: what it would do, when it was made
+    Column("total", Integer, nullable=False),
+    Column("position", Integer, nullable=False),  # of the next item
+    Column("done", Integer, nullable=False),
+    Column("passed", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+    Column("dependants", Integer, nullable=False),
+    Column("runner", Text),  # whoever runs it now, until its time is over
+    Column("runner_until", BigInteger),
+    Column("undoes", Text),  # the bulk whose changes it takes back
+)
+Index("ix_schedd_bulks_created_at", bulks.c.created_at)
+
+bulk_items = Table(  # the frozen scope of a bulk, in the order in which it is done
+    "schedd_bulk_items",
+    metadata,
+    Column("bulk", Text, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("task_id", BigInteger, nullable=False),
+    Column("before", SmallInteger),  # the state before it was changed
+    Column("result", SmallInteger),  # model.bulk.ItemResult.code; NULL: not yet
+    Column("note", Text),  # why it was passed over or failed
+    PrimaryKeyConstraint("bulk", "position"),
+    sqlite_with_rowid=False,
+)
+
+views = Table(  # filters of pages that a person has named
+    "schedd_views",
+    metadata,
+    Column("owner", Text, nullable=False),  # '' for a view that everybody sees
+    Column("page", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("query", Text, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    PrimaryKeyConstraint("owner", "page", "name"),
+)
+
 pauses = Table(  # of which no worker claims a task
     "schedd_pauses",
     metadata,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
 from scheduler.store import audit
@@ -22,10 +24,13 @@ def purge(tx: Tx, wanted: Filter, *, batch: int = BATCH) -> int:
         f"{tx.dialect.skip_locked}",
         **(bound | {"batch": batch}),
     ).fetchall()
-    if not rows:
-        return 0
-    ids = [row.id for row in rows]
-    audit.record(tx, "purge", tasks={row.id: {"error": row.error} for row in rows})
-    parents_removed(tx, dict.fromkeys(ids, TaskState.DEAD))
-    remove(tx, [(i, st.DEAD) for i in ids])
-    return len(ids)
+    remove_dead(tx, {row.id: row.error for row in rows})
+    return len(rows)
+
+
+def remove_dead(tx: Tx, errors: Mapping[int, str | None]) -> None:
+    """Remove these dead letters, ids with their errors, which the caller has locked."""
+    if errors:
+        audit.record(tx, "purge", tasks={task_id: {"error": error} for task_id, error in errors.items()})
+        parents_removed(tx, dict.fromkeys(errors, TaskState.DEAD))
+        remove(tx, [(task_id, st.DEAD) for task_id in errors])

@@ -13,7 +13,7 @@ from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lives
 from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
-from scheduler.store import audit
+from scheduler.store import audit, bulks
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints, events
@@ -159,7 +159,9 @@ def purge_batch(tx: Tx, retention: Mapping[str, float], batch: int = BATCH) -> R
     if workers.rowcount:
         tx.run("DELETE FROM schedd_worker_kinds WHERE worker NOT IN (SELECT id FROM schedd_workers)")
     old = events.cleanup(tx, tx.now - kept["events"], batch)
-    audited = audit.clean(tx, tx.now - kept.get("audit", round(AUDIT_RETENTION_S * SECOND)), batch)
+    remembered = tx.now - kept.get("audit", round(AUDIT_RETENTION_S * SECOND))
+    audited = audit.clean(tx, remembered, batch)
+    bulks.clean(tx, remembered, batch)
     more = successes.more or max(found, len(gone), old, audited) >= batch
     return successes.plus(Removed(len(ended), 0, len(gone), workers.rowcount, old, audited, more))
 

@@ -1,0 +1,240 @@
+"""``jobs.bulks``: changes of many tasks with a frozen scope, planned first, run in the background, stopped, undone."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Unpack
+
+import msgspec
+
+from scheduler.client.filters import Filters
+from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
+from scheduler.model.bulk import BulkOptions, BulkState, ItemResult, Verb
+from scheduler.model.state import TaskState
+from scheduler.model.times import to_datetime
+from scheduler.store import bulks
+from scheduler.store.admin import stored_bulks
+from scheduler.store.admin.stored_bulks import BulkPlan
+from scheduler.store.bulks import BulkItem, BulkRecord
+from scheduler.store.db.database import Database
+from scheduler.store.read.choose import TaskFilter
+
+log = logging.getLogger("scheduler")
+LOOK_EVERY_S = 5.0  # for bulks whose process has died
+MAX_LISTED = 10_000
+
+
+class BulkInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A bulk. ``total``: how many tasks are in its scope, of which ``looked_at`` were.
+
+    Those are ``done``, ``passed`` over or ``failed``. ``dependants``: other tasks that ended, or ran again, because of
+    it. ``chosen``: the filter; ``plan``: what it would have done when its scope was frozen. ``undoes``: the bulk whose
+    changes it takes back.
+    """
+
+    name: str
+    verb: str
+    state: BulkState
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    actor: str | None
+    via: str
+    reason: str | None
+    options: dict[str, Any]
+    chosen: dict[str, Any]
+    plan: dict[str, Any]
+    total: int
+    looked_at: int
+    done: int
+    passed: int
+    failed: int
+    dependants: int
+    undoes: str | None
+
+
+class BulkItemInfo(msgspec.Struct, frozen=True):
+    """A task of a bulk. ``before``: its state before the change; ``result`` None: not looked at yet; ``note``: why."""
+
+    position: int
+    task_id: int
+    before: TaskState | None
+    result: ItemResult | None
+    note: str | None
+
+
+def bulk_info(record: BulkRecord) -> BulkInfo:
+    """A stored bulk as programs see it."""
+    given = {name: getattr(record, name) for name in BulkInfo.__struct_fields__ if name != "looked_at"}
+    for name in ("created_at", "updated_at", "finished_at"):
+        given[name] = None if given[name] is None else to_datetime(given[name])
+    return BulkInfo(**{**given, "looked_at": record.position, "options": record.options._asdict()})
+
+
+class Bulks:
+    """``jobs.bulks``: changes of many tasks, whose scope is a list of ids that was made once."""
+
+    def __init__(
+        self, database: Database, chosen: Callable[[Filters], TaskFilter], notify: Callable[[], object]
+    ) -> None:
+        self._database, self._chosen, self._notify = database, chosen, notify
+
+    def plan(
+        self,
+        verb: Verb,
+        *,
+        cascade: bool = False,
+        force: bool = False,
+        downstream: bool = True,
+        **filters: Unpack[Filters],
+    ) -> BulkPlan:
+        """Read what a bulk would do, and change nothing. See :meth:`create`. Raises ConfigError."""
+        wanted = self._chosen(filters)
+        return stored_bulks.plan(self._database, verb, wanted, BulkOptions(cascade, force, downstream))
+
+    def create(
+        self,
+        verb: Verb,
+        *,
+        cascade: bool = False,
+        force: bool = False,
+        downstream: bool = True,
+        **filters: Unpack[Filters],
+    ) -> BulkInfo:
+        """Freeze what these :class:`Filters` choose now, 10,000 tasks at most. Changes none before :meth:`run`.
+
+        ``verb``: cancel, retry, rerun, replay (of dead letters) or purge. Without ``status`` they choose what the verb
+        is for: retry chooses what failed or died. ``cascade``, ``force``: as :meth:`~Scheduler.cancel_tasks` has them.
+        Raises ConfigError.
+        """
+        wanted = self._chosen(filters)
+        options = BulkOptions(cascade, force, downstream)
+        return bulk_info(stored_bulks.create(self._database, verb, wanted, options))
+
+    def start(self, name: str) -> BulkInfo:
+        """Let a bulk be run by whatever process runs bulks; :meth:`run` does both.
+
+        Raises UnknownBulkError, InvalidTransitionError if it is done.
+        """
+        return bulk_info(self._database.change(lambda tx: bulks.start(tx, name)))
+
+    def run(self, name: str, each: Callable[[BulkInfo], object] = lambda _: None) -> BulkInfo:
+        """Start a bulk, or go on with it, and change its tasks, 100 in a transaction, until it is done or stopped.
+
+        What it has done is not done twice. ``each``: called after each transaction. Raises UnknownBulkError;
+        InvalidTransitionError if it is done, or another process runs it; StoreUnavailableError.
+        """
+
+        def after(record: BulkRecord) -> None:
+            self._notify()
+            each(bulk_info(record))
+
+        self.start(name)
+        done = stored_bulks.run(self._database, name, each=after)
+        self._notify()
+        return bulk_info(done)
+
+    def stop(self, name: str) -> BulkInfo:
+        """Let a bulk stop after its present transaction. Raises UnknownBulkError, InvalidTransitionError."""
+        return bulk_info(self._database.change(lambda tx: bulks.stop(tx, name)))
+
+    def undo(self, name: str) -> BulkInfo:
+        """Make a bulk that takes back a cancel of what had not begun; :meth:`run` runs it.
+
+        Raises UnknownBulkError; InvalidTransitionError if nothing of it can be taken back.
+        """
+        return bulk_info(stored_bulks.undo(self._database, name))
+
+    def get(self, name: str) -> BulkInfo:
+        """One bulk. Raises UnknownBulkError."""
+        with self._database.read() as tx:
+            return bulk_info(bulks.get(tx, name))
+
+    def list(self, limit: int = 50) -> builtins.list[BulkInfo]:
+        """The newest bulks. Raises ConfigError."""
+        with self._database.read() as tx:
+            return [bulk_info(record) for record in bulks.newest(tx, _number(limit))]
+
+    def items(
+        self, name: str, *, result: ItemResult | str | None = None, limit: int = 100, cursor: int = -1
+    ) -> builtins.list[BulkItemInfo]:
+        """The tasks of a bulk, in the order in which it takes them, behind position ``cursor``.
+
+        ``result``: only those that were done, passed over or failed. Raises UnknownBulkError, ConfigError.
+        """
+        try:
+            wanted = None if result is None else ItemResult(result)
+        except ValueError:
+            there = ", ".join(one.value for one in ItemResult)
+            raise ConfigError(f"result is one of {there}, not {result!r:.80}") from None
+        with self._database.read() as tx:
+            bulks.get(tx, name)
+            found, _ = bulks.items(tx, name, result=wanted, limit=_number(limit), cursor=cursor)
+        return [item_info(item) for item in found]
+
+
+def item_info(item: BulkItem) -> BulkItemInfo:
+    """A stored item as programs see it."""
+    return BulkItemInfo(*item)
+
+
+def _number(limit: int) -> int:
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LISTED:
+        raise ConfigError(f"limit must be a whole number from 1 to {MAX_LISTED}, not {limit!r:.80}")
+    return limit
+
+
+class BulkRunner:
+    """A thread that runs started bulks, one after the other, also those whose process has died.
+
+    ``notify``: called after each transaction, to wake workers.
+    """
+
+    def __init__(self, database: Database, notify: Callable[[], object]) -> None:
+        self._database, self._notify = database, notify
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="schedd-bulks", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at once: a bulk was started."""
+        self._wake.set()
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """End after the present transaction; another process may go on at once."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._database.read() as tx:
+                    waiting = bulks.unfinished(tx)
+                for name in waiting:
+                    if not self._stop.is_set():
+                        self._run_one(name)
+            except StoreUnavailableError as error:
+                log.warning("bulks wait for the store: %s", error)
+            self._wake.wait(LOOK_EVERY_S)
+            self._wake.clear()
+
+    def _run_one(self, name: str) -> None:
+        try:
+            stored_bulks.run(self._database, name, each=lambda _: self._notify(), stop=self._stop)
+            self._notify()
+        except InvalidTransitionError:
+            return  # another process was faster
+        except StoreUnavailableError:
+            raise
+        except SchedulerError as error:
+            log.warning("bulk %s: %s", name, error)

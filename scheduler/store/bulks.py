@@ -1,0 +1,273 @@
+"""Bulks as they are stored: a frozen scope, how far it is done, who runs it; and what became of each task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.errors import InvalidTransitionError, UnknownBulkError
+from scheduler.model.actor import Actor, actor
+from scheduler.model.bulk import BulkOptions, BulkState, ItemResult
+from scheduler.model.state import TaskState
+from scheduler.ports import SECOND
+from scheduler.store import audit
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
+
+RUNNER_US = 60 * SECOND  # for so long a bulk is its runner's, from each of its transactions on
+_STATES, _RESULTS = tuple(BulkState), tuple(ItemResult)
+_COLUMNS = (
+    *("name", "verb", "state", "created_at", "updated_at", "finished_at", "actor", "via", "reason", "options"),
+    *("chosen", "plan", "total", "position", "done", "passed", "failed", "dependants", "runner", "runner_until"),
+    "undoes",
+)
+_ROW = f"SELECT {', '.join(f't.{name}' for name in _COLUMNS)} FROM schedd_bulks t"
+
+
+class BulkRecord(NamedTuple):
+    """A stored bulk. Instants are microseconds. ``total``: tasks in its scope; ``position``: how many were looked at.
+
+    ``chosen``: the filter, for people; ``plan``: what it would have done when its scope was frozen; ``dependants``:
+    other tasks that ended, or ran again, because of it. ``runner``: who runs it; it is nobody's after ``runner_until``.
+    ``undoes``: the bulk whose changes it takes back.
+    """
+
+    name: str
+    verb: str
+    state: BulkState
+    created_at: int
+    updated_at: int
+    finished_at: int | None
+    actor: str | None
+    via: str
+    reason: str | None
+    options: BulkOptions
+    chosen: dict[str, Any]
+    plan: dict[str, Any]
+    total: int
+    position: int
+    done: int
+    passed: int
+    failed: int
+    dependants: int
+    runner: str | None
+    runner_until: int | None
+    undoes: str | None
+
+    @property
+    def who(self) -> Actor:
+        """In whose name its changes are made."""
+        return Actor(self.actor, self.via, self.reason, self.name, self.chosen)
+
+    def idle(self, now: int) -> bool:
+        """Whether it is to be gone on with, and nothing does."""
+        return self.state is BulkState.RUNNING and (self.runner_until is None or self.runner_until < now)
+
+
+class BulkItem(NamedTuple):
+    """One task of a scope. ``before``: its state before the change; ``result`` None: not looked at yet."""
+
+    position: int
+    task_id: int
+    before: TaskState | None
+    result: ItemResult | None
+    note: str | None
+
+
+def _record(row: sa.Row[Any]) -> BulkRecord:
+    given = dict(row._mapping)
+    given["state"] = _STATES[row.state]
+    given["options"] = msgspec.convert(msgspec.json.decode(row.options), BulkOptions)
+    given["chosen"], given["plan"] = msgspec.json.decode(row.chosen), msgspec.json.decode(row.plan)
+    return BulkRecord(**given)
+
+
+def insert(
+    tx: Tx,
+    verb: str,
+    ids: Sequence[int],
+    *,
+    options: BulkOptions = BulkOptions(),  # noqa: B008  # immutable
+    chosen: Mapping[str, Any] = {},  # not changed
+    plan: Mapping[str, Any] = {},
+    undoes: str | None = None,
+) -> str:
+    """Store a bulk that is planned, in the name of the acting actor; returns its name. ``ids``: in this order."""
+    name, who = audit.new_bulk(), actor()
+    tx.run(
+        f"INSERT INTO schedd_bulks ({', '.join(_COLUMNS)}) VALUES (:name, :verb, {BulkState.PLANNED.code}, :now, :now, "
+        "NULL, :actor, :via, :reason, :options, :chosen, :plan, :total, 0, 0, 0, 0, 0, NULL, NULL, :undoes)",
+        name=name,
+        verb=verb,
+        now=tx.now,
+        actor=audit.user() if who.name is None else who.name,
+        via=who.via,
+        reason=who.reason,
+        options=msgspec.json.encode(options).decode(),
+        chosen=msgspec.json.encode(dict(chosen)).decode(),
+        plan=msgspec.json.encode(dict(plan)).decode(),
+        total=len(ids),
+        undoes=undoes,
+    )
+    tx.rows(
+        "INSERT INTO schedd_bulk_items (bulk, position, task_id) "
+        f"SELECT CAST(:bulk AS text), position, task_id FROM {tx.dialect.rows({'position': int, 'task_id': int})} j",
+        rows=bind_rows(list(enumerate(map(int, ids)))),
+        bulk=name,
+    )
+    return name
+
+
+def get(tx: Tx, name: str, lock: str = "") -> BulkRecord:
+    """One bulk. ``lock``: SQL for the SELECT. Raises UnknownBulkError."""
+    row = tx.run(f"{_ROW} WHERE t.name = :name {lock}", name=name).first()
+    if row is None:
+        raise UnknownBulkError(name)
+    return _record(row)
+
+
+def newest(tx: Tx, limit: int = 50) -> list[BulkRecord]:
+    """The newest bulks."""
+    return [_record(row) for row in tx.run(f"{_ROW} ORDER BY t.created_at DESC, t.name LIMIT :limit", limit=limit)]
+
+
+def unfinished(tx: Tx) -> list[str]:
+    """The bulks that are to be gone on with and that nothing runs, the oldest first."""
+    rows = tx.run(
+        f"SELECT name FROM schedd_bulks WHERE state = {BulkState.RUNNING.code} "
+        "AND (runner_until IS NULL OR runner_until < :now) ORDER BY created_at, name",
+        now=tx.now,
+    )
+    return [row[0] for row in rows]
+
+
+def items(
+    tx: Tx, name: str, *, result: ItemResult | None = None, limit: int = 100, cursor: int = -1
+) -> tuple[list[BulkItem], int | None]:
+    """Up to ``limit`` tasks of a bulk behind position ``cursor``, and the cursor of the next ones.
+
+    ``result``: only those that came to this.
+    """
+    where = "" if result is None else f"AND result = {result.code} "
+    rows = tx.run(
+        "SELECT position, task_id, before, result, note FROM schedd_bulk_items WHERE bulk = :bulk "
+        f"AND position > :cursor {where}ORDER BY position LIMIT :limit",
+        bulk=name,
+        cursor=cursor,
+        limit=limit + 1,
+    ).fetchall()
+    found = [
+        BulkItem(
+            row[0],
+            row[1],
+            None if row[2] is None else TaskState.from_code(row[2]),
+            None if row[3] is None else _RESULTS[row[3]],
+            row[4],
+        )
+        for row in rows[:limit]
+    ]
+    return found, found[-1].position if len(rows) > limit else None
+
+
+def write(
+    tx: Tx, bulk: BulkRecord, results: Sequence[tuple[int, int | None, ItemResult, str | None]], dependants: int
+) -> BulkRecord:
+    """Record what became of the next items, rows (position, state before, result, note), and that we run it."""
+    tx.run(
+        "UPDATE schedd_bulk_items SET before = j.before, result = j.result, note = j.note "
+        f"FROM {tx.dialect.rows({'position': int, 'before': int, 'result': int, 'note': str})} j "
+        "WHERE schedd_bulk_items.bulk = :bulk AND schedd_bulk_items.position = j.position",
+        rows=bind_rows([(position, before, result.code, note) for position, before, result, note in results]),
+        bulk=bulk.name,
+    )
+    counts = {one: sum(result is one for _, _, result, _ in results) for one in ItemResult}
+    position = bulk.position + len(results)
+    over = position >= bulk.total
+    changed = bulk._replace(
+        state=BulkState.DONE if over else bulk.state,
+        updated_at=tx.now,
+        finished_at=tx.now if over else None,
+        position=position,
+        done=bulk.done + counts[ItemResult.DONE],
+        passed=bulk.passed + counts[ItemResult.PASSED],
+        failed=bulk.failed + counts[ItemResult.FAILED],
+        dependants=bulk.dependants + dependants,
+        runner=None if over else bulk.runner,
+        runner_until=None if over else tx.now + RUNNER_US,
+    )
+    _save(tx, changed)
+    return changed
+
+
+def _save(tx: Tx, bulk: BulkRecord) -> None:
+    tx.run(
+        "UPDATE schedd_bulks SET state = :state, updated_at = :updated_at, finished_at = :finished_at, "
+        "position = :position, done = :done, passed = :passed, failed = :failed, dependants = :dependants, "
+        "runner = :runner, runner_until = :runner_until WHERE name = :name",
+        **{**bulk._asdict(), "state": bulk.state.code, "options": "", "chosen": "", "plan": ""},
+    )
+
+
+def start(tx: Tx, name: str) -> BulkRecord:
+    """Let a planned or stopped bulk be run. Does nothing for one that runs.
+
+    Raises UnknownBulkError, InvalidTransitionError if it is done.
+    """
+    bulk = get(tx, name, tx.dialect.lock)
+    if bulk.state is BulkState.RUNNING:
+        return bulk
+    if bulk.state is BulkState.DONE:
+        raise InvalidTransitionError(f"bulk {name} is done; make another one")
+    changed = bulk._replace(state=BulkState.RUNNING, updated_at=tx.now, runner=None, runner_until=None)
+    _save(tx, changed)
+    numbers = {"verb": bulk.verb, "tasks": bulk.total, "looked_at": bulk.position, "filter": bulk.chosen}
+    audit.record(tx, "bulk started", subject=f"bulk {name}", after=numbers)
+    return changed
+
+
+def stop(tx: Tx, name: str) -> BulkRecord:
+    """Let a bulk stop after its present transaction; :func:`start` goes on with it.
+
+    Raises UnknownBulkError, InvalidTransitionError if it is done.
+    """
+    bulk = get(tx, name, tx.dialect.lock)
+    if bulk.state is BulkState.STOPPED:
+        return bulk
+    if bulk.state is BulkState.DONE:
+        raise InvalidTransitionError(f"bulk {name} is done; it cannot be stopped")
+    changed = bulk._replace(state=BulkState.STOPPED, updated_at=tx.now, runner=None, runner_until=None)
+    _save(tx, changed)
+    numbers = {"looked_at": bulk.position, "tasks": bulk.total, "done": bulk.done}
+    audit.record(tx, "bulk stopped", subject=f"bulk {name}", after=numbers)
+    return changed
+
+
+def take(tx: Tx, name: str, runner: str) -> BulkRecord:
+    """Lock a bulk for its next transaction, in the name of this runner.
+
+    One that is not to be run comes back as it is. Raises UnknownBulkError; InvalidTransitionError if another one runs
+    it.
+    """
+    bulk = get(tx, name, tx.dialect.lock)
+    if bulk.state is not BulkState.RUNNING:
+        return bulk
+    if bulk.runner not in (None, runner) and not bulk.idle(tx.now):
+        raise InvalidTransitionError(f"bulk {name} is run by another process")
+    return bulk._replace(runner=runner)
+
+
+def clean(tx: Tx, before: int, batch: int) -> int:
+    """Remove up to ``batch`` bulks that were last changed before this instant, and do not run. Returns how many."""
+    rows = tx.run(
+        "SELECT t.name FROM schedd_bulks t WHERE t.created_at < :before AND t.updated_at < :before "
+        f"AND t.state <> {BulkState.RUNNING.code} ORDER BY t.created_at LIMIT :batch {tx.dialect.skip_locked}",
+        before=before,
+        batch=batch,
+    ).fetchall()
+    for row in rows:
+        tx.run("DELETE FROM schedd_bulk_items WHERE bulk = :name", name=row[0])
+        tx.run("DELETE FROM schedd_bulks WHERE name = :name", name=row[0])
+    return len(rows)

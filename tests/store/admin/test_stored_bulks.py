@@ -1,0 +1,264 @@
+"""Bulks whose scope is frozen: what the plan shows is what is done, once, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from scheduler import ConfigError, InvalidTransitionError, UnknownBulkError
+from scheduler.client import bulks as client
+from scheduler.client.bulks import BulkRunner
+from scheduler.model import bulk as model
+from scheduler.model.bulk import BulkState, ItemResult
+from scheduler.ports import SECOND
+from scheduler.store import bulks
+from scheduler.store.admin import stored_bulks
+from scheduler.store.admin.retention import purge_batch
+from scheduler.store.views import delete, save, views
+from support.bench import Bench
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_bulks, "BATCH", 2)
+    monkeypatch.setattr(stored_bulks, "_PAGE", 3)
+
+
+def due(bench: Bench, count: int, name: str = "s", **options: Any) -> list[int]:
+    made = []
+    for number in range(count):
+        builder = bench.step(f"{name}{number}")
+        for method, value in options.items():
+            builder = getattr(builder, method)(value)
+        made.append(int(builder.schedule()))
+    return made
+
+
+def test_the_scope_is_what_the_plan_showed(bench: Bench, small: None) -> None:
+    first = due(bench, 5, subject="ada")
+    plan = bench.jobs.bulks.plan("cancel", subject="ada")
+    assert (sorted(plan.ids), plan.will, plan.more) == (first, 5, False)
+    assert plan.kinds == {"Step": {"scheduled": 5}}
+    made = bench.jobs.bulks.create("cancel", subject="ada")
+    assert bench.states(*first) == ["scheduled"] * 5, "nothing is done before it is run"
+    late = due(bench, 3, subject="ada")
+    seen: list[int] = []
+    done = bench.jobs.bulks.run(made.name, each=lambda now: seen.append(now.looked_at))
+    assert (done.state, done.done, done.passed, done.total) == (BulkState.DONE, 5, 0, 5)
+    assert seen == [2, 4], "each batch is a transaction"
+    assert bench.states(*first) == ["cancelled"] * 5
+    assert bench.states(*late) == ["scheduled"] * 3, "what came later is not in the scope"
+    assert {entry.bulk for entry in bench.jobs.audit(action="cancel")} == {made.name}
+    with pytest.raises(InvalidTransitionError, match="is done"):
+        bench.jobs.bulks.run(made.name)
+
+
+def test_retry_passes_over_what_cannot_run_again_and_says_why(bench: Bench, small: None) -> None:
+    dead = bench.die("a", "b", "c", subject="ada")
+    keyed = bench.die("keyed", key="order-7", subject="ada")
+    bench.script.failing.clear()
+    holder = int(bench.step("holder").key("order-7").after(3600).schedule())
+    below = int(bench.step("below", dead[0]).schedule())
+    good = due(bench, 1, subject="ada")
+    bench.drain()
+    assert bench.states(below, *good) == ["failed", "success"]
+    plan = bench.jobs.bulks.plan("retry", subject="ada", status=["dead", "success"])
+    assert plan.will == 3
+    assert plan.passed == {"another task has its key": 1, "is success": 1}
+    assert plan.examples == {"another task has its key": keyed, "is success": good}
+    assert plan.dependants == 1
+    made = bench.jobs.bulks.create("retry", subject="ada", status=["dead", "success"])
+    bench.jobs.cancel_task(holder)
+    bench.jobs.retry_task(dead[2])
+    done = bench.jobs.bulks.run(made.name)
+    assert (done.done, done.passed, done.failed, done.dependants) == (3, 2, 0, 1), "the key is free by now"
+    notes = {item.task_id: item.note for item in bench.jobs.bulks.items(made.name, result="passed over")}
+    assert notes == {good[0]: "is success", dead[2]: "is scheduled"}
+    assert bench.states(*dead[:2], below, *keyed) == ["scheduled", "scheduled", "waiting", "scheduled"]
+
+
+def test_each_verb(bench: Bench, small: None) -> None:
+    dead = bench.die("d1", "d2", "d3", "d4", queue="mail")
+    for verb, some in (("replay", dead[:2]), ("purge", dead[2:])):
+        made = bench.jobs.bulks.create(verb, ids=some)  # type: ignore[arg-type]
+        assert bench.jobs.bulks.run(made.name).done == 2
+    assert bench.states(*dead[:2]) == ["scheduled"] * 2
+    with bench.jobs.database.read() as tx:
+        assert tx.run("SELECT count(*) FROM schedd_tasks").scalar_one() == 2
+    bench.script.failing.clear()
+    bench.drain()
+    made = bench.jobs.bulks.create("rerun", ids=dead[:2])
+    assert bench.jobs.bulks.run(made.name).done == 2
+    assert bench.states(*dead[:2]) == ["scheduled"] * 2
+    with pytest.raises(ConfigError, match="no bulk"):
+        bench.jobs.bulks.create("explode", ids=dead)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="say which"):
+        bench.jobs.bulks.plan("cancel")
+    with pytest.raises(UnknownBulkError, match="nothing"):
+        bench.jobs.bulks.get("nothing")
+
+
+def test_a_bulk_whose_process_died_is_gone_on_with_once(bench: Bench, small: None) -> None:
+    """The first process dies after two of its transactions: its time has to pass before another one goes on."""
+    tasks = due(bench, 7, subject="ada")
+    made = bench.jobs.bulks.create("cancel", subject="ada")
+    bench.jobs.bulks.start(made.name)
+    database = bench.jobs.database
+    for _ in range(2):
+        database.change(lambda tx: stored_bulks.step(tx, made.name, "dead process"))
+    with pytest.raises(InvalidTransitionError, match="another process"):
+        bench.jobs.bulks.run(made.name)
+    with database.read() as tx:
+        assert bulks.unfinished(tx) == []
+    bench.clock.advance(bulks.RUNNER_US / SECOND + 1)
+    with database.read() as tx:
+        assert bulks.unfinished(tx) == [made.name]
+    assert bench.jobs.bulks.run(made.name).done == 7
+    assert bench.states(*tasks) == ["cancelled"] * 7
+    late = database.change(lambda tx: stored_bulks.step(tx, made.name, "dead process"))
+    assert late.state is BulkState.DONE, "the first process was only slow, and finds nothing left to do"
+    assert len(bench.jobs.audit(bulk=made.name, action="cancel")) == 7, "none was changed twice"
+
+
+def test_what_breaks_off_inside_a_transaction_is_not_done(bench: Bench, small: None) -> None:
+    tasks = bench.die("a", "b", "c", "d")
+    bench.script.failing.clear()
+    made = bench.jobs.bulks.create("retry", ids=tasks)
+    calls = []
+
+    def broken(tx: Any, *given: Any, **named: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 2:
+            raise RuntimeError("the machine lost power")
+        return original(tx, *given, **named)
+
+    original = bulks.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bulks, "write", broken)
+        with pytest.raises(RuntimeError):
+            bench.jobs.bulks.run(made.name)
+    assert bench.states(*tasks) == ["scheduled", "scheduled", "dead", "dead"]
+    bench.clock.advance(100)
+    assert bench.jobs.bulks.run(made.name).done == 4
+    assert bench.states(*tasks) == ["scheduled"] * 4
+
+
+def test_stopping_and_going_on(bench: Bench, small: None) -> None:
+    tasks = due(bench, 6, subject="ada")
+    made = bench.jobs.bulks.create("cancel", subject="ada")
+
+    def stop(now: Any) -> None:
+        if now.looked_at == 4:
+            with bench.jobs.acting("bob", reason="too many"):
+                bench.jobs.bulks.stop(made.name)
+
+    with bench.jobs.acting("alice"):
+        half = bench.jobs.bulks.run(made.name, each=stop)
+    assert (half.state, half.done) == (BulkState.STOPPED, 4)
+    assert bench.states(*tasks).count("scheduled") == 2
+    stopped = bench.jobs.audit(subject="bulk")[0]
+    assert (stopped.action, stopped.actor, stopped.reason) == ("bulk stopped", "bob", "too many")
+    assert bench.jobs.bulks.run(made.name).done == 6
+    with pytest.raises(InvalidTransitionError):
+        bench.jobs.bulks.stop(made.name)
+
+
+def test_a_cancel_of_what_had_not_begun_can_be_taken_back(bench: Bench, small: None) -> None:
+    soon, later = due(bench, 1, subject="ada")[0], due(bench, 1, "later", subject="ada", after=3600)[0]
+    below = int(bench.step("below", soon).subject("ada").schedule())
+    with bench.jobs.acting("alice", reason="wrong customer", via="page"):
+        made = bench.jobs.bulks.create("cancel", subject="ada")
+    bench.jobs.bulks.run(made.name)
+    assert bench.states(soon, later, below) == ["cancelled"] * 3
+    back = bench.jobs.bulks.undo(made.name)
+    assert (back.verb, back.undoes, back.total) == ("uncancel", made.name, 3)
+    assert bench.jobs.bulks.run(back.name).done == 3
+    assert bench.states(soon, later, below) == ["scheduled", "scheduled", "waiting"]
+    when = bench.jobs.get_task(later).run_at
+    assert when is not None
+    assert when.timestamp() - bench.clock.now() / SECOND == pytest.approx(3600, abs=5), "at its old time"
+    entry = bench.jobs.audit(bulk=made.name, action="cancel")[0]
+    assert (entry.actor, entry.reason, entry.via) == ("alice", "wrong customer", "page")
+    assert entry.filter is not None
+    assert entry.filter["subject"] == "ada"
+    retried = bench.jobs.bulks.create("retry", ids=[soon])
+    with pytest.raises(InvalidTransitionError, match="cannot be undone"):
+        bench.jobs.bulks.undo(retried.name)
+
+
+def test_the_scope_is_bounded(bench: Bench, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_bulks, "MAX_TASKS", 4)
+    due(bench, 7, subject="ada")
+    plan = bench.jobs.bulks.plan("cancel", subject="ada")
+    assert (len(plan.ids), plan.more) == (4, True)
+    assert model.MAX_TASKS == 10_000
+
+
+def test_a_thread_runs_what_is_started_and_what_was_left(
+    bench: Bench, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LOOK_EVERY_S", 0.02)
+    tasks = due(bench, 5, subject="ada")
+    left = bench.jobs.bulks.create("cancel", ids=tasks[:3])
+    database = bench.jobs.database
+    bench.jobs.bulks.start(left.name)
+    database.change(lambda tx: stored_bulks.step(tx, left.name, "dead process"))
+    bench.clock.advance(bulks.RUNNER_US / SECOND + 1)
+    told = threading.Event()
+
+    def notify() -> None:
+        names = (left.name, made.name)
+        if all(bench.jobs.bulks.get(name).state is BulkState.DONE for name in names):
+            told.set()
+
+    made = bench.jobs.bulks.create("cancel", ids=tasks[3:])
+    runner = BulkRunner(database, notify)
+    runner.start()
+    try:
+        bench.jobs.bulks.start(made.name)
+        runner.wake()
+        assert told.wait(30)
+    finally:
+        runner.stop()
+    assert bench.states(*tasks) == ["cancelled"] * 5
+    assert [one.name for one in bench.jobs.bulks.list()] in ([made.name, left.name], [left.name, made.name])
+    assert {item.result for item in bench.jobs.bulks.items(made.name)} == {ItemResult.DONE}
+
+
+def test_old_bulks_go_with_the_audit(bench: Bench) -> None:
+    old = bench.jobs.bulks.create("cancel", ids=due(bench, 2))
+    bench.jobs.bulks.run(old.name)
+    waiting = bench.jobs.bulks.create("cancel", ids=due(bench, 2))
+    bench.jobs.bulks.start(waiting.name)
+    bench.clock.advance(400 * 86_400)
+    kept = dict.fromkeys(("success", "failed", "outcomes", "events", "audit"), 86400.0)
+    bench.jobs.database.change(lambda tx: purge_batch(tx, kept))
+    assert [one.name for one in bench.jobs.bulks.list()] == [waiting.name], "one that runs stays"
+    with bench.jobs.database.read() as tx:
+        assert tx.run("SELECT count(*) FROM schedd_bulk_items").scalar_one() == 2
+
+
+def test_saved_views(bench: Bench) -> None:
+    database = bench.jobs.database
+    with database.write() as tx:
+        save(tx, "tasks", "dead mail", "state=dead&kind=Mail")
+        save(tx, "tasks", "mine", "subject=ada", owner="alice")
+        save(tx, "tasks", "mine", "subject=bob", owner="bob")
+        save(tx, "tasks", "mine", "subject=eve", owner="alice")
+        save(tx, "schedules", "other", "q=1")
+    with database.read() as tx:
+        assert [(v.name, v.query) for v in views(tx, "tasks", "alice")] == [
+            ("dead mail", "state=dead&kind=Mail"),
+            ("mine", "subject=eve"),
+        ]
+        assert [v.name for v in views(tx, "tasks")] == ["dead mail"]
+    with database.write() as tx:
+        assert delete(tx, "tasks", "mine", "alice")
+        assert not delete(tx, "tasks", "mine", "alice")
+        assert not delete(tx, "tasks", "dead mail", "alice"), "it is everybody's"
+        assert delete(tx, "tasks", "dead mail")
+        with pytest.raises(ConfigError, match="name"):
+            save(tx, "tasks", "", "x")
+    assert [e.action for e in bench.jobs.audit(subject="view")] == ["view deleted", "view saved", "view saved"]
