@@ -25,6 +25,7 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
     from scheduler.store.admin import doctor as checks
     from scheduler.store.admin.doctor import Finding
     from scheduler.store.admin.doctor_repair import repair as repairs
+    from scheduler.store.admin.surroundings import check_surroundings
     from scheduler.store.db.migrate import MissingTablesError
 
     database = session.existing()
@@ -45,7 +46,7 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
     try:
         with reading() as tx:
             reached = True
-            found += checks.check_surroundings(database, tx, __version__)
+            found += check_surroundings(database, tx, __version__)
             found += checks.check(tx)
     except StoreUnavailableError as error:
         if not reached:

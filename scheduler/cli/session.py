@@ -30,7 +30,6 @@ TELL_AFTER, TELL_WITHIN = (
     2.0,
     1.0,
 )  # seconds of waiting before its reason is printed, and that reading the reason may take
-_TRIES = 5
 
 
 @dataclass
@@ -95,21 +94,10 @@ class Session:
 
     def write(self, work: Callable[[Tx], T], database: Database | None = None) -> T:
         """Do the work in one transaction, then wake idle workers. Raises SchedulerError."""
-        from scheduler.store.db.errors import StoreError
-
         database = database if database is not None else self.existing()
-        for attempt in range(_TRIES):
-            try:
-                with database.write() as tx:
-                    done = work(tx)
-            except StoreError as trouble:
-                # The database refuses one of two writers that lock rows in different orders; it has to try again.
-                if not trouble.collided or attempt == _TRIES - 1:
-                    raise
-            else:
-                self._notify(database)
-                return done
-        raise AssertionError("the last try returns or raises")
+        done = database.change(work)
+        self._notify(database)
+        return done
 
     def wake(self) -> None:
         """Wake idle workers, after a change."""

@@ -63,8 +63,7 @@ class Schedules:
         self._pause(name, False)
 
     def _pause(self, name: str, paused: bool) -> None:
-        with self._owner.database.write() as tx:
-            schedules.pause(tx, name, paused)
+        self._owner.database.change(lambda tx: schedules.pause(tx, name, paused))
         self._owner._notify()
 
     def sync(
@@ -167,8 +166,7 @@ class Schedules:
 
     def delete(self, name: str) -> None:
         """Delete the schedule; tasks that it made stay. Raises UnknownScheduleError."""
-        with self._owner.database.write() as tx:
-            schedules.delete(tx, name)
+        self._owner.database.change(lambda tx: schedules.delete(tx, name))
         self._owner._forget_schedule(name)
 
     def next(self, name: str, n: int = 1) -> Sequence[datetime]:

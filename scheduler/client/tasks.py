@@ -233,8 +233,8 @@ class TaskOperations:
 
     def _expire(self, task_id: int) -> None:
         """Delete an expired result, if the database can be written to just now."""
-        with suppress(StoreUnavailableError), self.database.write() as tx:
-            retention.expire(tx, task_id)
+        with suppress(StoreUnavailableError):
+            self.database.change(lambda tx: retention.expire(tx, task_id))
 
     def wait(
         self, ids: int | Iterable[int], timeout: float | timedelta | None = None, first: bool = False
@@ -339,8 +339,8 @@ class TaskOperations:
         if not isinstance(policy, RetryPolicy):
             raise ConfigError(f"set_retry_policy takes a RetryPolicy, not {policy!r}")
         check_id(task_id)
-        with self.database.write() as tx:
-            control.set_retry_policy(tx, task_id, policy.to_json(), policy.max_attempts)
+        json, most = policy.to_json(), policy.max_attempts
+        self.database.change(lambda tx: control.set_retry_policy(tx, task_id, json, most))
 
     def cleanup_completed_tasks(
         self, older_than_hours: float = 24, *, kind: str | None = None, queue: str | None = None

@@ -12,6 +12,7 @@ from scheduler.store.admin.doctor import Finding
 from scheduler.store.admin.doctor_repair import repair as repairs
 from scheduler.store.admin.gc import collect
 from scheduler.store.admin.retention import Removed
+from scheduler.store.admin.surroundings import check_surroundings
 from scheduler.store.db.database import Database
 
 
@@ -45,7 +46,7 @@ class UpkeepOperations:
         """
         self.database.open()
         with self.database.read() as tx:
-            return [*checks.check_surroundings(self.database, tx, __version__), *checks.check(tx)]
+            return [*check_surroundings(self.database, tx, __version__), *checks.check(tx)]
 
     def repair(self) -> Sequence[str]:
         """Mend what no worker comes to by itself, in one transaction. Returns a line for each kind of repair.

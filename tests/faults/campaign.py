@@ -18,6 +18,7 @@ from faults.kinds import Hold, Step
 from scheduler import Scheduler, __version__
 from scheduler.model.outcome import AttemptEnd
 from scheduler.store.admin import doctor as checks
+from scheduler.store.admin.surroundings import check_surroundings
 
 NEAR = 300  # a task depends on some of so many before it
 LEVELS = ("high", "medium", "low")
@@ -192,7 +193,7 @@ class Campaign:
 
     def _doctor(self) -> None:
         with self.jobs.database.read() as tx:
-            found = checks.check_surroundings(self.jobs.database, tx, __version__)
+            found = check_surroundings(self.jobs.database, tx, __version__)
             found += checks.check(tx)
         assert not [f for f in found if f.level == checks.PROBLEM and f.check != "disk"], found
 

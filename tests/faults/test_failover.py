@@ -15,6 +15,7 @@ from faults.harness import until
 from scheduler import ConfigError, Scheduler, StoreUnavailableError, UnknownTaskError, task
 from scheduler.model.spec import TaskId
 from scheduler.store.admin import doctor as checks
+from scheduler.store.admin.surroundings import check_surroundings
 from scheduler.store.db.engines import server_arguments
 from scheduler.store.db.identity import STEP
 from scheduler.store.db.urls import parse_url
@@ -208,7 +209,7 @@ def test_an_id_never_names_another_task_than_its_caller_was_given(store_url: str
 def test_doctor_warns_of_an_asynchronous_standby(pair: Pair) -> None:
     def found() -> checks.Finding:
         with jobs.database.read() as tx:
-            every = checks.check_surroundings(jobs.database, tx, "1")
+            every = check_surroundings(jobs.database, tx, "1")
         return next(finding for finding in every if finding.check == "standbys")
 
     with closing(Scheduler(pair.url())) as jobs:

@@ -70,7 +70,7 @@ class WorkerRegistration:
         """Become a worker: a new incarnation with a lease. Reclaims at once what dead workers held."""
         engine_state, database, lease = self.engine_state, self.engine_state.database, self.engine_state.options.lease
         before, self.incarnation = self.incarnation, self._new_incarnation()
-        engine_state.identity = database.identity
+        engine_state.identity = database.same.identity
         engine_state.claims_above = 0 if engine_state.identity is None else engine_state.identity.claims_above
         if self._spawn is not None:
             self._open_notifier(self._spawn)
@@ -207,7 +207,7 @@ class WorkerRegistration:
 
     def begin_anew_if_changed(self, connection: sa.Connection) -> bool:
         """Join as a new worker if the store is in another epoch, or is another one. True: it was."""
-        found = self.engine_state.database.identity
+        found = self.engine_state.database.same.identity
         if found is self.engine_state.identity or found == self.engine_state.identity or not self.worker:
             return False
         if (
@@ -231,7 +231,7 @@ class WorkerRegistration:
     def _start_over(self, connection: sa.Connection) -> None:
         """Join as a new worker: the lease was reclaimed, and the held tasks belong to other workers now."""
         engine_state, dispatch = self.engine_state, self.dispatch
-        if engine_state.identity is engine_state.database.identity:
+        if engine_state.identity is engine_state.database.same.identity:
             log.error("this worker's lease was lost; its %d tasks were reclaimed", len(engine_state.held))
         if engine_state.metrics is not None:
             engine_state.metrics.leases_lost += 1

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -20,19 +17,15 @@ from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
 from scheduler.store import pauses
 from scheduler.store.broken_rows import UNREADABLE, broken_rows
-from scheduler.store.db import horizon, migrate
-from scheduler.store.db import pg_blockers as row_locks
+from scheduler.store.db import migrate
 from scheduler.store.db.database import Database
 from scheduler.store.db.deadline import in_time
-from scheduler.store.db.sqlite_files import open_to_others
 from scheduler.store.db.tx import Tx
-from scheduler.store.db.writable import no_writes
 from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
-from scheduler.store.read import standbys
 from scheduler.store.read.status import hung, never, tasks_ahead, unserved
 from scheduler.store.read.unserved import describe, unserved_schedules
-from scheduler.store.read.workers import far_text, orphans_text, read_fleet, workers
+from scheduler.store.read.workers import read_fleet, workers
 from scheduler.store.schedules import is_ahead
 from scheduler.store.tasks.stalls import remedy, stalled
 
@@ -42,9 +35,6 @@ _WAIT = list(Otherwise).index(Otherwise.WAIT)
 _PARENT = "coalesce(p.state, o.state)"
 _BIT = f"CASE {_PARENT} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
 _PARENTS = "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent"
-_LOW_SPACE = 200 * 1024 * 1024
-_SKEW_NOTE = SECOND  # a clock that is off by more is a note
-_SKEW_PROBLEM = 5 * SECOND  # and by more than this a problem
 _LATE = 60 * SECOND
 _LONG = 3600 * SECOND
 _BLOCKER_TIMEOUT_S = 0.3  # bounds the search for the transaction in the way
@@ -61,7 +51,7 @@ class Finding(NamedTuple):
 
 def check(tx: Tx) -> list[Finding]:
     """Check that the rows agree with one another. Answers even if rows are broken, and names them."""
-    return _answers(
+    return answers(
         tx,
         {
             "rows": lambda: _broken(tx),
@@ -110,7 +100,7 @@ def check(tx: Tx) -> list[Finding]:
     )
 
 
-def _answers(tx: Tx, checks: dict[str, Callable[[], Finding | list[Finding]]]) -> list[Finding]:
+def answers(tx: Tx, checks: dict[str, Callable[[], Finding | list[Finding]]]) -> list[Finding]:
     """Make each check. A broken row or a missing table ends the check that meets it, and no other."""
     lost = migrate.missing_tables(tx.connection)
     found: list[Finding] = []
@@ -344,107 +334,3 @@ def not_checked(database: Database, error: StoreUnavailableError) -> Finding:
     with suppress(TimeoutError, StoreUnavailableError, RuntimeError):
         reason = in_time(database.locked_by, _BLOCKER_TIMEOUT_S)
     return Finding("checks", PROBLEM, f"not checked: {error}" + ("" if reason is None else f"; {reason}"))
-
-
-def check_surroundings(database: Database, tx: Tx, version: str) -> list[Finding]:
-    """Check what surrounds the rows: schema, clock, notifier, disk, versions of the workers."""
-    return _answers(
-        tx,
-        {
-            "schema": lambda: _schema(tx, version),
-            "writes": lambda: _writes(tx),
-            "clock": lambda: _clock(database.offset),
-            "workers": lambda: _workers(tx, version),
-            "surroundings": lambda: _place(database, tx),
-        },
-    )
-
-
-def _schema(tx: Tx, version: str) -> Finding:
-    revision, lost = migrate.current(tx.connection), migrate.missing_tables(tx.connection)
-    if lost:
-        return Finding("schema", PROBLEM, migrate.lacks(lost, revision))
-    return Finding("schema", OK, f"revision {revision}, schedd {version}")
-
-
-def _workers(tx: Tx, version: str) -> list[Finding]:
-    found = []
-    seen = workers(tx)
-    skewed = [f"{w.label} by {span_text(abs(w.skew))}" for w in seen if abs(w.skew) > _SKEW_NOTE]
-    if skewed:
-        found.append(Finding("workers' clocks", NOTE, f"are off (which times do not depend on): {listed(skewed)}"))
-    far = [text for text in map(far_text, seen) if text is not None]
-    if far:
-        found.append(Finding("leases", PROBLEM, "; ".join(far)))
-    beside = [text for text in map(orphans_text, seen) if text is not None]
-    if beside:
-        found.append(Finding("attempts", NOTE, "; ".join(beside), tuple(i for w in seen for i in w.orphaned_tasks)))
-    others = sorted({w.version for w in seen} - {version})
-    if others:
-        found.append(Finding("versions", NOTE, f"workers also run version {listed(others)}"))
-    return found
-
-
-def _place(database: Database, tx: Tx) -> list[Finding]:
-    """What lies beside a SQLite file, or happens on a PostgreSQL server."""
-    found = []
-    path = database.path
-    if path is not None:
-        directory = database.socket_directory
-        assert directory is not None
-        present = directory.exists()
-        usable = os.access(directory if present else path.absolute().parent, os.W_OK | os.X_OK if present else os.W_OK)
-        said = f"{directory} is writable" if usable else f"{directory} cannot be written: idle workers poll instead"
-        found.append(Finding("notifications", OK if usable else PROBLEM, said))
-        found.append(_readers(path, directory))
-        free = shutil.disk_usage(path.absolute().parent).free
-        level = PROBLEM if free < _LOW_SPACE else OK
-        found.append(Finding("disk", level, f"{free // 2**20} MiB free beside the database"))
-    else:
-        found += [_horizon(tx), _locks(tx), _standbys(tx)]
-    return found
-
-
-def _readers(path: Path, directory: Path) -> Finding:
-    seen = open_to_others(path, directory)
-    if not seen:
-        return Finding("file modes", OK, "none of the database's is open to all users")
-    return Finding("file modes", NOTE, f"any user of this machine may use {listed(seen)}: `chmod o-rwx`")
-
-
-def _writes(tx: Tx) -> Finding:
-    reason = no_writes(tx.connection)
-    return Finding("writes", OK, "the database takes them") if reason is None else Finding("writes", PROBLEM, reason)
-
-
-def _horizon(tx: Tx) -> Finding:
-    holders = horizon.holders(tx.connection)
-    if not holders:
-        return Finding("old snapshots", OK, f"no transaction is open for {span_text(horizon.MIN_AGE)}")
-    text = "; ".join(f"{one.text} ({one.remedy})" for one in holders)
-    return Finding("old snapshots", NOTE, f"what has died meanwhile cannot be removed: {text}")
-
-
-def _locks(tx: Tx) -> Finding:
-    waiting = row_locks.blocked(tx.connection)
-    if not waiting:
-        return Finding("locks", OK, "no session waits for another one's")
-    return Finding("locks", NOTE, f"{'; '.join(waiting)} (SELECT pg_terminate_backend(...) ends a session)")
-
-
-def _standbys(tx: Tx) -> Finding:
-    """A standby that follows asynchronously loses commits when it takes over."""
-    found = standbys.asynchronous(tx)
-    if found is None:
-        return Finding("standbys", NOTE, f"whether one follows is not known: {standbys.WANTED}")
-    if not found:
-        return Finding("standbys", OK, "none follows asynchronously")
-    return Finding("standbys", NOTE, f"{standbys.describe(found)}")
-
-
-def _clock(offset: int) -> Finding:
-    if not offset:
-        return Finding("clock", OK, "one machine's")
-    level = PROBLEM if abs(offset) > _SKEW_PROBLEM else NOTE if abs(offset) > _SKEW_NOTE else OK
-    side = "behind" if offset > 0 else "ahead of"
-    return Finding("clock", level, f"this machine's clock is {span_text(abs(offset))} {side} the server's")

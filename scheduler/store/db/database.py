@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -15,10 +14,10 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from scheduler.errors import SchedulerError, StoreReplacedError, StoreUnavailableError
+from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.forking import after_fork, leave_to_parent
-from scheduler.ports import SECOND, Clock
-from scheduler.store.db import deadline, identity, migrate
+from scheduler.ports import Clock
+from scheduler.store.db import deadline, migrate
 from scheduler.store.db import pg_blockers as row_locks
 from scheduler.store.db.autocommit import AutocommitConnection, AutocommitPool
 from scheduler.store.db.deadline import Deadline
@@ -26,18 +25,16 @@ from scheduler.store.db.dialect import Dialect, dialect_named, prepared
 from scheduler.store.db.engines import load_driver, make_engine
 from scheduler.store.db.errors import StoreError, cause, translate
 from scheduler.store.db.handler_transaction import LIMIT, Places, Transaction
-from scheduler.store.db.identity import Identity
 from scheduler.store.db.pg_connections import PgConnections, every
+from scheduler.store.db.same_store import SameStore, no_transaction
+from scheduler.store.db.server_clock import ServerClock
 from scheduler.store.db.sqlite_files import fold_wal, make_socket_directory
-from scheduler.store.db.statements import ANSWERED, raise_as_sqlalchemy
+from scheduler.store.db.statements import ANSWERED
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.urls import parse_url, shown
 from scheduler.store.db.write_gate import WriteGate
 
 _TRIES = 5
-_CALIBRATED = 60.0  # seconds for which a calibration is good
-_JUMP = 0.5  # seconds by which wall and monotonic time may disagree since then
-_NEAR = 100_000  # microseconds: a calibration that took longer gives only bounds of the offset
 _READ_ONLY = "25006"  # PostgreSQL's code of a statement that writes, on a server that takes no writes
 LOCK_WAIT, MIN_LOCK_WAIT = 0.3, 0.5  # an engine's statement waits for a lock: this part of a lease, seconds at least
 STATEMENT, MIN_STATEMENT = 4, 60.0  # and takes no longer than so many leases, seconds at least
@@ -57,11 +54,9 @@ class Database:
         dialect = dialect_named(self.url.get_backend_name())
         assert dialect is not None
         self.dialect: Dialect = dialect
-        self.clock = clock
         self.auto_migrate = auto_migrate if auto_migrate is not None else dialect.name == "sqlite"
-        self._offset = 0
-        self._calibrated: tuple[int, float] | None = None  # wall and monotonic time of the last calibration
-        self._trips: deque[float] = deque(maxlen=3)
+        self.clock = clock
+        self.server_clock = ServerClock()
         self.answered_at = 0.0  # when the server last answered a cycle (monotonic)
         self._wires: PgConnections | None = None
         self._engine: sa.Engine | None = None
@@ -70,9 +65,7 @@ class Database:
         self._opening = threading.Lock()
         self._places = Places()
         self._inherited = False  # what it holds is the parent's: this process was forked since
-        self.identity: Identity | None = None  # as it was last looked at; None: the server or the schema has none
-        self._file: tuple[int, int] | None = None  # device and inode of the SQLite file that is open
-        self._replaced: StoreReplacedError | None = None
+        self.same = SameStore(self.url, self.path, partial(self.server_clock.now, clock))
         after_fork(self, Database._on_fork)
 
     def _on_fork(self) -> None:
@@ -122,45 +115,25 @@ class Database:
 
     def now(self) -> int:
         """The one clock of scheduling: wall time in microseconds, on PostgreSQL the server's."""
-        return self.clock.now() + self._offset
+        return self.clock.now() + self.server_clock.offset
 
     @property
     def offset(self) -> int:
         """What :meth:`now` adds to this machine's clock to agree with the server's, in microseconds."""
-        return self._offset
+        return self.server_clock.offset
 
     @property
     def round_trip(self) -> float:
         """Seconds that a question and its answer take to and from the server: the least of the last measurements."""
-        return min(self._trips, default=0.0)
+        return self.server_clock.round_trip
 
     def calibrate(self, connection: sa.Connection, *, if_due: bool = False) -> None:
-        """Measure how far this machine's clock is from the server's. A clock that a test steps is left alone.
+        """Measure how far this machine's clock is from the server's; ``if_due``: only if it is time to.
 
-        ``if_due``: only after a while, or when the wall clock was set.
+        A clock that a test steps is left alone.
         """
-        if self.dialect.name != "postgresql" or self.clock.steps or (if_due and not self._calibration_due()):
-            return
-        before = self.clock.now()
-        server = int(
-            connection.execute(
-                sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)")
-            ).scalar_one()
-        )
-        after = self.clock.now()
-        low, high = server - after, server - before
-        self._trips.append((high - low) / SECOND)
-        if not (self._calibrated and high - low > _NEAR and low <= self._offset <= high):
-            # An answer that took its time says little: what was known before may be nearer to the truth.
-            self._offset = (low + high) // 2
-        self._calibrated = (after, self.clock.monotonic())
-
-    def _calibration_due(self) -> bool:
-        if self._calibrated is None:
-            return True
-        wall, mono = self._calibrated
-        passed = self.clock.monotonic() - mono
-        return passed > _CALIBRATED or abs((self.clock.now() - wall) / 1e6 - passed) > _JUMP
+        if self.dialect.name == "postgresql" and not self.clock.steps:
+            self.server_clock.calibrate(connection, self.clock, if_due=if_due)
 
     @property
     def pooled(self) -> bool:
@@ -171,63 +144,20 @@ class Database:
         """End what this thread waits for from a server that does not answer. Returns how many connections were cut."""
         return 0 if self._wires is None else self._wires.cut(thread)
 
-    def _made(self, raw: Any) -> None:
-        """A connection was made: it may lead to another server than the last one, or to another file."""
-        if self.path is not None:
-            if self._file is None:
-                self._file = _file_at(self.path)
-            self.check_file()
-            return
-        server, known = identity.ask_server(raw), self.identity
-        if known is not None and server.is_behind(known):
-            raise StoreError(
-                f"store {self.url}: the server that answers is on timeline {server.timeline}, and was the primary "
-                f"before timeline {known.timeline}: stop it, or start this program again if that is meant",
-                heals=True,
-            )
-        if known is None or server.differs(known):
-            self._adopt(identity.look(raw, server, self.now()))
-
-    def _look(self, connection: sa.Connection) -> None:
-        raw: Any = connection.connection.dbapi_connection
-        try:
-            if self.dialect.name == "sqlite":
-                self._adopt(identity.read(raw))
-                return
-            with _no_transaction(connection):
-                self._adopt(identity.look(raw, identity.ask_server(raw), self.now()))
-        except connection.dialect.loaded_dbapi.Error as error:
-            raise_as_sqlalchemy(connection, "the identity of the store", error)
-
-    def _adopt(self, found: Identity | None) -> None:
-        if found is not None and found != self.identity:  # else the same object: it is compared often
-            self.identity = found
-
     def look_again(self, connection: sa.Connection) -> None:
-        """See whether :attr:`identity` is still that of the store, on a connection that stays open.
+        """See whether ``same.identity`` is still that of the store, on a connection that stays open.
 
         Raises StoreReplacedError, StoreUnavailableError.
         """
         self.check_file()
         try:
-            self._look(connection)
+            self.same.look(connection)
         except sa.exc.SQLAlchemyError as error:
             raise translate(error, self.url) from error
 
     def check_file(self) -> None:
         """Raise StoreReplacedError if the path of the open SQLite file leads to another one by now, or to none."""
-        if self._replaced is None and self._file is not None:
-            assert self.path is not None
-            found = _file_at(self.path)
-            if found == self._file:
-                return
-            what = "was deleted" if found is None else "was replaced by another one"
-            self._replaced = StoreReplacedError(
-                f"the database {self.path.absolute()} {what} while it was open: nothing more is written to either; "
-                "start this program again, on the file that is to be used"
-            )
-        if self._replaced is not None:
-            raise StoreReplacedError(str(self._replaced))
+        self.same.check_file()
 
     def distrust(self) -> None:
         """The server takes no writes any more: each connection to it is replaced by a new one before it is used again.
@@ -282,21 +212,20 @@ class Database:
         Raises StoreUnavailableError.
         """
         if self._engine is not None and not self._inherited:
-            if self._file is not None:
-                self.check_file()
+            self.same.check_file()
             return self._engine
         if self._inherited:
             self._leave_to_parent()
         load_driver(self.url)
         with self._alone_opening():
             if self._engine is None:
-                self._file = self._replaced = None
-                engine, self._wires = make_engine(self.url, _weakly(self._made), _weakly(self.check_file))
+                self.same.begin()
+                engine, self._wires = make_engine(self.url, _weakly(self.same.made), _weakly(self.same.check_file))
                 try:
                     migrate.ensure(engine, self.auto_migrate)
                     with engine.connect().execution_options(schedd_reads=True) as connection:
-                        if self.identity is None or self._wires is None:  # a new database; a file
-                            self._look(connection)
+                        if self.same.identity is None or self._wires is None:  # a new database; a file
+                            self.same.look(connection)
                         self.calibrate(connection)
                 except sa.exc.SQLAlchemyError as error:
                     engine.dispose()
@@ -442,7 +371,7 @@ class Database:
             if self.dialect.name == "sqlite":
                 yield Tx(connection, self.now())
             else:
-                with _no_transaction(connection):
+                with no_transaction(connection):
                     yield Tx(connection, self.now())
         except sa.exc.SQLAlchemyError as error:
             raise self._explained(error) from cause(error)
@@ -453,8 +382,7 @@ class Database:
 
         Raises StoreUnavailableError.
         """
-        if self._file is not None:
-            self.check_file()
+        self.same.check_file()
         gate = self._gate
         entered = gate.enter()
         try:
@@ -528,15 +456,6 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _file_at(path: Path) -> tuple[int, int] | None:
-    """Device and inode of what is there; None if nothing is."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 def _limits(idle: float) -> str:
     """The settings of an engine's session, in milliseconds, as JSON."""
     limits = {
@@ -545,21 +464,6 @@ def _limits(idle: float) -> str:
         "statement_timeout": max(MIN_STATEMENT, STATEMENT * idle),
     }
     return json.dumps({name: max(1, round(1000 * seconds)) for name, seconds in limits.items()})
-
-
-@contextmanager
-def _no_transaction(connection: sa.Connection) -> Iterator[None]:
-    """Inside, each statement is a transaction of its own (PostgreSQL)."""
-    raw: Any = connection.connection.dbapi_connection
-    raw.autocommit = True
-    try:
-        yield
-    finally:
-        connection.rollback()  # SQLAlchemy's idea of a transaction: the server has none
-        if raw.closed:
-            connection.invalidate()
-        else:
-            raw.autocommit = False
 
 
 def _tell_transaction(context: sa.engine.ExceptionContext) -> None:

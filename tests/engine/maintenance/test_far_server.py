@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler import Scheduler, task
-from scheduler.store.admin.doctor import check_surroundings
+from scheduler.store.admin.surroundings import check_surroundings
 from scheduler.store.read.explain import why
 from scheduler.store.read.status import status
 from support.databases import Database, PostgresDatabases

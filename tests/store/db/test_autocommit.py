@@ -276,9 +276,9 @@ def test_what_went_through_sqlalchemy_leaves_no_transaction(store: Store) -> Non
 @on_postgres
 def test_the_clock_is_compared_now_and_then(store: Store) -> None:
     raw = used(store)
-    store._calibrated = None
+    store.server_clock._calibrated = None
     with store.alone() as connection:
-        assert store._calibrated is not None
+        assert store.server_clock._calibrated is not None
         assert connection.connection.dbapi_connection is raw
         assert not connection.in_transaction()
     assert kept(store) == [raw]

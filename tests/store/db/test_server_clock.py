@@ -47,7 +47,7 @@ def test_after_a_jump_of_the_servers_clock_nobody_is_reaped(bench: Bench) -> Non
     bench.step("task").schedule()
     ring_and_step(other)
     (held,) = engine_of(other).engine_state.held
-    bench.jobs.database._offset -= 3600 * SECOND  # as it was before the server's clock jumped by an hour
+    bench.jobs.database.server_clock.offset -= 3600 * SECOND  # as it was before the server's clock jumped by an hour
     bench.execute("UPDATE schedd_workers SET lease_until = lease_until - :jump", jump=3600 * SECOND)
     engine.periodic.timers.bring_forward("renew")
     engine.lease.no_reaping_until = 0.0  # it has been there for long

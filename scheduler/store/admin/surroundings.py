@@ -1,0 +1,127 @@
+"""Checks what surrounds the rows, for ``schedctl doctor``: schema, server, files, clock and workers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from scheduler.model.texts import listed, span_text
+from scheduler.model.times import SECOND
+from scheduler.store.admin.doctor import NOTE, OK, PROBLEM, Finding, answers
+from scheduler.store.db import horizon, migrate
+from scheduler.store.db import pg_blockers as row_locks
+from scheduler.store.db.database import Database
+from scheduler.store.db.sqlite_files import open_to_others
+from scheduler.store.db.tx import Tx
+from scheduler.store.db.writable import no_writes
+from scheduler.store.read import standbys
+from scheduler.store.read.workers import far_text, orphans_text, workers
+
+_LOW_SPACE = 200 * 1024 * 1024
+_SKEW_NOTE = SECOND  # a clock that is off by more is a note
+_SKEW_PROBLEM = 5 * SECOND  # and by more than this a problem
+
+
+def check_surroundings(database: Database, tx: Tx, version: str) -> list[Finding]:
+    """Check what surrounds the rows: schema, clock, notifier, disk, versions of the workers."""
+    return answers(
+        tx,
+        {
+            "schema": lambda: _schema(tx, version),
+            "writes": lambda: _writes(tx),
+            "clock": lambda: _clock(database.offset),
+            "workers": lambda: _workers(tx, version),
+            "surroundings": lambda: _place(database, tx),
+        },
+    )
+
+
+def _schema(tx: Tx, version: str) -> Finding:
+    revision, lost = migrate.current(tx.connection), migrate.missing_tables(tx.connection)
+    if lost:
+        return Finding("schema", PROBLEM, migrate.lacks(lost, revision))
+    return Finding("schema", OK, f"revision {revision}, schedd {version}")
+
+
+def _workers(tx: Tx, version: str) -> list[Finding]:
+    found = []
+    seen = workers(tx)
+    skewed = [f"{w.label} by {span_text(abs(w.skew))}" for w in seen if abs(w.skew) > _SKEW_NOTE]
+    if skewed:
+        found.append(Finding("workers' clocks", NOTE, f"are off (which times do not depend on): {listed(skewed)}"))
+    far = [text for text in map(far_text, seen) if text is not None]
+    if far:
+        found.append(Finding("leases", PROBLEM, "; ".join(far)))
+    beside = [text for text in map(orphans_text, seen) if text is not None]
+    if beside:
+        found.append(Finding("attempts", NOTE, "; ".join(beside), tuple(i for w in seen for i in w.orphaned_tasks)))
+    others = sorted({w.version for w in seen} - {version})
+    if others:
+        found.append(Finding("versions", NOTE, f"workers also run version {listed(others)}"))
+    return found
+
+
+def _place(database: Database, tx: Tx) -> list[Finding]:
+    """What lies beside a SQLite file, or happens on a PostgreSQL server."""
+    found = []
+    path = database.path
+    if path is not None:
+        directory = database.socket_directory
+        assert directory is not None
+        present = directory.exists()
+        usable = os.access(directory if present else path.absolute().parent, os.W_OK | os.X_OK if present else os.W_OK)
+        said = f"{directory} is writable" if usable else f"{directory} cannot be written: idle workers poll instead"
+        found.append(Finding("notifications", OK if usable else PROBLEM, said))
+        found.append(_readers(path, directory))
+        free = shutil.disk_usage(path.absolute().parent).free
+        level = PROBLEM if free < _LOW_SPACE else OK
+        found.append(Finding("disk", level, f"{free // 2**20} MiB free beside the database"))
+    else:
+        found += [_horizon(tx), _locks(tx), _standbys(tx)]
+    return found
+
+
+def _readers(path: Path, directory: Path) -> Finding:
+    seen = open_to_others(path, directory)
+    if not seen:
+        return Finding("file modes", OK, "none of the database's is open to all users")
+    return Finding("file modes", NOTE, f"any user of this machine may use {listed(seen)}: `chmod o-rwx`")
+
+
+def _writes(tx: Tx) -> Finding:
+    reason = no_writes(tx.connection)
+    return Finding("writes", OK, "the database takes them") if reason is None else Finding("writes", PROBLEM, reason)
+
+
+def _horizon(tx: Tx) -> Finding:
+    holders = horizon.holders(tx.connection)
+    if not holders:
+        return Finding("old snapshots", OK, f"no transaction is open for {span_text(horizon.MIN_AGE)}")
+    text = "; ".join(f"{one.text} ({one.remedy})" for one in holders)
+    return Finding("old snapshots", NOTE, f"what has died meanwhile cannot be removed: {text}")
+
+
+def _locks(tx: Tx) -> Finding:
+    waiting = row_locks.blocked(tx.connection)
+    if not waiting:
+        return Finding("locks", OK, "no session waits for another one's")
+    return Finding("locks", NOTE, f"{'; '.join(waiting)} (SELECT pg_terminate_backend(...) ends a session)")
+
+
+def _standbys(tx: Tx) -> Finding:
+    """A standby that follows asynchronously loses commits when it takes over."""
+    found = standbys.asynchronous(tx)
+    if found is None:
+        return Finding("standbys", NOTE, f"whether one follows is not known: {standbys.WANTED}")
+    if not found:
+        return Finding("standbys", OK, "none follows asynchronously")
+    return Finding("standbys", NOTE, f"{standbys.describe(found)}")
+
+
+def _clock(offset: int) -> Finding:
+    if not offset:
+        return Finding("clock", OK, "one machine's")
+    level = PROBLEM if abs(offset) > _SKEW_PROBLEM else NOTE if abs(offset) > _SKEW_NOTE else OK
+    side = "behind" if offset > 0 else "ahead of"
+    return Finding("clock", level, f"this machine's clock is {span_text(abs(offset))} {side} the server's")
