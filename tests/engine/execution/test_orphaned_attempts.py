@@ -10,7 +10,7 @@ import pytest
 
 from scheduler import Context, Scheduler, task
 from scheduler.store import workers as store_workers
-from scheduler.store.admin.doctor import check_surroundings
+from scheduler.store.admin.surroundings import check_surroundings
 from scheduler.store.read.explain import why
 from scheduler.store.read.status import status
 from scheduler.store.read.workers import WorkerRecord, workers
