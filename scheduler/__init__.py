@@ -40,6 +40,7 @@ _WHERE = {
     "RetryPolicy": "model.retry",
     "Scheduler": "app",
     "SchedulerError": "errors",
+    "Secret": "model.secrets",
     "Snooze": "errors",
     "StoreUnavailableError": "errors",
     "Task": "model.task",
@@ -113,6 +114,7 @@ if TYPE_CHECKING:
     from scheduler.model.envelope import Envelope as Envelope
     from scheduler.model.recurrence import Weekday as Weekday
     from scheduler.model.retry import RetryPolicy as RetryPolicy
+    from scheduler.model.secrets import Secret as Secret
     from scheduler.model.spec import TaskId as TaskId
     from scheduler.model.state import TaskState as TaskState
     from scheduler.model.task import Priority as Priority

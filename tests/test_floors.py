@@ -28,7 +28,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"schema"}),
     frozenset({"db"}),
     frozenset({"audit", "broken_rows", "predicates"}),
-    frozenset({"bulks", "durable", "pauses", "settings", "views"}),
+    frozenset({"bulks", "durable", "masks", "pauses", "settings", "views"}),
     frozenset({"graph"}),
     frozenset({"tasks"}),
     frozenset({"rollups", "workers"}),

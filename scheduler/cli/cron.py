@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli.group import Group
+from scheduler.cli.masking import Masks
 from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
 from scheduler.cli.output import print_object, print_rows, seconds, time
 from scheduler.cli.session import Session, note, prints
@@ -55,6 +56,7 @@ def list_(session: Session, /) -> None:
 
     with session.existing().read() as tx:
         found = records(tx)
+        hidden = Masks(tx, {r.kind for r in found})
         fleet = session.fleet(tx)
         unserved = {one.name: one for one in unserved_schedules(tx, fleet)}
     for text, _ in describe(unserved.values()) if fleet.claiming else ():
@@ -76,7 +78,7 @@ def list_(session: Session, /) -> None:
             "jitter": seconds(r.jitter),
             "owner": r.owner,
             "tasks": None if r.graph is None else _nodes(r.graph),
-            "payload": None if r.graph is not None else decoded(r.payload),
+            "payload": None if r.graph is not None else hidden.payload(r.kind, decoded(r.payload)),
             "created_at": time(r.created_at),
             "updated_at": time(r.updated_at),
             "seen_at": time(r.seen_at),

@@ -10,6 +10,7 @@ import click
 
 from scheduler.cli.change import note_left
 from scheduler.cli.group import Group
+from scheduler.cli.masking import Masks, reveals
 from scheduler.cli.options import SPAN, TASK_ID, Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, note_kind, prints
@@ -86,8 +87,12 @@ def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
     with database.read() as tx:
         wanted = _filter(database.now(), **given)
         if each:
-            rows = [task_view(task) for task in dead_letters.find(tx, wanted, limit + 1)]
+            tasks = dead_letters.find(tx, wanted, limit + 1)
+            hidden = Masks(tx, {task.kind for task in tasks})
+            rows = [hidden.view(task, task_view(task)) for task in tasks]
         else:
+            groups = dead_letters.groups(tx, wanted, limit + 1)
+            hidden = Masks(tx, {g.kind for g in groups})
             rows = [
                 {
                     "count": g.number,
@@ -98,9 +103,9 @@ def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
                     "oldest": time(g.oldest),
                     "newest": time(g.newest),
                     "id": g.id,
-                    "error": g.error,
+                    "error": hidden.error(g.id, g.kind, g.error),
                 }
-                for g in dead_letters.groups(tx, wanted, limit + 1)
+                for g in groups
             ]
         if not rows:
             note_kind(tx, wanted.kind)
@@ -111,15 +116,16 @@ def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
 
 @dlq_command.command()
 @click.argument("task_id", metavar="ID", type=TASK_ID)
+@reveals
 @common
 @prints(SHOW_FIELDS)
-def show(session: Session, /, task_id: int) -> None:
+def show(session: Session, /, task_id: int, reveal: bool) -> None:
     """Everything about a task that is, or was, a dead letter: attempts, lineage, who replayed it."""
     from scheduler.cli.tasks import print_view, view_of
     from scheduler.model.state import TaskState
     from scheduler.store.read.dead_letters import not_dead
 
-    view = view_of(session, task_id)
+    view = view_of(session, task_id, reveal=reveal)
     if view["state"] != "dead" and not view["audit"]:
         raise not_dead(task_id, TaskState(view["state"]))
     if not print_object(session, view):

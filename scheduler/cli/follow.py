@@ -9,6 +9,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.looks import Poller
+from scheduler.cli.masking import Masks, record_reveal, reveals
 from scheduler.cli.options import SPAN, TASK_ID, common, common_but_timeout
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
@@ -76,6 +77,7 @@ def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
             try:
                 task = get_task(tx, task_id)
                 kind, error = task.kind, task.error if state != "success" else None
+                error = Masks(tx, [kind]).view(task, {"error": error})["error"]
             except UnknownTaskError:
                 pass  # retention removed it; its end is remembered
             rows.append({"id": task_id, "state": state.value, "kind": kind, "error": error})
@@ -86,17 +88,27 @@ def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
 @click.argument("task_id", metavar="ID", type=TASK_ID)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the task has ended.")
 @click.option("--raw", is_flag=True, help="Exactly what was written: a terminal obeys the escapes in it.")
+@reveals
 @common
 @prints(("attempt", "claim", "outcome", "worker", "text"))
-def logs_command(session: Session, /, task_id: int, follow: bool, raw: bool) -> None:
-    """What a task's attempts wrote, oldest first. A running attempt's output is stored every second."""
+def logs_command(session: Session, /, task_id: int, follow: bool, raw: bool, reveal: bool) -> None:
+    """What a task's attempts wrote, oldest first. A running attempt's output is stored every second.
+
+    Secrets of its payload are hidden in it.
+    """
+    from scheduler.store.read.tasks import get_task
+
     database = session.existing()
+    if reveal:
+        with database.read() as tx:
+            task = get_task(tx, task_id)
+        record_reveal(session, [task])
     looks = Poller(session, None)
     shown: dict[int, str] = {}
     last = 0
     collected: list[dict[str, Any]] = []
     while True:
-        ended, entries = looks.take(lambda: _new_logs(session, task_id, shown))
+        ended, entries = looks.take(lambda: _new_logs(session, task_id, shown, reveal=reveal))
         if session.output == "json":
             collected += entries
         else:
@@ -110,21 +122,26 @@ def logs_command(session: Session, /, task_id: int, follow: bool, raw: bool) -> 
         print_rows(session, collected)
     if not shown:
         with database.read() as tx:
-            from scheduler.store.read.tasks import get_task
-
             state = get_task(tx, task_id).state
         later = "" if state.terminal else " yet (a running attempt's output is stored every second)"
         note(f"task {task_id} ({state}) has written nothing{later}")
 
 
-def _new_logs(session: Session, task_id: int, shown: dict[int, str]) -> tuple[bool, list[dict[str, Any]]]:
+def _new_logs(
+    session: Session, task_id: int, shown: dict[int, str], *, reveal: bool
+) -> tuple[bool, list[dict[str, Any]]]:
     """Whether the task has ended, and the log text beyond ``shown``, by claim."""
+    from scheduler.model.secrets import hide_in
     from scheduler.store.read.history import attempt_logs, attempts
     from scheduler.store.read.tasks import get_task
 
     with session.database.read() as tx:
-        ended = get_task(tx, task_id).state.terminal
+        task = get_task(tx, task_id)
+        ended = task.state.terminal
         texts = attempt_logs(tx, task_id, after=max(shown, default=1) - 1)
+        if texts and not reveal:
+            secrets = Masks(tx, [task.kind]).secrets(task)
+            texts = [(claim, hide_in(text, secrets)) for claim, text in texts]
         known = {a.claim: a for a in attempts(tx, task_id)} if texts else {}
     entries = []
     for claim, whole in texts:

@@ -10,6 +10,7 @@ from scheduler.cli import exits
 from scheduler.cli.changes import ChangesGiven, change_options
 from scheduler.cli.filters import CHANGED_FIELDS, change_chosen, chosen_by_filters, filter_options
 from scheduler.cli.group import Group
+from scheduler.cli.masking import Masks
 from scheduler.cli.options import TASK_ID, Number, acts, common, common_but_timeout
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, note_kind, prints
@@ -18,7 +19,6 @@ from scheduler.cli.views import TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
     from scheduler.store.db.tx import Tx
-    from scheduler.store.read.tasks import TaskRecord
 
 SETTING_FIELDS = ("setting", "value", "changed")
 _COLUMNS = ("id", "kind", "state", "priority", "queue", "run_at", "max_attempts")
@@ -63,13 +63,15 @@ def _set_tasks(session: Session, wanted: list[int], changes: ChangesGiven) -> No
     from scheduler.store.read.tasks import get_tasks
     from scheduler.store.tasks.patch import patch
 
-    def work(tx: Tx) -> list[TaskRecord]:
+    def work(tx: Tx) -> list[dict[str, Any]]:
         done = patch(tx, wanted, changes.patch(tx))
         for reason in done.refused.values():
             raise InvalidTransitionError(reason)
-        return get_tasks(tx, wanted)
+        tasks = get_tasks(tx, wanted)
+        hidden = Masks(tx, {task.kind for task in tasks})
+        return [hidden.view(task, task_view(task)) for task in tasks]
 
-    print_rows(session, [task_view(task) for task in session.write(work)], _COLUMNS)
+    print_rows(session, session.write(work), _COLUMNS)
 
 
 @set_command.command(name="pool")

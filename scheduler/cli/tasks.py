@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from scheduler.cli.masking import Masks, record_reveal, reveals
 from scheduler.cli.options import AGO, TASK_ID, Number, common, read_states
 from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table, terminal_width
 from scheduler.cli.session import Session, note, note_kind, prints
@@ -69,6 +70,7 @@ _USUAL = {"dead_letter": True, "rerun": False, "replay_count": 0, "schema_versio
 @click.option("--until", type=AGO, metavar="T", help="Made before then.")
 @click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only tasks older than this one: the next page.")
+@reveals
 @common
 @prints(LIST_FIELDS)
 @watchable
@@ -80,6 +82,7 @@ def list_command(
     until: int | None,
     fields: tuple[str, ...],
     limit: int,
+    reveal: bool,
     **filters: Any,
 ) -> None:
     """Tasks, newest first."""
@@ -118,15 +121,21 @@ def list_command(
             found = collected
         else:
             left -= page
-        print_rows(session, _list_rows(session, found, database.now()), columns)
+        print_rows(session, _list_rows(session, found, database.now(), reveal=reveal), columns)
         if cursor is None or not left:
             break
     if cursor is not None:
         note(f"stopped at {limit}, there are more: --cursor {cursor} shows the next ones")
 
 
-def _list_rows(session: Session, found: list[TaskRecord], now: int) -> list[dict[str, Any]]:
+def _list_rows(session: Session, found: list[TaskRecord], now: int, *, reveal: bool) -> list[dict[str, Any]]:
     rows = [task_view(task.at(now)) | {"age": max(0, now - task.created_at) / 1_000_000} for task in found]
+    if reveal:
+        record_reveal(session, found)
+    else:
+        with session.database.read() as tx:
+            hidden = Masks(tx, {task.kind for task in found})
+            rows = [hidden.view(task, row) for task, row in zip(found, rows, strict=True)]
     if session.output == "table" and session.columns is None:
         for row, task in zip(rows, found, strict=True):
             row["attempt"] = _of_budget(task.attempts_used, task.max_attempts)
@@ -145,15 +154,16 @@ def _of_budget(used: int, most: int | None) -> str:
 
 @click.command(name="show")
 @click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
+@reveals
 @common
 @prints(SHOW_FIELDS)
 @watchable
-def show_command(session: Session, /, ids: tuple[int, ...]) -> None:
+def show_command(session: Session, /, ids: tuple[int, ...], reveal: bool) -> None:
     """Everything about tasks: payload, edges, attempts, result, log, and why one is not running.
 
-    Of several tasks -o json prints a list.
+    Of several tasks -o json prints a list. Fields that the kind marks as secret are hidden.
     """
-    views = [view_of(session, task_id) for task_id in ids]
+    views = [view_of(session, task_id, reveal=reveal) for task_id in ids]
     if len(views) > 1 and session.output != "table":
         print_rows(session, views)
         return
@@ -181,12 +191,13 @@ def why_command(session: Session, /, ids: tuple[int, ...]) -> None:
         for task_id in ids:
             task = get_task(tx, task_id)
             state, reason = task.at(now).state.value, why(tx, task_id)
-            rows.append({"id": task_id, "kind": task.kind, "state": state, "why": reason or "it is running"})
+            row = {"id": task_id, "kind": task.kind, "state": state, "why": reason or "it is running"}
+            rows.append(Masks(tx, [task.kind]).view(task, row))
     print_rows(session, rows, whole=True)
 
 
-def view_of(session: Session, task_id: int) -> dict[str, Any]:
-    """All that ``show`` prints of a task. Raises UnknownTaskError."""
+def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str, Any]:
+    """All that ``show`` prints of a task; without its secrets, unless ``reveal``. Raises UnknownTaskError."""
     from scheduler.cli.durable_views import checkpoint_view, wait_view
     from scheduler.store.durable import checkpoints, waits
     from scheduler.store.read.audit import of_task
@@ -197,13 +208,17 @@ def view_of(session: Session, task_id: int) -> dict[str, Any]:
     from scheduler.store.read.workers import workers
 
     database = session.existing()
+    if reveal:
+        with database.read() as tx:
+            task = get_task(tx, task_id)
+        record_reveal(session, [task])
     with database.read() as tx:
         now = tx.now
         task = get_task(tx, task_id)
         labels = {w.id: w.label for w in workers(tx)} if task.worker is not None else {}
         log = attempt_log(tx, task_id)
         hangs = None if task.worker is None else stack_of(tx, task_id, task.claim)
-        return {
+        view = {
             **task_view(task.at(now)),
             "worker": labels.get(task.worker or 0),
             "why": why(tx, task_id),
@@ -217,6 +232,7 @@ def view_of(session: Session, task_id: int) -> dict[str, Any]:
             "stack": None if hangs is None else hangs.splitlines(),
             "log": None if log is None else log.splitlines()[-LOG_LINES:],
         }
+        return view if reveal else Masks(tx, [task.kind]).view(task, view)
 
 
 def _children(tx: Tx, task_id: int) -> dict[str, Any]:

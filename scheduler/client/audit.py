@@ -9,13 +9,18 @@ from typing import Any
 
 import msgspec
 
+from scheduler.client.checks import check_id
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
 from scheduler.model.times import instant_us, to_datetime
+from scheduler.store.audit import record
 from scheduler.store.db.database import Database
+from scheduler.store.db.tx import Tx
+from scheduler.store.masks import masks
 from scheduler.store.read import audit as store
 from scheduler.store.read.audit import AuditFilter, AuditRecord
+from scheduler.store.read.tasks import get_task
 
 MAX_ENTRIES = 100_000
 
@@ -97,4 +102,30 @@ class AuditOperations:
             found, _ = store.entries(tx, wanted, limit, cursor)
         return [audit_entry(record) for record in found]
 
+    def reveal(self, task_id: int) -> Any:
+        """The decoded payload of a task with its secrets, for a person: the audit says who saw it (:meth:`acting`).
+
+        Programs that need not say so read :meth:`get_task`. Raises UnknownTaskError, StoreUnavailableError.
+        """
+        check_id(task_id)
+        text = self.database.change(lambda tx: _reveal(tx, task_id))
+        return None if text is None else msgspec.json.decode(text)
+
+    def masked(self, task_id: int) -> Any:
+        """The decoded payload of a task with ``***`` in place of its secrets. Raises as :meth:`reveal`."""
+        check_id(task_id)
+        with self.database.read() as tx:
+            task = get_task(tx, task_id)
+            mask = masks(tx, [task.kind]).get(task.kind)
+        value = None if task.payload is None else msgspec.json.decode(task.payload)
+        return value if mask is None else mask.payload(value)
+
     audit_async = in_thread(audit)
+    reveal_async = in_thread(reveal)
+    masked_async = in_thread(masked)
+
+
+def _reveal(tx: Tx, task_id: int) -> str | None:
+    task = get_task(tx, task_id)
+    record(tx, "reveal", tasks=[task_id])
+    return task.payload

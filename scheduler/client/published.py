@@ -14,6 +14,7 @@ from scheduler.errors import PayloadError, UnregisteredKindError
 from scheduler.model.concurrency_keys import fields_of
 from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY, MAX_PAYLOAD, encode_json
 from scheduler.model.retry import RetryPolicy
+from scheduler.model.secrets import Mask, hide_in
 from scheduler.model.spec import TaskSpec
 from scheduler.model.task import Priority, TaskOptions
 from scheduler.model.texts import storable
@@ -115,13 +116,15 @@ def validate(kind: KindRecord, payload: Any) -> None:
     if error is None:
         return
     where = ".".join(str(part) for part in error.absolute_path)
-    said = error.message if len(error.message) <= 200 else error.message[:199] + "…"
+    secrets = Mask(kind.schema).secrets(encode_json(payload, "payload"))
+    text = hide_in(error.message, secrets)
+    said = text if len(text) <= 200 else text[:199] + "…"
     if error.validator == "additionalProperties" and not error.absolute_path:
         said += f"; there are {', '.join(_fields(kind)) or 'no fields'}"
     of_type = error.validator == "type" and len(error.absolute_path) == 1
     raise MisfitError(
         f"payload of {kind.name} does not fit{f', at {where}' if where else ''}: {said}",
-        (where, error.instance) if of_type and isinstance(error.instance, str) else None,
+        (where, hide_in(error.instance, secrets)) if of_type and isinstance(error.instance, str) else None,
     )
 
 

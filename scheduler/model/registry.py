@@ -12,12 +12,13 @@ import msgspec
 import msgspec.inspect
 
 from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
-from scheduler.model.concurrency_keys import check_template, is_verbatim, why_private
+from scheduler.model.concurrency_keys import check_template, fields_of, is_verbatim, why_private
 from scheduler.model.fingerprint import describe
 from scheduler.model.finite import find_not_finite
 from scheduler.model.handlers import NAMES
 from scheduler.model.names import check_name
 from scheduler.model.reference import reference_of
+from scheduler.model.secrets import lost_mark, marked_fields
 from scheduler.model.spec import TaskSpec, plain
 from scheduler.model.task import Task, TaskFunction, TaskOptions
 from scheduler.model.texts import storable
@@ -307,7 +308,32 @@ def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | 
     for option in (options.unique, options.debounce):
         if option is not None:
             check_fields(options.kind, option, struct.__struct_fields__)
-    return Kind(source, options, struct, run, body, build)
+    made = Kind(source, options, struct, run, body, build)
+    _check_secrets(made)
+    return made
+
+
+def _check_secrets(kind: Kind) -> None:
+    """Refuse secrets that a key would show, or that could not be hidden. Raises ConfigError."""
+    options, secret = kind.options, marked_fields(kind.struct)
+    try:
+        lost = lost_mark(kind.struct)
+    except (NameError, TypeError):  # an annotation that cannot be read here: msgspec has read it by itself
+        lost = None
+    if lost is not None:
+        raise ConfigError(f"task type {kind.name}: {lost} is a struct: mark the fields in it as Secret, not the whole")
+    if not secret:
+        return
+    if not kind.schema():
+        raise ConfigError(f"task type {kind.name}: with serialize() of its own no field can be a Secret")
+    rule = options.concurrency_key
+    keyed = set(fields_of(rule)) if isinstance(rule, str) else set()
+    for option in (options.unique, options.debounce):
+        if option is not None:
+            keyed |= set(kind.struct.__struct_fields__ if option.by is None else option.by)
+    shown = sorted(keyed & secret)
+    if shown:
+        raise ConfigError(f"task type {kind.name}: {shown[0]} is a Secret, and keys are shown: name other fields (by=)")
 
 
 def _check_methods(source: type[Task]) -> None:

@@ -22,8 +22,10 @@ from scheduler.store import audit
 from scheduler.store.broken_rows import unreadable
 from scheduler.store.db.dialect import Dialect, bind_rows
 from scheduler.store.db.tx import Tx
+from scheduler.store.masks import masks, unpublished
 from scheduler.store.schedule_runs import (
     GRAPH,
+    decode_graph,
     encode_graph,
     last_ends,
     present,
@@ -64,6 +66,10 @@ class ScheduleSpec(NamedTuple):
     jitter: int = 0
     owner: str | None = None
     graph: Sequence[TaskSpec] | None = None
+
+    def kinds(self) -> set[str]:
+        """The kinds of its tasks."""
+        return {task.kind for task in ([self.task] if self.graph is None else self.graph)}
 
     def columns(self) -> dict[str, object]:
         """What the schedule's row says, but for its times."""
@@ -115,6 +121,8 @@ def register(tx: Tx, spec: ScheduleSpec) -> bool:
             before = {name: row._mapping[name] for name in changed}
             after = {name: columns[name] for name in changed}
             about = f"schedule {spec.name}"
+            kinds = _kinds(row.kind, row.graph) | spec.kinds()
+            before, after = (_without_secrets(tx, kinds, values) for values in (before, after))
             audit.record(tx, "schedule replaced", subject=about, before=before, after=after)
         tx.run(
             f"UPDATE schedd_schedules SET {', '.join(f'{n} = :{n}' for n in columns if n != 'recurrence')}, "
@@ -126,6 +134,7 @@ def register(tx: Tx, spec: ScheduleSpec) -> bool:
         )
     else:
         shown = {name: value for name, value in columns.items() if value is not None}
+        shown = _without_secrets(tx, spec.kinds(), shown)
         audit.record(tx, "schedule registered", subject=f"schedule {spec.name}", after=shown)
         # it may have been deleted, and brought back while a run of it goes on; not by walking down the primary key
         going = f"FROM schedd_tasks t WHERE t.schedule = :name AND t.slot IS NOT NULL AND t.state < {st.FIRST_TERMINAL}"
@@ -149,8 +158,24 @@ def register(tx: Tx, spec: ScheduleSpec) -> bool:
 _SHOWN = ("kind", "payload", "options", "graph", "recurrence", "catchup", "overlap", "jitter", "owner")  # in the audit
 
 
-def _shown(row: sa.Row[Any]) -> dict[str, Any]:
-    return {name: value for name in _SHOWN if (value := row._mapping[name]) is not None}
+def _shown(tx: Tx, row: sa.Row[Any]) -> dict[str, Any]:
+    shown = {name: value for name in _SHOWN if (value := row._mapping[name]) is not None}
+    return _without_secrets(tx, _kinds(row.kind, row.graph), shown)
+
+
+def _kinds(kind: str, graph: str | None) -> set[str]:
+    try:
+        return {kind} if graph is None else {spec.kind for spec in decode_graph(graph)}
+    except msgspec.MsgspecError:
+        return {kind}  # which no worker publishes: it is a graph's
+
+
+def _without_secrets(tx: Tx, kinds: set[str], columns: dict[str, Any]) -> dict[str, Any]:
+    """Columns for the audit. Payloads are left out if they have secrets, or may have: no worker has published their
+    kind yet."""
+    if not unpublished(tx, kinds) and not masks(tx, kinds):
+        return columns
+    return columns | {name: "not recorded" for name in ("payload", "graph") if columns.get(name) is not None}
 
 
 def changes_of(row: sa.Row[Any], spec: ScheduleSpec) -> list[str]:
@@ -413,4 +438,4 @@ def delete(tx: Tx, name: str) -> None:
     if row is None:
         raise UnknownScheduleError(name)
     tx.run("DELETE FROM schedd_schedules WHERE name = :name", name=name)
-    audit.record(tx, "schedule deleted", subject=f"schedule {name}", before=_shown(row))
+    audit.record(tx, "schedule deleted", subject=f"schedule {name}", before=_shown(tx, row))
