@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from scheduler.config.model import KINDS, SECRETS, Config, Section
+from scheduler.config.model import KINDS, SECRETS, TABLES, Config
+from scheduler.config.section import Section
 from scheduler.config.sources import Reader
 from scheduler.config.validation import check
 
@@ -34,7 +35,7 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
     Raises ConfigError for a setting that is unreadable, unknown or not valid; it names the setting and its source.
     """
     file = find(path, environ)
-    reader = Reader(KINDS, _SECRET)
+    reader = Reader(KINDS, _SECRET, TABLES)
     layers = [reader.file(file)] if file is not None else []
     layers += [reader.credentials(environ.get("CREDENTIALS_DIRECTORY")), reader.environment(environ)]
     values: dict[str, Any] = {}
@@ -55,6 +56,10 @@ def _build(values: dict[str, Any], file: str | None, sources: dict[str, str]) ->
         for name, kind in typing.get_type_hints(struct).items():
             if isinstance(kind, type) and issubclass(kind, Section):
                 changes[name] = section(kind, getattr(default, name), f"{prefix}{name}.")
+            elif typing.get_origin(kind) is dict:
+                table, struct_of_entry = f"{prefix}{name}.", typing.get_args(kind)[1]
+                entries = dict.fromkeys(n.removeprefix(table).partition(".")[0] for n in values if n.startswith(table))
+                changes[name] = {e: section(struct_of_entry, struct_of_entry(), f"{table}{e}.") for e in entries}
             elif prefix + name in values:
                 changes[name] = values[prefix + name]
         return msgspec.structs.replace(default, **changes)

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from scheduler.config.alerts import Alerts, AlertSink
+from scheduler.config.section import Section
 from scheduler.config.sources import Duration, format_duration, is_duration
 from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION
 from scheduler.model.redact import redact, shown_url
@@ -23,10 +25,6 @@ LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the sections."""
 
 
 class Store(Section, frozen=True):
@@ -224,6 +222,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     retention: Retention = Retention()
     metrics: Metrics = Metrics()
     console: Console = Console()
+    alerts: Alerts = Alerts()
     command: Command = Command()
     files: Files = Files()
     http: Http = Http()
@@ -239,7 +238,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """The value of a setting by its dotted name, such as ``pools.high.slots``."""
         value: Any = self
         for part in name.split("."):
-            value = getattr(value, part)
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
         return value
 
 
@@ -256,24 +255,43 @@ def _kinds(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str
     for name, kind in typing.get_type_hints(struct, include_extras=True).items():
         if isinstance(kind, type) and issubclass(kind, Section):
             yield from _kinds(kind, f"{prefix}{name}.")
-        elif prefix:
+        elif prefix and typing.get_origin(kind) is not dict:
             yield prefix + name, kind
 
 
 KINDS: Mapping[str, Any] = dict(_kinds(Config))
 """Every setting's dotted name and annotated type, in the order of the documentation."""
 
+TABLES: Mapping[str, Mapping[str, Any]] = {
+    "alerts.sinks": typing.get_type_hints(AlertSink, include_extras=True),
+}
+"""Sections whose entries a user names, each with the settings of an entry and their annotated types."""
 
-SECRETS = frozenset({"mail.password", "console.proxy_secret"})
-"""Settings whose values are never shown."""
+
+def _all_kinds(config: Config) -> dict[str, Any]:
+    """``KINDS``, and the settings of the entries that there are."""
+    found = dict(KINDS)
+    for table, kinds in TABLES.items():
+        found |= {f"{table}.{entry}.{name}": kind for entry in config.get(table) for name, kind in kinds.items()}
+    return found
+
+
+_SINK_SECRETS = frozenset(f"alerts.sinks.*.{name}" for name in ("url", "secret", "token"))
+SECRETS = frozenset({"mail.password", "console.proxy_secret"}) | _SINK_SECRETS
+"""Settings whose values are never shown; ``*`` stands for an entry of a table."""
+
+
+def _is_secret(name: str) -> bool:
+    head, _, last = name.rpartition(".")
+    return bool({name, f"{head.rpartition('.')[0]}.*.{last}"} & SECRETS)
 
 
 def describe(config: Config) -> list[Setting]:
     """The settings in effect, each with where it comes from; passwords masked. For ``config check``."""
     found = []
-    for name, kind in KINDS.items():
+    for name, kind in _all_kinds(config).items():
         value = config.get(name)
-        if name in SECRETS and value is not None:
+        if _is_secret(name) and value is not None:
             value = "***"
         elif isinstance(value, str):
             value = shown_url(value) if "://" in value else redact(value)
@@ -293,4 +311,6 @@ def describe(config: Config) -> list[Setting]:
 
 def changed(old: Config, new: Config) -> list[str]:
     """The names of the settings that differ."""
-    return [name for name in KINDS if old.get(name) != new.get(name)]
+    was, now = _all_kinds(old), _all_kinds(new)
+    both = [name for name in was if name in now and old.get(name) != new.get(name)]
+    return both + sorted(was.keys() ^ now.keys())

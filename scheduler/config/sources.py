@@ -36,6 +36,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 _SHOWN = 80
+_ENTRY = re.compile(r"[a-z][a-z0-9_-]*")  # the name of an entry of a table, such as that of a sink
 
 
 class Unfit(Exception):
@@ -86,6 +87,8 @@ def convert(kind: Any, value: object, *, text: bool) -> Any:
         return _bool(value, text)
     if kind is int:
         return _within(_int(value, text), limits, "a whole number")
+    if kind is float:
+        return _within(_float(value, text), limits, "a number")
     if kind is str:
         if not isinstance(value, str) or not value.strip():
             raise Unfit("text, not empty" if value == "" else "text")
@@ -102,13 +105,22 @@ class Reader:
     """Reads settings from their sources, each method as ``{dotted name: (value, source)}``.
 
     ``kinds``: the settings there are and their annotated types; ``secret``: those never echoed in an error.
-    All raise ConfigError for what cannot be read, is unknown or does not fit.
+    ``tables``: sections whose entries a user names, each with the settings of an entry: ``alerts.sinks``; of these
+    ``secret`` says ``alerts.sinks.*.url``. All raise ConfigError for what cannot be read, is unknown or does not fit.
     """
 
-    def __init__(self, kinds: Mapping[str, Any], secret: frozenset[str]) -> None:
+    def __init__(
+        self, kinds: Mapping[str, Any], secret: frozenset[str], tables: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
         self._kinds = kinds
         self._secret = secret
-        self._sections = {name[:end] for name in kinds for end, sign in enumerate(name) if sign == "."}
+        self._tables = tables or {}
+        names = [*kinds, *(f"{table}." for table in self._tables)]
+        self._sections = {name[:end] for name in names for end, sign in enumerate(name) if sign == "."}
+
+    def _kind(self, name: str) -> Any:
+        """The type of a setting; None if there is none of this name."""
+        return self._kinds.get(name) or self._tables.get(_parts(name)[0], {}).get(_parts(name)[2])
 
     def file(self, file: str) -> dict[str, tuple[Any, str]]:
         """The settings of a TOML file."""
@@ -130,8 +142,13 @@ class Reader:
     def _leaves(self, tree: dict[str, Any], file: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
         for key, value in tree.items():
             name = prefix + key
-            if name in self._kinds:
+            if self._kind(name) is not None:
                 yield name, value
+            elif _parts(f"{name}.")[0] in self._tables:
+                if not isinstance(value, dict) or not _ENTRY.fullmatch(key):
+                    named = "a name of small letters, digits, - and _"
+                    raise ConfigError(f"expected a section [{prefix}NAME] with {named}, not {name}, in {file}")
+                yield from self._leaves(value, file, name + ".")
             elif name in self._sections:
                 if not isinstance(value, dict):
                     raise ConfigError(f"{name} is a section: write [{name}] and its settings below it, in {file}")
@@ -140,7 +157,7 @@ class Reader:
                 while isinstance(value, dict) and value:  # a section that does not exist: name a setting in it
                     key, value = next(iter(value.items()))
                     name += "." + key
-                raise ConfigError(f"unknown setting {name} in {file}{_hint(name, self._kinds)}")
+                raise ConfigError(f"unknown setting {name} in {file}{self._hint(name)}")
 
     def credentials(self, directory: str | None) -> dict[str, tuple[Any, str]]:
         """The files in ``directory`` named like settings (``store.url``).
@@ -150,9 +167,9 @@ class Reader:
         found = {}
         for name in _credential_names(directory):
             where = os.path.join(directory or "", name)
-            if name not in self._kinds:
-                if name.rpartition(".")[0] in self._sections:
-                    raise ConfigError(f"unknown setting: credential {where}{_hint(name, self._kinds)}")
+            if self._kind(name) is None or not _ENTRY.fullmatch(_parts(name)[1] or "x"):
+                if {name.rpartition(".")[0], _parts(name)[0]} & self._sections:
+                    raise ConfigError(f"unknown setting: credential {where}{self._hint(name)}")
                 continue
             try:
                 text = Path(where).read_bytes().decode().rstrip("\r\n")
@@ -176,24 +193,43 @@ class Reader:
             if variable in single:
                 right = single[variable]
                 raise ConfigError(f"unknown setting {variable} in the environment; did you mean {right}?")
-            if variable not in known:
+            name = known.get(variable) or self._entry(variable)
+            if name is None:
                 if "__" in variable:
                     raise ConfigError(f"unknown setting {variable} in the environment{_hint(variable, known)}")
                 continue
-            name = known[variable]
             value = self._converted(name, text, variable, "in the environment", text=True)
             found[name] = (value, variable)
         return found
 
+    def _entry(self, variable: str) -> str | None:
+        """The setting of a table's entry that a variable names: ``SCHEDD_ALERTS__SINKS__OPS__URL``."""
+        name = variable.removeprefix(PREFIX).lower().replace("__", ".")
+        table, entry, _ = _parts(name)
+        return name if table in self._tables and _ENTRY.fullmatch(entry) and self._kind(name) is not None else None
+
+    def _hint(self, name: str) -> str:
+        table, entry, _ = _parts(name)
+        return _hint(name, {f"{table}.{entry}.{one}": one for one in self._tables.get(table, ())} or self._kinds)
+
     def _converted(self, name: str, value: object, called: str, where: str, *, text: bool, secret: bool = False) -> Any:
         """The checked value. Raises ConfigError: the name, the value unless secret, what was expected."""
-        if text and value == "" and type(None) in typing.get_args(self._kinds[name]):
+        kind, (table, _, last) = self._kind(name), _parts(name)
+        if text and value == "" and type(None) in typing.get_args(kind):
             return None
         try:
-            return convert(self._kinds[name], value, text=text)
+            return convert(kind, value, text=text)
         except Unfit as error:
-            got = "what is there" if secret or name in self._secret else shown(value)
+            hidden = secret or {name, f"{table}.*.{last}"} & self._secret
+            got = "what is there" if hidden else shown(value)
             raise ConfigError(f"setting {called}: expected {error}, not {got}, {where}") from None
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """(table, entry, setting) of ``alerts.sinks.ops.url``."""
+    head, _, last = name.rpartition(".")
+    table, _, entry = head.rpartition(".")
+    return table, entry, last
 
 
 def _credential_names(directory: str | None) -> list[str]:
@@ -269,6 +305,14 @@ def _int(value: object, text: bool) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise Unfit("a whole number")
+
+
+def _float(value: object, text: bool) -> float:
+    if text and isinstance(value, str) and re.fullmatch(r"-?\d{1,18}(\.\d{1,18})?", value.strip()):
+        return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise Unfit("a number")
 
 
 def _choice(value: object, choices: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable
 from urllib.parse import unquote
 
+from scheduler.config.alerts import mistakes
 from scheduler.config.model import Config
 from scheduler.config.sources import shown
 from scheduler.errors import ConfigError
@@ -43,6 +44,8 @@ def check(config: Config) -> None:
         for entry in config.get(name):
             if not fits(entry):
                 refuse(name, f"expected {form}, not {shown(entry)}")
+    for name, why in mistakes(config.alerts, bool(config.mail.host and config.mail.sender)):
+        refuse(name, why)
     pools = (config.pools.high, config.pools.medium, config.pools.low)
     if not any(pool.slots or pool.async_slots for pool in pools):
         refuse("pools.high.slots", NO_SLOT)

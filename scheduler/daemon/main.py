@@ -24,7 +24,7 @@ from scheduler.config.task_modules import TaskModules, find_state, make_schedule
 from scheduler.daemon import log
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import Signals
-from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, Ended, Service, Supervisor
+from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, Companion, Ended, Service, Supervisor
 from scheduler.engine.child import cgroups
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.printable import printable
@@ -53,6 +53,7 @@ def serve(config: Config, factory: Factory) -> Ended:
     config = msgspec.structs.replace(config, log=log.settled(config.log))
     log.configure(config.log)
     cgroups.set_up()
+    companions = make_companions(config)
     service = factory(config)
     loader = TaskModules(service)
     kinds = loader.register(config)
@@ -65,7 +66,17 @@ def serve(config: Config, factory: Factory) -> Ended:
     for module in loader.idle:
         logger.warning("module %s defines no task type and has no setup()", module)
     with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        return Supervisor(config, service, loader, notifier, signals).run()
+        return Supervisor(config, service, loader, notifier, signals, companions).run()
+
+
+def make_companions(config: Config) -> list[Companion]:
+    """What the configuration wants to run beside the Scheduler. Raises ConfigError."""
+    found: list[Companion] = []
+    if config.alerts.on:
+        from scheduler.alerts.service import AlertService
+
+        found.append(AlertService(config))
+    return found
 
 
 def check(config: Config) -> str:
@@ -83,6 +94,7 @@ def check(config: Config) -> str:
 
     kinds = TaskModules(Checker()).register(config)
     find_state(config)
+    make_companions(config)
     return f"{config.file or 'no configuration file'}: fine; kinds: {', '.join(kinds) or 'none'}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -93,6 +93,13 @@ class Service(Protocol):
     def is_running(self) -> bool: ...
 
 
+class Companion(Protocol):
+    """What runs in the daemon beside the Scheduler, in threads of its own."""
+
+    def start(self) -> object: ...
+    def stop(self) -> object: ...
+
+
 class Ended(NamedTuple):
     """How the daemon ended. ``hard``: the process must not wait for threads that still run handlers."""
 
@@ -104,9 +111,16 @@ class Supervisor:
     """Supervises one running Scheduler. Everything here happens in the main thread."""
 
     def __init__(
-        self, config: Config, service: Service, loader: TaskModules, notifier: SystemdNotifier, signals: Signals
+        self,
+        config: Config,
+        service: Service,
+        loader: TaskModules,
+        notifier: SystemdNotifier,
+        signals: Signals,
+        companions: Sequence[Companion] = (),
     ) -> None:
         self.config = config
+        self._companions = companions
         self._service = service
         self._loader = loader
         self._notifier = notifier
@@ -132,6 +146,8 @@ class Supervisor:
         BackgroundCall(
             self._signals, self._engine.wait_ended, "schedd-watch"
         )  # wakes this thread if the engine ends by itself
+        for companion in self._companions:
+            companion.start()
         self._notifier.ready("ready")
         while not (self._stops or self._wants_restart()):
             if self._reload_wanted:
@@ -326,4 +342,6 @@ class Supervisor:
             if engine.wait_idle(min(left, DRAIN_POLL_EVERY)) or engine.only_hung():
                 break
         busy = bool(engine.running_ids())
+        for companion in self._companions:
+            companion.stop()  # first: the last to close a SQLite database leaves it as one file
         return self._service.stop_now(), busy

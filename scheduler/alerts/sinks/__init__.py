@@ -1,0 +1,1 @@
+"""Where messages of alerts go: one file for each type of sink."""

@@ -1,0 +1,178 @@
+"""``[alerts]``: which rules are evaluated, with which thresholds, and where messages go."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from scheduler.config.section import Section
+from scheduler.config.sources import Duration
+
+Share = Annotated[float, Meta(gt=0, le=1)]
+SinkType = Literal["webhook", "slack", "ntfy", "email", "alertmanager", "command"]
+MINUTE, HOUR = 60.0, 3600.0
+
+
+class DeadLettersRule(Section, frozen=True):
+    """There are dead letters. Says so again when there are 10, 100, 1,000 of one kind and cause."""
+
+    enabled: bool = True
+    after: Duration = MINUTE
+    clear_after: Duration = 2 * MINUTE
+
+
+class ExpiringRule(Section, frozen=True):
+    """Retention removes dead letters ``within`` this time."""
+
+    enabled: bool = True
+    within: Duration = 48 * HOUR
+
+
+class RetryRateRule(Section, frozen=True):
+    """Of the attempts of a kind within ``window`` more than ``above`` were retried; over when less than ``below``."""
+
+    enabled: bool = True
+    above: Share = 0.2
+    below: Share = 0.1
+    window: Annotated[Duration, Meta(ge=60)] = 10 * MINUTE
+    attempts: Annotated[int, Meta(ge=1)] = 20
+
+
+class BacklogAgeRule(Section, frozen=True):
+    """The oldest ready task of a queue waits longer than ``above``; over when less than ``below``."""
+
+    enabled: bool = True
+    above: Duration = 5 * MINUTE
+    below: Duration = 2 * MINUTE
+
+
+class BacklogGrowthRule(Section, frozen=True):
+    """For ``window`` more tasks became ready in a queue than ended, and to run them takes longer than ``drain``."""
+
+    enabled: bool = True
+    window: Annotated[Duration, Meta(ge=60)] = 15 * MINUTE
+    drain: Duration = HOUR
+
+
+class PresentRule(Section, frozen=True):
+    """Something that ``schedctl status`` names as stuck."""
+
+    enabled: bool = True
+    after: Duration = MINUTE
+    clear_after: Duration = 2 * MINUTE
+
+
+class LongRunRule(Section, frozen=True):
+    """An attempt runs longer than ``factor`` times the p95 of its kind, and longer than ``above``."""
+
+    enabled: bool = True
+    factor: Annotated[float, Meta(ge=1)] = 3.0
+    above: Duration = MINUTE
+
+
+class SilentScheduleRule(Section, frozen=True):
+    """A schedule has had no success for its latest fire time, ``grace`` after that."""
+
+    enabled: bool = True
+    grace: Duration = 15 * MINUTE
+
+
+class AlertRules(Section, frozen=True):
+    """``[alerts.rules]``: the rules, by their names."""
+
+    dead_letters: DeadLettersRule = DeadLettersRule()
+    dead_letters_expiring: ExpiringRule = ExpiringRule()
+    retry_rate: RetryRateRule = RetryRateRule()
+    backlog_age: BacklogAgeRule = BacklogAgeRule()
+    backlog_growth: BacklogGrowthRule = BacklogGrowthRule()
+    unserved: PresentRule = PresentRule()
+    lease_lost: PresentRule = PresentRule()
+    stalled: PresentRule = PresentRule()
+    late_schedule: PresentRule = PresentRule()
+    problem: PresentRule = PresentRule()
+    long_run: LongRunRule = LongRunRule()
+    silent_schedule: SilentScheduleRule = SilentScheduleRule()
+
+
+class AlertSink(Section, frozen=True):
+    """``[alerts.sinks.NAME]``: where messages go. ``rules``: those of these rules; ``["*"]`` for all."""
+
+    type: SinkType = "webhook"
+    url: str | None = None
+    secret: str | None = None
+    token: str | None = None
+    to: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ("*",)
+    timeout: Annotated[Duration, Meta(gt=0, le=300)] = 10.0
+
+    def takes(self, rule: str) -> bool:
+        """Whether messages of this rule go to it."""
+        return "*" in self.rules or rule in self.rules
+
+
+class Alerts(Section, frozen=True):
+    """``[alerts]``: ``enabled`` None: if there is a sink. ``repeat`` 0: never. ``label``: names this installation."""
+
+    enabled: bool | None = None
+    every: Annotated[Duration, Meta(ge=1)] = 15.0
+    repeat: Duration = 4 * HOUR
+    max_per_hour: Annotated[int, Meta(ge=1)] = 20
+    label: str | None = None
+    console_url: str | None = None
+    rules: AlertRules = AlertRules()
+    sinks: dict[str, AlertSink] = field(default_factory=dict)
+
+    @property
+    def on(self) -> bool:
+        """Whether a daemon evaluates the rules."""
+        return bool(self.sinks) if self.enabled is None else self.enabled
+
+
+# What a sink of each type needs, and what it may have besides.
+_NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "webhook": ("url", ("secret", "token")),
+    "slack": ("url", ()),
+    "ntfy": ("url", ("token",)),
+    "email": ("to", ()),
+    "alertmanager": ("url", ("token",)),
+    "command": ("command", ()),
+}
+_OWN = ("url", "secret", "token", "to", "command")
+RULES = tuple(AlertRules.__struct_fields__)
+
+
+def mistakes(alerts: Alerts, mail: bool) -> Iterator[tuple[str, str]]:
+    """What is wrong with these settings: (dotted name, why). ``mail``: whether ``[mail]`` has a host and a sender."""
+    for name, rule in (("retry_rate", alerts.rules.retry_rate), ("backlog_age", alerts.rules.backlog_age)):
+        if rule.below > rule.above:
+            yield f"alerts.rules.{name}.below", f"it is more than above ({rule.above:g}), so it would never be over"
+    if alerts.console_url is not None and not re.match(r"https?://[^/]", alerts.console_url):
+        yield "alerts.console_url", "expected an address that begins with https:// or http://"
+    for name, sink in alerts.sinks.items():
+        where = f"alerts.sinks.{name}"
+        needed, allowed = _NEEDS[sink.type]
+        given = [one for one in _OWN if getattr(sink, one)]
+        if needed not in given:
+            yield f"{where}.{needed}", f"a sink of type {sink.type} needs it"
+        for one in given:
+            if one != needed and one not in allowed:
+                yield f"{where}.{one}", f"a sink of type {sink.type} has no such setting"
+        if sink.url is not None and not re.match(r"https?://[^/]", sink.url):
+            yield f"{where}.url", "expected an address that begins with https:// or http://"
+        if sink.type == "email" and not mail:
+            yield f"{where}.type", "mail needs a server: set host and sender in [mail]"
+        for address in sink.to:
+            if not re.fullmatch(r"[^@\s,;<>]+@[^@\s,;<>]+", address):
+                yield f"{where}.to", f"{address!r} is not an address such as ops@example.org"
+        if not sink.rules:
+            yield f"{where}.rules", 'no rule; use ["*"] for all'
+        for rule_name in sink.rules:
+            if rule_name != "*" and rule_name not in RULES:
+                near = difflib.get_close_matches(rule_name, RULES, 1)
+                meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(RULES)}"
+                yield f"{where}.rules", f"there is no rule {rule_name!r}{meant}"

@@ -1,0 +1,228 @@
+"""What alerts are made of: bounded reads of dead letters, rates, backlogs, long runs and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from scheduler.model import state as st
+from scheduler.model.outcome import AttemptEnd
+from scheduler.model.rollup import DAY, MINUTE, Measure
+from scheduler.ports import SECOND
+from scheduler.store import pauses
+from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.tx import Tx
+from scheduler.store.read.explain import ready_since
+from scheduler.store.read.stats import FINISHED, stats
+from scheduler.store.read.workers import kind_of
+from scheduler.store.rollups import floor
+from scheduler.store.tasks.claim import lane_heads
+
+MAX_DEAD = 10_000  # the newest dead letters that are looked at, and those next to be removed
+MAX_GROUPS = 200  # of dead letters by kind and cause
+MAX_BACKLOG = 100_000  # tasks of a queue that are counted
+MAX_RUNNING = 1000  # attempts that have run for the longest time
+_HEADS_PER_QUEUE = 20  # lanes of a queue looked at for its oldest ready task
+_EXAMPLES = 5
+_MIN_RUNS = 20  # from which on a percentile means something
+_HISTORY = 7 * DAY * SECOND  # from which a percentile is taken
+_DEAD = f"state = {st.DEAD} AND state >= 7"  # the second as the index says it
+_BAD = f"{st.FAILED}, {st.DEAD}, {st.CANCELLED}"
+
+
+class DeadGroup(NamedTuple):
+    """Dead letters of one kind and cause. ``id``: the newest of them."""
+
+    kind: str
+    error_class: str | None
+    fingerprint: str | None
+    number: int
+    id: int
+
+
+class DeadLetters(NamedTuple):
+    """The groups of the newest dead letters, the largest first; ``whole``: these are all there are."""
+
+    groups: list[DeadGroup]
+    whole: bool
+
+
+def dead_letters(tx: Tx) -> DeadLetters:
+    """Dead letters by kind and cause, among the newest ``MAX_DEAD``."""
+    rows = tx.run(
+        "SELECT kind, error_class, fingerprint, count(*) AS n, max(id) AS id FROM "
+        f"(SELECT kind, error_class, fingerprint, id FROM schedd_tasks WHERE {_DEAD} "
+        f"ORDER BY state DESC, finished_at DESC LIMIT {MAX_DEAD}) d "
+        f"GROUP BY kind, error_class, fingerprint ORDER BY n DESC, kind LIMIT {MAX_GROUPS + 1}"
+    ).fetchall()
+    groups = [DeadGroup(r.kind, r.error_class, r.fingerprint, r.n, r.id) for r in rows[:MAX_GROUPS]]
+    return DeadLetters(groups, len(rows) <= MAX_GROUPS and sum(r.n for r in rows) < MAX_DEAD)
+
+
+class Expiring(NamedTuple):
+    """Dead letters of one kind that retention removes soon, the first of them at ``first`` (microseconds)."""
+
+    kind: str
+    number: int
+    first: int
+
+
+def expiring(tx: Tx, kept: int, within: int) -> list[Expiring]:
+    """Dead letters that are removed ``within`` this time, where they are ``kept`` for so long (microseconds)."""
+    rows = tx.run(
+        "SELECT kind, count(*) AS n, min(finished_at) AS oldest FROM "
+        f"(SELECT kind, finished_at FROM schedd_tasks WHERE {_DEAD} AND finished_at < :before "
+        f"ORDER BY state, finished_at LIMIT {MAX_DEAD}) d GROUP BY kind ORDER BY kind",
+        before=tx.now - kept + within,
+    )
+    return [Expiring(r.kind, r.n, r.oldest + kept) for r in rows]
+
+
+class RetryRate(NamedTuple):
+    """How many attempts of a kind have ended, and how many of them were retried."""
+
+    kind: str
+    attempts: int
+    retried: int
+
+
+def retry_rates(tx: Tx, window: int) -> list[RetryRate]:
+    """By kind, of the last ``window`` (microseconds), from the rollups: whole minutes."""
+    ends = ", ".join(str(end.code) for end in FINISHED)
+    rows = tx.run(
+        "SELECT kind, sum(number) AS attempts, "
+        f"sum(CASE WHEN outcome = {AttemptEnd.RETRIED.code} THEN number ELSE 0 END) AS retried FROM schedd_rollups "
+        f"WHERE span = {MINUTE} AND at >= :since AND measure = {Measure.RUN} AND outcome IN ({ends}) "
+        "GROUP BY kind ORDER BY kind",
+        since=floor(tx.now - window, MINUTE),
+    )
+    return [RetryRate(r.kind, int(r.attempts), int(r.retried)) for r in rows]
+
+
+class Backlog(NamedTuple):
+    """Tasks of a queue that only want a worker: how many, and since when the oldest (microseconds) of which kind.
+
+    ``number``: ``MAX_BACKLOG`` for that many or more; -1 where a pause holds a part of it.
+    """
+
+    queue: str
+    number: int
+    since: int
+    kind: str
+
+
+def backlogs(tx: Tx) -> tuple[list[Backlog], set[str]]:
+    """The queues with ready tasks that no pause holds; and those of which a pause holds some."""
+    paused = pauses.records(tx)
+    heads: dict[str, list[tuple[int, int, str, str]]] = {}
+    held = set[str]()
+    for head in lane_heads(tx):
+        if head.run_at > tx.now:
+            continue
+        if any(pause.holds(head.queue, kind_of(head.lane)) for pause in paused):
+            held.add(head.queue)
+            continue
+        heads.setdefault(head.queue, []).append((head.run_at, head.pool, head.lane, kind_of(head.lane)))
+    found = []
+    for queue, lanes in sorted(heads.items()):
+        ready = []
+        for _, pool, lane, kind in sorted(lanes)[:_HEADS_PER_QUEUE]:
+            row = tx.run(
+                "SELECT id, run_at FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue "
+                "AND pool = :pool AND lane = :lane ORDER BY run_at, id LIMIT 1",
+                queue=queue,
+                pool=pool,
+                lane=lane,
+            ).first()
+            if row is not None:
+                ready.append((ready_since(tx, row.id, row.run_at), kind))
+        if ready:
+            number = -1 if queue in held else _ready(tx, queue)
+            found.append(Backlog(queue, number, *min(ready)))
+    return found, held
+
+
+def _ready(tx: Tx, queue: str) -> int:
+    row = tx.run(
+        "SELECT count(*) FROM (SELECT 1 FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue "
+        f"AND run_at <= :now LIMIT {MAX_BACKLOG}) r",
+        queue=queue,
+        now=tx.now,
+    )
+    return int(row.scalar_one())
+
+
+def departures(tx: Tx, window: int) -> dict[str, int]:
+    """How many attempts have ended for good by queue in the last ``window`` (microseconds), from the rollups."""
+    good = (AttemptEnd.SUCCEEDED, AttemptEnd.FAILED, AttemptEnd.DEAD, AttemptEnd.CANCELLED)
+    rows = tx.run(
+        f"SELECT queue, sum(number) AS n FROM schedd_rollups WHERE span = {MINUTE} AND at >= :since "
+        f"AND measure = {Measure.RUN} AND outcome IN ({', '.join(str(end.code) for end in good)}) GROUP BY queue",
+        since=floor(tx.now - window, MINUTE),
+    )
+    return {r.queue: int(r.n) for r in rows}
+
+
+class LongRun(NamedTuple):
+    """An attempt that has run for a while: since when (microseconds)."""
+
+    id: int
+    kind: str
+    started_at: int
+
+
+def running_since(tx: Tx, before: int) -> list[LongRun]:
+    """Attempts that have run since before this instant, the longest first."""
+    rows = tx.run(
+        f"SELECT id, kind, started_at FROM schedd_tasks WHERE state >= 4 AND state <= {st.RUNNING} "
+        "AND worker IS NOT NULL AND started_at IS NOT NULL AND started_at < :before "
+        f"ORDER BY started_at LIMIT {MAX_RUNNING}",
+        before=before,
+    )
+    return [LongRun(r.id, r.kind, r.started_at) for r in rows]
+
+
+def usual_run(tx: Tx, kind: str) -> int | None:
+    """The p95 of a kind's run times (microseconds); None if too few attempts of it have ended in the last week."""
+    numbers = stats(tx, tx.now - _HISTORY, tx.now, kind=kind).kinds.get(kind)
+    if numbers is None or numbers.run.count < _MIN_RUNS:
+        return None
+    found = numbers.run.percentile(95)
+    return None if found is None else round(found * SECOND)
+
+
+_SUCCEEDED = (
+    "EXISTS (SELECT 1 FROM schedd_tasks t WHERE t.schedule = j.name AND t.slot >= j.slot "
+    f"AND t.state = {st.SUCCESS} AND NOT EXISTS (SELECT 1 FROM schedd_tasks b WHERE b.schedule = j.name "
+    f"AND b.slot = t.slot AND b.state IN ({_BAD})))"
+)
+_REMEMBERED = (
+    "EXISTS (SELECT 1 FROM schedd_outcomes o WHERE o.schedule = j.name AND o.slot >= j.slot "
+    f"AND o.state = {st.SUCCESS})"
+)
+_GOING = (
+    "EXISTS (SELECT 1 FROM schedd_tasks g WHERE g.schedule = j.name AND g.slot >= j.slot "
+    f"AND g.state < {st.FIRST_TERMINAL})"
+)
+_LAST = f"EXISTS (SELECT 1 FROM schedd_tasks l WHERE l.id = j.task AND l.state = {st.SUCCESS})"
+
+
+def without_success(tx: Tx, expected: Sequence[tuple[str, int, int]]) -> set[str]:
+    """The names of those of these schedules, (name, slot, task), of whose fire times from ``slot`` on none has
+    succeeded or goes on, nor has this ``task`` (0: none) succeeded."""
+    if not expected:
+        return set()
+    rows = tx.run(
+        f"SELECT j.name FROM {tx.dialect.rows({'name': str, 'slot': int, 'task': int})} j "
+        f"WHERE NOT {_SUCCEEDED} AND NOT {_REMEMBERED} AND NOT {_GOING} AND NOT {_LAST}",
+        rows=bind_rows(list(expected)),
+    )
+    return {r.name for r in rows}
+
+
+def errors_of(tx: Tx, ids: Sequence[int]) -> Mapping[int, str | None]:
+    """The errors of these tasks."""
+    if not ids:
+        return {}
+    rows = tx.run(f"SELECT id, error FROM schedd_tasks WHERE id IN {tx.dialect.ids()}", ids=bind_rows(list(ids)))
+    return {r.id: r.error for r in rows}
