@@ -18,7 +18,7 @@ import pytest
 from scheduler import Context, PermanentError, RetryPolicy, Scheduler, task
 from scheduler.engine.dispatch import completion as ledger
 from scheduler.engine.dispatch import lanes
-from scheduler.errors import ConfigError, CycleError, InvalidTransitionError
+from scheduler.errors import ConfigError, CycleError, DuplicateKeyError, InvalidTransitionError
 from scheduler.model.state import CLAIMABLE, HELD, EdgeVerdict, Otherwise, TaskState, When, edge_verdict
 from scheduler.ports import FAILPOINTS
 from scheduler.store.admin import doctor as checks
@@ -320,12 +320,24 @@ class World:
 
     def retry(self) -> None:
         """Some ended task, perhaps with what it took along."""
+        chosen = self.rng.choice(self.ids)
         try:
-            self.client.retry_task(self.rng.choice(self.ids), downstream=self.rng.random() < 0.8)
+            self.client.retry_task(chosen, downstream=self.rng.random() < 0.8)
         except InvalidTransitionError:
+            return
+        except DuplicateKeyError as error:
+            self._check_key_taken(chosen, error)
             return
         # What has begun below it goes on as if it had not been.
         self._leave_alone(t.id for t in self._tasks() if t.claimed_at is not None)
+
+    def _check_key_taken(self, refused: int, error: DuplicateKeyError) -> None:
+        """The task that a refusal names has the key, and has not ended otherwise than by success."""
+        tasks = {t.id: t for t in self._tasks()}
+        other = tasks[error.existing_id]
+        taken = other.state < TaskState.SUCCESS.code or error.completed
+        if refused == other.id or (other.kind, other.key) != (tasks[refused].kind, tasks[refused].key) or not taken:
+            raise Wrong(f"{tasks[refused]} is refused because of {other}: {error}")
 
     def _leave_alone(self, children: Iterable[int]) -> None:
         """Those of their edges that are not met at present do not keep these from running."""
