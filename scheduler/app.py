@@ -41,6 +41,7 @@ from scheduler.store.db.notifier import Notifier, make_notifier
 if TYPE_CHECKING:
     from scheduler.client.submitter import AnyConnection
     from scheduler.engine.engine import Engine
+    from scheduler.telemetry.metrics import Family
 
 P = ParamSpec("P")
 
@@ -290,6 +291,11 @@ class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOper
         if self._engine is None:
             raise ConfigError("the scheduler has not been started")
         return self._engine
+
+    def metrics(self) -> list[Family]:
+        """The metrics of this process's worker, for a collector; none while it does not run, or without ``metrics``."""
+        engine = self._engine
+        return [] if engine is None or engine.metrics is None else engine.metrics.snapshot()
 
     @property
     def on_dead_letter(self) -> Callable[[DeadLetter], Any] | None:

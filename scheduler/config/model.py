@@ -108,9 +108,11 @@ class Retention(Section, frozen=True):
 
 
 class Metrics(Section, frozen=True):
-    """``[metrics]``: ``rollups``: keep how many attempts ended how, and how long they ran and waited."""
+    """``[metrics]``: ``rollups``: keep how many attempts ended how, and how long they ran and waited. ``listen``: where
+    metrics and health checks are served, ``HOST:PORT`` or ``unix:PATH``; None: nowhere."""
 
     rollups: bool = True
+    listen: str | None = None
 
 
 class Console(Section, frozen=True):

@@ -33,6 +33,7 @@ def scheduler_options(config: Config) -> dict[str, Any]:
         "misfire_grace": config.schedules.misfire_grace,
         "retention": {n: s for n, s in msgspec.structs.asdict(config.retention).items() if s is not None},
         "rollups": config.metrics.rollups,
+        "metrics": config.metrics.listen is not None,
         "log_attempts": "notable" if config.log.attempts == "auto" else config.log.attempts,
         "settings": task_settings(config),
     }

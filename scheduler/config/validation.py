@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable
 from urllib.parse import unquote
 
+from scheduler.config.addresses import parse_listen
 from scheduler.config.alerts import mistakes
 from scheduler.config.model import Config
 from scheduler.config.sources import shown
@@ -53,6 +54,11 @@ def check(config: Config) -> None:
         parse_size(config.worker.recycle_memory, "it")
     except ConfigError as error:
         refuse("worker.recycle_memory", str(error))
+    if config.metrics.listen is not None:
+        try:
+            parse_listen(config.metrics.listen)
+        except ConfigError as error:
+            refuse("metrics.listen", str(error))
     if config.tasks.state is not None and not re.fullmatch(r"[\w.]+:[\w.]+", config.tasks.state):
         refuse("tasks.state", f'expected "module:function", not {shown(config.tasks.state)}')
     if config.schedules.timezone != "UTC" and not _is_zone(config.schedules.timezone):

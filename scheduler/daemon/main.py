@@ -29,6 +29,7 @@ from scheduler.engine.child import cgroups
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.printable import printable
 from scheduler.model.redact import shown_url
+from scheduler.telemetry import prometheus
 
 USAGE, INTERRUPTED = 2, 130
 NO_ROOM = "no thread can be started; raise ulimit -v and -u, or MemoryMax= and TasksMax= of the service"
@@ -49,6 +50,8 @@ def build(config: Config) -> Service:
 
 def serve(config: Config, factory: Factory) -> Ended:
     """Run the daemon with this configuration until a signal to stop. Raises SchedulerError."""
+    if config.metrics.listen is not None:
+        prometheus.require("[metrics] listen")
     notifier = SystemdNotifier.take()
     config = msgspec.structs.replace(config, log=log.settled(config.log))
     log.configure(config.log)
@@ -66,7 +69,9 @@ def serve(config: Config, factory: Factory) -> Ended:
     for module in loader.idle:
         logger.warning("module %s defines no task type and has no setup()", module)
     with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        return Supervisor(config, service, loader, notifier, signals, companions).run()
+        supervisor = Supervisor(config, service, loader, notifier, signals, companions)
+        with _monitoring(config, supervisor):
+            return supervisor.run()
 
 
 def make_companions(config: Config) -> list[Companion]:
@@ -77,6 +82,14 @@ def make_companions(config: Config) -> list[Companion]:
 
         found.append(AlertService(config))
     return found
+
+
+def _monitoring(config: Config, supervisor: Supervisor) -> contextlib.AbstractContextManager[None]:
+    if config.metrics.listen is None:
+        return contextlib.nullcontext()
+    from scheduler.daemon.listener import listening  # brings http.server
+
+    return listening(config.metrics.listen, lambda: supervisor.engine)
 
 
 def check(config: Config) -> str:
@@ -92,6 +105,8 @@ def check(config: Config) -> str:
         def starting(self) -> contextlib.AbstractContextManager[None]:
             return contextlib.nullcontext()
 
+    if config.metrics.listen is not None:
+        prometheus.require("[metrics] listen")
     kinds = TaskModules(Checker()).register(config)
     find_state(config)
     make_companions(config)

@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -20,10 +20,12 @@ from scheduler.config.task_modules import TaskModules
 from scheduler.daemon import log
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import BackgroundCall, Signals
-from scheduler.errors import SchedulerError, StoreReplacedError, StoreUnavailableError
+from scheduler.errors import ConfigError, SchedulerError, StoreReplacedError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from scheduler.model.registry import Registry
+    from scheduler.telemetry.health import Vitals
+    from scheduler.telemetry.registry import MetricsRegistry
 
 OK, FAILED, UNREACHABLE, RESTART = 0, 1, 5, 75  # 75: systemd starts the daemon again
 STATUS_EVERY = 10.0
@@ -66,6 +68,15 @@ class Loop(Protocol):
 
     def on_restart(self, callback: Callable[[], None], /) -> object:
         """Call ``callback`` when an operator asks for a restart of the daemon."""
+        ...
+
+    @property
+    def metrics(self) -> MetricsRegistry | None:
+        """Its metrics; None if they are off."""
+        ...
+
+    def health(self) -> Vitals:
+        """What health checks look at, without asking the database."""
         ...
 
     def hung_pool(self) -> str | None:
@@ -133,6 +144,14 @@ class Supervisor:
         self._next_ping = self._next_status = 0.0
         self._status = ""
         self._deadline = 0.0  # until when running tasks may finish, once stopping
+
+    @property
+    def engine(self) -> Loop | None:
+        """The engine; None while there is none yet. From any thread."""
+        if self._engine is None:
+            with suppress(ConfigError):
+                return self._service.engine
+        return self._engine
 
     def run(self) -> Ended:
         """Start, serve until a signal to stop, stop.

@@ -38,7 +38,7 @@ from scheduler.store.db.notifier import Notifier
 from scheduler.store.db.pg_connections import let_go
 from scheduler.store.durable import waits
 from scheduler.store.read import counts as read_counts
-from scheduler.telemetry.health import Vitals
+from scheduler.telemetry.health import Vitals, is_in_store
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -146,13 +146,14 @@ class Engine:
 
     def health(self) -> Vitals:
         """What the health checks look at. From any thread; asks no database."""
-        now = self.engine_state.monotonic()
+        now, beside = self.engine_state.monotonic(), self.dispatch.completer.completion_thread
         return Vitals(
             running=self.is_running(),
             started=self._ready.is_set(),
             draining=self.drained,
-            loop_age=now - self._last_cycle_at,
+            loop_age=now - self._last_sign(),
             answer_age=now - max(self._answered_at, self.database.answered_at),
+            in_store=any(map(is_in_store, (self._thread, None if beside is None else beside.thread))),
             lease=self.options.lease,
         )
 
@@ -293,6 +294,7 @@ class Engine:
                 log.exception("a dispatch cycle failed, trying again")
         self._drop_connection()
         self._needs_scan = True  # the failed cycle's work is still to be done
+        self._last_cycle_at = self.engine_state.monotonic()  # whatever it waited for, it goes on
         self._stop.wait(self._backoff.next())
         return 0.0
 

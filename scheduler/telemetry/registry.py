@@ -81,7 +81,7 @@ class MetricsRegistry:
         self.dead_letters: dict[str, int] = {}  # by kind
         self.cap_waits: dict[str, int] = {}  # by kind
         self.rate_waits: dict[str, int] = {}  # by kind
-        self.store_errors = dict.fromkeys(names.ERROR_CLASSES, 0)
+        self.store_errors: dict[str, int] = dict.fromkeys(names.ERROR_CLASSES, 0)
         self.leases_lost = self.reclaimed = self.timeouts = 0
         self.cycles = Buckets()
         self.gauges: Callable[[], Iterable[Family]] = tuple  # what is read when asked for: slots, the loop's age

@@ -94,6 +94,7 @@ skipped = "1d"
 stats = "30d"
 [metrics]
 rollups = false
+listen = "127.0.0.1:9464"
 [console]
 listen = "unix:/run/schedd/console.sock"
 auth = "proxy"

@@ -9,12 +9,14 @@ from operator import itemgetter
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from scheduler import Context, PermanentError, RetryPolicy, Scheduler, StoreUnavailableError, TaskTimeout, task
 from scheduler.model.rollup import BOUNDS, RollupCounter
 from scheduler.store import rollups
 from scheduler.telemetry import metrics as names
 from scheduler.telemetry.metrics import BUCKETS, Distribution, Metric
+from scheduler.telemetry.prometheus import Collector
 from scheduler.telemetry.registry import IDLE_FORGET_S, MAX_PAIRS, MetricsRegistry
 from scheduler.testing import FakeClock, drain, engine_of
 from support.fleet import Fleet, step
@@ -122,6 +124,20 @@ def test_a_failed_write_of_rollups_counts_nothing_twice(
     clock.advance(60)
     assert jobs.stats().total.attempts == 1
     assert values(jobs, names.ATTEMPTS) == {("works", "default", "succeeded"): 1}
+
+
+def test_a_program_serves_them_with_its_own(fleet: Fleet) -> None:
+    jobs = worker(fleet)
+    own = CollectorRegistry()
+    own.register(Collector(jobs.metrics))
+    assert b"schedd" not in generate_latest(own)
+    jobs.task(works).schedule()
+    drain(jobs)
+    labels = {"kind": "works", "queue": "default"}
+    assert own.get_sample_value("schedd_attempts_total", labels | {"outcome": "succeeded"}) == 1
+    assert own.get_sample_value("schedd_attempt_duration_seconds_bucket", labels | {"le": "0.005"}) == 1
+    assert own.get_sample_value("schedd_attempt_duration_seconds_bucket", labels | {"le": "3600.0"}) == 1
+    assert worker(fleet, metrics=False).metrics() == []
 
 
 def test_off_there_is_nothing(fleet: Fleet) -> None:

@@ -54,6 +54,11 @@ class CompletionThread:
         self._not_before = 0.0  # monotonic
         self._logged = LogOnce()  # that no connection can be had
 
+    @property
+    def thread(self) -> threading.Thread | None:
+        """The thread; None if there is none yet."""
+        return self._thread
+
     def begin(self, write: Write) -> Future[Completion] | None:
         """Start a write in a transaction of its own; None: no connection or thread can be had at present.
 
