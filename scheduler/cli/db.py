@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.group import Group
-from scheduler.cli.options import common
+from scheduler.cli.options import acts, common
 from scheduler.cli.output import print_fields, print_object
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
@@ -21,6 +21,7 @@ def db_command() -> None:
 
 @db_command.command(name="upgrade")
 @click.option("--dry-run", is_flag=True, help="Print the SQL and change nothing.")
+@acts
 @common
 @prints(("from", "to"), lasting=True)
 def upgrade(session: Session, /, dry_run: bool) -> None:

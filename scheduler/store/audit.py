@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -13,6 +11,7 @@ import msgspec
 from scheduler.model.actor import actor
 from scheduler.model.spec import TaskId, TaskSpec, plain
 from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.process_user import user as user
 from scheduler.store.db.tx import Tx
 
 _COLUMNS: dict[str, type] = {"task_id": int, "detail": str}
@@ -86,15 +85,6 @@ def ranges(ids: Iterable[int]) -> str:
         else:
             found.append([task_id, task_id])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
-
-
-@cache
-def user() -> str | None:
-    """The name of the user that this process runs as."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return None
 
 
 def clean(tx: Tx, before: int, batch: int) -> int:

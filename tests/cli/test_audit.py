@@ -46,7 +46,8 @@ def test_every_changing_command_takes_by_and_reason(ctl: Ctl, live: Bench) -> No
     for command in (
         *("cancel", "retry", "submit", "run", "event emit", "worker drain", "worker resume", "worker restart"),
         *("cron pause", "cron resume", "cron trigger", "cron delete"),
-        *("set task", "rerun", "copy", "pause", "resume", "gc", "doctor", "cron backfill"),
+        *("set task", "rerun", "copy", "pause", "resume", "gc", "doctor", "db upgrade", "cron backfill"),
+        *("set pool", "set kind", "set key", "set task", "cron cancel", "show", "list", "logs"),
         *("dlq replay", "dlq replay-all", "dlq purge"),
     ):
         text = ctl(*command.split(), "--help").stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.store.db.backup import backup_sqlite
+from scheduler.store.db.migrate import HEAD
 from support.bench import Bench, ring_and_step
 from support.databases import Database
 
@@ -23,9 +24,9 @@ class TestUpgrade:
         assert "CREATE TABLE schedd_tasks" in plan.stdout
         assert not (empty_database.is_sqlite and empty_database.path.exists())
         first = empty_ctl("db", "upgrade")
-        assert (first.exit_code, first.stdout) == (0, "upgraded: nothing -> 0001\n")
-        assert empty_ctl("db", "upgrade").stdout == "up to date: 0001\n"
-        assert empty_ctl.json("db", "upgrade") == {"from": "0001", "to": "0001"}
+        assert (first.exit_code, first.stdout) == (0, f"upgraded: nothing -> {HEAD}\n")
+        assert empty_ctl("db", "upgrade").stdout == f"up to date: {HEAD}\n"
+        assert empty_ctl.json("db", "upgrade") == {"from": HEAD, "to": HEAD}
         again = empty_ctl("db", "upgrade", "--dry-run")
         assert (again.exit_code, again.stdout) == (0, "")
         assert "nothing to do" in again.stderr
@@ -34,16 +35,16 @@ class TestUpgrade:
     def test_a_database_newer_than_the_program_is_refused(self, ctl: Ctl, live: Bench) -> None:
         live.execute("UPDATE schedd_version SET version_num = '9999'")
         for command in (["db", "upgrade"], ["db", "upgrade", "--dry-run"], ["list"], ["run", "--", "true"]):
-            assert "newer than this program's 0001: upgrade schedd" in ctl.fails(5, *command)
+            assert f"newer than this program's {HEAD}: upgrade schedd" in ctl.fails(5, *command)
         result = ctl("db", "check")
         assert result.exit_code == 1
         assert "newer than this program" in result.stderr
 
     def test_the_next_schema_is_fine_and_told(self, ctl: Ctl, live: Bench) -> None:
-        live.execute("UPDATE schedd_version SET version_num = '0002'")
+        live.execute("UPDATE schedd_version SET version_num = :next", next=f"{int(HEAD) + 1:04}")
         result = ctl("db", "check")
         assert result.exit_code == 0
-        assert "the database is newer than this program (0001): upgrade schedd" in result.stderr
+        assert f"the database is newer than this program ({HEAD}): upgrade schedd" in result.stderr
         assert ctl("list").exit_code == 0
 
     def test_a_database_that_is_not_migrated(self, empty_ctl: Ctl, empty_database: Database) -> None:
@@ -56,7 +57,7 @@ class TestUpgrade:
 def test_check_of_a_good_database(ctl: Ctl, database: Database) -> None:
     view = ctl.json("db", "check")
     assert view["ok"] is True
-    assert view["revision"] == view["wanted"] == "0001"
+    assert view["revision"] == view["wanted"] == HEAD
     assert view["bytes"] > 0
     assert "schema:" in ctl("db", "check").stdout
 

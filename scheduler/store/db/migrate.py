@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from scheduler.errors import StoreUnavailableError
+from scheduler.model.actor import actor
 from scheduler.model.texts import listed
+from scheduler.ports import SystemClock
+from scheduler.store.db.process_user import user
 from scheduler.store.schema import metadata
 
 if TYPE_CHECKING:
@@ -133,7 +136,6 @@ def refuse_newer(version: str | None) -> None:
 
 def upgrade(url: str) -> None:
     """Bring the database at ``url`` to HEAD. Raises StoreUnavailableError, ConfigError."""
-    from scheduler.ports import SystemClock
     from scheduler.store.db.database import Database
 
     database = Database(url, SystemClock(), auto_migrate=True)
@@ -154,6 +156,7 @@ def upgrade_engine(engine: sa.Engine) -> None:
         refuse_newer(version)
         if not works_on(version):
             _run_alembic(connection)
+            _record(connection, version)
 
 
 def _upgrade_online(engine: sa.Engine) -> None:
@@ -188,6 +191,7 @@ def _upgrade_once(engine: sa.Engine) -> None:
         connection.commit()
         try:
             _run_alembic(connection)
+            _record(connection, version)
             connection.exec_driver_sql("RESET lock_timeout")
             connection.commit()
         except BaseException:
@@ -250,3 +254,23 @@ def _run_alembic(connection: sa.Connection) -> None:
     config = _alembic_config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def _record(connection: sa.Connection, before: str | None) -> None:
+    """Record an upgrade in the audit, which lies above; nothing of a database that is new."""
+    if before is None:
+        return
+    who = actor()
+    connection.execute(
+        sa.text(
+            "INSERT INTO schedd_audit (at, action, actor, via, reason, subject, detail) "
+            "VALUES (:at, 'db upgrade', :actor, :via, :reason, 'store', :detail)"
+        ),
+        {
+            "at": SystemClock().now(),
+            "actor": who.name if who.name is not None else user(),
+            "via": who.via,
+            "reason": who.reason,
+            "detail": f'{{"before":"{before}","after":"{_version(connection)}"}}',
+        },
+    )

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, StoreUnavailableError, task
+from scheduler.model.actor import Actor, acting
 from scheduler.ports import SystemClock
 from scheduler.store import schedule_sets, schedules
 from scheduler.store.db import migrate
@@ -85,6 +86,22 @@ def test_the_old_program_works_on_the_next_schema(
 
 
 @pytest.mark.case(9, 42)
+def test_an_upgrade_is_recorded(old: Database, next_program: Callable[..., None]) -> None:
+    def entries() -> list[tuple[str | None, ...]]:
+        jobs = Scheduler.for_testing(url=old.url)
+        found = [(e.action, e.actor, e.via, e.reason, e.before, e.after) for e in jobs.audit()]
+        jobs.database.dispose()
+        return found
+
+    before = revision(old)
+    assert entries() == []  # nothing is told of a database that is new
+    next_program()
+    with acting(Actor("alice", "cli", "release 2")):
+        migrate.upgrade(old.url)
+        migrate.upgrade(old.url)  # there is nothing left to do
+    assert entries() == [("db upgrade", "alice", "cli", "release 2", before, NEXT)]
+
+
 def test_what_the_old_program_has_prepared_goes_on(old: Database) -> None:
     """The next version has added a column to each table; PostgreSQL prepares what a connection has said five times."""
     clock = FakeClock()
