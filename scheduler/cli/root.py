@@ -39,6 +39,7 @@ COMMANDS = {
     "dlq": ("dlq", "Dead letters: what failed for good, and replaying it."),
     "cron": ("cron", "Recurring schedules."),
     "event": ("event", "Events that tasks await."),
+    "alerts": ("alerts", "What fires, silences, and where messages go."),
     "audit": ("audit", "Who changed what, when, and why."),
     "workers": ("workers", "Workers, what they run, and their leases."),
     "worker": ("workers", "One worker: let it drain, or claim again."),

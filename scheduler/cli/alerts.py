@@ -1,0 +1,198 @@
+"""``schedctl alerts``: what fires, silences, messages and whether sinks work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler.cli import exits
+from scheduler.cli.group import Group
+from scheduler.cli.options import SPAN, Number, acts, common
+from scheduler.cli.output import print_rows, time
+from scheduler.cli.session import Session, note, prints
+
+if TYPE_CHECKING:
+    from scheduler.model.alerts import Alert
+    from scheduler.store.alerts import SilenceRecord
+
+_FIELDS = (
+    *("rule", "about", "fingerprint", "state", "since", "began", "number", "text", "notified_at"),
+    *("silenced_until", "severity", "detail"),
+)
+_COLUMNS = ("rule", "about", "state", "began", "silenced_until", "text")
+_SILENCE_FIELDS = ("id", "rule", "about", "fingerprint", "until", "since", "by", "reason")
+_SILENCE_COLUMNS = ("id", "rule", "about", "until", "by", "reason")
+_HISTORY_FIELDS = ("at", "sink", "event", "rule", "title", "delivered_at", "tries", "error", "id")
+_HISTORY_COLUMNS = ("at", "sink", "event", "title", "delivered_at", "error")
+_TEST_FIELDS = ("sink", "type", "ok", "error")
+
+
+@click.group(name="alerts", cls=Group)
+def alerts_command() -> None:
+    """What fires, silences, and where messages go."""
+
+
+@alerts_command.command(name="list")
+@common
+@prints(_FIELDS)
+def list_(session: Session, /) -> None:
+    """Alerts that are pending, firing or recovering, and what is silenced.
+
+    A daemon evaluates the rules if its [alerts] has a sink, or enabled = true; without one nothing is evaluated.
+    """
+    from scheduler.alerts.machine import is_silenced
+    from scheduler.alerts.rules import rules_of
+    from scheduler.store import alerts as store
+
+    rules = rules_of(session.config.alerts.rules)
+    with session.existing().read() as tx:
+        found, silences, lease, now = store.alerts(tx), store.silences(tx), store.lease(tx), tx.now
+    rows = []
+    for alert in found.values():
+        rule = rules.get(alert.key.rule)
+        over = [one.until for one in silences if is_silenced([one.silence], alert.key, now)]
+        row = _view(alert) | {"severity": None if rule is None else rule.severity}
+        rows.append(row | {"silenced_until": time(max(over)) if over else None})
+    print_rows(session, rows, _COLUMNS)
+    if lease.until <= now:
+        note("no daemon evaluates alerts now: see [alerts] in its configuration")
+    if session.output == "table":
+        for one in silences:
+            note(f"silence {one.id}: {one.subject}, until {time(one.until)}{_by(one)}")
+
+
+@alerts_command.command(name="history")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@common
+@prints(_HISTORY_FIELDS)
+def history(session: Session, /, limit: int) -> None:
+    """Messages of the last week, newest first, and whether they have arrived."""
+    from scheduler.store import alerts as store
+
+    with session.existing().read() as tx:
+        found = store.history(tx, limit)
+    rows = []
+    for one in found:
+        error = f"given up: {one.error}" if one.given_up else one.error
+        row = {**one._asdict(), "at": time(one.at), "delivered_at": time(one.delivered_at), "error": error}
+        rows.append(row)
+    print_rows(session, rows, _HISTORY_COLUMNS)
+
+
+@alerts_command.command(name="test")
+@click.argument("names", metavar="[SINK]…", nargs=-1)
+@common
+@prints(_TEST_FIELDS)
+def test(session: Session, /, names: tuple[str, ...]) -> int:
+    """Send a test message to these sinks of [alerts.sinks], or to all of them; status 1 if one does not take it.
+
+    Sent by this command itself: it needs no daemon and no database.
+    """
+    import time as clock
+
+    from scheduler.alerts.messages import Origin, trial
+    from scheduler.alerts.service import make_sinks
+    from scheduler.alerts.sinks.sink import SinkError
+    from scheduler.store.alerts import new_id
+
+    settings = session.config.alerts
+    for name in names:
+        if name not in settings.sinks:
+            there = ", ".join(settings.sinks) or "none"
+            raise click.UsageError(f"there is no sink {name!r}; [alerts.sinks] has {there}")
+    if not settings.sinks:
+        raise click.UsageError("there is no sink: write one as [alerts.sinks.NAME]")
+    sinks = make_sinks(session.config)
+    body = trial(Origin(settings.label, settings.console_url), new_id(), clock.time_ns() // 1000)
+    rows = []
+    for name in dict.fromkeys(names or settings.sinks):
+        error = None
+        try:
+            sinks[name].deliver(body)
+        except SinkError as trouble:
+            error = str(trouble)
+        rows.append({"sink": name, "type": settings.sinks[name].type, "ok": error is None, "error": error})
+    print_rows(session, rows)
+    return exits.DONE if all(row["ok"] for row in rows) else exits.FAILED
+
+
+@alerts_command.command(name="silence")
+@click.argument("rule", metavar="RULE")
+@click.option("--kind", metavar="K", help="Only what it says of this kind, queue or schedule.")
+@click.option("--fingerprint", metavar="F", help="Only this cause of dead letters.")
+@click.option("--for", "span", type=SPAN, required=True, metavar="S", help="How long, such as 2h.")
+@acts
+@common
+@prints(_SILENCE_FIELDS)
+def silence(session: Session, /, rule: str, kind: str | None, fingerprint: str | None, span: int) -> None:
+    """Make no messages of a rule for a while; "*" for all rules. Alerts that fired before are still said to be over.
+
+    What still fires when the silence ends is said then.
+    """
+    import difflib
+
+    from scheduler.config.alerts import RULES
+    from scheduler.model.alerts import Silence
+    from scheduler.store import alerts as store
+
+    if rule != "*" and rule not in RULES:
+        near = difflib.get_close_matches(rule, RULES, 1)
+        raise click.UsageError(
+            f"there is no rule {rule!r}; "
+            + (f"did you mean {near[0]}?" if near else f"there are {', '.join(RULES)}, *")
+        )
+    if span <= 0:
+        raise click.UsageError("--for is a time, such as 2h")
+    made = session.write(lambda tx: store.silence(tx, Silence(rule, kind, fingerprint, tx.now + span)))
+    print_rows(session, [_silence_view(made)], _SILENCE_COLUMNS)
+
+
+@alerts_command.command(name="unsilence")
+@click.argument("number", metavar="ID", type=Number(1, 2**63 - 1))
+@acts
+@common
+@prints(_SILENCE_FIELDS)
+def unsilence(session: Session, /, number: int) -> int:
+    """End a silence, by the id that `alerts list` shows."""
+    from scheduler.store import alerts as store
+
+    ended = session.write(lambda tx: store.unsilence(tx, number))
+    if ended is None:
+        note(f"there is no silence {number} in effect")
+        return exits.UNKNOWN
+    print_rows(session, [_silence_view(ended)], _SILENCE_COLUMNS)
+    return exits.DONE
+
+
+def _view(alert: Alert) -> dict[str, Any]:
+    return {
+        "rule": alert.key.rule,
+        "about": alert.key.kind or None,
+        "fingerprint": alert.key.fingerprint or None,
+        "state": alert.phase.name.lower(),
+        "since": time(alert.since),
+        "began": time(alert.began),
+        "number": alert.number,
+        "text": alert.text,
+        "notified_at": time(alert.notified_at),
+        "detail": dict(alert.detail),
+    }
+
+
+def _silence_view(one: SilenceRecord) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "rule": one.rule,
+        "about": one.kind,
+        "fingerprint": one.fingerprint,
+        "until": time(one.until),
+        "since": time(one.at),
+        "by": one.actor,
+        "reason": one.reason,
+    }
+
+
+def _by(one: SilenceRecord) -> str:
+    by = "" if one.actor is None else f", by {one.actor}"
+    return by if one.reason is None else f"{by}: {one.reason}"
