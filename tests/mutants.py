@@ -445,6 +445,119 @@ MUTANTS = (
         (Change("tasks/actions/audience.py", "elif server not in named:", "elif not server:"),),
         ("tests/tasks/test_actions.py",),
     ),
+    Mutant(
+        "a time limit counts from the first question",
+        (
+            Change(
+                "scheduler/store/db/deadline.py",
+                "            _here.deadline = self\n",
+                "            _here.deadline = self\n            self.start()\n",
+            ),
+        ),
+        ("tests/store/db/test_time_limits.py",),
+    ),
+    Mutant(
+        "what a child writes breaks its own stream alone",
+        (
+            Change(
+                "scheduler/engine/child/protocol.py",
+                "except (msgspec.MsgspecError, ValueError, RecursionError):",
+                "except msgspec.DecodeError:",
+            ),
+        ),
+        ("tests/engine/child/test_protocol.py",),
+    ),
+    Mutant(
+        "an attempt's end waits for its calls in threads",
+        (Change("scheduler/engine/attempt/loop_threads.py", "            calls.add(running)\n", ""),),
+        ("tests/engine/execution/test_async_attempts.py",),
+    ),
+    Mutant(
+        "reads of schedd have threads of their own",
+        (
+            Change(
+                "scheduler/engine/attempt/loop_threads.py",
+                'return ThreadPoolExecutor(MAX_CONCURRENT_READS, "schedd-reads")',
+                "return self.handlers",
+            ),
+        ),
+        ("tests/engine/execution/test_blocked_threads.py",),
+    ),
+    Mutant(
+        "a verdict leaves the child before its hook",
+        (
+            Change(
+                "scheduler/engine/child/runtime.py",
+                'self.link.put("decided", attempt.number, outcome)',
+                "pass",
+            ),
+        ),
+        ("tests/faults/test_garbled.py",),
+    ),
+    Mutant(
+        "a key that has completed is not free",
+        (
+            Change(
+                "scheduler/store/tasks/keys.py",
+                "if done is not None or holder is not None:",
+                "if holder is not None:",
+            ),
+        ),
+        ("tests/store/tasks/test_keys_of_retried.py",),
+    ),
+    Mutant(
+        "a handler that began has used its attempt",
+        (Change("scheduler/store/reaper.py", "begun(path) if path else set()", "set()"),),
+        ("tests/faults/test_kill.py",),
+    ),
+    Mutant(
+        "another kind's schedule is not replaced",
+        (Change("scheduler/store/schedules.py", "    elif row.kind != kind:\n", "    elif not kind:\n"),),
+        ("tests/engine/maintenance/test_schedules.py",),
+    ),
+    Mutant(
+        "an action has one signature",
+        (
+            Change(
+                "tasks/actions/tokens.py",
+                "if _low(signature) != signature:\n            return False",
+                "if not signature:\n            return False",
+            ),
+        ),
+        ("tests/tasks/test_actions.py",),
+    ),
+    Mutant(
+        "a secret in a URL is masked",
+        (
+            Change(
+                "scheduler/store/db/urls.py",
+                "return shown_url(url.render_as_string(hide_password=False))",
+                "return url.render_as_string()",
+            ),
+        ),
+        ("tests/cli/test_secrets.py",),
+    ),
+    Mutant(
+        "nothing that a task says is obeyed by a terminal",
+        (Change("scheduler/cli/streams.py", "click.echo(printable(str(text))", "click.echo(str(text)"),),
+        ("tests/cli/test_terminal.py",),
+    ),
+    Mutant(
+        "a database is its owner's alone",
+        (
+            Change(
+                "scheduler/store/db/sqlite_files.py",
+                "os.O_RDWR | os.O_CLOEXEC, 0o600",
+                "os.O_RDWR | os.O_CLOEXEC, 0o644",
+            ),
+        ),
+        ("tests/store/db/test_sqlite_files.py",),
+    ),
+    Mutant(
+        "after a stop the file is the whole database",
+        (Change("scheduler/store/db/database.py", "            fold_wal(self.path)\n", "            pass\n"),),
+        ("tests/store/db/test_sqlite_files.py",),
+    ),
 )
 
 
@@ -489,6 +602,8 @@ def mutate(tree: Path, mutant: Mutant) -> dict[Path, str]:
 
 
 def main() -> int:
+    """Run the mutants whose names hold one of the words given, or all."""
+    chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(word in mutant.name for word in sys.argv[1:])]
     survived = 0
     with tempfile.TemporaryDirectory(prefix="schedd-mutants-") as directory:
         tree = Path(directory)
@@ -496,21 +611,21 @@ def main() -> int:
         for mutant in MUTANTS:  # before anything runs: every mutant can be made
             for path, text in mutate(tree, mutant).items():
                 path.write_text(text, encoding="utf-8")
-        for database in sorted({mutant.database for mutant in MUTANTS}):
-            tests = {test for mutant in MUTANTS if mutant.database == database for test in mutant.tests}
+        for database in sorted({mutant.database for mutant in chosen}):
+            tests = {test for mutant in chosen if mutant.database == database for test in mutant.tests}
             passed, failed = run(tree, tuple(sorted(tests)), database)
             if not passed:
                 print(f"without any mutant this fails already: {failed}", file=sys.stderr)
                 return 1
         print(f"{'without':48}  noticed by")
-        for mutant in MUTANTS:
+        for mutant in chosen:
             before = mutate(tree, mutant)
             passed, failed = run(tree, mutant.tests, mutant.database)
             print(f"{mutant.name:48}  {'NOBODY: it survives' if passed else failed}", flush=True)
             survived += passed
             for path, text in before.items():
                 path.write_text(text, encoding="utf-8")
-    print(f"{len(MUTANTS)} mutants, {survived} survived")
+    print(f"{len(chosen)} mutants, {survived} survived")
     return 1 if survived else 0
 
 

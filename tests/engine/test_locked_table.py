@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from scheduler import Scheduler, task
 from support.databases import Database
 
 MOST = 6  # sessions of one worker that runs nothing
+MOST_EVER = 30  # sessions of a daemon, as docs/explanation/fleet.md says
 LEASE = 1.0
 
 
@@ -49,3 +51,37 @@ def test_a_locked_table_takes_no_more_and_more_sessions(database: Database, capl
                 time.sleep(0.01)
             held.rollback()
         assert jobs.result(jobs.task(quick).schedule(), timeout=60) == "done"
+
+
+@pytest.mark.case(79, pure=True)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_however_many_threads_ask_there_is_room_for_others_on_the_server(database: Database) -> None:
+    url = database.url.replace("+psycopg", "")
+    jobs = Scheduler(database.url, lease=60.0)
+    jobs.register(quick)
+    found: list[int] = []
+    asking = [threading.Thread(target=lambda: found.append(len(jobs.list_tasks()))) for _ in range(2 * MOST_EVER)]
+    ours = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'schedd%'"
+    )
+    blocked = f"{ours} AND wait_event_type = 'Lock'"
+    with jobs, psycopg.connect(url, autocommit=True) as look:
+
+        def number(sql: str) -> int:
+            return int(look.execute(sql).fetchone()[0])  # type: ignore[index]
+
+        assert jobs.result(jobs.task(quick).schedule(), timeout=60) == "done"
+        with psycopg.connect(url, application_name="alter") as held:
+            held.execute("LOCK TABLE schedd_tasks IN ACCESS EXCLUSIVE MODE")
+            for thread in asking:
+                thread.start()
+            until = time.monotonic() + 60
+            while number(blocked) < MOST_EVER - 5:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            assert jobs.database.locked_by() is not None  # by one more, which is closed again
+            assert number(ours) <= MOST_EVER
+            held.rollback()
+        for thread in asking:
+            thread.join(60)
+    assert found == [1] * len(asking)
