@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
 from scheduler import __version__, ports
+from scheduler.client.analysis import AnalysisOperations
 from scheduler.client.async_tasks import AsyncTaskOperations
 from scheduler.client.audit import AuditOperations
 from scheduler.client.batch import Batch
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-class Scheduler(AsyncTaskOperations, AuditOperations, PauseOperations, StatsOperations, UpkeepOperations):
+class Scheduler(
+    AsyncTaskOperations, AuditOperations, PauseOperations, StatsOperations, UpkeepOperations, AnalysisOperations
+):
     """Schedules tasks, and runs them between :meth:`start` and :meth:`stop`. No I/O before first use.
 
     ``url``: SQLAlchemy URL of a SQLite file or a PostgreSQL database. ``state``: the application's own object,

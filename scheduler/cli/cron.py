@@ -12,7 +12,7 @@ import click
 from scheduler.cli.group import Group
 from scheduler.cli.masking import Masks
 from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
-from scheduler.cli.output import print_object, print_rows, seconds, time
+from scheduler.cli.output import print_object, print_rows, print_table, seconds, time
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 from scheduler.cli.watch import watchable
@@ -158,6 +158,41 @@ def next_(session: Session, /, name: str, count: int) -> None:
             }
         )
     print_rows(session, rows, ("slot", "local", "note"))
+
+
+@cron_command.command(name="forecast")
+@click.option("--hours", type=click.FloatRange(0.1, 168), default=24, show_default=True, help="How far ahead.")
+@common
+@prints(("since", "until", "schedules", "collisions", "clock_changes", "slots", "load", "truncated"))
+def forecast_(session: Session, /, hours: float) -> None:
+    """What all schedules will run, for how long, and when they want more slots than the workers have.
+
+    P50 and P90: half of the runs, and nine of ten, took no longer in the last seven days. Whatever else is scheduled
+    comes on top.
+    """
+    from scheduler.client.analysis_views import forecast_view
+    from scheduler.model.texts import listed
+    from scheduler.store.read.forecast import forecast
+
+    with session.existing().read() as tx:
+        found = forecast(tx, hours)
+    view = forecast_view(found)
+    if print_object(session, view):
+        return
+    for one in view["collisions"]:
+        wants = f"{one['wants']} of {one['slots']} {one['slots_of']} slots are wanted"
+        note(f"from {one['from'][:16]}Z to {one['to'][:16]}Z {wants}: {listed(one['schedules'])}")
+    for one in view["clock_changes"]:
+        hours_on = (one["after"] - one["before"]) / 3600
+        note(f"the clock of {one['tz']} is changed at {one['at'][:16]}Z by {hours_on:+g} h: {listed(one['schedules'])}")
+    rows = [{**one, "fires": one["count"], "note": _forecast_note(one)} for one in view["schedules"]]
+    print_table(rows, ("name", "next_at", "fires", "p50", "p90", "tasks", "recurrence", "note"))
+
+
+def _forecast_note(one: dict[str, Any]) -> str | None:
+    if one["trouble"] is not None or one["paused"]:
+        return str(one["trouble"] or "paused")
+    return "by the ends of its runs" if one["approximate"] else None
 
 
 def _pause(session: Session, name: str, paused: bool) -> None:

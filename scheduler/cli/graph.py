@@ -13,8 +13,10 @@ from scheduler.cli.streams import say
 from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
+    from scheduler.model.critical_path import Estimate
     from scheduler.store.read.graph import Graph, GraphEdge, GraphNode
 
+PATH_SHOWN = 12  # tasks of the longest way that are named
 FOLDED = 4  # tasks that are alike are drawn as one from this number on
 _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dead": "#f2a6a6"}
 
@@ -32,22 +34,28 @@ _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dea
 @click.option("--all", "every", is_flag=True, help="Draw each task; many that are alike are one line otherwise.")
 @click.option("--limit", type=Number(1, 10_000), default=200, show_default=True, help="Tasks at most.")
 @common
-@prints(("nodes", "edges", "truncated"))
+@prints(("nodes", "edges", "truncated", "estimate"))
 @watchable
 def graph_command(session: Session, /, task_id: int, style: str, limit: int, every: bool) -> None:
-    """The tasks that edges connect with a task, directly or not."""
+    """The tasks that edges connect with a task, directly or not; when they may have ended, and what blocks most."""
+    from scheduler.client.analysis_views import estimate_view
+    from scheduler.store.read.estimate import graph_estimate
     from scheduler.store.read.graph import graph
 
     if style in ("dot", "mermaid") and (session.output != "table" or session.columns is not None):
         raise click.UsageError(f"--format {style} goes with neither -o json nor --columns")
     with session.existing().read() as tx:
         found = graph(tx, task_id, limit)
+        left = graph_estimate(tx, found)
     if found.truncated:
         note(f"there are more than {limit} tasks: these are the nearest; --limit shows more")
     if style == "json" and session.output == "table":
         session.output = "json"
-    if style in ("tree", "json") and print_object(session, _view(found)):
+    if style in ("tree", "json") and print_object(session, _view(found) | {"estimate": estimate_view(left)}):
         return
+    if style == "tree":
+        for text in _estimate_texts(left):
+            note(text)
     folded = found if every else _fold(found, task_id)
     say("\n".join({"dot": _dot, "mermaid": _mermaid}.get(style, _tree)(folded)))
 
@@ -61,6 +69,26 @@ def _view(found: Graph) -> dict[str, Any]:
         ],
         "truncated": found.truncated,
     }
+
+
+def _estimate_texts(left: Estimate) -> list[str]:
+    """What to say of what is left."""
+    from scheduler.model.texts import counted, listed, span_text
+
+    texts = []
+    if left.low is not None:
+        until = "it may take any time after that" if left.high is None else f"at most {span_text(left.high)}"
+        texts.append(f"{counted(left.remaining, 'task')} left, for {span_text(left.low)} at least, {until}")
+    if left.low is not None and len(left.path) > 1:
+        texts.append(
+            f"the longest way: {' > '.join(map(str, left.path[:PATH_SHOWN]))}{' > …' * (len(left.path) > PATH_SHOWN)}"
+        )
+    first = left.blockers[0] if left.blockers else None
+    if first is not None and first.below > 1:
+        texts.append(f"{counted(first.below, 'task')} come after task {first.id}")
+    if left.stuck:
+        texts.append(f"wait for ever, as what they wait for has ended: {listed(list(map(str, left.stuck)))}")
+    return texts
 
 
 def _fold(found: Graph, asked: int) -> Graph:

@@ -36,6 +36,8 @@ COMMANDS = {
     "wait": ("follow", "Wait until tasks have ended."),
     "logs": ("follow", "What a task's attempts wrote."),
     "graph": ("graph", "The tasks that edges connect with a task."),
+    "compare": ("compare", "A run beside the last good one."),
+    "bulk": ("bulk", "Changes of many tasks, planned first and run in batches."),
     "dlq": ("dlq", "Dead letters: what failed for good, and replaying it."),
     "cron": ("cron", "Recurring schedules."),
     "event": ("event", "Events that tasks await."),

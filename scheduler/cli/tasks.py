@@ -37,6 +37,7 @@ PAGE = 1000  # tasks that `list -o jsonl` holds at a time
 _SHOWN_IF_ASKED = ("subject", "correlation")
 CHILDREN = 20
 ROWS = 100  # of each table: why a task does not run would be far above ten thousand of them
+_PAST = ("id", "kind", "at", "state", "phase", "since", "attempt")
 _WHY = ("id", "kind", "state", "why")
 CHILD_COLUMNS = ("id", "kind", "state")
 _NOT_SHOWN = frozenset(
@@ -155,14 +156,19 @@ def _of_budget(used: int, most: int | None) -> str:
 @click.command(name="show")
 @click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
 @reveals
+@click.option("--at", type=AGO, metavar="T", help="How they stood then: a time with zone, or how long ago, like 2h.")
 @common
-@prints(SHOW_FIELDS)
+@prints(lambda given: SHOW_FIELDS if given["at"] is None else _PAST)
 @watchable
-def show_command(session: Session, /, ids: tuple[int, ...], reveal: bool) -> None:
+def show_command(session: Session, /, ids: tuple[int, ...], at: int | None, reveal: bool) -> None:
     """Everything about tasks: payload, edges, attempts, result, log, and why one is not running.
 
-    Of several tasks -o json prints a list. Fields that the kind marks as secret are hidden.
+    With --at how they stood at a past time, as far as it is recorded. Of several tasks -o json prints a list. Fields
+    that the kind marks as secret are hidden.
     """
+    if at is not None:
+        _show_at(session, ids, at)
+        return
     views = [view_of(session, task_id, reveal=reveal) for task_id in ids]
     if len(views) > 1 and session.output != "table":
         print_rows(session, views)
@@ -172,6 +178,17 @@ def show_command(session: Session, /, ids: tuple[int, ...], reveal: bool) -> Non
             say()
         if not print_object(session, view):
             print_view(view)
+
+
+def _show_at(session: Session, ids: tuple[int, ...], at: int) -> None:
+    from scheduler.client.analysis_views import past_task_view
+    from scheduler.store.read.lives import task_at
+    from scheduler.store.read.tasks import get_task
+
+    with session.existing().read() as tx:
+        instant = tx.now + at if at <= 0 else at
+        rows = [past_task_view(task_at(tx, i, instant), get_task(tx, i).kind) for i in ids]
+    print_rows(session, rows, _PAST)
 
 
 @click.command(name="why")

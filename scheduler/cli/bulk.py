@@ -1,0 +1,205 @@
+"""``schedctl bulk``: changes of many tasks whose scope is frozen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler.cli import exits
+from scheduler.cli.filters import filter_options, task_filter
+from scheduler.cli.group import Group
+from scheduler.cli.options import Number, acts, common
+from scheduler.cli.output import print_object, print_rows, time
+from scheduler.cli.session import Session, note, prints
+from scheduler.cli.streams import say
+
+if TYPE_CHECKING:
+    from scheduler.store.bulks import BulkRecord
+
+_FIELDS = (
+    *("name", "verb", "state", "total", "looked_at", "done", "passed", "failed", "dependants", "created_at"),
+    *("updated_at", "finished_at", "actor", "reason", "options", "chosen", "plan", "undoes"),
+)
+_COLUMNS = ("name", "verb", "state", "total", "done", "passed", "failed", "created_at", "actor", "reason")
+_ITEMS = ("position", "task_id", "before", "result", "note")
+_VERBS = ("cancel", "retry", "rerun", "replay", "purge")
+
+
+@click.group(name="bulk", cls=Group)
+def bulk_command() -> None:
+    """Changes of many tasks, planned first, run in batches of 100, stopped, gone on with, undone."""
+
+
+@bulk_command.command(name="plan")
+@click.argument("verb", type=click.Choice(_VERBS))
+@filter_options("tasks")
+@click.option("--cascade", is_flag=True, help="cancel: end what waits for their success too, as cancelled.")
+@click.option("--force", is_flag=True, help="cancel: end what is running without waiting for its handler.")
+@click.option("--no-downstream", is_flag=True, help="retry, rerun: leave what is below them alone.")
+@acts
+@common
+@prints(_FIELDS)
+def plan_(
+    session: Session,
+    /,
+    verb: Any,
+    cascade: bool,
+    force: bool,
+    no_downstream: bool,
+    limit: int | None,
+    **given: Any,
+) -> int:
+    """Freeze what the filters choose, 10,000 tasks at most, and say what `bulk run` would do with it.
+
+    Without --status they choose what the verb is for: retry chooses what failed or died.
+    """
+    from scheduler.model.bulk import MAX_TASKS, BulkOptions
+    from scheduler.store.admin import stored_bulks
+
+    if limit is not None:
+        raise click.UsageError(
+            f"--limit is not for bulks: their scope is all that the filters choose, up to {MAX_TASKS}"
+        )
+    if not any(value is not None and value != () for value in given.values()):
+        raise click.UsageError("say which tasks: by --kind, --key, --correlation or another filter")
+    options = BulkOptions(cascade, force, not no_downstream)
+    made = stored_bulks.create(session.existing(), verb, task_filter(session, given), options)
+    if made.plan["more"]:
+        note(f"the filters choose more than {MAX_TASKS} tasks: the newest {made.total} are the scope")
+    if not print_object(session, _view(made)):
+        _say_plan(made)
+    return exits.DONE
+
+
+def _say_plan(made: BulkRecord) -> None:
+    from scheduler.model.texts import counted
+
+    plan = made.plan
+    say(f"{made.name}: would {made.verb} {counted(plan['will'], 'task')} of {made.total}")
+    for kind, states in plan["kinds"].items():
+        say(f"  {kind}: {', '.join(f'{count} {state}' for state, count in states.items())}")
+    for reason, count in plan["passed"].items():
+        say(f"  passes over {count}: {reason}")
+    if plan["dependants"]:
+        what = "may end with them" if made.verb in ("cancel", "purge") else "run again after them"
+        say(f"  {counted(plan['dependants'], 'other task')} {what}")
+    say(f"`schedctl bulk run {made.name}` does it")
+
+
+@bulk_command.command(name="run")
+@click.argument("name")
+@acts
+@common
+@prints(_FIELDS, lasting=True)
+def run_(session: Session, /, name: str) -> int:
+    """Start a bulk, or go on with one that was stopped or whose process died, and run it to its end.
+
+    Interrupted, it stays as it is: the same command goes on after a minute. The status is 4 if it passed tasks over.
+    """
+    from scheduler.store import bulks
+    from scheduler.store.admin import stored_bulks
+
+    session.write(lambda tx: bulks.start(tx, name))
+    done = stored_bulks.run(session.database, name, each=lambda _: session.wake())
+    session.wake()
+    if not print_object(session, _view(done)):
+        _say_done(done)
+    return exits.CONFLICT if done.passed or done.failed else exits.DONE
+
+
+def _say_done(done: BulkRecord) -> None:
+    looked = f"{done.position} of {done.total}"
+    say(f"{done.name} is {done.state}: {looked} looked at, {done.done} done, {done.passed} passed over")
+    if done.dependants:
+        say(f"{done.dependants} other tasks changed with them")
+    if done.passed or done.failed:
+        note(f"`schedctl bulk show {done.name} --result 'passed over'` says why")
+
+
+@bulk_command.command(name="stop")
+@click.argument("name")
+@acts
+@common
+@prints(_FIELDS)
+def stop_(session: Session, /, name: str) -> None:
+    """Let a bulk stop after its present batch; `bulk run` goes on with it."""
+    from scheduler.store import bulks
+
+    done = session.write(lambda tx: bulks.stop(tx, name))
+    if not print_object(session, _view(done)):
+        say(f"{name} is stopped after {done.position} of {done.total}")
+
+
+@bulk_command.command(name="undo")
+@click.argument("name")
+@acts
+@common
+@prints(_FIELDS, lasting=True)
+def undo_(session: Session, /, name: str) -> int:
+    """Take back a cancel of what had not begun: those tasks wait, or are scheduled, again."""
+    from scheduler.store import bulks
+    from scheduler.store.admin import stored_bulks
+
+    made = stored_bulks.undo(session.existing(), name)
+    session.write(lambda tx: bulks.start(tx, made.name))
+    done = stored_bulks.run(session.database, made.name)
+    session.wake()
+    if not print_object(session, _view(done)):
+        _say_done(done)
+    return exits.CONFLICT if done.passed or done.failed else exits.DONE
+
+
+@bulk_command.command(name="list")
+@click.option("--limit", type=Number(1, 10_000), default=20, show_default=True, help="How many at most.")
+@common
+@prints(_FIELDS)
+def list_(session: Session, /, limit: int) -> None:
+    """The newest bulks."""
+    from scheduler.store import bulks
+
+    with session.existing().read() as tx:
+        found = bulks.newest(tx, limit)
+    print_rows(session, [_view(one) for one in found], _COLUMNS)
+
+
+@bulk_command.command(name="show")
+@click.argument("name")
+@click.option("--result", type=click.Choice(("done", "passed over", "failed")), help="Only tasks that came to this.")
+@click.option("--limit", type=Number(1, 10_000), default=100, show_default=True, help="How many at most.")
+@click.option("--cursor", type=Number(0, 2**31), metavar="N", help="Only tasks behind this position.")
+@common
+@prints(_ITEMS)
+def show_(session: Session, /, name: str, result: str | None, limit: int, cursor: int | None) -> None:
+    """What became of each task of a bulk, and why."""
+    from scheduler.model.bulk import ItemResult
+    from scheduler.store import bulks
+
+    wanted = None if result is None else ItemResult(result)
+    with session.existing().read() as tx:
+        bulks.get(tx, name)
+        found, more = bulks.items(tx, name, result=wanted, limit=limit, cursor=-1 if cursor is None else cursor)
+    rows = [
+        {
+            "position": item.position,
+            "task_id": item.task_id,
+            "before": None if item.before is None else item.before.value,
+            "result": None if item.result is None else item.result.value,
+            "note": item.note,
+        }
+        for item in found
+    ]
+    print_rows(session, rows, _ITEMS)
+    if more is not None:
+        note(f"stopped at {limit}, there are more: --cursor {more} shows the next ones")
+
+
+def _view(one: BulkRecord) -> dict[str, Any]:
+    given = one._asdict()
+    return {
+        **{name: given[name] for name in _FIELDS if name in given},
+        "state": one.state.value,
+        "looked_at": one.position,
+        "options": one.options._asdict(),
+        **{name: time(given[name]) for name in ("created_at", "updated_at", "finished_at")},
+    }

@@ -1,0 +1,80 @@
+"""``schedctl compare``: a run beside an earlier one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from scheduler.cli import exits
+from scheduler.cli.options import TASK_ID, common
+from scheduler.cli.output import cell, print_object, print_table
+from scheduler.cli.session import Session, note, prints
+from scheduler.cli.streams import say
+
+_FIELDS = ("task", "other", "time", "other_time", "roles", "payload", "log", "truncated")
+
+
+@click.command(name="compare")
+@click.argument("task_id", metavar="ID", type=TASK_ID)
+@click.argument("other", metavar="[OTHER]", type=TASK_ID, required=False)
+@common
+@prints(_FIELDS)
+def compare_command(session: Session, /, task_id: int, other: int | None) -> int:
+    """A task and its graph beside an earlier run: times, ends, payload, log.
+
+    OTHER is by default the last good run: of the schedule that made the task, else of the tasks of its kind whose
+    correlation and key differ in numbers only. Ends with status 3 if there is none.
+    """
+    from scheduler.client.analysis_views import comparison_view
+    from scheduler.console.masks import masked_json, masked_text
+    from scheduler.model.compare import changes, text_diff
+    from scheduler.model.secrets import Mask, hide_in
+    from scheduler.store.read.compare import compare
+    from scheduler.store.read.history import attempt_log
+    from scheduler.store.read.kinds import get_kind
+
+    with session.existing().read() as tx:
+        found = compare(tx, task_id, other)
+        if found is None:
+            note(f"there is no earlier good run to compare task {task_id} with: name a task")
+            return exits.UNKNOWN
+        kinds = [get_kind(tx, task.kind) for task in (found.other, found.task)]
+        logs = [masked_text(attempt_log(tx, task.id)) or "" for task in (found.other, found.task)]
+    tasks = (found.other, found.task)
+    schemas = [{} if kind is None else kind.schema for kind in kinds]
+    payloads = [masked_json(task.payload, schema) for task, schema in zip(tasks, schemas, strict=True)]
+    logs = [
+        hide_in(log, Mask(schema).secrets(task.payload)) for log, task, schema in zip(logs, tasks, schemas, strict=True)
+    ]
+    different = text_diff(*logs)
+    view: dict[str, Any] = comparison_view(found) | {
+        "payload": [change._asdict() for change in changes(*payloads)],
+        "log": different.lines,
+    }
+    if print_object(session, view):
+        return exits.DONE
+    say(f"task {view['task']} beside task {view['other']}, which is the left one")
+    print_table([_row(role) for role in view["roles"]], ("kind", "tasks", "run_time", "attempts", "states"))
+    for change in view["payload"]:
+        before = "-" if change["added"] else cell(change["before"])
+        say(f"payload {change['path'] or '(whole)'}: {before} > {'-' if change['removed'] else cell(change['after'])}")
+    for line in view["log"]:
+        say(cell(line))
+    if different.truncated:
+        note("only the last 2,000 lines of the logs are compared")
+    return exits.DONE
+
+
+def _row(role: dict[str, Any]) -> dict[str, Any]:
+    def pair(name: str, shown: Any = cell) -> str:
+        one, other = shown(role[f"other_{name}"]), shown(role[name])
+        return str(one) if one == other else f"{one} > {other}"
+
+    return {
+        "kind": role["kind"] or "(removed)",
+        "tasks": pair("tasks", len),
+        "run_time": pair("run_time"),
+        "attempts": pair("attempts"),
+        "states": pair("states", lambda states: ", ".join(f"{n} {s}" for s, n in states.items()) or "-"),
+    }
