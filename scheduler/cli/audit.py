@@ -11,7 +11,7 @@ from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.views import AUDIT_FIELDS, audit_view
 
-_COLUMNS = ("at", "actor", "action", "about", "reason", "via")
+_COLUMNS = ("at", "actor", "action", "about", "via", "reason")
 
 
 @click.command(name="audit")

@@ -37,6 +37,14 @@ def shown(instant: datetime, zone: tzinfo | None) -> str:
     return text.replace("+00:00", "Z") if zone is UTC else text
 
 
+def short(instant: datetime, zone: tzinfo | None, now: datetime) -> str:
+    """The same in few characters, without the date of today or the year of this one: ``02:30:00``, ``01-31 02:30``."""
+    here, today = instant.astimezone(zone), now.astimezone(zone)
+    if here.date() == today.date():
+        return here.strftime("%H:%M:%S")
+    return here.strftime("%m-%d %H:%M" if here.year == today.year else "%Y-%m-%d")
+
+
 def distance(instant: datetime, now: datetime) -> str:
     """``3 min 20 s ago``, ``in 2 h``."""
     from scheduler.model.texts import span_text

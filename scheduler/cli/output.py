@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from scheduler.cli.instants import brief, distance, instant_of, shown, zone_of
+from scheduler.cli.instants import brief, distance, instant_of, short, shown, zone_of
 from scheduler.cli.session import Session
 from scheduler.cli.streams import is_utf8
 from scheduler.model.printable import printable_json
@@ -52,7 +52,19 @@ _SPARE = (
         "finished_at",
         "heartbeat_at",
     ),
-    *("run_at", "attempt", "worker", "queues", "replay_count", "fingerprint", "started_at", "via"),
+    *(
+        "run_at",
+        "attempt",
+        "worker",
+        "queues",
+        "replay_count",
+        "fingerprint",
+        "oldest",
+        "started_at",
+        "via",
+        "p99",
+        "wait_p50",
+    ),
 )
 _LAST_ROOM = 24  # columns that the last column of a table wants at least, where its rows are longer
 _ROOMS = (32, 20, 14)  # what the other columns are cut to, one after the other, where that is not enough
@@ -118,7 +130,7 @@ def cell(value: object) -> str:
     elif isinstance(value, str):
         text = value or "-"
     elif isinstance(value, (dict, list, tuple)):
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False) if value else "-"
     elif isinstance(value, float):
         # Microseconds only where there is nothing else; programs get all of them as JSON.
         text = f"{value:.{6 if abs(value) < 0.01 else 3}f}".rstrip("0").rstrip(".")
@@ -142,6 +154,9 @@ def print_table(
         columns, head = [columns[i] for i in kept], [head[i] for i in kept]
         widths = [widths[i] for i in kept]
         cells = [[line[i] for i in kept] for line in cells]
+        if _wanted(widths) > limit - _width(indent):
+            cells = [[_short(name, row.get(name)) for name in columns] for row in rows]
+            widths = [max(_width(line[i]) for line in [head, *cells]) for i in range(len(columns))]
         widths = _narrowed(columns, widths, limit - _width(indent))
     right = [_numbers([row.get(name) for row in rows]) for name in columns]
     _print_line(head, widths, right, limit, indent, [None] * len(columns))
@@ -186,6 +201,12 @@ def _shown(name: str, value: object) -> str:
         return brief(value)
     instant = None if name in _OWN_TEXTS else instant_of(value)
     return cell(value) if instant is None else shown(instant, _zone())
+
+
+def _short(name: str, value: object) -> str:
+    """The same where there is little room: a time that is cut would not say the hour."""
+    instant = None if name in _OWN_TEXTS else instant_of(value)
+    return _shown(name, value) if instant is None else short(instant, _zone(), datetime.now(UTC))
 
 
 def _session() -> Session:

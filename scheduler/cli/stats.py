@@ -39,6 +39,7 @@ def stats_command(
     was missing to the start. Workers write their numbers every ten seconds; the last row is of all kinds.
     """
     from scheduler.client.stats import make_stats
+    from scheduler.model.texts import rfc3339
     from scheduler.store.read.stats import stats
 
     database = session.existing()
@@ -55,7 +56,8 @@ def stats_command(
     shown = [*found.kinds, *([found.total] if len(found.kinds) > 1 else [])]
     views = [{**stats_view(one), **span} for one in shown]
     if session.output == "table" and session.columns is None:
-        note(f"from {span['since']} to {span['until']}" if views else f"no attempt ended since {span['since']}")
+        ends = [rfc3339(at, exact=False) for at in (record.since, record.until)]
+        note(f"from {ends[0]} to {ends[1]}" if views else f"no attempt ended since {span['since']}")
         if views:
             print_rows(session, [_row(one) for one in shown], _COLUMNS)
     else:

@@ -26,7 +26,7 @@ def test_audit_lists_what_was_changed(ctl: Ctl, live: Bench) -> None:
     assert [e["action"] for e in ctl.json("audit", "--by", "alice", "--action", "cancel")] == ["cancel"]
     assert [e["action"] for e in ctl.json("audit", "--subject", "event")] == ["event emitted"]
     head, *_ = ctl("audit").stdout.splitlines()
-    assert head.split() == ["AT", "ACTOR", "ACTION", "ABOUT", "REASON", "VIA"]
+    assert head.split() == ["AT", "ACTOR", "ACTION", "ABOUT", "VIA", "REASON"]
     result = ctl("audit", "--limit", 1)
     assert f"--cursor {emitted['id']}" in result.stderr
     assert len(ctl.json("audit", "--cursor", emitted["id"])) == 2

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from scheduler.cli import watch
-from scheduler.cli.instants import brief
+from scheduler.cli.instants import brief, short
 from support.bench import Bench
 
 from .conftest import Ctl
@@ -42,6 +44,20 @@ def test_a_narrow_terminal_shows_what_matters_first(live: Bench, lines: Callable
     assert "PermanentError: ends" in narrow[2]
     assert LONG in lines(200, "list")[1]
     assert lines(80, "list --columns created_at,id,key")[0].split()[:3] == ["CREATED", "AT", "ID"], "as asked for"
+
+
+def test_a_narrow_terminal_shows_the_hour_of_times(live: Bench, lines: Callable[[int, str], list[str]]) -> None:
+    for number in range(3):
+        live.jobs.emit_event(f"a name that needs room on a narrow terminal {number}")
+    wide, narrow = lines(200, "audit"), lines(80, "audit")
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", wide[1])
+    assert re.match(r"\d\d:\d\d:\d\d  \S+ +event emitted  event a name that needs ", narrow[1])
+    assert all(len(line) <= 80 for line in narrow)
+    now = datetime(2026, 1, 31, 1, 0, tzinfo=UTC)
+    at = datetime(2026, 1, 30, 23, 30, 5, tzinfo=UTC)
+    assert short(at, UTC, now) == "01-30 23:30"
+    assert short(at, ZoneInfo("Europe/Berlin"), now) == "00:30:05"
+    assert short(at.replace(year=2024), UTC, now) == "2024-01-30"
 
 
 def test_times_are_shown_in_the_zone_that_is_asked_for(ctl: Ctl, live: Bench, terminal: Terminal) -> None:
