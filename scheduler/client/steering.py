@@ -16,6 +16,7 @@ from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import check_filters, warn_left
 from scheduler.client.filters import Filters as Filters
 from scheduler.client.live_settings import LiveSettings
+from scheduler.client.published import encode_payload, lane_of, read_kind, validate
 from scheduler.client.tasks import TaskOperations, parse_states, warn_conflicts
 from scheduler.client.workers import Workers
 from scheduler.errors import ConfigError, PayloadError
@@ -28,6 +29,7 @@ from scheduler.model.times import instant_us, span_us
 from scheduler.store.admin.bulk import Bulk, cancel_many, patch_many, retry_many
 from scheduler.store.admin.copy import copy
 from scheduler.store.read.choose import TaskFilter
+from scheduler.store.read.kinds import KindRecord
 from scheduler.store.tasks.patch import NewPayload, Patch, patch_one
 from scheduler.store.tasks.rerun import rerun
 
@@ -98,9 +100,9 @@ class SteeringOperations(TaskOperations):
     def update_task(self, task_id: int, **changes: Unpack[Changes]) -> None:
         """Change a stored task that waits, is scheduled or waits for its retry; see :class:`Changes`.
 
-        A payload is checked by the registered kind. Payload and headers of a task with recorded steps stay. Raises
-        UnknownTaskError, InvalidTransitionError if it is under way or has ended, UnregisteredKindError, PayloadError,
-        InvalidScheduleError, ConfigError; then nothing is changed.
+        A payload is checked by the registered kind, else by the schema that workers have published. Payload and headers
+        of a task with recorded steps stay. Raises UnknownTaskError, InvalidTransitionError if it is under way or has
+        ended, UnregisteredKindError, PayloadError, InvalidScheduleError, ConfigError; then nothing is changed.
         """
         check_id(task_id)
         change = self._patch(changes)
@@ -299,10 +301,12 @@ class SteeringOperations(TaskOperations):
             raise PayloadError(f"fields must be a mapping, not {fields!r:.80}")
 
         def make(task_id: int, name: str, present: str) -> NewPayload:
-            kind = self.registry.named(name)
             value = given.get("payload")
             if fields is not None:
                 value = {**_decoded(task_id, present), **fields}
+            kind = self.registry.get(name)
+            if kind is None:
+                return _published(read_kind(self.database, name).record, value)
             if not isinstance(value, Task):
                 value = kind.decode(encode_json(value, f"payload of {name}"))
             elif self.registry.of_instance(value) is not kind:
@@ -359,6 +363,14 @@ def _decoded(task_id: int, text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise PayloadError(f"the payload of task {task_id} has no fields: give another one, whole")
     return found
+
+
+def _published(record: KindRecord, value: Any) -> NewPayload:
+    """A payload of a kind that only workers have. Raises PayloadError."""
+    text = encode_payload(record.name, value)
+    payload = json.decode(text)  # as the worker reads it
+    validate(record, payload)
+    return NewPayload(text, lane_of(record.name, payload, record), record.schema_version)
 
 
 def _retry(policy: RetryPolicy | None) -> tuple[str | None, int | None]:

@@ -120,7 +120,8 @@ class Console(Section, frozen=True):
 
     ``auth`` None: a link for one use on loopback addresses, the peer's user on a Unix socket. ``users``: the file of
     those who have a token or a password. ``groups`` (of a proxy's users) and ``roles``: ``"group = role"``,
-    ``"name = verb, verb"``. ``commands``: whether tasks that run commands may be submitted and patched.
+    ``"name = verb, verb"``. ``commands``: whether tasks that run commands may be submitted and patched. ``trace_url``:
+    of a trace, with ``{trace_id}`` in it.
     """
 
     listen: str | None = None
@@ -137,6 +138,7 @@ class Console(Section, frozen=True):
     commands: bool = False
     label: str | None = None
     zone: str = "UTC"
+    trace_url: str | None = None
 
 
 class Command(Section, frozen=True):

@@ -110,6 +110,7 @@ read_only = true
 commands = true
 label = "production"
 zone = "Europe/Berlin"
+trace_url = "https://tempo.example.com/{trace_id}"
 [command]
 enabled = true
 roots = ["/srv/work"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-MODULES = ("basics", "now", "tasks", "task_verbs")
+MODULES = ("basics", "now", "tasks", "task", "task_verbs", "logs")
 
 
 def load() -> None:

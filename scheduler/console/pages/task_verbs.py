@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
+from scheduler.client.steering import Changes
+from scheduler.config.sources import parse_duration
+from scheduler.console.filters import instant
+from scheduler.console.masks import MASK
 from scheduler.console.render import Done
 from scheduler.console.roles import Verb
 from scheduler.console.routes import action
-from scheduler.console.visit import Visit
+from scheduler.console.visit import BadInputError, Visit
+from scheduler.errors import ConfigError
 from scheduler.model.texts import counted
+from scheduler.model.times import to_datetime
+
+COMMAND_KINDS = frozenset({"CommandTask"})
 
 
 @action("/tasks/{id:int}/cancel", Verb.CANCEL)
 def cancel(visit: Visit) -> Done:
     """End a task, or ask it to end."""
     task_id = visit.params["id"]
-    done = visit.jobs.cancel_task(task_id, cascade=visit.ticked("cascade"))
+    done = visit.jobs.cancel_task(task_id, cascade=visit.ticked("cascade"), force=visit.ticked("force"))
     if done.finished:
         return Done(f"Task {task_id} had ended already.", ok=False)
     if done.requested:
-        return Done(f"Task {task_id} is running: it has been asked to end.")
-    more = f", and {counted(len(done.affected), 'task')} below it" if done.affected else ""
-    return Done(f"Task {task_id} is cancelled{more}.", undo=("Undo: run it after all", f"/tasks/{task_id}/retry", {}))
+        said = "it ends now, whatever its handler does" if visit.ticked("force") else "it has been asked to end"
+        return Done(f"Task {task_id} is running: {said}.")
+    more = f", and {counted(len(done.affected), 'task')} ended with it" if done.affected else ""
+    undo = ("Undo: run it after all", f"/tasks/{task_id}/retry", dict[str, str]())
+    return Done(f"Task {task_id} is cancelled{more}.", undo=undo, data={"cancelled": list(done.cancelled)})
 
 
 @action("/tasks/{id:int}/retry", Verb.RETRY)
@@ -28,3 +42,88 @@ def retry(visit: Visit) -> Done:
     task_id = visit.params["id"]
     visit.jobs.retry_task(task_id, downstream=not visit.ticked("alone"))
     return Done(f"Task {task_id} runs again.", undo=("Undo: cancel it", f"/tasks/{task_id}/cancel", {}))
+
+
+@action("/tasks/{id:int}/rerun", Verb.RETRY)
+def rerun(visit: Visit) -> Done:
+    """Run a task that has ended again from its beginning."""
+    task_id = visit.params["id"]
+    visit.jobs.rerun(task_id, downstream=not visit.ticked("alone"))
+    return Done(f"Task {task_id} runs again, from its beginning.")
+
+
+@action("/tasks/{id:int}/replay", Verb.REPLAY)
+def replay(visit: Visit) -> Done:
+    """Run a dead letter again, under another key or as a copy if that is asked for."""
+    task_id = visit.params["id"]
+    made = visit.jobs.dead_letters.replay(task_id, key=visit.given("key") or None, copy=visit.ticked("copy"))
+    if int(made) != task_id:
+        return Done(f"Task {int(made)} is a copy of {task_id}.", f"/tasks/{int(made)}", data={"id": int(made)})
+    return Done(f"Task {task_id} is replayed.", undo=("Undo: cancel it", f"/tasks/{task_id}/cancel", {}))
+
+
+@action("/tasks/{id:int}/copy", Verb.SUBMIT)
+def copy(visit: Visit) -> Done:
+    """Store a copy of a task as new work."""
+    task_id = visit.params["id"]
+    check_command(visit, visit.jobs.get_task(task_id).kind)
+    made = visit.jobs.copy_task(task_id, dependencies=not visit.ticked("free"), **changes_of(visit))
+    return Done(f"Task {int(made)} is a copy of {task_id}.", f"/tasks/{int(made)}", data={"id": int(made)})
+
+
+@action("/tasks/{id:int}/patch", Verb.PATCH)
+def patch(visit: Visit) -> Done:
+    """Change a stored task that no worker holds."""
+    task_id = visit.params["id"]
+    given = changes_of(visit)
+    if not given:
+        raise BadInputError("nothing is to be changed: say what")
+    if "fields" in given:
+        check_command(visit, visit.jobs.get_task(task_id).kind)
+    visit.jobs.update_task(task_id, **given)
+    return Done(f"Task {task_id} is changed: {', '.join(given)}.")
+
+
+def check_command(visit: Visit, kind: str) -> None:
+    """Refuse to make or change tasks that run commands, unless ``[console] commands`` allows it."""
+    if kind in COMMAND_KINDS and not visit.site.settings.commands:
+        raise BadInputError(
+            f"{kind} runs commands: from the pages they are not made or changed ([console] commands)", 403
+        )
+
+
+def changes_of(visit: Visit) -> Changes:
+    """What the form wants changed. Raises BadInputError."""
+    made: Changes = {}
+    if visit.given("priority"):
+        made["priority"] = visit.given("priority")
+    if visit.given("queue"):
+        made["queue"] = visit.given("queue")
+    if visit.given("at"):
+        _add_time(made, visit.given("at"))
+    name = visit.given("field")
+    if name:
+        made["fields"] = {name: field_value(visit.given("value"), as_json=visit.given("as") == "json")}
+    return made
+
+
+def _add_time(made: Changes, text: str) -> None:
+    try:
+        made["after"] = parse_duration(text)
+    except ConfigError:
+        made["at"] = to_datetime(instant(text, 0))
+
+
+def field_value(text: str, *, as_json: bool) -> Any:
+    """The value that a form gives for a field of a payload: a text, or JSON. Raises BadInputError.
+
+    A mask is never stored.
+    """
+    if MASK in text:
+        raise BadInputError(f"{MASK} stands for a secret that is not shown: it is no value")
+    if not as_json:
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadInputError(f"the value is not JSON: {error}") from None

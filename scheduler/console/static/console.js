@@ -136,6 +136,8 @@ let lastTick = null;
 document.addEventListener("click", (event) => {
   const copying = event.target.closest("[data-copy]");
   if (copying) copy(copying);
+  const following = event.target.closest("[data-follow]");
+  if (following) follow(following);
   const box = event.target.closest("input[name=id]");
   if (box) {
     if (event.shiftKey && lastTick && lastTick !== box) {
@@ -156,6 +158,41 @@ document.addEventListener("click", (event) => {
   }
   for (const open of all("details.ask[open]")) if (!open.contains(event.target)) open.open = false;
 });
+
+// Following a log: one stream, which begins where the page ends.
+
+let stream = null;
+
+function follow(button) {
+  const log = document.getElementById("log");
+  const status = document.getElementById("following");
+  if (stream) {
+    stream.close();
+    stream = null;
+    button.setAttribute("aria-pressed", "false");
+    status.textContent = "";
+    return;
+  }
+  log.textContent = "";
+  document.getElementById("nolog")?.remove();
+  button.setAttribute("aria-pressed", "true");
+  status.textContent = "following";
+  stream = new EventSource(button.dataset.follow);
+  stream.addEventListener("lines", (event) => {
+    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    log.append(JSON.parse(event.data).text);
+    if (atEnd) log.scrollTop = log.scrollHeight; // else the visitor reads further up
+  });
+  stream.addEventListener("trouble", (event) => (status.textContent = JSON.parse(event.data).text));
+  stream.addEventListener("end", () => {
+    stream.close();
+    stream = null;
+    button.remove();
+    status.textContent = "the task has ended";
+  });
+  stream.onerror = () => (status.textContent = "connecting again");
+  stream.onopen = () => (status.textContent = "following");
+}
 
 async function help() {
   let dialog = document.getElementById("help");

@@ -1,0 +1,261 @@
+"""``/tasks/ID``: why a task does not run, what it has been through, what it waits for, what it wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from starlette.responses import RedirectResponse, Response
+
+from scheduler.client.json_views import attempt_view, audit_view, checkpoint_view, edge_view, task_view, wait_view
+from scheduler.console.drawings import draw_timeline
+from scheduler.console.masks import masked, masked_json, masked_text
+from scheduler.console.render import Page
+from scheduler.console.routes import page
+from scheduler.console.visit import BadInputError, Visit
+from scheduler.console.why_chain import why_chain
+from scheduler.errors import UnknownTaskError
+from scheduler.model.state import TaskState
+from scheduler.model.trace import parse_traceparent
+from scheduler.store.db.tx import Tx
+from scheduler.store.durable import checkpoints, waits
+from scheduler.store.graph import spawned
+from scheduler.store.read import audit
+from scheduler.store.read.graph import EdgeRecord, dependencies, dependents
+from scheduler.store.read.history import AttemptRecord, attempt_logs, attempts, stack_of
+from scheduler.store.read.kinds import get_kind
+from scheduler.store.read.lives import timeline
+from scheduler.store.read.search import Term, search
+from scheduler.store.read.tasks import TaskRecord, ends, get_task
+from scheduler.store.read.workers import workers
+
+ROWS = 50  # of each table
+LOG_LINES = 400
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class Attempt(NamedTuple):
+    """An attempt, and what its envelope had that is another one by now."""
+
+    record: AttemptRecord
+    error: str | None
+    trace_id: str | None
+    ran: int | None
+    waited: int | None
+
+
+def log_text(text: str) -> str:
+    """What an attempt wrote, as it is shown: without escapes, secrets masked."""
+    return masked_text(_ESCAPES.sub("", text.replace("\r\n", "\n"))) or ""
+
+
+@page("/tasks/{id:int}")
+def task(visit: Visit) -> Page:
+    """One task."""
+    task_id = visit.params["id"]
+    with visit.read() as tx:
+        try:
+            found = get_task(tx, task_id)
+        except UnknownTaskError:
+            return _gone(tx, task_id)
+        return _page(visit, tx, found)
+
+
+def _gone(tx: Tx, task_id: int) -> Page:
+    """A task that retention removed, whose outcome is remembered. Raises UnknownTaskError."""
+    state = ends(tx, [task_id])[task_id]
+    data = {"id": task_id, "state": None if state is None else state.value, "removed": True}
+    return Page("task_gone.html", data, {"id": task_id, "state": state}, f"schedctl show {task_id}", live=False)
+
+
+def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
+    task_id, now = found.id, tx.now
+    shown = found.at(now)
+    kind = get_kind(tx, found.kind)
+    schema = None if kind is None else kind.schema
+    tried = [_attempt(one) for one in attempts(tx, task_id)]
+    children, child_count = spawned.records(tx, task_id, ROWS)
+    recorded = checkpoints.records(tx, task_id)
+    waiting = [] if found.state.terminal else waits.records(tx, task_id)
+    parents, below = dependencies(tx, task_id), dependents(tx, task_id)
+    parents.sort(key=lambda edge: (edge.satisfied, edge.parent))
+    log = attempt_logs(tx, task_id)
+    past = timeline(tx, task_id)
+    held = None if found.worker is None else next((w for w in workers(tx) if w.id == found.worker), None)
+    copies = search(tx, [Term("correlation", (found.correlation,))], limit=ROWS).tasks
+    stack = None if found.worker is None else stack_of(tx, task_id, found.claim)
+    payload, result = masked_json(shown.payload, schema), masked_json(shown.result_text)
+    entries = audit.of_task(tx, task_id, ROWS)
+    chain = why_chain(tx, found)
+    context: dict[str, Any] = {
+        "task": shown,
+        "payload": payload,
+        "result": result,
+        "headers": masked(found.headers),
+        "error": masked_text(found.error),
+        "chain": [one._replace(why=masked_text(one.why)) for one in chain],
+        "attempts": list(reversed(tried))[:ROWS],
+        "attempt_count": len(tried),
+        "parents": parents[:ROWS],
+        "parent_count": len(parents),
+        "dependents": below[:ROWS],
+        "dependent_count": len(below),
+        "children": children,
+        "child_count": child_count,
+        "checkpoints": [_masked_step(checkpoint_view(one)) for one in recorded[-ROWS:]],
+        "checkpoint_count": len(recorded),
+        "waits": waiting,
+        "drawing": draw_timeline(past, now, found.id),
+        "marks": past.marks,
+        "spans": past.spans,
+        "worker": held,
+        "related": [one for one in copies if one.id != task_id],
+        "stack": masked_text(stack),
+        "audit": entries,
+        "masked": masked,
+        "log": [(claim, tail(log_text(text))) for claim, text in log[-1:]],
+        "logs": [claim for claim, _ in log],
+        "by_claim": {one.record.claim: one.record for one in tried},
+        "trace_url": visit.site.settings.trace_url,
+        "actions": actions_of(found),
+        "at": now,
+        "own_fields": _fields(payload),
+    }
+    data = _data(shown, chain, tried, parents, below, (children, child_count), recorded, waiting, entries, log)
+    data["payload"], data["result"] = payload, result
+    return Page("task.html", data, context, f"schedctl show {task_id}")
+
+
+def _attempt(record: AttemptRecord) -> Attempt:
+    trace = None if record.trace is None else parse_traceparent(record.trace)
+    return Attempt(
+        record,
+        masked_text(record.error),
+        None if trace is None else f"{trace.trace_id:032x}",
+        None if record.started_at is None else record.finished_at - record.started_at,
+        None if record.started_at is None or record.claimed_at is None else record.started_at - record.claimed_at,
+    )
+
+
+def _masked_step(view: dict[str, Any]) -> dict[str, Any]:
+    return {**view, "value": masked(view["value"]), "error": masked_text(view["error"])}
+
+
+def _fields(payload: Any) -> list[str]:
+    """The fields of a payload that may be patched: what is masked is never sent back."""
+    return [name for name, value in payload.items() if value != "***"] if isinstance(payload, dict) else []
+
+
+def tail(text: str) -> str:
+    """The last lines of a log."""
+    lines = text.splitlines()
+    return "\n".join(lines[-LOG_LINES:])
+
+
+def actions_of(found: TaskRecord) -> frozenset[str]:
+    """The verbs that make sense in the task's state."""
+    state = found.state
+    if state in (TaskState.CLAIMED, TaskState.RUNNING):
+        return frozenset({"cancel"})
+    if not state.terminal:
+        soon = {"retry"} if state in (TaskState.RETRY, TaskState.SCHEDULED) else set()
+        return frozenset({"cancel", "patch", *soon} - ({"patch"} if state is TaskState.SUSPENDED else set()))
+    if state is TaskState.SUCCESS:
+        return frozenset({"rerun", "copy"})
+    return frozenset({"retry", "copy", *({"replay"} if state is TaskState.DEAD else set())})
+
+
+def _data(
+    found: TaskRecord,
+    chain: Sequence[Any],
+    tried: Sequence[Attempt],
+    parents: Sequence[EdgeRecord],
+    below: Sequence[EdgeRecord],
+    children: tuple[Sequence[Any], int],
+    recorded: Sequence[Any],
+    waiting: Sequence[Any],
+    entries: Sequence[Any],
+    log: Sequence[tuple[int, str]],
+) -> dict[str, Any]:
+    view = task_view(found)
+    view |= {"headers": masked(view["headers"]), "error": masked_text(view["error"])}
+    return {
+        **view,
+        "why": chain[0].why if chain else None,
+        "chain": [{"id": one.id, "kind": one.kind, "state": one.state, "why": masked_text(one.why)} for one in chain],
+        "depends_on": [edge_view(edge, edge.parent) for edge in parents],
+        "dependents": [edge_view(edge, edge.child) for edge in below],
+        "attempts": [_masked_attempt(attempt_view(one.record)) for one in tried],
+        "children": {
+            "count": children[1],
+            "tasks": [{"id": c.id, "kind": c.kind, "state": c.state.value} for c in children[0]],
+        },
+        "recorded": [_masked_step(checkpoint_view(one)) for one in recorded],
+        "waits": [wait_view(one) for one in waiting],
+        "audit": [masked(audit_view(one)) for one in entries],
+        "log": [line for _, text in log[-1:] for line in tail(log_text(text)).splitlines()],
+    }
+
+
+def _masked_attempt(view: dict[str, Any]) -> dict[str, Any]:
+    return {**view, "error": masked_text(view["error"]), "payload": masked(view["payload"])}
+
+
+@page("/tasks/{id:int}/log")
+def log(visit: Visit) -> Page:
+    """What the attempts wrote, whole."""
+    task_id = visit.params["id"]
+    with visit.read() as tx:
+        found = get_task(tx, task_id)
+        texts = [(claim, log_text(text)) for claim, text in attempt_logs(tx, task_id)]
+        by_claim = {one.claim: one for one in attempts(tx, task_id)}
+    data = [{"claim": claim, "text": text} for claim, text in texts]
+    context: Mapping[str, Any] = {"task": found, "texts": texts, "by_claim": by_claim}
+    return Page("task_log.html", data, context, f"schedctl logs {task_id}")
+
+
+@page("/tasks/{id:int}/cancel")
+def cancel_plan(visit: Visit) -> Page:
+    """What cancelling would end, before it is done."""
+    task_id = visit.params["id"]
+    with visit.read() as tx:
+        found = get_task(tx, task_id)
+        below = dependents(tx, task_id)
+    plans = {
+        cascade: visit.jobs.cancel_tasks(ids=[task_id], cascade=cascade, dry_run=True) for cascade in (False, True)
+    }
+    data = {"id": task_id, "plain": plans[False].dependants, "cascade": plans[True].dependants}
+    context = {"task": found, "plain": plans[False], "cascade": plans[True], "dependents": below[:ROWS]}
+    return Page("task_cancel.html", data, context, f"schedctl cancel {task_id} --dry-run", live=False)
+
+
+@page("/k/{kind}/{key:path}")
+def by_key(visit: Visit) -> Response:
+    """A deep link for log lines: the newest task of a kind with a key."""
+    kind, key = visit.params["kind"], visit.params["key"]
+    with visit.read() as tx:
+        found = search(tx, [Term("key", (key.replace("*", ""),)), Term("kind", (kind,))], limit=1).tasks
+    if not found:
+        raise BadInputError(f"there is no task of kind {kind} with the key {key!r:.100}", 404)
+    return RedirectResponse(f"{visit.prefix}/tasks/{found[0].id}{'.json' if visit.json else ''}", 303)
+
+
+@page("/c/{text:path}")
+def by_correlation(visit: Visit) -> Response:
+    """A deep link: the tasks that belong together."""
+    return _filtered(visit, "correlation")
+
+
+@page("/s/{text:path}")
+def by_subject(visit: Visit) -> Response:
+    """A deep link: the tasks about a subject."""
+    return _filtered(visit, "subject")
+
+
+def _filtered(visit: Visit, field: str) -> Response:
+    from scheduler.console.filters import quoted
+    from scheduler.console.render import query_text
+
+    word = quoted(f"{field}:{visit.params['text']}")
+    return RedirectResponse(f"{visit.prefix}/tasks{'.json' if visit.json else ''}{query_text(q=word)}", 303)
