@@ -196,8 +196,8 @@ class Gate:
         )
         if path.startswith("/static/"):
             return static(params["name"], request.headers.get("if-none-match"))
-        if path in ("/login", "/login/link", "/logout") and route.method == "POST":
-            return await self._session(path, request, peer, visit)
+        if bare in ("/login", "/login/link", "/logout") and route.method == "POST":
+            return await self._session(bare, request, peer, visit)
         if route.asynchronous:
             response: Response = await route.endpoint(visit)
             return response
@@ -314,6 +314,10 @@ class Gate:
         self.snapshots.forget()
         if isinstance(done, Response):
             return done
+        if isinstance(done, Page):
+            if visit.json:
+                return Response(dump(done.data), media_type="application/json")
+            return _html(self._rendered(visit, done, None))
         if visit.json:
             return Response(dump({"done": done.message, "data": done.data}), media_type="application/json")
         to = done.to if done.to is not None else _own_path(visit.given("next")) or "/"

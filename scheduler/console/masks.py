@@ -1,22 +1,29 @@
-"""Masks secrets in what pages show: by the schema's ``x-secret``, by names, and in URLs and texts."""
+"""Masks secrets in what pages show: those that types declare, those with a name like a secret's, those in URLs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from scheduler.model.redact import redact
+from scheduler.model.secrets import HIDDEN, Mask, hide_in
+from scheduler.store.db.tx import Tx
+from scheduler.store.masks import masks
+from scheduler.store.read.kinds import kind_names
+from scheduler.store.read.tasks import TaskRecord
 
-MASK = "***"
+MASK = HIDDEN
 _NAME = re.compile(
     r"pass(word|wd|phrase)?|pwd|secret|token|api_?key|authori[sz]ation|cookie|credential|private_?key|dsn"
     r"|session|signature",
     re.IGNORECASE,
 )
 _MAX_DEPTH = 60
+_SHORTEST = 4  # a shorter text would be found in every other word
+_PROBE = "a value"
 
 
 def is_secret_name(name: str) -> bool:
@@ -24,53 +31,102 @@ def is_secret_name(name: str) -> bool:
     return _NAME.search(name.replace("-", "_")) is not None
 
 
-def secret_path(path: str, schema: Mapping[str, Any] | None = None) -> bool:
-    """Whether any part of a path such as ``login.password`` is masked, by its name or by the kind's schema."""
-    if any(is_secret_name(part) for part in path.split(".")):
+class TaskMask:
+    """Hides the secrets of one task: in its payload, and wherever else their texts stand."""
+
+    def __init__(self, mask: Mask | None = None, payloads: Iterable[str | None] = ()) -> None:
+        self._mask = mask
+        found: set[str] = set()
+        for text in payloads:
+            if text is not None:
+                _collect(_decoded(text), False, found, 0)
+        declared = frozenset[str]() if mask is None else mask.secrets(*payloads)
+        self._secrets = declared | {text for text in found if len(text) >= _SHORTEST}
+
+    def payload(self, text: str | None) -> Any:
+        """A stored payload, decoded. What is no JSON is shown as text, unless its type declares secrets."""
+        if text is None:
+            return None
+        value = _decoded(text)
+        if value is None and text != "null":
+            return MASK if self._mask is not None else self.text(text)
+        return self.value(value if self._mask is None else self._mask.payload(value))
+
+    def value(self, value: Any) -> Any:
+        """Headers, results, checkpoints and the like."""
+        return masked(hide_in(value, self._secrets))
+
+    def json(self, text: str | None) -> Any:
+        """A stored value, decoded."""
+        if text is None:
+            return None
+        value = _decoded(text)
+        return self.text(text) if value is None and text != "null" else self.value(value)
+
+    def text(self, text: str | None) -> str | None:
+        """An error, or what an attempt wrote."""
+        shown: str | None = hide_in(masked_text(text), self._secrets)
+        return shown
+
+
+class TaskMasks:
+    """Makes the masks of tasks of several kinds, within one read."""
+
+    def __init__(self, tx: Tx, kinds: Iterable[str]) -> None:
+        self._masks = masks(tx, kinds)
+
+    def of(self, task: TaskRecord, *payloads: str | None) -> TaskMask:
+        """The mask of a task; ``payloads``: those that earlier attempts had."""
+        return TaskMask(self._masks.get(task.kind), (task.payload, *payloads))
+
+    def of_kind(self, kind: str, *payloads: str | None) -> TaskMask:
+        """The mask for a payload of this kind."""
+        return TaskMask(self._masks.get(kind), payloads)
+
+
+def secret_path(tx: Tx, path: str, kinds: Iterable[str] = ()) -> bool:
+    """Whether a field of payloads such as ``login.password`` is masked: by its name, or by any of these kinds.
+
+    Without ``kinds``: by any kind that workers have published.
+    """
+    parts = path.split(".")
+    if any(map(is_secret_name, parts)):
         return True
-    node: Any = schema
-    for part in path.split("."):
-        node = _property(node, schema, part)
-        if isinstance(node, dict) and node.get("x-secret"):
-            return True
-    return False
+    probe: Any = _PROBE
+    for part in reversed(parts):
+        probe = [probe] if part.isdigit() else {part: probe}
+    whole = {path: _PROBE}
+    found = masks(tx, list(kinds) or kind_names(tx)).values()
+    return any(mask.payload(one) != one for mask in found for one in (probe, whole))
 
 
-def masked(value: Any, schema: Mapping[str, Any] | None = None) -> Any:
-    """The same with each secret replaced by ``***``."""
-    return _mask(value, schema, schema, 0)
+def masked(value: Any) -> Any:
+    """The same with ``***`` for each value with a secret's name, and without the passwords of URLs."""
+    return _mask(value, 0)
 
 
 def masked_text(text: str | None) -> str | None:
-    """A text, such as an error or a log, without the passwords of URLs and values named like a secret."""
+    """A text without the passwords of URLs and values named like a secret."""
     return None if text is None else redact(text)
 
 
-def masked_json(text: str | None, schema: Mapping[str, Any] | None = None) -> Any:
-    """JSON text decoded and masked; what is no JSON as text."""
-    if text is None:
-        return None
+def _decoded(text: str) -> Any:
     try:
-        return masked(msgspec.json.decode(text), schema)
+        return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
-        return redact(text)
+        return None
 
 
-def _mask(value: Any, node: Any, root: Any, depth: int) -> Any:
+def _mask(value: Any, depth: int) -> Any:
     if depth > _MAX_DEPTH:
         return MASK
-    if isinstance(node, dict) and node.get("x-secret"):
-        return None if value is None else MASK
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {
-            name: MASK
-            if is_secret_name(str(name)) and inner is not None
-            else _mask(inner, _property(node, root, str(name)), root, depth + 1)
+            name: MASK if inner is not None and is_secret_name(str(name)) else _mask(inner, depth + 1)
             for name, inner in value.items()
         }
-    if isinstance(value, list):
-        items = _resolved(node, root).get("items")
-        return [_mask(inner, items, root, depth + 1) for inner in value]
+    if isinstance(value, list | tuple):
+        return [_mask(inner, depth + 1) for inner in value]
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**53:
@@ -78,24 +134,15 @@ def _mask(value: Any, node: Any, root: Any, depth: int) -> Any:
     return value
 
 
-def _resolved(node: Any, root: Any) -> dict[str, Any]:
-    """The schema itself, where it is a reference to one of ``$defs``."""
-    for _ in range(10):
-        reference = node.get("$ref") if isinstance(node, dict) else None
-        if not isinstance(reference, str) or not reference.startswith("#/$defs/") or not isinstance(root, dict):
-            break
-        node = (root.get("$defs") or {}).get(reference.removeprefix("#/$defs/"))
-    return node if isinstance(node, dict) else {}
-
-
-def _property(node: Any, root: Any, name: str) -> Any:
-    found = _resolved(node, root)
-    properties = found.get("properties")
-    if isinstance(properties, dict) and name in properties:
-        return properties[name]
-    for choice in ("anyOf", "oneOf", "allOf"):
-        for one in found.get(choice) or ():
-            inner = _property(one, root, name)
-            if inner is not None:
-                return inner
-    return None
+def _collect(value: Any, secret: bool, found: set[str], depth: int) -> None:
+    """The texts below names like a secret's."""
+    if depth > _MAX_DEPTH:
+        return
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _collect(inner, secret or is_secret_name(str(name)), found, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _collect(inner, secret, found, depth + 1)
+    elif secret and isinstance(value, str):
+        found.add(value)

@@ -43,9 +43,12 @@ class Route:
         if found is None:
             return None
         convertors: Mapping[str, Convertor[Any]] = self._convertors
-        return {name: convertors[name].convert(text) for name, text in found.groupdict().items()}
+        given = {name: convertors[name].convert(text) for name, text in found.groupdict().items()}
+        numbers = [value for value in given.values() if isinstance(value, int)]
+        return given if all(number <= BIGGEST for number in numbers) else None
 
 
+BIGGEST = 2**63 - 1  # of ids
 HARMLESS_POSTS = frozenset({"/login", "/login/link", "/logout", "/preferences"})  # change the caller's own cookies only
 ROUTES: list[Route] = []
 

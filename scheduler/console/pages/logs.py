@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 import anyio.to_thread
 from starlette.responses import Response, StreamingResponse
 
-from scheduler.console.pages.task import log_text
+from scheduler.console.pages.task import log_text, mask_of
 from scheduler.console.routes import stream
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import SchedulerError
-from scheduler.store.read.history import attempt_logs
+from scheduler.store.read.history import attempt_logs, attempts
 from scheduler.store.read.tasks import get_task
 
 LOOK_EVERY = 1.0  # seconds; what a running attempt writes is stored every second
@@ -49,8 +49,10 @@ def _position(text: str) -> tuple[int, int]:
 def _read(visit: Visit, task_id: int, claim: int) -> tuple[bool, list[tuple[int, str]]]:
     """Whether the task has ended, and what its attempts wrote from this claim on. A short transaction."""
     with visit.read() as tx:
-        ended = get_task(tx, task_id).state.terminal
-        return ended, [(c, log_text(text)) for c, text in attempt_logs(tx, task_id, after=claim - 1)]
+        found = get_task(tx, task_id)
+        texts = attempt_logs(tx, task_id, after=claim - 1)
+        mask = mask_of(tx, found, attempts(tx, task_id))
+        return found.state.terminal, [(c, log_text(mask, text)) for c, text in texts]
 
 
 async def _lines(visit: Visit, task_id: int, at: tuple[int, int], who: str) -> AsyncIterator[str]:

@@ -1,17 +1,42 @@
-"""``/``: what is wrong, in sentences, each with what mends it."""
+"""``/``: what is wrong, in sentences, each with what mends it; then what goes on."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from scheduler.client.json_views import status_view
-from scheduler.console.render import Page
-from scheduler.console.routes import Nav, page
-from scheduler.console.visit import Visit
-from scheduler.store.read.status import Status, Stuck, status
+from scheduler.client.json_views import status_view, time
+from scheduler.console.filters import instant
+from scheduler.console.masks import TaskMasks, masked_text
+from scheduler.console.render import Done, Page
+from scheduler.console.roles import Verb
+from scheduler.console.routes import Nav, action, page
+from scheduler.console.visit import BadInputError, Visit
+from scheduler.model.texts import counted, span_text
+from scheduler.model.times import SECOND
+from scheduler.store.db.tx import Tx
+from scheduler.store.read import dead_letters
+from scheduler.store.read.graph import dependencies
+from scheduler.store.read.lives import status_at
+from scheduler.store.read.series import Minute, minutes
+from scheduler.store.read.status import PausedWork, Status, Stuck, status
+from scheduler.store.read.tasks import get_tasks
 from scheduler.store.read.workers import no_worker_reason
 
-_WORST_FIRST = ("writes", "broken", "unserved", "lease", "hung", "bodies", "overdue", "stalled", "schedule")
+CHART_MINUTES = 60
+CAUSES = 5  # of dead letters that are named
+OLD = 300 * SECOND  # a ready task this old is worth a sentence
+_DEAD_COUNTED = 20_000  # with more dead letters causes are not counted here
+_WORST_FIRST = ("writes", "broken", "unserved", "hung", "lease", "bodies", "overdue", "stalled", "schedule")
+
+
+class Button(NamedTuple):
+    """A verb offered beside a sentence."""
+
+    label: str
+    path: str
+    verb: str
+    fields: Mapping[str, str] = {}
 
 
 class Trouble(NamedTuple):
@@ -23,32 +48,112 @@ class Trouble(NamedTuple):
     tasks: tuple[int, ...] = ()
     remedy: str | None = None
     link: tuple[str, str] | None = None
+    button: Button | None = None
+
+
+class Column(NamedTuple):
+    """A minute of the chart: the heights of its parts, 0 to 100, and what its title says."""
+
+    x: float
+    succeeded: float
+    failed: float
+    other: float
+    title: str
 
 
 @page("/", nav=Nav("Now", "n", 0))
 def now(visit: Visit) -> Page:
     """What is wrong, what waits, who works."""
+    if visit.asked("at"):
+        return _past(visit)
     with visit.read() as tx:
         found = status(tx)
         at = tx.now
+        causes = _causes(tx, found)
+        series = minutes(tx, CHART_MINUTES)
+        wrong = [_with_root(tx, one) for one in troubles(found, at)]
     context: dict[str, Any] = {
         "status": found,
-        "troubles": troubles(found),
+        "troubles": wrong,
+        "causes": causes,
+        "pools": found.pools,
         "live_workers": [w for w in found.workers if w.alive],
+        "chart": chart(series),
+        "most": max((m.succeeded + m.failed + m.other for m in series), default=0),
+        "ended": sum(m.succeeded + m.failed + m.other for m in series),
+        "failed": sum(m.failed for m in series),
+        "everything_paused": any(one.pause.scope == "all" for one in found.paused),
         "at": at,
     }
-    return Page("now.html", status_view(found, at), context, "schedctl status")
+    data = status_view(found, at) | {
+        "wrong": [{"problem": one.problem, "text": one.text, "remedy": one.remedy} for one in wrong],
+        "minutes": [{"at": time(m.at), "succeeded": m.succeeded, "failed": m.failed, "other": m.other} for m in series],
+    }
+    return Page("now.html", data, context, "schedctl status")
 
 
-def troubles(found: Status) -> list[Trouble]:
+def _causes(tx: Tx, found: Status) -> list[tuple[dead_letters.Group, str | None]]:
+    """The causes of most dead letters, each with the masked error of its newest one."""
+    if not 0 < found.states.get("dead", 0) <= _DEAD_COUNTED:
+        return []
+    groups = dead_letters.groups(tx, dead_letters.Filter(), CAUSES)
+    newest = {task.id: task for task in get_tasks(tx, [group.id for group in groups])}
+    masks = TaskMasks(tx, {group.kind for group in groups})
+    return [
+        (group, masks.of(newest[group.id]).text(group.error) if group.id in newest else masked_text(group.error))
+        for group in groups
+    ]
+
+
+def _past(visit: Visit) -> Page:
+    """How things stood at a past instant, as far as it is recorded."""
+    at = instant(visit.asked("at"), visit.jobs.database.now())
+    with visit.read() as tx:
+        found = status_at(tx, at)
+    counts = {("unknown" if state is None else state.value): number for state, number in found.counts.items()}
+    data = {
+        "at": time(found.at),
+        "states": counts,
+        "looked_at": found.looked_at,
+        "more": found.more,
+        "running": found.running,
+        "workers": [worker.label for worker in found.workers],
+        "changes": len(found.changes),
+    }
+    context = {"past": found, "counts": counts, "ended": found.stats.total.attempts, "entries": found.changes}
+    return Page("past.html", data, context, live=False)
+
+
+def troubles(found: Status, at: int) -> list[Trouble]:
     """What is wrong, the worst first."""
     made = []
     idle = no_worker_reason(found.workers)
     if idle is not None:
-        made.append(Trouble("bad", f"{idle}: nothing runs", "idle", remedy="Start schedd, or resume a worker."))
+        made.append(
+            Trouble(
+                "bad", f"{idle}: nothing runs", "idle", (), "Start schedd, or resume a worker.", ("Workers", "/workers")
+            )
+        )
     for stuck in sorted(found.stuck, key=lambda one: _rank(one.problem)):
-        made.append(_trouble(stuck))
+        if idle is None or not stuck.text.endswith(idle):  # of each kind the same is said
+            made.append(_trouble(stuck))
+    made += [_paused(one) for one in found.paused]
+    oldest = found.oldest
+    if oldest is not None and at - oldest.since > OLD and not any(one.problem == "unserved" for one in made):
+        text = f"task {oldest.id} ({oldest.kind}, queue {oldest.queue}) is ready for {span_text(at - oldest.since)}"
+        remedy = "More is due than the slots take: more slots, more workers, or less work."
+        made.append(Trouble("warn", text, "backlog", (oldest.id,), remedy, ("Ready tasks", "/tasks?q=state:scheduled")))
     return made
+
+
+def _with_root(tx: Tx, one: Trouble) -> Trouble:
+    """A trouble with the button that mends it, where one task is the root of it."""
+    if one.problem != "parent" or not one.tasks:
+        return one
+    ended = [edge.parent for edge in dependencies(tx, one.tasks[0]) if not edge.satisfied and edge.state.terminal]
+    if not ended:
+        return one
+    return one._replace(button=Button(f"Retry {ended[0]}", f"/tasks/{ended[0]}/retry", "retry"))
 
 
 def _rank(problem: str) -> int:
@@ -58,10 +163,80 @@ def _rank(problem: str) -> int:
 def _trouble(stuck: Stuck) -> Trouble:
     level = "bad" if stuck.problem in ("writes", "broken", "unserved", "hung") else "warn"
     remedy, link = _REMEDIES.get(stuck.problem, (None, None))
-    return Trouble(level, stuck.text, stuck.problem, stuck.tasks, remedy, link)
+    button = None
+    if stuck.problem == "success" and len(stuck.tasks) == 1:
+        button = Button("Cancel it", f"/tasks/{stuck.tasks[0]}/cancel", "cancel")
+    return Trouble(level, masked_text(stuck.text) or "", stuck.problem, stuck.tasks, remedy, link, button)
+
+
+def _paused(one: PausedWork) -> Trouble:
+    pause = one.pause
+    fields = {"all": "1"} if pause.scope == "all" else {pause.scope: pause.name}
+    text = f"{pause.describe()} ({counted(one.due, 'task')} due behind it)"
+    level = "bad" if pause.scope == "all" else "warn"
+    return Trouble(level, text, "paused", (), None, None, Button("Resume", "/resume", "pause", fields))
+
+
+def chart(series: list[Minute]) -> list[Column]:
+    """The minutes as columns; heights are per cent of the highest."""
+    most = max((m.succeeded + m.failed + m.other for m in series), default=0) or 1
+    width = 100 / max(1, len(series))
+    return [
+        Column(
+            place * width,
+            100 * m.succeeded / most,
+            100 * m.failed / most,
+            100 * m.other / most,
+            f"{m.succeeded} succeeded, {m.failed} failed",
+        )
+        for place, m in enumerate(series)
+    ]
+
+
+@action("/pause", Verb.PAUSE)
+def pause(visit: Visit) -> Done:
+    """Let no worker claim tasks of a queue, of a kind, or any."""
+    scope = _scope(visit)
+    fresh = visit.jobs.pause(**scope)
+    said = _said(scope)
+    undo = ("Undo: resume", "/resume", _fields(scope))
+    return Done(f"{said} is paused." if fresh else f"{said} was paused already.", undo=undo)
+
+
+@action("/resume", Verb.PAUSE)
+def resume(visit: Visit) -> Done:
+    """End a pause."""
+    scope = _scope(visit)
+    ended = visit.jobs.resume(**scope)
+    said = _said(scope)
+    return Done(
+        f"{said} goes on." if ended else f"{said} was not paused.",
+        undo=("Undo: pause it", "/pause", _fields(scope)),
+        ok=ended,
+    )
+
+
+def _scope(visit: Visit) -> dict[str, Any]:
+    if visit.ticked("all"):
+        return {"all": True}
+    for name in ("queue", "kind"):
+        if visit.given(name):
+            return {name: visit.given(name)}
+    raise BadInputError("say which: queue, kind, or all")
+
+
+def _said(scope: Mapping[str, Any]) -> str:
+    name, value = next(iter(scope.items()))
+    return "Everything" if name == "all" else f"{name.capitalize()} {value}"
+
+
+def _fields(scope: Mapping[str, Any]) -> dict[str, str]:
+    return {name: "1" if value is True else str(value) for name, value in scope.items()}
 
 
 _REMEDIES: dict[str, tuple[str | None, tuple[str, str] | None]] = {
+    "writes": ("The database takes no writes: see to it first.", None),
+    "broken": ("`schedctl doctor` tells what to do.", None),
     "unserved": ("Start a worker that serves them, or look at what the workers serve.", ("Workers", "/workers")),
     "lease": ("Nothing to do: the next live worker takes them back.", ("Workers", "/workers")),
     "hung": ("Restart the worker, or cancel the task by force.", ("Workers", "/workers")),

@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from scheduler.client.json_views import attempt_view, audit_view, checkpoint_view, edge_view, task_view, wait_view
 from scheduler.console.drawings import draw_timeline
-from scheduler.console.masks import masked, masked_json, masked_text
+from scheduler.console.masks import TaskMask, TaskMasks, masked
 from scheduler.console.render import Page
 from scheduler.console.routes import page
 from scheduler.console.visit import BadInputError, Visit
@@ -24,7 +24,6 @@ from scheduler.store.graph import spawned
 from scheduler.store.read import audit
 from scheduler.store.read.graph import EdgeRecord, dependencies, dependents
 from scheduler.store.read.history import AttemptRecord, attempt_logs, attempts, stack_of
-from scheduler.store.read.kinds import get_kind
 from scheduler.store.read.lives import timeline
 from scheduler.store.read.search import Term, search
 from scheduler.store.read.tasks import TaskRecord, ends, get_task
@@ -45,9 +44,14 @@ class Attempt(NamedTuple):
     waited: int | None
 
 
-def log_text(text: str) -> str:
+def log_text(mask: TaskMask, text: str) -> str:
     """What an attempt wrote, as it is shown: without escapes, secrets masked."""
-    return masked_text(_ESCAPES.sub("", text.replace("\r\n", "\n"))) or ""
+    return mask.text(_ESCAPES.sub("", text.replace("\r\n", "\n"))) or ""
+
+
+def mask_of(tx: Tx, found: TaskRecord, tried: Sequence[AttemptRecord] = ()) -> TaskMask:
+    """What hides the secrets of a task, also those that its earlier attempts had."""
+    return TaskMasks(tx, [found.kind]).of(found, *(one.envelope.payload for one in tried))
 
 
 @page("/tasks/{id:int}")
@@ -72,9 +76,9 @@ def _gone(tx: Tx, task_id: int) -> Page:
 def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
     task_id, now = found.id, tx.now
     shown = found.at(now)
-    kind = get_kind(tx, found.kind)
-    schema = None if kind is None else kind.schema
-    tried = [_attempt(one) for one in attempts(tx, task_id)]
+    records = attempts(tx, task_id)
+    mask = mask_of(tx, found, records)
+    tried = [_attempt(one, mask) for one in records]
     children, child_count = spawned.records(tx, task_id, ROWS)
     recorded = checkpoints.records(tx, task_id)
     waiting = [] if found.state.terminal else waits.records(tx, task_id)
@@ -85,16 +89,16 @@ def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
     held = None if found.worker is None else next((w for w in workers(tx) if w.id == found.worker), None)
     copies = search(tx, [Term("correlation", (found.correlation,))], limit=ROWS).tasks
     stack = None if found.worker is None else stack_of(tx, task_id, found.claim)
-    payload, result = masked_json(shown.payload, schema), masked_json(shown.result_text)
+    payload, result = mask.payload(shown.payload), mask.json(shown.result_text)
     entries = audit.of_task(tx, task_id, ROWS)
     chain = why_chain(tx, found)
     context: dict[str, Any] = {
         "task": shown,
         "payload": payload,
         "result": result,
-        "headers": masked(found.headers),
-        "error": masked_text(found.error),
-        "chain": [one._replace(why=masked_text(one.why)) for one in chain],
+        "headers": mask.value(found.headers),
+        "error": mask.text(found.error),
+        "chain": [one._replace(why=mask.text(one.why)) for one in chain],
         "attempts": list(reversed(tried))[:ROWS],
         "attempt_count": len(tried),
         "parents": parents[:ROWS],
@@ -103,7 +107,7 @@ def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
         "dependent_count": len(below),
         "children": children,
         "child_count": child_count,
-        "checkpoints": [_masked_step(checkpoint_view(one)) for one in recorded[-ROWS:]],
+        "checkpoints": [_masked_step(checkpoint_view(one), mask) for one in recorded[-ROWS:]],
         "checkpoint_count": len(recorded),
         "waits": waiting,
         "drawing": draw_timeline(past, now, found.id),
@@ -111,10 +115,10 @@ def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
         "spans": past.spans,
         "worker": held,
         "related": [one for one in copies if one.id != task_id],
-        "stack": masked_text(stack),
+        "stack": mask.text(stack),
         "audit": entries,
         "masked": masked,
-        "log": [(claim, tail(log_text(text))) for claim, text in log[-1:]],
+        "log": [(claim, tail(log_text(mask, text))) for claim, text in log[-1:]],
         "logs": [claim for claim, _ in log],
         "by_claim": {one.record.claim: one.record for one in tried},
         "trace_url": visit.site.settings.trace_url,
@@ -122,24 +126,24 @@ def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
         "at": now,
         "own_fields": _fields(payload),
     }
-    data = _data(shown, chain, tried, parents, below, (children, child_count), recorded, waiting, entries, log)
+    data = _data(mask, shown, chain, tried, parents, below, (children, child_count), recorded, waiting, entries, log)
     data["payload"], data["result"] = payload, result
     return Page("task.html", data, context, f"schedctl show {task_id}")
 
 
-def _attempt(record: AttemptRecord) -> Attempt:
+def _attempt(record: AttemptRecord, mask: TaskMask) -> Attempt:
     trace = None if record.trace is None else parse_traceparent(record.trace)
     return Attempt(
         record,
-        masked_text(record.error),
+        mask.text(record.error),
         None if trace is None else f"{trace.trace_id:032x}",
         None if record.started_at is None else record.finished_at - record.started_at,
         None if record.started_at is None or record.claimed_at is None else record.started_at - record.claimed_at,
     )
 
 
-def _masked_step(view: dict[str, Any]) -> dict[str, Any]:
-    return {**view, "value": masked(view["value"]), "error": masked_text(view["error"])}
+def _masked_step(view: dict[str, Any], mask: TaskMask) -> dict[str, Any]:
+    return {**view, "value": mask.value(view["value"]), "error": mask.text(view["error"])}
 
 
 def _fields(payload: Any) -> list[str]:
@@ -167,6 +171,7 @@ def actions_of(found: TaskRecord) -> frozenset[str]:
 
 
 def _data(
+    mask: TaskMask,
     found: TaskRecord,
     chain: Sequence[Any],
     tried: Sequence[Attempt],
@@ -179,27 +184,27 @@ def _data(
     log: Sequence[tuple[int, str]],
 ) -> dict[str, Any]:
     view = task_view(found)
-    view |= {"headers": masked(view["headers"]), "error": masked_text(view["error"])}
+    view |= {"headers": mask.value(view["headers"]), "error": mask.text(view["error"])}
     return {
         **view,
         "why": chain[0].why if chain else None,
-        "chain": [{"id": one.id, "kind": one.kind, "state": one.state, "why": masked_text(one.why)} for one in chain],
+        "chain": [{"id": one.id, "kind": one.kind, "state": one.state, "why": mask.text(one.why)} for one in chain],
         "depends_on": [edge_view(edge, edge.parent) for edge in parents],
         "dependents": [edge_view(edge, edge.child) for edge in below],
-        "attempts": [_masked_attempt(attempt_view(one.record)) for one in tried],
+        "attempts": [_masked_attempt(attempt_view(one.record), mask, one.record.envelope.payload) for one in tried],
         "children": {
             "count": children[1],
             "tasks": [{"id": c.id, "kind": c.kind, "state": c.state.value} for c in children[0]],
         },
-        "recorded": [_masked_step(checkpoint_view(one)) for one in recorded],
+        "recorded": [_masked_step(checkpoint_view(one), mask) for one in recorded],
         "waits": [wait_view(one) for one in waiting],
         "audit": [masked(audit_view(one)) for one in entries],
-        "log": [line for _, text in log[-1:] for line in tail(log_text(text)).splitlines()],
+        "log": [line for _, text in log[-1:] for line in tail(log_text(mask, text)).splitlines()],
     }
 
 
-def _masked_attempt(view: dict[str, Any]) -> dict[str, Any]:
-    return {**view, "error": masked_text(view["error"]), "payload": masked(view["payload"])}
+def _masked_attempt(view: dict[str, Any], mask: TaskMask, payload: str | None) -> dict[str, Any]:
+    return {**view, "error": mask.text(view["error"]), "payload": mask.payload(payload)}
 
 
 @page("/tasks/{id:int}/log")
@@ -208,8 +213,10 @@ def log(visit: Visit) -> Page:
     task_id = visit.params["id"]
     with visit.read() as tx:
         found = get_task(tx, task_id)
-        texts = [(claim, log_text(text)) for claim, text in attempt_logs(tx, task_id)]
-        by_claim = {one.claim: one for one in attempts(tx, task_id)}
+        tried = attempts(tx, task_id)
+        mask = mask_of(tx, found, tried)
+        texts = [(claim, log_text(mask, text)) for claim, text in attempt_logs(tx, task_id)]
+        by_claim = {one.claim: one for one in tried}
     data = [{"claim": claim, "text": text} for claim, text in texts]
     context: Mapping[str, Any] = {"task": found, "texts": texts, "by_claim": by_claim}
     return Page("task_log.html", data, context, f"schedctl logs {task_id}")

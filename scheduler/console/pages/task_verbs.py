@@ -10,7 +10,7 @@ from scheduler.client.steering import Changes
 from scheduler.config.sources import parse_duration
 from scheduler.console.filters import instant
 from scheduler.console.masks import MASK
-from scheduler.console.render import Done
+from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import action
 from scheduler.console.visit import BadInputError, Visit
@@ -82,6 +82,14 @@ def patch(visit: Visit) -> Done:
         check_command(visit, visit.jobs.get_task(task_id).kind)
     visit.jobs.update_task(task_id, **given)
     return Done(f"Task {task_id} is changed: {', '.join(given)}.")
+
+
+@action("/tasks/{id:int}/reveal", Verb.REVEAL)
+def reveal(visit: Visit) -> Page:
+    """Show the secrets of a payload once; the audit says who saw them."""
+    task_id = visit.params["id"]
+    value = visit.jobs.reveal(task_id)
+    return Page("task_revealed.html", value, {"id": task_id, "value": value}, live=False)
 
 
 def check_command(visit: Visit, kind: str) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 from scheduler.client.json_views import task_view
 from scheduler.console.filters import compose, parse, words_of
-from scheduler.console.masks import is_secret_name, masked, masked_text, secret_path
+from scheduler.console.masks import TaskMask, TaskMasks, secret_path
 from scheduler.console.render import Page
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import Visit
 from scheduler.model.state import TaskState
 from scheduler.store.read.search import WINDOW, search
+from scheduler.store.read.tasks import TaskRecord
 
 PAGE_ROWS = 50
 MAX_ROWS = 500
@@ -23,17 +24,20 @@ _FORM_FIELDS = ("state", "kind", "queue", "since")
 def tasks(visit: Visit) -> Page:
     """Tasks, the newest first."""
     text = _text(visit)
-    wanted = parse(text, visit.jobs.database.now(), _hidden)
     limit = visit.number("limit", PAGE_ROWS, least=1, most=MAX_ROWS) or PAGE_ROWS
+    cursor = visit.number("cursor", least=1)
     broken: list[str] = []
     began = time.perf_counter()
     with visit.read() as tx:
-        found = search(tx, wanted.terms, limit=limit, cursor=visit.number("cursor", least=1), broken=broken.append)
         at = tx.now
+        wanted = parse(text, at, lambda path: secret_path(tx, path))
+        found = search(tx, wanted.terms, limit=limit, cursor=cursor, broken=broken.append)
+        masks = TaskMasks(tx, {task.kind for task in found.tasks})
+    rows = [(task, masks.of(task)) for task in found.tasks]
     took = time.perf_counter() - began
     data: dict[str, Any] = {
         "filter": wanted.text,
-        "tasks": [_view(task.at(at)) for task in found.tasks],
+        "tasks": [_view(task.at(at), mask) for task, mask in rows],
         "cursor": found.cursor,
         "bounded": found.bound,
     }
@@ -45,9 +49,8 @@ def tasks(visit: Visit) -> Page:
         "broken": broken,
         "at": at,
         "took": took,
-        "cursor": visit.number("cursor", least=1),
-        "masked_text": masked_text,
-        "shown_key": lambda key: key,
+        "cursor": cursor,
+        "rows": rows,
     }
     return Page("tasks.html", data, context, wanted.command())
 
@@ -63,15 +66,12 @@ def _text(visit: Visit) -> str:
     return compose(parts, rest)
 
 
-def _hidden(path: str) -> bool:
-    return secret_path(path)
-
-
-def _view(task: Any) -> dict[str, Any]:
+def _view(task: TaskRecord, mask: TaskMask) -> dict[str, Any]:
     view = task_view(task)
-    for name in ("payload", "result", "headers"):
-        view[name] = masked(view[name])
-    view["error"] = masked_text(view["error"])
-    if view["key"] is not None and is_secret_name(view["key"]):
-        view["key"] = masked_text(view["key"])
-    return view
+    return {
+        **view,
+        "payload": mask.payload(task.payload),
+        "result": mask.json(task.result_text),
+        "headers": mask.value(view["headers"]),
+        "error": mask.text(view["error"]),
+    }

@@ -1,0 +1,85 @@
+"""Tokens, passwords and roles of the users file."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from scheduler.console.auth import hash_password, hash_token
+from scheduler.errors import ConfigError
+from support.consoles import ORIGIN, ask, served
+from support.databases import Database, one_database
+
+pytestmark = one_database
+
+
+def users(tmp_path: Path, *lines: str) -> str:
+    path = tmp_path / "users"
+    path.write_text("# who may\n" + "\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_a_token_opens_by_header_and_by_the_log_in(database: Database, tmp_path: Path) -> None:
+    path = users(tmp_path, f"ci operator {hash_token('s3cret')}", f"eve viewer {hash_token('other')}")
+    with served(database, auth="token", users=path) as server:
+        gate = server.gate
+        refused = ask(gate, "GET", "/")
+        assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert 'name="token"' in refused.text
+        bearer = {"authorization": "Bearer s3cret"}
+        assert "token:ci" in ask(gate, "GET", "/", headers=bearer).text
+        assert ask(gate, "POST", "/tasks/1/retry.json", headers=bearer, form={}).status == 404  # no origin is needed
+        assert ask(gate, "GET", "/", headers={"authorization": "Bearer wrong"}).status == 401
+        opened = ask(gate, "POST", "/login", headers=ORIGIN, form={"token": "s3cret"})
+        cookie = {"cookie": opened.cookies[0].partition(";")[0]}
+        assert "token:ci" in ask(gate, "GET", "/", headers=cookie).text
+        assert ask(gate, "POST", "/tasks/1/retry", headers=cookie, form={}).status == 403  # a cookie needs an origin
+        assert (
+            ask(gate, "POST", "/login", headers={"origin": "http://evil.example"}, form={"token": "s3cret"}).status
+            == 403
+        )
+        users(tmp_path, f"eve viewer {hash_token('other')}")
+        assert ask(gate, "GET", "/", headers=cookie).status == 401, "who was taken from the file is out at once"
+
+
+def test_a_password(database: Database, tmp_path: Path) -> None:
+    path = users(tmp_path, f"ada admin {hash_password('pass word:ü')}")
+    with served(database, auth="basic", users=path) as server:
+
+        def given(text: str) -> dict[str, str]:
+            return {"authorization": f"Basic {base64.b64encode(text.encode()).decode()}"}
+
+        gate = server.gate
+        assert ask(gate, "GET", "/").headers["www-authenticate"].startswith("Basic")
+        for _ in range(2):  # the second one is remembered
+            assert "ada (basic)" in ask(gate, "GET", "/", headers=given("ada:pass word:ü")).text
+        for wrong in ("ada:pass word", "eve:pass word:ü", "ada", "ada:"):
+            assert ask(gate, "GET", "/", headers=given(wrong)).status == 401
+        assert ask(gate, "GET", "/", headers={"authorization": "Basic %%%"}).status == 401
+        assert ask(gate, "GET", "/", headers=given("ada:pass word:ü")).status == 429
+
+
+def test_a_role_of_ones_own(database: Database, tmp_path: Path) -> None:
+    path = users(tmp_path, f"ci oncall {hash_token('s3cret')}")
+    with served(database, auth="token", users=path, roles=("oncall = cancel",)) as server:
+        bearer = {"authorization": "Bearer s3cret"}
+        assert ask(server.gate, "POST", "/tasks/1/cancel.json", headers=bearer, form={}).status == 404
+        assert ask(server.gate, "POST", "/tasks/1/retry.json", headers=bearer, form={}).status == 403
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ci operator", "name role hash"),
+        ("ci king sha256:00", "no role 'king'"),
+        ("ci admin scrypt:00:00", "begin with sha256:"),
+    ],
+)
+def test_a_users_file_with_a_mistake(database: Database, tmp_path: Path, line: str, said: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=said),
+        served(database, auth="token", users=users(tmp_path, line)),
+    ):
+        pass
