@@ -29,6 +29,7 @@ DEFAULT_LISTEN = "127.0.0.1:8321"
 SOCKET_MODE = 0o660
 MAX_HEADERS = 32 * 1024
 STOP_SECONDS = 3
+BACKLOG = 128
 
 logger = logging.getLogger("scheduler.console")
 
@@ -109,6 +110,7 @@ class Server:
         except OSError as error:
             where = path if path is not None else f"{self.address.host}:{self.address.port}"
             raise ConfigError(f"the console cannot listen on {where}: {error.strerror or error}") from None
+        self._socket.listen(BACKLOG)  # who comes before the server has started waits
         if path is not None:
             self.url = f"{UNIX}:{path}"
             return self.url
