@@ -376,7 +376,7 @@ MUTANTS = (
     ),
     Mutant(
         "another file at the path is noticed",
-        (Change("scheduler/store/db/database.py", "if found == self._file:", "if found != ():"),),
+        (Change("scheduler/store/db/same_store.py", "if found == self._file:", "if found != ():"),),
         ("tests/store/db/test_replaced_file.py",),
     ),
     Mutant(
@@ -536,6 +536,7 @@ MUTANTS = (
             ),
         ),
         ("tests/cli/test_secrets.py",),
+        "postgresql",
     ),
     Mutant(
         "nothing that a task says is obeyed by a terminal",

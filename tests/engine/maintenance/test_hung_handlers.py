@@ -164,6 +164,27 @@ def test_a_handler_past_its_timeout_is_told_of_with_its_stack(
 
 
 @pytest.mark.case(77)
+@pytest.mark.parametrize(("threads", "pool"), [(1, "medium"), (2, None)])
+def test_a_pool_is_full_of_handlers_that_hang(fleet: Fleet, clock: FakeClock, threads: int, pool: str | None) -> None:
+    """The daemon asks for that to start anew, by its setting restart_when_hung."""
+    seen: list[Any] = []
+
+    def hangs(ctx: Context) -> str:
+        for _ in range(2):
+            let_pass(clock, 10, jobs)
+            seen.append((engine_of(jobs).hung_pool(), engine_of(jobs).only_hung()))
+        return "ended"
+
+    pools = {"high": (1, 1), "medium": (threads, 1), "low": (1, 1)}
+    jobs = fleet.worker(overruns, state=hangs, pools=pools)
+    jobs.task(overruns).schedule()
+    drain(jobs)
+    assert seen == [(None, False), (pool, True)]
+    step(jobs)
+    assert engine_of(jobs).hung_pool() is None
+
+
+@pytest.mark.case(77)
 def test_a_cancel_by_force_does_not_wait_for_the_handler(fleet: Fleet, clock: FakeClock) -> None:
     seen: list[TaskState] = []
 
