@@ -10,6 +10,8 @@ STAMP := $(VENV)/.schedd-installed
 DEMO_STAMP := $(VENV)/.schedd-demo
 CONSTRAINTS ?=
 PYTEST_ARGS ?=
+# Workers write compiled tests and modules, whatever the environment says: else each compiles all of them, in each run.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 # Twice as many as there are cores: many tests wait for child processes, or for a clock.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
@@ -66,7 +68,7 @@ demo: $(DEMO_STAMP)
 
 test: setup
 	@$(if $(PYTEST_ARGS),,echo "All tests: about 8 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not soak" $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak" $(PYTEST_ARGS)
 
 # What breaks most things when it is wrong, from each room of the code; it has to stay under a minute on two cores.
 QUICK := cli/columns cli/db cli/help cli/status cli/submit cli/tasks client/builder config/durations \
@@ -81,7 +83,7 @@ QUICK_FILES := $(foreach name,$(QUICK),tests/$(if $(findstring /,$(name)),$(dir 
 
 quick: setup
 	@echo "A part of the tests, on SQLite only and without faults: a minute on 2 cores. make test runs them all."
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not soak and not faults and not alone" --sqlite-only \
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not faults and not alone" --sqlite-only \
 	  $(QUICK_FILES) $(PYTEST_ARGS)
 
 test-lowest:
@@ -91,13 +93,13 @@ man: setup
 	$(PY) share/make.py
 
 soak: setup
-	$(PY) -m pytest -m "soak and not faults" --timeout=1800 $(PYTEST_ARGS)
+	$(PYTEST) -m "soak and not faults" --timeout=1800 $(PYTEST_ARGS)
 
 faults: setup
-	$(PY) -m pytest -m "soak and faults" --timeout=1800 $(PYTEST_ARGS)
+	$(PYTEST) -m "soak and faults" --timeout=1800 $(PYTEST_ARGS)
 
 cases: setup
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "case and not soak" --cases -q $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "case and not soak" --cases -q $(PYTEST_ARGS)
 
 vm: setup
 	PY="$(abspath $(PY))" sh tests/vm/run.sh
@@ -120,7 +122,7 @@ bench: setup
 	$(PY) benchmarks/bench.py $(BENCH_ARGS)
 
 bench-check: setup
-	$(PY) -m pytest -q tests/store/test_costs.py
+	$(PYTEST) -q tests/store/test_costs.py
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,12 @@ def module_name(path: Path) -> str:
     return ".".join(parts)
 
 
+@cache
+def imports_in(path: Path) -> tuple[Import, ...]:
+    """Those of a file as it is, read once for all tests."""
+    return tuple(imports_of(path))
+
+
 def imports_of(path: Path, source: str | None = None) -> Iterator[Import]:
     package = module_name(path).split(".")[:-1]  # right for an __init__ too, whose name ends in ".__init__"
 
@@ -166,7 +173,7 @@ def floor_of(room: str, floors: tuple[frozenset[str], ...]) -> int:
 
 
 def all_imports(*places: str) -> list[Import]:
-    return [found for file in files(*places) for found in imports_of(file)]
+    return [found for file in files(*places) for found in imports_in(file)]
 
 
 MODULES = {module_name(file).removesuffix(".__init__") for file in files("scheduler", "tasks")}
