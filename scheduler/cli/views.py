@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from scheduler.client.json_views import TASK_VIEW
 from scheduler.client.json_views import attempt_view as attempt_view
 from scheduler.client.json_views import audit_view as audit_view
 from scheduler.client.json_views import decoded as decoded
@@ -17,60 +18,7 @@ from scheduler.client.json_views import worker_view as worker_view
 if TYPE_CHECKING:
     from scheduler.store.read.workers import WorkerRecord
 
-TASK_FIELDS = (
-    "id",
-    "kind",
-    "state",
-    "simple",
-    "queue",
-    "priority",
-    "key",
-    "attempt",
-    "max_attempts",
-    "created_at",
-    "run_at",
-    "claimed_at",
-    "started_at",
-    "finished_at",
-    "progress",
-    "progress_message",
-    "last_heartbeat_at",
-    "cancel_requested",
-    "unmet",
-    "result",
-    "result_until",
-    "error",
-    "error_class",
-    "fingerprint",
-    "status_code",
-    "ended_by",
-    "payload",
-    "payload_ref",
-    "schema_version",
-    "headers",
-    "correlation",
-    "causation",
-    "subject",
-    "message_type",
-    "sequence",
-    "schedule",
-    "slot",
-    "missed",
-    "missed_since",
-    "timeout",
-    "max_duration",
-    "max_delay",
-    "expires_at",
-    "retry",
-    "attempts_used",
-    "dead_letter",
-    "rerun",
-    "original_id",
-    "replay_count",
-    "spawned_by",
-    "claim",
-    "worker_id",
-)
+TASK_FIELDS = tuple(TASK_VIEW)
 SHOW_FIELDS = (
     *TASK_FIELDS,
     *(

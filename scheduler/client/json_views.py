@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,64 +34,6 @@ def seconds(us: int | None) -> float | None:
     return None if us is None else us / 1_000_000
 
 
-def task_view(task: TaskRecord) -> dict[str, Any]:
-    """A task as JSON: times as RFC 3339, spans in seconds, payload and result decoded."""
-    return {
-        "id": task.id,
-        "kind": task.kind,
-        "state": task.state.value,
-        "simple": task.state.simple,
-        "queue": task.queue,
-        "priority": task.priority.label,
-        "key": task.key,
-        "attempt": task.attempt,
-        "max_attempts": task.max_attempts,
-        "created_at": time(task.created_at),
-        "run_at": time(task.run_at),
-        "claimed_at": time(task.claimed_at),
-        "started_at": time(task.started_at),
-        "finished_at": time(task.finished_at),
-        "progress": task.progress,
-        "progress_message": task.progress_message,
-        "last_heartbeat_at": time(task.last_heartbeat_at),
-        "cancel_requested": time(task.cancel_requested),
-        "unmet": task.unmet,
-        "result": decoded(task.result_text),
-        "result_until": time(task.result_until),
-        "error": task.error,
-        "error_class": task.error_class,
-        "fingerprint": task.fingerprint,
-        "status_code": task.status_code,
-        "ended_by": task.ended_by,
-        "payload": decoded(task.payload),
-        "payload_ref": task.payload_ref,
-        "schema_version": task.schema_version,
-        "headers": task.headers,
-        "correlation": task.correlation,
-        "causation": task.causation,
-        "subject": task.subject,
-        "message_type": task.message_type,
-        "sequence": task.sequence,
-        "schedule": task.schedule,
-        "slot": time(task.slot),
-        "missed": task.missed,
-        "missed_since": time(task.missed_since),
-        "timeout": seconds(task.timeout),
-        "max_duration": seconds(task.max_duration),
-        "max_delay": seconds(task.max_delay),
-        "expires_at": time(task.expires_at),
-        "retry": None if task.retry is None else msgspec.to_builtins(task.retry),
-        "attempts_used": task.attempts_used,
-        "dead_letter": task.dead_letter,
-        "rerun": task.rerun,
-        "original_id": task.original_id,
-        "replay_count": task.replay_count,
-        "spawned_by": task.spawned_by,
-        "claim": task.claim,
-        "worker_id": task.worker,
-    }
-
-
 def decoded(text: str | None) -> Any:
     """Decode JSON; a text that is no JSON stays a text."""
     if text is None:
@@ -98,6 +42,68 @@ def decoded(text: str | None) -> Any:
         return msgspec.json.decode(text)
     except msgspec.MsgspecError:
         return text
+
+
+# What is shown of a task, by name: times as RFC 3339, spans in seconds, payload and result decoded.
+TASK_VIEW: dict[str, Callable[[TaskRecord], Any]] = {
+    "id": attrgetter("id"),
+    "kind": attrgetter("kind"),
+    "state": lambda task: task.state.value,
+    "simple": lambda task: task.state.simple,
+    "queue": attrgetter("queue"),
+    "priority": lambda task: task.priority.label,
+    "key": attrgetter("key"),
+    "attempt": attrgetter("attempt"),
+    "max_attempts": attrgetter("max_attempts"),
+    "created_at": lambda task: time(task.created_at),
+    "run_at": lambda task: time(task.run_at),
+    "claimed_at": lambda task: time(task.claimed_at),
+    "started_at": lambda task: time(task.started_at),
+    "finished_at": lambda task: time(task.finished_at),
+    "progress": attrgetter("progress"),
+    "progress_message": attrgetter("progress_message"),
+    "last_heartbeat_at": lambda task: time(task.last_heartbeat_at),
+    "cancel_requested": lambda task: time(task.cancel_requested),
+    "unmet": attrgetter("unmet"),
+    "result": lambda task: decoded(task.result_text),
+    "result_until": lambda task: time(task.result_until),
+    "error": attrgetter("error"),
+    "error_class": attrgetter("error_class"),
+    "fingerprint": attrgetter("fingerprint"),
+    "status_code": attrgetter("status_code"),
+    "ended_by": attrgetter("ended_by"),
+    "payload": lambda task: decoded(task.payload),
+    "payload_ref": attrgetter("payload_ref"),
+    "schema_version": attrgetter("schema_version"),
+    "headers": attrgetter("headers"),
+    "correlation": attrgetter("correlation"),
+    "causation": attrgetter("causation"),
+    "subject": attrgetter("subject"),
+    "message_type": attrgetter("message_type"),
+    "sequence": attrgetter("sequence"),
+    "schedule": attrgetter("schedule"),
+    "slot": lambda task: time(task.slot),
+    "missed": attrgetter("missed"),
+    "missed_since": lambda task: time(task.missed_since),
+    "timeout": lambda task: seconds(task.timeout),
+    "max_duration": lambda task: seconds(task.max_duration),
+    "max_delay": lambda task: seconds(task.max_delay),
+    "expires_at": lambda task: time(task.expires_at),
+    "retry": lambda task: None if task.retry is None else msgspec.to_builtins(task.retry),
+    "attempts_used": attrgetter("attempts_used"),
+    "dead_letter": attrgetter("dead_letter"),
+    "rerun": attrgetter("rerun"),
+    "original_id": attrgetter("original_id"),
+    "replay_count": attrgetter("replay_count"),
+    "spawned_by": attrgetter("spawned_by"),
+    "claim": attrgetter("claim"),
+    "worker_id": lambda task: task.worker,
+}
+
+
+def task_view(task: TaskRecord) -> dict[str, Any]:
+    """A task as JSON."""
+    return {name: get(task) for name, get in TASK_VIEW.items()}
 
 
 def edge_view(edge: EdgeRecord, other: int) -> dict[str, Any]:
