@@ -27,26 +27,21 @@ def compare_command(session: Session, /, task_id: int, other: int | None) -> int
     correlation and key differ in numbers only. Ends with status 3 if there is none.
     """
     from scheduler.client.analysis_views import comparison_view
-    from scheduler.console.masks import masked_json, masked_text
+    from scheduler.console.masks import TaskMasks
     from scheduler.model.compare import changes, text_diff
-    from scheduler.model.secrets import Mask, hide_in
     from scheduler.store.read.compare import compare
     from scheduler.store.read.history import attempt_log
-    from scheduler.store.read.kinds import get_kind
 
     with session.existing().read() as tx:
         found = compare(tx, task_id, other)
         if found is None:
             note(f"there is no earlier good run to compare task {task_id} with: name a task")
             return exits.UNKNOWN
-        kinds = [get_kind(tx, task.kind) for task in (found.other, found.task)]
-        logs = [masked_text(attempt_log(tx, task.id)) or "" for task in (found.other, found.task)]
-    tasks = (found.other, found.task)
-    schemas = [{} if kind is None else kind.schema for kind in kinds]
-    payloads = [masked_json(task.payload, schema) for task, schema in zip(tasks, schemas, strict=True)]
-    logs = [
-        hide_in(log, Mask(schema).secrets(task.payload)) for log, task, schema in zip(logs, tasks, schemas, strict=True)
-    ]
+        tasks = (found.other, found.task)
+        masks = TaskMasks(tx, {task.kind for task in tasks})
+        masked = [masks.of(task) for task in tasks]
+        logs = [mask.text(attempt_log(tx, task.id)) or "" for mask, task in zip(masked, tasks, strict=True)]
+    payloads = [mask.payload(task.payload) for mask, task in zip(masked, tasks, strict=True)]
     different = text_diff(*logs)
     view: dict[str, Any] = comparison_view(found) | {
         "payload": [change._asdict() for change in changes(*payloads)],
