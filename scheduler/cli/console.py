@@ -19,11 +19,18 @@ NEEDS = ("starlette", "uvicorn", "jinja2")
 @click.option("--listen", metavar="HOST:PORT|unix:PATH", help="Where to listen; by default [console] listen.")
 @click.option("--read-only", is_flag=True, help="Let nobody change anything.")
 @click.option("--open", "opens", is_flag=True, help="Open it in a browser.")
+@click.option("--until-stdin-ends", is_flag=True, hidden=True, help="End with the daemon that started this.")
 @click.option("--new-user", metavar="NAME:ROLE", help="Print a line for [console] users, and end.")
 @common
 @prints(("url",), lasting=True)
 def console_command(
-    session: Session, /, listen: str | None, read_only: bool, opens: bool, new_user: str | None
+    session: Session,
+    /,
+    listen: str | None,
+    read_only: bool,
+    opens: bool,
+    until_stdin_ends: bool,
+    new_user: str | None,
 ) -> None:
     """Serve the pages that say what is wrong, and mend it.
 
@@ -50,7 +57,7 @@ def console_command(
         say(url)
         sys.stdout.flush()  # a program that started this may wait for it
 
-    serve(config, listen, opens=opens, tell=tell)
+    serve(config, listen, opens=opens, tell=tell, until_stdin_ends=until_stdin_ends)
 
 
 def _print_user(text: str, auth: str) -> None:

@@ -11,6 +11,10 @@ from scheduler.errors import ConfigError
 
 _TCP = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]:/\s]*)):(?P<port>\d{1,5})")
 _FORM = "expected HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464, or unix:/an/absolute/path"
+OPEN_CONSOLE = (
+    "the console does not listen on an address that others can reach without an auth: set [console] auth to "
+    '"token", "basic" or "proxy", or listen on 127.0.0.1 or a Unix socket'
+)
 MAX_SOCKET_PATH = 107  # bytes that the kernel takes
 
 

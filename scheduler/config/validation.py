@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from scheduler.config.addresses import parse_listen
+from scheduler.config.addresses import OPEN_CONSOLE, parse_listen
 from scheduler.config.alerts import mistakes
 from scheduler.config.model import Config
 from scheduler.config.sources import shown
@@ -59,6 +59,15 @@ def check(config: Config) -> None:
             parse_listen(config.metrics.listen)
         except ConfigError as error:
             refuse("metrics.listen", str(error))
+    if config.console.listen is not None:
+        try:
+            address = parse_listen(config.console.listen)
+        except ConfigError as error:
+            refuse("console.listen", str(error))
+        if not address.loopback and config.console.auth in (None, "local"):
+            refuse("console.listen", OPEN_CONSOLE)
+    if config.console.zone != "UTC" and not _is_zone(config.console.zone):
+        refuse("console.zone", f"{shown(config.console.zone)} is not a time zone such as Europe/Berlin")
     if config.tasks.state is not None and not re.fullmatch(r"[\w.]+:[\w.]+", config.tasks.state):
         refuse("tasks.state", f'expected "module:function", not {shown(config.tasks.state)}')
     if config.schedules.timezone != "UTC" and not _is_zone(config.schedules.timezone):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import anyio.to_thread
 from starlette.requests import Request
 
+from scheduler.config.addresses import OPEN_CONSOLE
 from scheduler.console.roles import Principal, Verb, read_roles
 from scheduler.console.security import Peer, Signer
 from scheduler.errors import ConfigError
@@ -335,10 +336,7 @@ def make_auth(settings: Any, *, loopback: bool, unix: bool, trusts_proxy: bool, 
         elif loopback:
             return LinkAuth(roles)
         else:
-            raise ConfigError(
-                "the console does not listen on an address that others can reach without [console] auth: set it to "
-                '"token", "basic" or "proxy", or listen on 127.0.0.1 or a Unix socket'
-            )
+            raise ConfigError(OPEN_CONSOLE)
     if method == "local":
         if not unix:
             raise ConfigError('[console] auth = "local" needs a Unix socket: listen = "unix:/run/schedd/console.sock"')

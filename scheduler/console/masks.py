@@ -110,6 +110,11 @@ def masked_text(text: str | None) -> str | None:
     return None if text is None else redact(text)
 
 
+def masked_json(text: str | None) -> Any:
+    """A stored value whose kind is not known, decoded and :func:`masked`; what is no JSON as text."""
+    return TaskMask().json(text)
+
+
 def _decoded(text: str) -> Any:
     try:
         return msgspec.json.decode(text)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
+import signal
 import socket
-import stat
 import struct
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from scheduler.app import Scheduler
+from scheduler.config.addresses import parse_listen
 from scheduler.config.model import Config
 from scheduler.console.auth import LinkAuth, make_auth
 from scheduler.console.gate import Gate
@@ -32,38 +33,6 @@ STOP_SECONDS = 3
 BACKLOG = 128
 
 logger = logging.getLogger("scheduler.console")
-
-
-class Address(NamedTuple):
-    """Where to listen: a host and a port, or a Unix socket."""
-
-    host: str
-    port: int
-    path: Path | None = None
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        if self.path is not None or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-
-def parse_listen(text: str) -> Address:
-    """``HOST:PORT``, ``[::1]:PORT``, ``PORT`` on 127.0.0.1, or ``unix:PATH``. Raises ConfigError."""
-    if text.startswith(f"{UNIX}:"):
-        path = text.removeprefix(f"{UNIX}:")
-        if not path:
-            raise ConfigError("unix: is followed by the path of the socket")
-        return Address("", 0, Path(path))
-    host, sign, port = text.rpartition(":")
-    host = host.strip("[]") if sign else "127.0.0.1"
-    if not (port.isascii() and port.isdigit()) or int(port) > 65535 or not host:
-        raise ConfigError(f'the console listens on "HOST:PORT" or "unix:PATH", not {text!r:.80}')
-    return Address(host, int(port))
 
 
 class PeerProtocol(H11Protocol):
@@ -104,7 +73,7 @@ class Server:
 
         Raises ConfigError.
         """
-        path = self.address.path
+        path = None if self.address.path is None else Path(self.address.path)
         try:
             self._socket = self._bind_unix(path) if path is not None else self._bind_tcp()
         except OSError as error:
@@ -178,14 +147,19 @@ class Server:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-            path = self.address.path
-            if path is not None and path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+            path = None if self.address.path is None else Path(self.address.path)
+            if path is not None and path.is_socket():
                 path.unlink()
         self.jobs.close()
 
 
-def serve(config: Config, listen: str | None, *, opens: bool, tell: Callable[[str], None]) -> None:
-    """Serve the console until a signal to stop. ``tell`` prints where it is. Raises ConfigError."""
+def serve(
+    config: Config, listen: str | None, *, opens: bool, tell: Callable[[str], None], until_stdin_ends: bool = False
+) -> None:
+    """Serve the console until a signal to stop. ``tell`` prints where it is.
+
+    ``until_stdin_ends``: or until the process that holds the other end of stdin ends. Raises ConfigError.
+    """
     server = Server(config, listen or config.console.listen or DEFAULT_LISTEN, tell=tell)
     url = server.bind()
     tell(url)
@@ -194,4 +168,12 @@ def serve(config: Config, listen: str | None, *, opens: bool, tell: Callable[[st
 
         webbrowser.open(url)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    if until_stdin_ends:
+        threading.Thread(target=_wait_for_parent, args=(server,), name="console-parent", daemon=True).start()
     server.run()
+
+
+def _wait_for_parent(server: Server) -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

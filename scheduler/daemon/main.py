@@ -81,6 +81,10 @@ def make_companions(config: Config) -> list[Companion]:
         from scheduler.alerts.service import AlertService
 
         found.append(AlertService(config))
+    if config.console.listen is not None:
+        from scheduler.daemon.console_process import ConsoleProcess
+
+        found.append(ConsoleProcess(config))
     return found
 
 

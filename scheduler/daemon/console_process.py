@@ -1,0 +1,115 @@
+"""ConsoleProcess: the console beside the daemon, a process of its own that is started again when it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from scheduler.backoff import Backoff
+from scheduler.config.model import Config
+from scheduler.errors import ConfigError
+
+FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before it is started again
+STEADY = 60.0  # seconds after which an end counts as the first one again
+STOP_SECONDS = 5.0
+USAGE = 2  # its exit status for a mistake in the settings: starting it again would not help
+NEEDS = ("starlette", "uvicorn", "jinja2")
+_COMMAND = "from scheduler.cli import main; main()"
+
+logger = logging.getLogger("scheduler.daemon")
+
+
+def command(config: Config) -> list[str]:
+    """The command that serves the console of this configuration until its stdin ends."""
+    assert config.console.listen is not None
+    file = [] if config.file is None else ["--config", config.file]
+    return [
+        *(sys.executable, "-c", _COMMAND, "console"),
+        *(*file, "--listen", config.console.listen, "--until-stdin-ends"),
+    ]
+
+
+class ConsoleProcess:
+    """Runs the console between :meth:`start` and :meth:`stop`. Raises ConfigError if what it needs is not installed."""
+
+    def __init__(self, config: Config, arguments: Sequence[str] | None = None) -> None:
+        missing = [name for name in NEEDS if find_spec(name) is None]
+        if missing:
+            raise ConfigError(f"[console] listen needs {', '.join(missing)}: pip install 'schedd[console]'")
+        self._arguments = list(arguments if arguments is not None else command(config))
+        self._environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self._environ.pop("NOTIFY_SOCKET", None)  # only the daemon itself tells systemd how it is
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start it, and the thread that watches it."""
+        self._thread = threading.Thread(target=self._run, name="schedd-console", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it; killed if it does not end soon."""
+        self._stopping.set()
+        with self._lock:
+            process = self._process
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        backoff = Backoff(FIRST_PAUSE, MAX_PAUSE)
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            status = self._run_once()
+            if self._stopping.is_set():
+                return
+            if status == USAGE:
+                logger.error("the console does not start; its settings are to be mended")
+                return
+            if time.monotonic() - began > STEADY:
+                backoff.reset()
+            pause = backoff.next()
+            logger.error("the console has ended with status %s; it starts again in %g s", status, pause)
+            self._stopping.wait(pause)
+
+    def _run_once(self) -> int | None:
+        """Run it to its end, and log what it writes. Returns its exit status; None: it could not be started."""
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            try:
+                self._process = subprocess.Popen(
+                    self._arguments,
+                    stdin=subprocess.PIPE,  # its end tells the console that the daemon is gone, however that ended
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=self._environ,
+                    text=True,
+                    errors="replace",
+                )
+            except OSError as error:
+                logger.error("the console cannot be started: %s", error)
+                return None
+            process = self._process
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            for line in process.stdout:
+                logger.info("console: %s", line.rstrip())
+            return process.wait()
+        finally:
+            process.stdin.close()
+            process.stdout.close()
