@@ -110,9 +110,9 @@ def masked_text(text: str | None) -> str | None:
     return None if text is None else redact(text)
 
 
-def masked_json(text: str | None) -> Any:
-    """A stored value whose kind is not known, decoded and :func:`masked`; what is no JSON as text."""
-    return TaskMask().json(text)
+def masked_json(text: str | None, schema: Mapping[str, Any] | None = None) -> Any:
+    """A stored value, decoded and masked, also by its kind's ``schema``; what is no JSON as text."""
+    return TaskMask(Mask(schema) if schema else None, (text,)).payload(text)
 
 
 def _decoded(text: str) -> Any:
