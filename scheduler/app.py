@@ -17,6 +17,7 @@ from scheduler.client.async_tasks import AsyncTaskOperations
 from scheduler.client.audit import AuditOperations
 from scheduler.client.batch import Batch
 from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
+from scheduler.client.ends import EndOperations, Subscription
 from scheduler.client.pauses import PauseOperations
 from scheduler.client.recurring_graph import RecurringGraph
 from scheduler.client.stats import StatsOperations
@@ -48,7 +49,13 @@ P = ParamSpec("P")
 
 
 class Scheduler(
-    AsyncTaskOperations, AuditOperations, PauseOperations, StatsOperations, UpkeepOperations, AnalysisOperations
+    AsyncTaskOperations,
+    AuditOperations,
+    EndOperations,
+    PauseOperations,
+    StatsOperations,
+    UpkeepOperations,
+    AnalysisOperations,
 ):
     """Schedules tasks, and runs them between :meth:`start` and :meth:`stop`. No I/O before first use.
 
@@ -133,6 +140,7 @@ class Scheduler(
         )
         self._engine: Engine | None = None
         self._notifier: Notifier | None = None
+        self._subscriptions: list[Subscription] = []
         self._lifecycle = threading.RLock()
         self._forked = False  # since it was last used
         after_fork(self, Scheduler._on_fork)
@@ -274,6 +282,7 @@ class Scheduler(
             self._lifecycle = threading.RLock()  # another thread may have held it in the parent
             leave_to_parent(self._engine, self._notifier)
             self._engine, self._notifier = None, None
+            self._subscriptions = []
             self._forked = False
 
     @property
@@ -415,6 +424,7 @@ class Scheduler(
     def close(self) -> None:
         """Stop, and close the connections; the end of ``with jobs:`` does the same. A later use opens them again."""
         self.stop()
+        self._close_subscriptions()
         self.threads.close()
         with self._lifecycle:
             if self._notifier is not None:

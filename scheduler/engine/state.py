@@ -135,6 +135,7 @@ class EngineState:
         self.rollups = RollupCounter(GROUP_OF, DUE_AT) if counted else None  # of what the loop recorded
         self.metrics = MetricsRegistry(self.monotonic, self.rollups) if options.metrics else None
         self.dead_letter_hook = DeadLetterHook(None, None)
+        self.on_ends: Callable[[], None] | None = None  # wakes programs that subscribe to the ends of tasks
         self.processes: ChildProcesses | None = None
         self.drafts: StoredDrafts | None = None
         self.inline: Callable[[], None] | None = None  # set when attempts run in the engine's own thread

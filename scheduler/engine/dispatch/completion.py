@@ -244,6 +244,8 @@ class Completer:
             )
         self.schedule_ended |= any(map(_SCHEDULE_OF, ended.attempts))
         finalize(self.engine_state, ended, finished)
+        if ended.attempts and self.engine_state.on_ends is not None:
+            self.engine_state.on_ends()
 
 
 def _own(pairs: Pairs, finished: Completion) -> Completion:

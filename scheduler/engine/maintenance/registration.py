@@ -145,6 +145,7 @@ class WorkerRegistration:
             log.log(logging.DEBUG if again else logging.WARNING, "no notifier (%s): this engine polls instead", error)
             self.notifier.close()
             self.notifier = NullNotifier()
+        self.engine_state.on_ends = None if isinstance(self.notifier, NullNotifier) else self.notifier.notify_ends
         if again and not isinstance(self.notifier, NullNotifier):
             log.info("the notifier works now")
             self.engine_state.wake()  # notifications may have been missed meanwhile

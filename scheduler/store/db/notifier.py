@@ -33,6 +33,10 @@ from scheduler.store.db.statements import run
 
 log = logging.getLogger("scheduler.engine")
 CHANNEL = "schedd"
+ENDS_CHANNEL = "schedd_ends"  # to programs that subscribe to ends
+ENDS_SUFFIX = ".ends"  # of their sockets
+ENDS_LOCK = 7237123, 446  # the advisory lock that they share, so that engines know that there are some
+ENDS_EVERY = 0.02  # seconds between two notifications of ends of one process
 _DEBOUNCE = 0.003  # seconds between NOTIFYs of one process: each takes a global lock at commit
 _LINGER = 20  # of that time without a notification, until the thread that waits for one ends
 _PROBE = 2.0  # seconds until a notification must have come through a pooler
@@ -40,7 +44,12 @@ _POOLED_AGAIN = 300.0  # seconds until it is tried again
 _LOOK = 2.0  # seconds between checks that the connection works, and its server still takes writes
 _ANSWER = 10.0  # seconds for the server's answer to that
 _PAUSE = 2.0  # seconds between tries to listen, at most: at a failover the fleet is to be awake again soon
-_TAKES_NO_WRITES = "SELECT pg_is_in_recovery() OR CAST(current_setting('transaction_read_only') AS boolean)"
+_SERVER = (
+    "SELECT pg_is_in_recovery() OR CAST(current_setting('transaction_read_only') AS boolean), "
+    "EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted "
+    f"AND classid = {ENDS_LOCK[0]} AND objid = {ENDS_LOCK[1]} "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+)
 _TICKS = 20_000_000, 1_100_000_000  # nanoseconds, and a little more: of the kernel's clock; of old file systems
 
 
@@ -76,6 +85,9 @@ class NullNotifier:
         """
         return None
 
+    def notify_ends(self) -> None:
+        """Tasks have ended: wake the programs that subscribe to that."""
+
     def dead_peers(self) -> list[str]:
         return []
 
@@ -99,7 +111,7 @@ class SocketNotifier:
         self._lock_fd = -1
         self._own = ""
         self._farewell = secrets.token_bytes(16)  # so that no other sender can make it deaf
-        self._seen: tuple[int, list[str]] = (0, [])
+        self._seen: tuple[int, list[str], list[str]] = (0, [], [])
 
     def _short(self, name: str) -> str:
         # Socket paths end at 108 bytes; through the directory's descriptor any length works.
@@ -153,8 +165,24 @@ class SocketNotifier:
         changed = os.fstat(self._dirfd).st_mtime_ns
         if self._seen[0] != changed:
             settled = _settled(changed, time.time_ns())
-            self._seen = (changed if settled else 0, [n for n in os.listdir(self._dirfd) if n.endswith(".sock")])
+            names = os.listdir(self._dirfd)
+            of = [[n for n in names if n.endswith(suffix)] for suffix in (".sock", ENDS_SUFFIX)]
+            self._seen = (changed if settled else 0, of[0], of[1])
         return self._seen[1]
+
+    def notify_ends(self) -> None:
+        try:
+            self._sockets()
+        except OSError:
+            return
+        for name in self._seen[2]:
+            try:
+                self._sender.sendto(b"!", self._short(name))
+            except ConnectionRefusedError:  # its program is gone
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=self._dirfd)
+            except OSError:
+                pass  # its buffer is full, so it wakes anyway; or it is just leaving
 
     def dead_peers(self) -> list[str]:
         """Incarnations on this host whose process is gone; what they left in the directory is removed."""
@@ -206,7 +234,12 @@ class PgNotifier:
 
     expensive = True
 
-    def __init__(self, database: Database, spawn: Spawner = spawn_thread) -> None:
+    def __init__(self, database: Database, spawn: Spawner = spawn_thread, *, of_ends: bool = False) -> None:
+        """``of_ends``: listens to ends, as a program that subscribes to them does, instead of new tasks."""
+        self._of_ends = of_ends
+        self._ends_wanted = False  # there are such programs
+        self._ends_due = threading.Event()
+        self._ends_thread: threading.Thread | None = None
         self._database = database
         self._spawn = spawn
         self._closed = threading.Event()
@@ -253,7 +286,11 @@ class PgNotifier:
             self._look(raw)
             if through_pooler(raw):
                 self._probe(raw, f"{CHANNEL}_{incarnation}")
-            raw.execute(f"LISTEN {CHANNEL}")
+            if self._of_ends:
+                raw.execute(f"LISTEN {ENDS_CHANNEL}")
+                raw.execute(f"SELECT pg_advisory_lock_shared({ENDS_LOCK[0]}, {ENDS_LOCK[1]})")
+            else:
+                raw.execute(f"LISTEN {CHANNEL}")
             self.works = True
             wake()  # for notifications sent before it listened
             poll = select.poll()  # the driver's own wait wakes many times a second
@@ -281,7 +318,7 @@ class PgNotifier:
         alarm.daemon = True
         alarm.start()
         try:
-            ((read_only,),) = raw.execute(_TAKES_NO_WRITES)
+            ((read_only, self._ends_wanted),) = raw.execute(_SERVER)
         finally:
             alarm.cancel()
         if read_only:
@@ -349,6 +386,20 @@ class PgNotifier:
             if due:
                 self._notify()
 
+    def notify_ends(self) -> None:
+        if not self._ends_wanted or self._closed.is_set():
+            return
+        self._ends_due.set()
+        if self._ends_thread is None:
+            with contextlib.suppress(RuntimeError):  # no thread can be had: they look by themselves
+                self._ends_thread = self._spawn(self._notify_of_ends, "schedd-ends")
+
+    def _notify_of_ends(self) -> None:
+        while not self._closed.wait(ENDS_EVERY):
+            self._ends_due.wait()
+            self._ends_due.clear()
+            self._notify(ENDS_CHANNEL)
+
     def _notify(self, channel: str = CHANNEL) -> None:
         if self._closed.is_set():
             return  # a late timer must not open the database anew
@@ -368,6 +419,7 @@ class PgNotifier:
         if owed:
             self._notify()
         self._closed.set()
+        self._ends_due.set()
         connection, self._connection = self._connection, None
         if connection is not None:
             shut_down(connection)  # wakes the listening thread, which closes it then
