@@ -50,6 +50,8 @@ GIVEN = {
     "worker drain": ["1"],
     "worker resume": ["1"],
     "worker restart": ["1"],
+    "alerts silence": ["a", "--for", "1h"],
+    "alerts unsilence": ["1"],
 }
 
 
