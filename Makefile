@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick test-lowest man soak faults vm cases mutants lint format bench bench-check clean
+.PHONY: help setup operating demo test quick test-lowest man soak faults vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -29,6 +29,7 @@ help:
 	@echo "make vm                  control groups on a real kernel, in an emulated machine; needs root, qemu-system-x86, debootstrap"
 	@echo "make mutants             take away what the guarantees stand on, and show which test notices"
 	@echo "make lint | format       ruff, mypy and pyright | let ruff rewrite"
+	@echo "make operating           write the outputs in docs/guides/operating.md anew"
 	@echo "make man                 write the man pages and completions in share/ anew"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
@@ -61,6 +62,9 @@ $(DEMO_STAMP): pyproject.toml | $(PY)
 	@echo "Installing schedd and Pillow into $(VENV), about 110 MB"
 	@$(PIP) --editable '.[images]'
 	@printf '%s\n' '$(CURDIR)' > $@
+
+operating: setup
+	SCHEDD_WRITE_GUIDE=1 $(PY) -m pytest -q --sqlite-only tests/test_operating.py
 
 demo: $(DEMO_STAMP)
 	@echo "Running the demo: about 20 seconds"
