@@ -48,7 +48,7 @@ def cron_command() -> None:
 def list_(session: Session, /) -> None:
     """All schedules, with their next slot.
 
-    An orphan was left behind when its payload changed in the program. A note names those whose tasks nobody runs.
+    An orphan was left behind when its payload changed in the program. A note names those whose tasks no worker runs.
     """
     from scheduler.cli.views import decoded
     from scheduler.store.read.schedules import records

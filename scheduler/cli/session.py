@@ -119,7 +119,7 @@ class Session:
         from scheduler.store.read.workers import read_fleet
 
         found = read_fleet(tx)
-        note_no_worker(found.nobody)
+        note_no_worker(found.no_worker)
         return found
 
 

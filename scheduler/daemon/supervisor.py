@@ -303,7 +303,7 @@ class Supervisor:
         while not self._wait_until(lambda: work.done or self._stops > 0, STATUS_EVERY):
             self._notifier.extend(6 * STATUS_EVERY)
         if not work.done:
-            logger.warning("not reloaded: told to stop while setup() was under way")
+            logger.warning("not reloaded: stopped while setup() was under way")
             return
         work.result()
         if kept.log != old.log:

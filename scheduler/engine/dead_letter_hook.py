@@ -35,7 +35,7 @@ class DeadLetterHook:
         self.hook = hook
         # Ids of tasks that a transaction has made dead: kept until its commit is known.
         self.pending: set[int] = set()
-        self.counts: dict[str, int] | None = None  # how many there were, by kind; None: nobody asks
+        self.counts: dict[str, int] | None = None  # how many there were, by kind; None: not asked for
         self._spawn = spawn
         self._waiting: queue.SimpleQueue[DeadLetter | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

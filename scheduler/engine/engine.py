@@ -371,8 +371,8 @@ class Engine:
             self.dispatch.return_waiting()
         if result.schedule_ended:
             self.periodic.schedules.check_again()
-        # Where it takes a transaction, not for nobody; who has come since the last look polls until the next one, which
-        # follows its notification.
+        # Where it takes a transaction, only if another worker may listen. One that has joined since polls until
+        # the next look, which follows its notification.
         if (result.ready or result.capacity_freed) and not (self.notifier.expensive and self.lease.is_only_worker()):
             self.notifier.notify()
         if result.schedule_ended or result.may_have_more or (result.ready and not self.dispatch.lanes.whole):

@@ -167,7 +167,7 @@ class EngineState:
                 if answer.done():
                     break
             else:
-                raise StoreUnavailableError(f"{what}: somebody's open transaction holds what it needs")
+                raise StoreUnavailableError(f"{what}: another session's open transaction holds what it needs")
         else:
             self._wake()
         return answer

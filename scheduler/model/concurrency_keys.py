@@ -1,6 +1,6 @@
 """Templates of concurrency keys: the fields that they name, and where a key can be made.
 
-A key is made of the payload as it is read back, so that one payload has one key, whoever schedules it: ``1`` given for
+A key is made of the payload as it is read back, so that one payload has one key, from every caller: ``1`` given for
 a float is 1.0.
 """
 

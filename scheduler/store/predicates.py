@@ -64,6 +64,6 @@ def lives(task: str) -> str:
     return f"{state_of(task)} < {st.FIRST_TERMINAL}"
 
 
-# Whether retention has looked at a success, ``{}``, since its result's time was over, and nobody needed that: one that
+# Whether retention has looked at a success, ``{}``, since its result's time was over, and nothing needed that: one that
 # is not there is gone then, and not None.
 IS_GONE = "coalesce({0}.kept_until > {0}.result_until, false)"

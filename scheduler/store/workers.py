@@ -63,7 +63,7 @@ def register(tx: Tx, info: WorkerInfo, kinds: Iterable[Kind], lease: int, skew: 
 
 def publish_kinds(tx: Tx, worker: int, kinds: Iterable[Kind]) -> None:
     """Upsert what ``schedctl submit`` and the caps read; of two programs the newer schema version wins."""
-    for kind in sorted(kinds, key=lambda k: k.name):  # one order for everybody, so that two boots cannot deadlock
+    for kind in sorted(kinds, key=lambda k: k.name):  # one order for all, so that two boots cannot deadlock
         o = kind.options
         options = {
             "runs": kind.runs,

@@ -68,7 +68,7 @@ class Incoming:
         try:
             with self._lock:
                 if self._dropped:
-                    raise OSError("nobody wants this file any more")
+                    raise OSError("no caller wants this file any more")
                 if self._staged is None:
                     self._staged = self._staging.name()
                     self._fd = os.open(self._staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)

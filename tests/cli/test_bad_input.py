@@ -80,7 +80,7 @@ def test_doctor_without_a_worker(ctl: Ctl) -> None:
     assert ctl("run", "--cron", "0 5 * * *", "--key", "nightly", "--", "true").exit_code == 0
     (found,) = [row for row in ctl.json("doctor") if row["check"] == "schedules' tasks"]
     assert found["level"] == "note"
-    assert found["text"].startswith("1 schedule makes tasks that nobody runs, since no worker is live: nightly (")
+    assert found["text"].startswith("1 schedule makes tasks that no worker runs, since no worker is live: nightly (")
 
 
 @pytest.mark.parametrize("room", range(8, 40))

@@ -22,7 +22,7 @@ def since(ctl: Ctl, live: Bench) -> str:
 
 def said(since: str) -> str:
     return (
-        "1 schedule makes tasks that nobody runs, since no live worker serves kind 'CommandTask': "
+        "1 schedule makes tasks that no worker runs, since no live worker serves kind 'CommandTask': "
         f"gone (registered last at {since}); `schedctl cron pause` stops it"
     )
 
@@ -50,7 +50,7 @@ def test_a_paused_one_is_nobodys_trouble(ctl: Ctl, since: str) -> None:
 def test_several_are_told_together(ctl: Ctl, live: Bench, since: str) -> None:
     assert ctl("run", "--cron", "0 6 * * *", "--key", "also", "--", "true").exit_code == 0
     told = ctl("cron", "list").stderr
-    assert told.startswith("schedctl: 2 schedules make tasks that nobody runs, since no live worker serves kind ")
+    assert told.startswith("schedctl: 2 schedules make tasks that no worker runs, since no live worker serves kind ")
     assert "also (registered last at " in told
     assert f"gone (registered last at {since})" in told
     live.execute("UPDATE schedd_schedules SET options = '?' WHERE name = 'also'")

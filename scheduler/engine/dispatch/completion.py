@@ -275,7 +275,7 @@ def finalize(engine_state: EngineState, ended: CompletedBatch, finished: Complet
             engine_state.rollups.add(engine_state.now(), ended.attempts, ends, lost, finished.overridden)
     all_logged = log.isEnabledFor(logging.DEBUG) or engine_state.options.log_attempts == "all"
     if plain and not all_logged and longest <= SLOW_SUCCESS_US:
-        return  # as nearly always: hundreds of which there is nothing to tell
+        return  # as nearly always: hundreds without anything to log
     for attempt, o in ended.pairs:
         if (
             o.end is AttemptEnd.SUCCEEDED

@@ -21,7 +21,7 @@ RECHECK_S = 600.0  # a server may make such a commit late
 
 
 class LostCommits:
-    """See the module. ``pending``: the next cycle is to look whether anything is held that nobody here knows of."""
+    """See the module. ``pending``: the next cycle is to look for claims that this engine does not know of."""
 
     def __init__(self, engine_state: EngineState, limits: Limits) -> None:
         self._state = engine_state

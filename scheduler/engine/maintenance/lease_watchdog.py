@@ -1,6 +1,6 @@
 """Watches the lease in a thread of its own, since the loop may wait for a server that never answers.
 
-Once the lease has run out, other workers may take its tasks over, so the running attempts are told to end. Before that,
+Once the lease has run out, other workers may take its tasks over, so the running attempts have to end. Before that,
 a connection that does not answer is cut, so that the loop can open another one.
 """
 
@@ -88,10 +88,10 @@ class LeaseWatchdog:
             self._lapsed += told
         self.engine_state.reject_requests()
         if told:
-            log.warning("the lease has run out and cannot be renewed: %d tasks are told to end", len(told))
+            log.warning("the lease has run out and cannot be renewed: %d tasks have to end", len(told))
 
     def renewed(self) -> None:
-        """The lease was extended after all, so no task was reclaimed: attempts that were not told yet go on."""
+        """The lease was extended after all, so no task was reclaimed: attempts that were not interrupted yet go on."""
         if self._lapsed:
             with self._mutex:
                 for attempt in self._lapsed:

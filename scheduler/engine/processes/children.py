@@ -177,7 +177,7 @@ class ChildRegistry:
             self.fork_server.kill(child.pid)
 
     def kill_at(self, when: float) -> None:
-        """Have the fork server kill all children then (monotonic), unless it is told another time."""
+        """Have the fork server kill all children then (monotonic), unless it gets another time."""
         if self.fork_server is not None and self.fork_server.kills_at != when:
             self.fork_server.kill_at(when)
 

@@ -33,7 +33,7 @@ class ForkServerClient:
 
     def __init__(self) -> None:
         self.kills_at = float("inf")
-        self.reply_expected = False  # it was told something since it last sent an event
+        self.reply_expected = False  # it was sent something since its last event
         self.reply_seen = False  # since it was last checked
         self.control, theirs = socket_pair(socket.SOCK_SEQPACKET)
         with theirs:
@@ -60,18 +60,18 @@ class ForkServerClient:
 
     def kill(self, pid: int) -> None:
         """Kill a child's whole group. Nothing happens if it has ended already."""
-        self._tell("kill", pid, int(signal.SIGKILL))
+        self._send("kill", pid, int(signal.SIGKILL))
 
     def kill_at(self, when: float) -> None:
         """Have every child killed then (monotonic), unless this process sends another time. Event: ``lapsed``."""
         self.kills_at = when
-        self._tell("kill at", when)
+        self._send("kill at", when)
 
     def ping(self) -> None:
         """Ask for a sign of life, which comes as an event."""
-        self._tell("sign")
+        self._send("sign")
 
-    def _tell(self, *order: Any) -> None:
+    def _send(self, *order: Any) -> None:
         self.reply_expected = True
         with suppress(OSError):  # the fork server has died; reading says so
             self.control.send(msgspec.msgpack.encode(order))

@@ -1,4 +1,4 @@
-"""The engine as child processes see it: what they are told of it, what they may ask, and how their jobs end in it."""
+"""The engine as child processes see it: its messages to them, what they may ask, and how their jobs end in it."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class ChildHost:
         self._reader_started = False
         self._lock = threading.Lock()
 
-    # what children are told
+    # messages to children
 
     def message(self) -> dict[str, Any]:
-        """What a child is told first."""
+        """The first message to a child."""
         engine_state = self.runtime
         kinds = [(k.name, *self.reference(k)) for k in list(engine_state.registry) if k.options.isolation == "process"]
         root = logging.getLogger()
@@ -223,9 +223,9 @@ def resolve_pickled(job: Job, fine: bool, data: bytes) -> None:
     try:
         value = pickle.loads(data)
     except BaseException as error:  # a class that cannot be made here
-        fine, value = False, error if isinstance(error, Exception) else ProcessDied(f"what it told raised {error!r}")
+        fine, value = False, error if isinstance(error, Exception) else ProcessDied(f"what it sent raised {error!r}")
     if not fine and not isinstance(value, BaseException):
-        value = ProcessDied("its process told what it had raised, but that is no error")
+        value = ProcessDied("its process sent what it had raised, but that is no error")
     resolve(job, value) if fine else resolve(job, error=value)
 
 

@@ -108,14 +108,14 @@ def frames_of_child() -> FrameDecoder:
 def checked(outcome: Outcome, claimed: Any) -> Outcome:
     """The outcome that a child sent. Raises GarbledError for one that cannot be this attempt's."""
     if outcome[:3] != (claimed.id, claimed.claim, claimed.attempt):
-        raise GarbledError(f"it told the end of task {outcome.task_id}, which it does not run")
+        raise GarbledError(f"it reported the end of task {outcome.task_id}, which it does not run")
     times = (outcome.claimed_at, outcome.started_at, outcome.finished_at, outcome.run_at)
     if outcome.state not in _STATES or not all(at is None or 0 <= at <= FOREVER for at in times):
-        raise GarbledError("it told an end with a state or a time that there is not")
+        raise GarbledError("it reported an end with a state or a time that there is not")
     failure = outcome.failure
     texts = (outcome.result, outcome.log, *((failure.text, failure.error_class) if failure is not None else ()))
     if outcome.refund not in (0, 1) or any(text is not None and "\0" in text for text in texts):
-        raise GarbledError("it told an end that cannot be stored")
+        raise GarbledError("it reported an end that cannot be stored")
     return outcome
 
 

@@ -137,7 +137,7 @@ class ChildMonitor:
                 replay_record(attempt, message.fields)
             case Decided():
                 if not job.is_attempt or not job.started:
-                    raise GarbledError("it told the end of what it does not do")
+                    raise GarbledError("it reported the end of what it does not do")
                 attempt.decided = checked(message.outcome, attempt.claimed)
                 child.decided_at = time.monotonic()
             case Over():
@@ -255,4 +255,4 @@ def _check_end(job: Job, message: Over) -> None:
         return
     if job.started and isinstance(message, Hooked) and job.future is None and not job.is_attempt:
         return
-    raise GarbledError("it told the end of what it does not do")
+    raise GarbledError("it reported the end of what it does not do")

@@ -57,7 +57,7 @@ class JobQueue:
         self._functions.setdefault(job.level, deque()).append(job)
 
     def drop(self, job: Job) -> None:
-        """Remove a cancelled function, if it waits here, and tell its caller."""
+        """Remove a cancelled function, if it waits here, and answer its caller."""
         for waiting in self._functions.values():
             if job in waiting:
                 waiting.remove(job)

@@ -271,7 +271,7 @@ def _without_timeout(tx: Tx) -> Finding:
     if not ids:
         return Finding("handlers", OK, "none hangs")
     text = f"{counted(len(ids), 'task')} running for more than {span_text(_LONG)} without a timeout"
-    advice = "should one hang, nothing tells; give its kind a timeout, or set [worker] default_timeout"
+    advice = "should one hang, nothing reports it; give its kind a timeout, or set [worker] default_timeout"
     return Finding("handlers", NOTE, f"{text}: {listed([str(i) for i in ids])}; {advice}", ids)
 
 
@@ -324,7 +324,7 @@ def _schedules(tx: Tx) -> Finding:
 def _runs(tx: Tx) -> Finding:
     found = unserved_schedules(tx, read_fleet(tx))
     if not found:
-        return Finding("schedules' tasks", OK, "none makes what nobody would run")
+        return Finding("schedules' tasks", OK, "none makes what no worker would run")
     return Finding("schedules' tasks", NOTE, "; ".join(text for text, _ in describe(found)))
 
 

@@ -65,13 +65,13 @@ def _waits(tx: Tx) -> Iterator[str]:
 def _claims(tx: Tx) -> Iterator[str]:
     """Reclaim from workers recorded as ended, and, through a made-up worker, from those without a row."""
     if checks.unclaimed(tx):
-        made_up = workers.WorkerInfo(f"nobody-{tx.now}", REPAIR_HOST, 0, "", (), Capacity())
-        nobody = workers.register(tx, made_up, (), 0)
-        workers.stop(tx, nobody)
+        made_up = workers.WorkerInfo(f"repair-{tx.now}", REPAIR_HOST, 0, "", (), Capacity())
+        stopped = workers.register(tx, made_up, (), 0)
+        workers.stop(tx, stopped)
         give = f"UPDATE schedd_tasks SET worker = :worker WHERE id IN {tx.dialect.ids()}"
         _all(
             lambda: checks.unclaimed(tx),
-            lambda ids: tx.run(give, worker=nobody, ids=bind_rows(ids)),
+            lambda ids: tx.run(give, worker=stopped, ids=bind_rows(ids)),
         )
     for one in reaper.reap(tx, lapsed=False):
         yield f"took back {counted(one.tasks, 'task')} of worker {one.worker}, {one.label}"

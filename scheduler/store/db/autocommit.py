@@ -113,7 +113,7 @@ class AutocommitPool:
 
     def drop(self, connection: sa.Connection, raw: Any) -> None:
         """Close it for good. If it has lost its server, so have those that lay there longer, here and in the pool, and
-        nobody is to wait for each of them to find out."""
+        no caller is to wait for each of them to find out."""
         if self._wires is not None and raw.closed:
             with suppress(sa.exc.SQLAlchemyError):
                 connection.exec_driver_sql("SELECT 1")  # so that SQLAlchemy learns of it

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from scheduler.errors import Collided, PermanentError, TransactionTooLong
 from scheduler.store.db.write_gate import WriteGate
 
-LIMIT = 5.0  # seconds that a handler may keep everybody else from writing to a SQLite file
+LIMIT = 5.0  # seconds that a handler may keep others from writing to a SQLite file
 MOST_OPEN = 12
 _PATIENCE = 60.0  # seconds that one more waits for a place
 _STUBBORN = 10.0  # seconds that a statement which is interrupted may take to notice

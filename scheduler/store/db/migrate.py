@@ -34,7 +34,7 @@ _FIRST = "0001"  # revisions are counted from here, and none is left out
 _REVISION = re.compile(r"\d{4}")
 VERSION_TABLE = "schedd_version"
 _PG_LOCK = 7237123446  # any fixed number: serialises daemons that start at once
-LOCK_TIMEOUT = 0.5  # seconds that a migration waits for a table, and keeps everybody else waiting behind it
+LOCK_TIMEOUT = 0.5  # seconds that a migration waits for a table, and keeps others waiting behind it
 ALONE_PAUSE = 0.1  # seconds between checks whether another upgrade has ended
 TELL_AFTER = 20  # checks after which the wait is logged: making an index has no time limit
 LOCK_TRIES, LOCK_PAUSE = 120, 1.0  # how often, and seconds in between
@@ -174,7 +174,7 @@ def _upgrade_online(engine: sa.Engine) -> None:
                 if getattr(error.orig, "sqlstate", None) != "55P03":  # lock_not_available
                     raise
                 if attempt == 0:
-                    log.warning("a migration waits for somebody's long transaction to end")
+                    log.warning("a migration waits for another session's long transaction to end")
                 time.sleep(LOCK_PAUSE)
         raise StoreUnavailableError(
             "the database could not be upgraded: long transactions hold its tables; see pg_stat_activity, and try again"

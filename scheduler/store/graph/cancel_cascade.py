@@ -126,7 +126,7 @@ def lock_below(tx: Tx, roots: Sequence[int]) -> tuple[dict[int, set[int]], set[i
 
 
 def _locked(tx: Tx, ids: Collection[int], lock: str = "") -> dict[int, int]:
-    """Those of these tasks that live, with their states, and locked in this way: in one order by everybody."""
+    """Those of these tasks that live, with their states, and locked in this way: in one order by all writers."""
     sql = f"{_LIVE.format(among=tx.dialect.among('t.id'))} {lock}"
     return _states(tx.rows(sql, ids=tx.dialect.bind_ids(sorted(ids))))
 

@@ -85,7 +85,7 @@ def _ended(row: sa.Row[Any], state: TaskState, now: int) -> str:
 
 
 def _by_whom(tx: Tx, row: sa.Row[Any], state: TaskState) -> str:
-    """Who cancelled it, and why; empty where nobody did: its parent's end, or a policy of its own."""
+    """Who cancelled it, and why; empty where no person did: its parent's end, or a policy of its own."""
     if state is not TaskState.CANCELLED or row.ended_by is not None or row.cancel_requested is None:
         return ""
     entry = audit.last(tx, row.id, "cancel")
@@ -113,14 +113,14 @@ def _by_policy(row: sa.Row[Any]) -> str:
 
 def _waiting(tx: Tx, row: sa.Row[Any]) -> str:
     edges = dependencies(tx, row.id)
-    # What lives comes first: it is what moves by itself. The rest can only move when somebody retries it.
+    # What lives comes first: it is what moves by itself. The rest can only move by a retry.
     unmet = sorted((e for e in edges if not e.satisfied), key=lambda e: (e.state.terminal, e.parent))
     if not unmet:
         return f"waiting for {counted(row.unmet, 'task')} by its count, yet none is open: run `schedctl doctor`"
     names = listed([f"{e.parent} ({e.state})" for e in unmet])
     text = f"waits for {len(unmet)} of {counted(len(edges), 'task')}: {names}"
     done = next((e.parent for e in unmet if e.state is TaskState.SUCCESS), None)
-    if done is not None:  # it waits for a failure that does not come: nobody retries a success
+    if done is not None:  # it waits for a failure that does not come: a success is not retried
         text += f"; task {done} has succeeded, which stays: cancel this one"
     elif all(e.state.terminal for e in unmet):
         text += "; stays until they are retried and succeed" if len(unmet) > 1 else "; stays until it is retried"
@@ -199,7 +199,7 @@ def _awaited(tx: Tx, task_id: int) -> str:
 
 def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: str) -> str:
     if row.run_at >= FOREVER:
-        return f"suspended, awaits {awaited or 'what nobody has told'}"
+        return f"suspended, awaits {awaited or 'an unknown thing'}"
     at = f"{rfc3339(row.run_at, exact=False)} (in {span_text(row.run_at - now)})"
     unserved = _unserved(row, fleet)
     beside = slots.previous_attempt(fleet, row)

@@ -281,7 +281,7 @@ def never(tx: Tx) -> list[Stuck]:
         f"LEFT JOIN schedd_outcomes o ON o.task_id = e.parent WHERE e.otherwise = {_WAIT} "
         f"AND {state} >= 6 AND (e.ok & {bit}) = 0 ORDER BY e.child, e.parent"
     ).fetchall()
-    hopeless = {row.child for row in rows if row.state == st.SUCCESS}  # nobody retries a success
+    hopeless = {row.child for row in rows if row.state == st.SUCCESS}  # a success is not retried
     found = []
     for problem, wanted, said in (
         ("success", True, "{} can never run, waiting for the failure of what has succeeded ({}): to be cancelled"),

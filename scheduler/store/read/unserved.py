@@ -27,7 +27,7 @@ class _Node(_Options):
 
 
 class Unserved(NamedTuple):
-    """A schedule, why nobody would run its tasks, and when a program registered it last (microseconds)."""
+    """A schedule, why no worker would run its tasks, and when a program registered it last (microseconds)."""
 
     name: str
     reason: str
@@ -62,7 +62,7 @@ def describe(found: Iterable[Unserved]) -> list[tuple[str, int]]:
         groups.setdefault(one.reason, []).append(name)
     return [
         (
-            f"{counted(len(names), 'schedule')} {'makes' if len(names) == 1 else 'make'} tasks that nobody runs, "
+            f"{counted(len(names), 'schedule')} {'makes' if len(names) == 1 else 'make'} tasks that no worker runs, "
             f"since {reason}: {listed(names)}; `schedctl cron pause` stops {'it' if len(names) == 1 else 'each'}",
             len(names),
         )

@@ -20,8 +20,8 @@ from scheduler.store.tasks.claim import QUARANTINE_LANE
 from scheduler.store.workers import DRAINING, LIVE, STOPPED, WORKER_STATES
 
 NOT_LIVE = "no worker is live"
-LOST = "lost"  # its lease ran out, and nobody has taken its claims back yet
-GONE = "gone"  # its process has ended, as its host knows, and nobody has taken its claims back yet
+LOST = "lost"  # its lease ran out, and no worker has reclaimed its tasks yet
+GONE = "gone"  # its process has ended, as its host knows, and no worker has reclaimed its tasks yet
 _RECENT = 50
 _MAX_RUNNING = 1000  # running tasks named, of all workers
 _ROW = (
@@ -269,7 +269,7 @@ class Fleet:
 
     def __init__(self, found: list[WorkerRecord], slot_types: Mapping[str, int]) -> None:
         self.claiming = [w for w in found if w.claims]
-        self.nobody = no_worker_reason(found)
+        self.no_worker = no_worker_reason(found)
         self.slot_types = slot_types
         self._kinds = {w.id: frozenset(w.kinds) for w in self.claiming}
 
@@ -283,7 +283,7 @@ class Fleet:
         return max((w.versions[kind] for w in self.serving(queue, kind)), default=0)
 
     def unserved(self, queue: str, kind: str, version: int = 0, level: int | None = None) -> str | None:
-        """Why nobody would run a task of this queue, kind, schema_version and level; None if somebody would.
+        """Why no worker would run a task of this queue, kind, schema_version and level; None if one would.
 
         ``level`` None: whatever slots it needs.
         """
@@ -292,8 +292,8 @@ class Fleet:
             if newest >= version:
                 return self._slotless(self.serving(queue, kind, version), queue, kind, level)
             return f"no live worker knows schema_version {version} of kind {kind!r}, the newest knows {newest}"
-        if self.nobody is not None:
-            return self.nobody
+        if self.no_worker is not None:
+            return self.no_worker
         if not any(kind in kinds for kinds in self._kinds.values()):
             return f"no live worker serves kind {kind!r}"
         if not any(w.serves_queue(queue) for w in self.claiming):

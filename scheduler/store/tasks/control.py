@@ -257,7 +257,7 @@ def recount(tx: Tx, changed: Sequence[int]) -> None:
     above = tx.rows(f"SELECT DISTINCT parent FROM schedd_edges WHERE {tx.dialect.among('child')}", **bound)
     # Held: one must not end between the count and the commit, since who finishes it does not see these wait yet.
     parents = read_parents(tx, sorted(row[0] for row in above), known=True)
-    # An edge on a task that retention removed counts by its recorded outcome; what nobody remembers, as failed.
+    # An edge on a task that retention removed counts by its recorded outcome; without one, as failed.
     how = f"coalesce({state_of('e.parent')}, {recorded('e.parent')}, {st.FAILED})"
     bit = f"CASE {how} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
     tx.run(
