@@ -187,7 +187,7 @@ def _data(
     view |= {"headers": mask.value(view["headers"]), "error": mask.text(view["error"])}
     return {
         **view,
-        "why": chain[0].why if chain else None,
+        "why": mask.text(chain[0].why) if chain else None,
         "chain": [{"id": one.id, "kind": one.kind, "state": one.state, "why": mask.text(one.why)} for one in chain],
         "depends_on": [edge_view(edge, edge.parent) for edge in parents],
         "dependents": [edge_view(edge, edge.child) for edge in below],

@@ -224,7 +224,7 @@ function move(step) {
 }
 
 function press(selector) {
-  const found = current()?.querySelector(selector) ?? (rows().length > 1 && !current() ? null : document.querySelector(selector));
+  const found = current()?.querySelector(selector) ?? all(selector).find((one) => !one.closest("[data-row]"));
   if (found) found.click();
   if (found?.matches("summary")) found.parentElement.querySelector("input:not([type=hidden]), button")?.focus();
 }

@@ -1,0 +1,26 @@
+"""A filled store and a console on it that tests of pages share: they only look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.console.serve import Server
+from support.consoles import served
+from support.databases import Database
+from support.filled import Filled, fill
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory, _sqlite_template: Path) -> Filled:
+    path = tmp_path_factory.mktemp("filled") / "jobs.db"
+    path.write_bytes(_sqlite_template.read_bytes())
+    return fill(f"sqlite:///{path}")
+
+
+@pytest.fixture(scope="session")
+def console(filled: Filled) -> Iterator[Server]:
+    with served(Database(filled.url, "sqlite"), label="staging") as server:
+        yield server

@@ -1,0 +1,148 @@
+"""Every page in a browser: without an error, without a violation of WCAG, on a phone, in the dark, by keys alone."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from scheduler.console import pages as all_pages
+from scheduler.console import routes
+from scheduler.console.gate import static
+from scheduler.console.serve import Server
+from support.consoles import ask, console_on, link
+from support.databases import Database, one_database
+from support.filled import Filled
+
+PATHS = (
+    "/",
+    "/?at=5m",
+    "/tasks",
+    "/tasks?q=state:dead%20-queue:photos",
+    "/tasks?q=kind:Nothing",
+    "/tasks/{dead}",
+    "/tasks/{retried}",
+    "/tasks/{waiting}",
+    "/tasks/{suspended}",
+    "/tasks/{scheduled}",
+    "/tasks/{retried}/log",
+    "/tasks/{scheduled}/cancel",
+    "/keys",
+)
+RULES: dict[str, dict[str, Any]] = {
+    "light": {"resultTypes": ["violations"]},
+    "dark": {"resultTypes": ["violations"], "runOnly": ["color-contrast", "link-in-text-block"]},
+}
+PHONE = {"width": 320, "height": 640}
+PAGE_BYTES, SCRIPT_BYTES, STYLE_BYTES = 30_000, 25_000, 20_000
+
+
+def of(path: str, filled: Filled) -> str:
+    return path.format(**filled._asdict())
+
+
+@pytest.mark.parametrize("looks", ["light", "dark"])
+def test_every_page_is_accessible_and_fits_a_phone(console: Server, filled: Filled, pages: Any, looks: str) -> None:
+    """A console error, a violation of the content security policy and an error of a script fail it, too."""
+    page = pages.new(color_scheme=looks)
+    page.goto(link(console))
+    wrong = []
+    for path in PATHS:
+        page.goto(console.url.rstrip("/") + of(path, filled))
+        for one in Axe().run(page, options=RULES[looks]).response["violations"]:
+            wrong += [f"{path}: {one['id']}: {node['html'][:150]}: {node['failureSummary']}" for node in one["nodes"]]
+        if looks == "light":
+            page.set_viewport_size(PHONE)
+            wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+            if wide > 0:
+                wrong.append(f"{path}: {wide} px too wide for a phone")
+            page.set_viewport_size({"width": 1280, "height": 800})
+    assert not wrong, "\n".join(wrong)
+
+
+def test_without_a_script_everything_is_there(console: Server, filled: Filled, pages: Any) -> None:
+    page = pages.new(java_script_enabled=False)
+    page.goto(link(console))
+    page.get_by_role("link", name="Tasks", exact=True).click()
+    page.get_by_label("Filter", exact=True).fill("kind:Mail state:dead")
+    page.get_by_role("button", name="Filter").click()
+    page.get_by_role("link", name=str(filled.dead), exact=True).click()
+    page.get_by_text("Replay…").click()
+    assert page.get_by_role("button", name="Replay", exact=True).is_visible()
+
+
+def test_by_keys_alone(console: Server, filled: Filled, page: Any) -> None:
+    page.goto(link(console))
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    page.get_by_role("heading", name="Tasks").wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("state:dead,retry")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/tasks?q=*")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.textContent") == str(filled.dead)
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name=f"Mail {filled.dead}").wait_for()
+    page.keyboard.press("y")
+    assert page.get_by_role("button", name="Replay", exact=True).is_visible()
+    page.keyboard.press("Escape")
+    page.locator("#live").click(position={"x": 1, "y": 1})
+    page.keyboard.press("?")
+    page.get_by_role("dialog").wait_for()
+    assert page.get_by_role("dialog").get_by_text("next row").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("z")
+    page.wait_for_load_state()
+
+
+def test_theme_and_zone_are_remembered(console: Server, pages: Any) -> None:
+    page = pages.new(timezone_id="Asia/Tokyo")
+    page.goto(link(console))
+    page.get_by_label("Theme").select_option("dark")
+    page.get_by_label("Times in").select_option("Asia/Tokyo")
+    page.get_by_role("button", name="Apply").click()
+    page.wait_for_load_state()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+    page.goto(console.url + "tasks")
+    assert "JST" in (page.locator("tbody time").first.get_attribute("title") or "")
+
+
+def test_what_pages_weigh(filled: Filled) -> None:
+    with console_on(Database(filled.url, "sqlite")) as gate:
+        for path in PATHS:
+            size = len(gzip.compress(ask(gate, "GET", of(path, filled)).body))
+            assert size <= PAGE_BYTES, f"{path}: {size}"
+    assert len(static("console.js", None).body) <= SCRIPT_BYTES
+    assert len(static("console.css", None).body) <= STYLE_BYTES
+
+
+def test_every_page_has_a_twin_in_json_and_no_secret(filled: Filled) -> None:
+    all_pages.load()
+    with console_on(Database(filled.url, "sqlite"), "admin") as gate:
+        for path in PATHS:
+            where, _, query = of(path, filled).partition("?")
+            twin = f"{'/index' if where == '/' else where}.json?{query}"
+            shown, data = ask(gate, "GET", f"{where}?{query}"), ask(gate, "GET", twin)
+            assert data.headers["content-type"].startswith("application/json"), path
+            assert data.json is not ...
+            for secret in ("hunter2", "secret-of-url", "a-token-of-ours", "abcdef"):
+                assert secret not in shown.text, path
+                assert secret not in data.text, path
+
+
+def test_every_page_of_the_navigation_is_looked_at() -> None:
+    all_pages.load()
+    shown = {path.partition("?")[0] for path in PATHS}
+    assert {path for path, _ in routes.navigation()} <= shown
+
+
+@one_database
+def test_pages_of_an_empty_store(database: Database) -> None:
+    with console_on(database) as gate:
+        assert "There are no tasks yet" in ask(gate, "GET", "/").text
+        for path, _ in routes.navigation():
+            assert ask(gate, "GET", path).status == 200, path
