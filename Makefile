@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup operating demo test quick test-lowest man soak faults vm cases mutants lint format bench bench-check clean
+.PHONY: help setup operating observability demo test quick test-lowest man soak faults vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -24,6 +24,7 @@ help:
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
 	@echo "make cases               which case of the guarantees is shown on which database"
+	@echo "make observability       the dashboard and the alert rules, with a real Prometheus: half a minute"
 	@echo "make soak                the tests that take minutes"
 	@echo "make faults              all faults at full length; needs root, pgbouncer and 200 MB of memory for a tmpfs"
 	@echo "make vm                  control groups on a real kernel, in an emulated machine; needs root, qemu-system-x86, debootstrap"
@@ -95,6 +96,10 @@ test-lowest:
 
 man: setup
 	$(PY) share/make.py
+
+observability: setup
+	@command -v promtool prometheus >/dev/null || { echo "promtool and prometheus are missing. On Debian and Ubuntu: apt-get install prometheus" >&2; exit 1; }
+	$(PY) -m pytest tests/telemetry/test_observability_files.py tests/telemetry/test_prometheus.py $(PYTEST_ARGS)
 
 soak: setup
 	$(PYTEST) -m "soak and not faults" --timeout=1800 $(PYTEST_ARGS)

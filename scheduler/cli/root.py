@@ -47,6 +47,7 @@ COMMANDS = {
     "worker": ("workers", "One worker: let it drain, or claim again."),
     "stats": ("stats", "How long tasks run and wait, how many end and fail."),
     "top": ("top", "What runs now, live."),
+    "metrics": ("metrics", "Figures of the store for Prometheus."),
     "gc": ("gc", "Remove what has outlived its retention, now."),
     "db": ("db", "The database: upgrade, check, backup."),
     "config": ("config", "The settings in effect."),

@@ -1,0 +1,137 @@
+"""Figures of the store for monitoring that no other read has: bounded, and from narrow indexes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from scheduler.model import state as st
+from scheduler.ports import FOREVER
+from scheduler.store.db.tx import Tx
+from scheduler.store.read.explain import ready_since
+from scheduler.store.tasks.claim import LaneHead, lane_heads
+
+MAX_COUNTED = 100_000  # tasks of a queue and pool, dead letters, and waiting tasks that are looked at
+MAX_QUEUES = 200  # pairs of a queue and a pool, those that have waited longest
+MAX_SCHEDULES = 200  # schedules named, the latest
+_MAX_HEADS = 20  # lanes of a queue and pool looked at for the oldest ready task
+_DEAD = f"state = {st.DEAD} AND state >= 7"  # the second as the index says it
+
+
+class ReadyTasks(NamedTuple):
+    """Due tasks of a queue and pool (by its priority), and since when the oldest only wants a worker (microseconds;
+    None: none is due)."""
+
+    queue: str
+    pool: int
+    number: int
+    since: int | None
+
+
+def ready(tx: Tx) -> list[ReadyTasks]:
+    """Each queue and pool with claimable tasks, those that have waited longest first."""
+    groups: dict[tuple[str, int], list[LaneHead]] = {}
+    for head in sorted(lane_heads(tx), key=lambda head: head.run_at):
+        groups.setdefault((head.queue, head.pool), []).append(head)
+    return [_ready(tx, *key, heads) for key, heads in list(groups.items())[:MAX_QUEUES]]
+
+
+def _ready(tx: Tx, queue: str, pool: int, heads: Sequence[LaneHead]) -> ReadyTasks:
+    due = [head for head in heads if head.run_at <= tx.now]
+    if not due:
+        return ReadyTasks(queue, pool, 0, None)
+    number = tx.run(
+        "SELECT count(*) FROM (SELECT 1 FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue "
+        f"AND pool = :pool AND run_at <= :now LIMIT {MAX_COUNTED}) r",
+        queue=queue,
+        pool=pool,
+        now=tx.now,
+    ).scalar_one()
+    since = []
+    for head in due[:_MAX_HEADS]:
+        row = tx.run(
+            "SELECT id, run_at FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue "
+            "AND pool = :pool AND lane = :lane ORDER BY run_at, id LIMIT 1",
+            queue=queue,
+            pool=pool,
+            lane=head.lane,
+        ).first()
+        if row is not None:
+            since.append(ready_since(tx, row.id, row.run_at))
+    return ReadyTasks(queue, pool, int(number), min(since, default=None))
+
+
+class DeadLettersOfKind(NamedTuple):
+    """Dead letters of a kind, and when the oldest died (microseconds)."""
+
+    kind: str
+    number: int
+    oldest: int
+
+
+def dead_letters(tx: Tx) -> list[DeadLettersOfKind]:
+    """Dead letters by kind, among the oldest ``MAX_COUNTED``."""
+    rows = tx.run(
+        "SELECT kind, count(*) AS n, min(finished_at) AS oldest FROM (SELECT kind, finished_at FROM schedd_tasks "
+        f"WHERE {_DEAD} ORDER BY state, finished_at LIMIT {MAX_COUNTED}) d GROUP BY kind ORDER BY kind"
+    )
+    return [DeadLettersOfKind(row.kind, row.n, row.oldest) for row in rows]
+
+
+class ScheduleFigures(NamedTuple):
+    """How many schedules are active, and paused; of active ones, by name, since when they are due (microseconds): in
+    the future for one that is on time."""
+
+    active: int
+    paused: int
+    next_at: list[tuple[str, int]]
+
+
+def schedules(tx: Tx) -> ScheduleFigures:
+    """Numbers of schedules, and the ``MAX_SCHEDULES`` of them that are due first."""
+    counts = {row.paused: row.n for row in tx.run("SELECT paused, count(*) AS n FROM schedd_schedules GROUP BY paused")}
+    rows = tx.run(
+        f"SELECT name, next_at FROM schedd_schedules WHERE paused = 0 AND next_at < {FOREVER} "
+        f"ORDER BY next_at, name LIMIT {MAX_SCHEDULES}"
+    )
+    paused = sum(number for key, number in counts.items() if key)
+    return ScheduleFigures(counts.get(0, 0), paused, [(row.name, row.next_at) for row in rows])
+
+
+def undecided_edges(tx: Tx) -> int:
+    """How many edges waiting tasks wait for, of ``MAX_COUNTED`` waiting tasks at most."""
+    found = tx.run(
+        f"SELECT sum(unmet) FROM (SELECT unmet FROM schedd_tasks WHERE state = 0 ORDER BY id LIMIT {MAX_COUNTED}) w"
+    ).scalar()
+    return int(found or 0)
+
+
+class DatabaseFigures(NamedTuple):
+    """Bytes of the database and of its write-ahead log (SQLite only), and the age of the oldest snapshot that keeps the
+    server from removing dead rows (PostgreSQL only; seconds, 0: there is none)."""
+
+    size: int
+    wal: int | None
+    snapshot_age: float | None
+
+
+_SNAPSHOT_AGE = """
+SELECT extract(epoch FROM max(clock_timestamp() - xact_start)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+"""
+
+
+def database(tx: Tx) -> DatabaseFigures:
+    """Sizes, and what holds back the server."""
+    if tx.dialect.name == "sqlite":
+        pages, size = tx.run("PRAGMA page_count").scalar_one(), tx.run("PRAGMA page_size").scalar_one()
+        path = next((row[2] for row in tx.run("PRAGMA database_list") if row[1] == "main"), "")
+        wal = 0
+        with suppress(OSError):
+            wal = os.stat(f"{path}-wal").st_size
+        return DatabaseFigures(pages * size, wal, None)
+    held = tx.run(_SNAPSHOT_AGE).scalar()
+    size = tx.run("SELECT pg_database_size(current_database())").scalar_one()
+    return DatabaseFigures(int(size), None, max(0.0, float(held or 0)))
