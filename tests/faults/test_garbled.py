@@ -19,6 +19,7 @@ from support.databases import Database
 
 pytestmark = pytest.mark.faults
 WITHIN = 5.0  # seconds
+BUSY = 20.0  # seconds that a busy machine may take for what the pool notices in 0.3 s here
 assert patience.MESSAGE_TIMEOUT_S < WITHIN
 
 
@@ -48,7 +49,7 @@ def test_whatever_a_process_writes_costs_its_own_attempt_alone(jobs: Scheduler) 
         assert history(jobs, task_id) == [(1, "dead")], what
         (told,) = attempts(jobs, task_id)
         assert told.error_class == "ProcessDied", what
-        assert told.finished_at - (told.started_at or 0) < WITHIN * SECOND, what
+        assert told.finished_at - (told.started_at or 0) < BUSY * SECOND, what
     assert error_class(jobs, overdue) == ["TaskTimeout"]
     assert jobs.result(asks, timeout=0) == "went on"
     serves_on(jobs)
