@@ -7,14 +7,19 @@ from datetime import datetime, timedelta
 import msgspec
 
 from scheduler.client.dead_letters import check_filters
+from scheduler.client.info import instant
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
+from scheduler.model.outcome import AttemptEnd
 from scheduler.model.rollup import Histogram
 from scheduler.model.times import instant_us, span_us, to_datetime
 from scheduler.ports import SECOND
 from scheduler.store.db.database import Database
 from scheduler.store.read import stats as store
+from scheduler.store.read.history import failed_attempts
 from scheduler.store.read.stats import Numbers, StatsRecord
+
+MAX_FAILURES = 10_000
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -55,6 +60,22 @@ class Stats(msgspec.Struct, frozen=True):
     until: datetime
     total: KindStats
     kinds: list[KindStats]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An attempt that failed. ``outcome``: failed, retried or dead; ``worker`` is ``host:pid``."""
+
+    task_id: int
+    kind: str
+    claim: int
+    number: int
+    worker: str
+    started_at: datetime | None
+    finished_at: datetime
+    outcome: AttemptEnd
+    error: str | None
+    error_class: str | None
+    fingerprint: str | None
 
 
 def make_stats(record: StatsRecord) -> Stats:
@@ -121,4 +142,34 @@ class StatsOperations:
             found = store.stats(tx.at(now), begin, end, kind=kind, queue=queue)
         return make_stats(found)
 
+    def failures(
+        self,
+        kind: str | None = None,
+        *,
+        since: datetime | timedelta | float = timedelta(hours=1),
+        until: datetime | None = None,
+        limit: int = 100,
+    ) -> list[Failure]:
+        """The attempts that failed, the latest first, also those that were retried since; of tasks that are stored.
+
+        ``since``: an aware datetime, or how long ago (a timedelta or seconds); ``until``: an aware datetime, by default
+        now. Raises ConfigError, InvalidScheduleError for a naive datetime, StoreUnavailableError.
+        """
+        check_filters(kind=kind)
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_FAILURES:
+            raise ConfigError(f"limit must be a whole number from 1 to {MAX_FAILURES}, not {limit!r:.80}")
+        self.database.open()  # opening reads the server's clock
+        now = self.database.now()
+        begin = (
+            instant_us(since, "since") if isinstance(since, datetime) else now - span_us(since, "since", positive=True)
+        )
+        end = now + 1 if until is None else instant_us(until, "until")
+        with self.database.read() as tx:
+            found = failed_attempts(tx, begin, end, limit, kind)
+        return [
+            Failure(*one._replace(started_at=instant(one.started_at), finished_at=to_datetime(one.finished_at)))  # type: ignore[arg-type]
+            for one in found
+        ]
+
     stats_async = in_thread(stats)
+    failures_async = in_thread(failures)

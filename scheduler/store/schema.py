@@ -182,6 +182,13 @@ attempts = Table(
     sqlite_with_rowid=False,
 )
 
+Index(  # failed, retried and dead, by time: successes are far more, and an index of them would cost each of them
+    "ix_schedd_attempts_failed",
+    attempts.c.finished_at,
+    sqlite_where=text("outcome >= 1 AND outcome <= 3"),
+    postgresql_where=text("outcome >= 1 AND outcome <= 3"),
+)
+
 outcomes = Table(  # what is remembered of a task that retention removed
     "schedd_outcomes",
     metadata,

@@ -66,6 +66,49 @@ def attempts(tx: Tx, task_id: int) -> list[AttemptRecord]:
     ]
 
 
+class FailedAttempt(NamedTuple):
+    """An attempt that failed, also one that was retried since. ``worker`` is ``host:pid``; times are microseconds."""
+
+    task_id: int
+    kind: str
+    claim: int
+    number: int
+    worker: str
+    started_at: int | None
+    finished_at: int
+    outcome: AttemptEnd
+    error: str | None
+    error_class: str | None
+    fingerprint: str | None
+
+
+# The condition is that of the index, verbatim.
+_FAILED = (
+    "SELECT a.task_id, t.kind, a.claim, a.number, a.worker, w.host, w.pid, a.started_at, a.finished_at, a.outcome, "
+    "a.error, a.error_class, a.fingerprint FROM schedd_attempts a JOIN schedd_tasks t ON t.id = a.task_id "
+    "LEFT JOIN schedd_workers w ON w.id = a.worker WHERE a.outcome >= 1 AND a.outcome <= 3 "
+    "AND a.finished_at >= :since AND a.finished_at < :until"
+)
+
+
+def failed_attempts(tx: Tx, since: int, until: int, limit: int, kind: str | None = None) -> list[FailedAttempt]:
+    """Up to ``limit`` attempts that failed in this time (microseconds) and whose tasks are stored, the latest first."""
+    sql, bound = _FAILED, {"since": since, "until": until, "limit": limit}
+    if kind is not None:
+        sql += " AND t.kind = :kind"
+    rows = tx.run(
+        f"{sql} ORDER BY a.finished_at DESC LIMIT :limit", **(bound if kind is None else {**bound, "kind": kind})
+    )
+    return [
+        FailedAttempt(
+            *(r.task_id, r.kind, r.claim, r.number),
+            f"worker {r.worker}" if r.host is None else f"{r.host}:{r.pid}",
+            *(r.started_at, r.finished_at, AttemptEnd.from_code(r.outcome), r.error, r.error_class, r.fingerprint),
+        )
+        for r in rows
+    ]
+
+
 def attempt_logs(tx: Tx, task_id: int, after: int = 0) -> list[tuple[int, str]]:
     """(claim, text) of every attempt that wrote something and whose claim is above ``after``."""
     rows = tx.run("SELECT name, value FROM schedd_task_values WHERE task_id = :id AND name LIKE 'log:%'", id=task_id)
