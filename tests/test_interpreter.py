@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler import Scheduler, interpreter, task
-from support.databases import Database
+from support.databases import Database, one_database
 from support.processes import Nursery
 
 TOLD = """
@@ -48,6 +48,7 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
     ],
     ids=["usual", "the program's own", "no collector"],
 )
+@one_database
 def test_the_daemon_sets_it_up_unless_the_tasks_do(
     database: Database, nursery: Nursery, first: str, told: list[Any]
 ) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from support.bench import Bench
+from support.databases import one_database
 
 from .conftest import PROGRAM, Ctl
 
@@ -22,6 +23,7 @@ def completed(ctl: Ctl, line: str, shell: str = "bash") -> list[str]:
     return [item.removeprefix("plain,") for item in done.stdout.split()]
 
 
+@one_database  # each word is a process; what they read, both databases are asked below
 def test_names_and_ids(ctl: Ctl, live: Bench) -> None:
     first = int(live.step("a").schedule())
     live.step("b").queue("mail").schedule()

@@ -10,7 +10,7 @@ from sqlalchemy import make_url
 
 from scheduler.cli.root import root
 from support.commands import EVERY, leaves
-from support.databases import Database
+from support.databases import Database, one_database
 from support.processes import Nursery
 
 CANARY = "canary-7f3a"
@@ -66,6 +66,7 @@ def secretive(database: Database, tmp_path: Path) -> Ctl:
 
 
 @pytest.mark.case(83)
+@one_database
 def test_no_command_shows_a_secret_of_the_configuration(secretive: Ctl) -> None:
     for line in (*EVERY, "config check -o jsonl", "db check -o json", "doctor -o json"):
         result = secretive(*line.split())

@@ -19,7 +19,7 @@ from scheduler.daemon import log
 from scheduler.model.printable import printable, printable_json
 from support.bench import Bench
 from support.commands import CHANGING, READING
-from support.databases import Database
+from support.databases import Database, one_database
 
 from .conftest import Ctl
 
@@ -61,6 +61,7 @@ def hostiles(database: Database, live: Bench) -> Bench:
 
 
 @pytest.mark.case(84)
+@one_database
 def test_no_command_lets_a_terminal_obey(hostiles: Bench, ctl: Ctl, terminal: Callable[[str], str]) -> None:
     seen = ""
     for line in READING:

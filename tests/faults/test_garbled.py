@@ -15,7 +15,7 @@ from faults.pools import PATIENCE, end, serves_on, started
 from scheduler import AsyncContext, Context, PermanentError, Scheduler, Task
 from scheduler.engine.processes import timeouts as patience
 from scheduler.ports import SECOND
-from support.databases import Database
+from support.databases import Database, one_database
 
 pytestmark = pytest.mark.faults
 WITHIN = 5.0  # seconds
@@ -40,6 +40,7 @@ def error_class(jobs: Scheduler, task_id: int) -> list[str | None]:
 
 
 @pytest.mark.case(76)
+@one_database
 def test_whatever_a_process_writes_costs_its_own_attempt_alone(jobs: Scheduler) -> None:
     written = {what: jobs.task(garbling.Writes(what)).schedule() for what in (*garbling.WRITTEN, "its end")}
     overdue = jobs.task(garbling.Overdue()).schedule()
@@ -59,6 +60,7 @@ def test_whatever_a_process_writes_costs_its_own_attempt_alone(jobs: Scheduler) 
 
 
 @pytest.mark.case(75)
+@one_database
 def test_a_permanent_failure_is_permanent_whatever_its_hook_does(jobs: Scheduler) -> None:
     ways = [(kind, how) for kind in (garbling.Refused, garbling.ARefused) for how in garbling.HOOKS]
     ids = [jobs.task(kind(how)).schedule() for kind, how in ways]
@@ -70,6 +72,7 @@ def test_a_permanent_failure_is_permanent_whatever_its_hook_does(jobs: Scheduler
 
 
 @pytest.mark.case(75)
+@one_database
 def test_so_it_is_when_the_hook_goes_on_past_the_timeout(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "HOOK_TIMEOUT_S", 600.0)
     task_id = jobs.task(garbling.Refused("hangs")).timeout(0.5).schedule()
@@ -108,6 +111,7 @@ class AHangs(Task, retry=garbling.STUBBORN):
 
 @pytest.mark.case(75)
 @pytest.mark.parametrize("kind", [Hangs, AHangs, garbling.Refused])
+@one_database
 def test_so_it_is_when_the_daemon_stops_while_the_hook_hangs(
     jobs: Scheduler, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def patient(database: Database, shared_fork_server: None) -> Iterator[Scheduler]
 
 @pytest.mark.case(1)
 @pytest.mark.parametrize("kind", [kinds.Pid, kinds.APid])
+@one_database
 def test_an_attempt_runs_in_another_process(jobs: Scheduler, kind: type[Task]) -> None:
     task_id = run(jobs, kind())
     told = result(jobs, task_id)
@@ -55,6 +56,7 @@ def test_an_attempt_runs_in_another_process(jobs: Scheduler, kind: type[Task]) -
     assert history(jobs, task_id) == [(1, "succeeded")]
 
 
+@one_database
 def test_nothing_is_started_before_it_is_needed(jobs: Scheduler) -> None:
     pool = jobs.engine.engine_state.processes
     assert pool is not None
@@ -111,6 +113,7 @@ def test_a_kind_that_comes_later_is_found_by_children_that_there_are(
     end(jobs)
 
 
+@one_database
 def test_many_tasks_are_shared_out(jobs: Scheduler, tmp_path: Path) -> None:
     meeting = [jobs.task(kinds.Meet(str(tmp_path))).schedule() for _ in range(2)]
     jobs.wait(meeting, timeout=PATIENCE)
@@ -156,6 +159,7 @@ def test_a_death_fails_its_attempt_alone_and_is_named(jobs: Scheduler, task: Tas
 
 
 @pytest.mark.case(7)
+@one_database
 def test_a_child_killed_from_outside(jobs: Scheduler, tmp_path: Path) -> None:
     task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
     pid = int(noted(tmp_path / "notes", "start")[1])
@@ -166,6 +170,7 @@ def test_a_child_killed_from_outside(jobs: Scheduler, tmp_path: Path) -> None:
 
 
 @pytest.mark.case(66)
+@one_database
 def test_bystanders_in_the_same_child_are_not_blamed(database: Database, shared_fork_server: None) -> None:
     """Quick tasks are given to a child many at a time; those behind a death use no attempt by it."""
     jobs = started(database, processes=1)
@@ -289,6 +294,7 @@ def test_a_handler_that_ignores_everything_is_killed_and_never_overlaps_its_retr
 
 
 @pytest.mark.case(17)
+@one_database
 def test_an_async_handler_is_ended_where_it_awaits(patient: Scheduler, tmp_path: Path) -> None:
     jobs = patient
     notes = tmp_path / "notes"
@@ -299,6 +305,7 @@ def test_an_async_handler_is_ended_where_it_awaits(patient: Scheduler, tmp_path:
 
 
 @pytest.mark.case(17)
+@one_database
 def test_a_handler_that_runs_python_can_clean_up(patient: Scheduler, tmp_path: Path) -> None:
     jobs = patient
     notes = tmp_path / "notes"
@@ -314,6 +321,7 @@ def test_a_handler_that_runs_python_can_clean_up(patient: Scheduler, tmp_path: P
 
 
 @pytest.mark.case(17)
+@one_database
 def test_a_handler_that_swallows_its_end_is_killed(jobs: Scheduler, tmp_path: Path) -> None:
     task_id = jobs.task(kinds.Loop(str(tmp_path / "notes"), swallow=True)).timeout(0.3).schedule()
     jobs.wait([task_id], timeout=PATIENCE)
@@ -336,6 +344,7 @@ def test_a_program_that_a_handler_waits_for_ends_with_it(jobs: Scheduler) -> Non
 @pytest.mark.parametrize(
     ("kind", "cleans"), [(kinds.Ask, False), (kinds.Loop, True), (kinds.ALoop, True), (kinds.Hang, False)]
 )
+@one_database
 def test_a_running_handler_is_cancelled(
     database: Database, shared_fork_server: None, tmp_path: Path, kind: Any, cleans: bool
 ) -> None:
@@ -354,6 +363,7 @@ def test_a_running_handler_is_cancelled(
 
 
 @pytest.mark.case(48)
+@one_database
 def test_what_waits_behind_a_handler_is_cancelled_at_once(
     database: Database, shared_fork_server: None, tmp_path: Path
 ) -> None:
@@ -419,6 +429,7 @@ def test_what_ended_unwaited_for_is_not_kept(database: Database, shared_fork_ser
 
 
 @pytest.mark.case(8)
+@one_database
 def test_stop_waits_for_what_runs(database: Database, mark: str, tmp_path: Path) -> None:
     jobs = started(database)
     task_id = jobs.task(kinds.Program()).timeout(1).schedule()
@@ -430,6 +441,7 @@ def test_stop_waits_for_what_runs(database: Database, mark: str, tmp_path: Path)
 
 
 @pytest.mark.case(8)
+@one_database
 def test_a_hard_stop_kills_before_it_hands_back(database: Database, mark: str, tmp_path: Path) -> None:
     jobs = started(database)
     task_id = jobs.task(kinds.Hang(str(tmp_path / "notes"))).timeout(3600).schedule()
@@ -541,6 +553,7 @@ def test_what_is_written_right_before_the_end_is_kept(jobs: Scheduler, monkeypat
     assert "of another program" in log_of(jobs, run(jobs, kinds.Report()))
 
 
+@one_database
 def test_output_is_kept_with_the_attempt_and_bounded(jobs: Scheduler) -> None:
     task_id = run(jobs, kinds.Report())
     text = log_of(jobs, task_id)

@@ -27,6 +27,7 @@ def jobs(database: Database, shared_fork_server: None) -> Iterator[Scheduler]:
 
 @pytest.mark.case(63)
 @pytest.mark.parametrize("kind", [kinds.Compute, kinds.AsyncCompute])
+@one_database
 def test_a_function_runs_in_another_process(jobs: Scheduler, kind: Any) -> None:
     value, pid = result(jobs, run(jobs, kind()))
     assert value == 49
@@ -40,6 +41,7 @@ def test_functions_beside_each_other(jobs: Scheduler) -> None:
 
 
 @pytest.mark.case(63)
+@one_database
 def test_in_a_child_a_function_runs_where_it_is(jobs: Scheduler) -> None:
     own, value, pid = result(jobs, run(jobs, kinds.ComputeInside()))
     assert (value, pid) == (9, own)
@@ -62,6 +64,7 @@ def test_functions_that_fail(jobs: Scheduler, what: str, says: str) -> None:
 @pytest.mark.case(17, 48)
 @pytest.mark.parametrize("kind", [kinds.Compute, kinds.AsyncCompute])
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
+@one_database
 def test_a_function_ends_with_what_waits_for_it(jobs: Scheduler, kind: Any, how: str) -> None:
     builder = jobs.task(kind("hang"))
     task_id = (builder.timeout(0.3) if how == "timeout" else builder).schedule()
@@ -82,6 +85,7 @@ def test_a_function_ends_with_what_waits_for_it(jobs: Scheduler, kind: Any, how:
 
 @pytest.mark.case(17, 63)
 @pytest.mark.parametrize("kind", [kinds.Outlives, kinds.AOutlives])
+@one_database
 def test_a_retry_begins_when_the_function_has_ended(jobs: Scheduler, tmp_path: Path, kind: Any) -> None:
     """It began beside the function, which only SIGKILL ends."""
     serves_on(jobs)  # so that a child is there, and the function begins in time
@@ -95,6 +99,7 @@ def test_a_retry_begins_when_the_function_has_ended(jobs: Scheduler, tmp_path: P
 
 @pytest.mark.case(17, 48)
 @pytest.mark.parametrize("kind", [kinds.Outlives, kinds.AOutlives])
+@one_database
 def test_a_cancelled_task_ends_when_its_function_has(jobs: Scheduler, tmp_path: Path, kind: Any) -> None:
     notes = tmp_path / "notes"
     task_id = jobs.task(kind(str(notes))).schedule()
@@ -106,11 +111,13 @@ def test_a_cancelled_task_ends_when_its_function_has(jobs: Scheduler, tmp_path: 
 
 
 @pytest.mark.case(17, 63)
+@one_database
 def test_what_a_function_started_has_ended_when_it_returns(jobs: Scheduler, tmp_path: Path) -> None:
     assert result(jobs, run(jobs, kinds.Leaves(str(tmp_path / "notes")))) == []
 
 
 @pytest.mark.case(63)
+@one_database
 def test_a_function_that_is_waited_for_so_long_only_has_ended_then(jobs: Scheduler, tmp_path: Path) -> None:
     """With asyncio's own timeout, and the handler goes on."""
     serves_on(jobs)
@@ -122,6 +129,7 @@ def test_a_function_that_is_waited_for_so_long_only_has_ended_then(jobs: Schedul
 
 @pytest.mark.case(8)
 @pytest.mark.parametrize("kind", [kinds.Outlives, kinds.AOutlives])
+@one_database
 def test_a_hard_stop_waits_for_no_function(database: Database, mark: str, tmp_path: Path, kind: Any) -> None:
     """Though it is being ended, and has all the time it needs."""
     jobs = started(database, process_grace=PATIENCE)

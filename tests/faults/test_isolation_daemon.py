@@ -100,6 +100,7 @@ def test_what_runs_ends_with_the_lease_of_a_daemon_that_stands_still(
 
 
 @pytest.mark.case(8)
+@one_database
 def test_a_drain_that_takes_too_long_kills_and_hands_back(
     fleet: Fleet, jobs: Scheduler, mark: str, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ def test_an_idle_daemon_has_no_other_process(fleet: Fleet, jobs: Scheduler, mark
 
 
 @pytest.mark.case(66)
+@one_database
 def test_a_thread_that_segfaults_ends_dead_and_blames_nobody(fleet: Fleet, jobs: Scheduler, mark: str) -> None:
     """The daemon dies of it twice, and is started again. From then on the culprit runs in a child process."""
     with jobs.batch() as batch:

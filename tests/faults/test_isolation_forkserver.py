@@ -29,6 +29,7 @@ def jobs(database: Database, mark: str) -> Iterator[Scheduler]:
     end(made)
 
 
+@one_database
 def test_the_end_of_the_fork_server_is_survived(jobs: Scheduler, tmp_path: Path) -> None:
     task_id = jobs.task(kinds.Ask(str(tmp_path / "notes"))).schedule()
     noted(tmp_path / "notes", "start")
@@ -90,6 +91,7 @@ def test_a_fork_server_that_was_stopped_goes_on(single: Scheduler) -> None:
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["waits", "was given to the child"])
+@one_database
 def test_a_fork_server_that_hangs_is_replaced(
     given: bool, single: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from faults.harness import Fleet, Process, attempts, counts, history, rows, state, unfinished
 from faults.kinds import Hold, Segfault, Work
 from scheduler import Scheduler
+from support.databases import one_database
 
 pytestmark = [pytest.mark.faults, pytest.mark.case(66)]
 OPTIONS: dict[str, Any] = {"lease": 0.5, "pools": {"high": (0, 0), "medium": (6, 0), "low": (2, 0)}}
@@ -84,6 +85,7 @@ def test_the_bystanders_succeed_and_the_culprit_ends_dead(
     tell(f"{supervisor.deaths} workers died; {lost} bystanders reclaimed, {rerun} run again, none dead")
 
 
+@one_database
 def test_a_long_bystander_is_not_blamed_for_what_others_do(fleet: Fleet, jobs: Scheduler) -> None:
     """It is under way at every death of its worker, and still it neither dies nor keeps others from running.
 

@@ -10,6 +10,7 @@ import pytest
 from faults.harness import Fleet, all_ended, attempts, history, overlapping, result, state, until
 from faults.kinds import Attentive, Deaf, Sleeper, Stubborn, Work
 from scheduler import Scheduler, Task
+from support.databases import one_database
 
 pytestmark = [pytest.mark.faults, pytest.mark.case(17)]
 ONE = {"pools": {"high": (0, 0), "medium": (1, 1), "low": (0, 0)}}
@@ -78,6 +79,7 @@ def test_an_async_handler_that_swallows_its_end_is_waited_for(fleet: Fleet, jobs
 
 
 @pytest.mark.parametrize("kind", [Attentive, Deaf, Sleeper, Stubborn])
+@one_database
 def test_with_slots_to_spare_the_retry_still_never_runs_beside_the_first_handler(
     fleet: Fleet, jobs: Scheduler, kind: type[Task]
 ) -> None:

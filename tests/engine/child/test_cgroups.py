@@ -24,7 +24,7 @@ from scheduler.engine.child import cgroups
 from scheduler.engine.child import fork_server as forkserver
 from scheduler.engine.processes.child_handle import describe_exit
 from scheduler.model.limits import Limits
-from support.databases import Database
+from support.databases import Database, one_database
 
 FILES = ("cgroup.procs", "cgroup.subtree_control", "cgroup.controllers", "cgroup.kill", "memory.max")
 ME = str(os.getpid())
@@ -394,6 +394,7 @@ class Home(cgroups.CgroupRoot):
         shutil.rmtree(place)
 
 
+@one_database
 def test_a_real_child_is_in_its_group(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = tmp_path / "groups"
     groups.mkdir()
