@@ -14,7 +14,7 @@ from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
     from scheduler.model.critical_path import Estimate
-    from scheduler.store.read.graph import Graph, GraphEdge, GraphNode
+    from scheduler.store.read.graph import Graph, GraphNode
 
 PATH_SHOWN = 12  # tasks of the longest way that are named
 FOLDED = 4  # tasks that are alike are drawn as one from this number on
@@ -118,27 +118,15 @@ def _fold(found: Graph, asked: int) -> Graph:
 
 def _tree(found: Graph) -> list[str]:
     """Parents above children; a task with several parents is drawn in full below the first."""
+    from scheduler.model.graph_tree import tree
+
     nodes = {node.id: node for node in found.nodes}
-    below: dict[int, list[GraphEdge]] = {}
-    for edge in sorted(found.edges, key=lambda e: e.child):
-        below.setdefault(edge.parent, []).append(edge)
-    children = {edge.child for edge in found.edges}
-    lines: list[str] = []
-    drawn: set[int] = set()
-    # A stack instead of recursion, since a chain may be longer than Python's recursion limit.
-    todo = [(node.id, "", "", "") for node in sorted(found.nodes, reverse=True) if node.id not in children]
-    while todo:
-        task_id, own, indent, condition = todo.pop()
-        again = task_id in drawn and task_id in below
-        lines.append(f"{own}{_label(nodes[task_id])}{condition}{' (see above)' if again else ''}")
-        if again:
-            continue
-        drawn.add(task_id)
-        edges = below.get(task_id, [])
-        for position, edge in reversed(list(enumerate(edges))):
-            last = position == len(edges) - 1
-            when = "" if edge.when == "success" else f" on {edge.when}"
-            todo.append((edge.child, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "), when))
+    whens = {(edge.parent, edge.child): edge.when for edge in found.edges}
+    lines = []
+    for line in tree(nodes, whens):
+        when = "success" if line.parent is None else whens[line.parent, line.id]
+        condition = "" if when == "success" else f" on {when}"
+        lines.append(f"{line.lead}{_label(nodes[line.id])}{condition}{' (see above)' if line.again else ''}")
     return lines
 
 

@@ -14,6 +14,7 @@ from scheduler.store.predicates import bind_parents, from_parents
 
 _WHENS = tuple(When)
 _OTHERWISES = tuple(Otherwise)
+_WHEN_CODES, _OTHERWISE_CODES, _STATE_CODES = (frozenset(range(len(one))) for one in (When, Otherwise, TaskState))
 
 
 class EdgeRecord(NamedTuple):
@@ -116,12 +117,12 @@ def graph(tx: Tx, task_id: int, limit: int = 200) -> Graph:
     )
     while level:
         following: list[int] = []
-        for row in tx.run(around, **bind_parents(tx.dialect, level)).fetchall():
-            if row.on_end not in range(len(_WHENS)) or row.otherwise not in range(len(_OTHERWISES)):
+        for parent, child, on_end, otherwise in tx.rows(around, **bind_parents(tx.dialect, level)):
+            key = parent, child
+            if key in edges or on_end not in _WHEN_CODES or otherwise not in _OTHERWISE_CODES:
                 continue
-            edge = GraphEdge(row.parent, row.child, _WHENS[row.on_end], _OTHERWISES[row.otherwise])
-            edges[edge.parent, edge.child] = edge
-            for other in (edge.parent, edge.child):
+            edges[key] = GraphEdge(parent, child, _WHENS[on_end], _OTHERWISES[otherwise])
+            for other in key:
                 if other in order:
                     continue
                 if len(order) >= limit:
@@ -131,16 +132,70 @@ def graph(tx: Tx, task_id: int, limit: int = 200) -> Graph:
                 following.append(other)
         level = following
     found = {
-        row.id: GraphNode(row.id, row.kind, TaskState.from_code(row.state))
-        for row in tx.run(
+        row[0]: GraphNode(row[0], row[1], TaskState.from_code(row[2]))
+        for row in tx.rows(
             f"SELECT id, kind, state FROM schedd_tasks WHERE id IN {ids} "
             f"UNION ALL SELECT task_id, NULL, state FROM schedd_outcomes WHERE task_id IN {ids}",
             ids=bind_rows(list(order)),
         )
-        if row.state in range(len(TaskState))
+        if row[2] in _STATE_CODES
     }
     if task_id not in found:
         raise UnknownTaskError(task_id)
     nodes = [found[i] for i in order if i in found]
     kept = [e for e in edges.values() if e.parent in found and e.child in found]
     return Graph(nodes, kept, truncated)
+
+
+class GraphSummary(NamedTuple):
+    """A graph among the newest. ``id``: its first task, of kind ``kind``; ``size``: how many of its tasks were seen.
+
+    ``more``: it reaches beyond the edges that were looked at. ``states``: of those tasks.
+    """
+
+    id: int
+    kind: str | None
+    size: int
+    more: bool
+    states: dict[TaskState, int]
+
+
+_NEWEST = "SELECT parent, child FROM schedd_edges ORDER BY child DESC, parent DESC LIMIT :limit"
+
+
+def newest_graphs(tx: Tx, limit: int = 50, look_at: int = 2_000) -> list[GraphSummary]:
+    """The graphs of the newest ``look_at`` edges, the newest first, at most ``limit``."""
+    edges = tx.run(_NEWEST, limit=look_at).fetchall()
+    root: dict[int, int] = {}
+
+    def find(task_id: int) -> int:
+        while root.setdefault(task_id, task_id) != task_id:
+            root[task_id] = root[root[task_id]]
+            task_id = root[task_id]
+        return task_id
+
+    for parent, child in edges:
+        a, b = find(parent), find(child)
+        root[max(a, b)] = min(a, b)
+    tasks: dict[int, list[int]] = {}
+    for task_id in list(root):
+        tasks.setdefault(find(task_id), []).append(task_id)
+    oldest = edges[-1].child if len(edges) == look_at else 0
+    found = {
+        row.id: row
+        for row in tx.run(
+            f"SELECT id, kind, state FROM schedd_tasks WHERE {tx.dialect.among('id')}",
+            ids=tx.dialect.bind_ids(sorted(root)),
+        )
+    }
+    graphs = []
+    for first in sorted(tasks, key=lambda one: -max(tasks[one]))[:limit]:
+        states: dict[TaskState, int] = {}
+        for task_id in tasks[first]:
+            if task_id in found and found[task_id].state in range(len(TaskState)):
+                state = TaskState.from_code(found[task_id].state)
+                states[state] = states.get(state, 0) + 1
+        kind = found[first].kind if first in found else None
+        more = min(tasks[first]) <= oldest
+        graphs.append(GraphSummary(first, kind, len(tasks[first]), more, states))
+    return graphs

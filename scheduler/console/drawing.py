@@ -1,0 +1,126 @@
+"""A graph of tasks as the boxes and lines of an SVG: numbers for attributes, no style."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from scheduler.model.graph_folding import Fold
+from scheduler.model.graph_layout import layout
+from scheduler.model.state import TaskState
+
+BOX_W, BOX_H = 168, 42
+_GAP_ACROSS, _GAP_ALONG = 18, 40
+_MARGIN = 6
+_SIDEWAYS_FROM = 1_300  # pixels of width from which on layers are columns
+_ORDER = ("dead", "failed", "running", "claimed", "retry", "suspended", "scheduled", "waiting", "cancelled", "skipped")
+UNKNOWN = "unknown"
+
+
+class Part(NamedTuple):
+    """A piece of a box's bar: so many tasks in a state."""
+
+    state: str
+    number: int
+    x: float
+    width: float
+
+
+class DrawnBox(NamedTuple):
+    """``worst``: the state that its icon shows; ``first``: the task, or the first one of those that it stands for."""
+
+    id: int
+    kind: str
+    size: int
+    worst: str
+    parts: list[Part]
+    x: int
+    y: int
+    first: int
+    on_path: bool
+
+
+class Line(NamedTuple):
+    """An edge. ``path``: of an SVG path."""
+
+    path: str
+    on_path: bool
+
+
+class Drawing(NamedTuple):
+    """``boxes`` in the order of the layers, so that a screen reader hears parents before children."""
+
+    boxes: list[DrawnBox]
+    lines: list[Line]
+    width: int
+    height: int
+
+
+def states_of(tasks: Sequence[int], states: Mapping[int, TaskState | None]) -> dict[str, int]:
+    """State -> how many of these tasks, the worst first."""
+    found: dict[str, int] = {}
+    for task_id in tasks:
+        state = states.get(task_id)
+        name = UNKNOWN if state is None else state.value
+        found[name] = found.get(name, 0) + 1
+    return dict(sorted(found.items(), key=lambda item: _rank(item[0])))
+
+
+def _rank(state: str) -> int:
+    return _ORDER.index(state) if state in _ORDER else len(_ORDER)
+
+
+def draw(fold: Fold, states: Mapping[int, TaskState | None], path: Sequence[int]) -> Drawing:
+    """Place a folded graph. ``states``: of its tasks, None for unknown; ``path``: the longest way, which is marked.
+
+    Layers are rows, or columns where rows would be wider than a screen.
+    """
+    found = layout([box.id for box in fold.boxes], [(a, b) for a, b, _ in fold.edges])
+    marked = [fold.box_of[task_id] for task_id in path if task_id in fold.box_of]
+    way = set(itertools.pairwise(marked))
+    wide = found.width * (BOX_W + _GAP_ACROSS)
+    sideways = wide > _SIDEWAYS_FROM and found.width > len(found.layers)
+    places = {}
+    for box_id, x in found.x.items():
+        if sideways:
+            place = (found.layer[box_id] * (BOX_W + _GAP_ALONG), round((x - 0.5) * (BOX_H + _GAP_ACROSS)))
+        else:
+            place = (round((x - 0.5) * (BOX_W + _GAP_ACROSS)), found.layer[box_id] * (BOX_H + _GAP_ALONG))
+        places[box_id] = (place[0] + _MARGIN, place[1] + _MARGIN)
+    boxes = {box.id: box for box in fold.boxes}
+    drawn = []
+    for box_id in (box_id for row in found.layers for box_id in row):
+        box = boxes[box_id]
+        counts = states_of(box.tasks, states)
+        x, y = places[box_id]
+        drawn.append(
+            DrawnBox(
+                *(box_id, box.kind or "(removed)", len(box.tasks), next(iter(counts)), _parts(counts)),
+                *(x, y, box.tasks[0], box_id in marked),
+            )
+        )
+    lines = [Line(_line(places[a], places[b], sideways), (a, b) in way) for a, b, _ in fold.edges]
+    lines.sort(key=lambda line: line.on_path)  # the marked ones on top
+    width = max((box.x for box in drawn), default=0) + BOX_W + _MARGIN
+    height = max((box.y for box in drawn), default=0) + BOX_H + _MARGIN
+    return Drawing(drawn, lines, width, height)
+
+
+def _parts(counts: Mapping[str, int]) -> list[Part]:
+    total, x, found = sum(counts.values()), 0.0, []
+    for state, count in counts.items():
+        width = BOX_W * count / total
+        found.append(Part(state, count, round(x, 1), round(width, 1)))
+        x += width
+    return found
+
+
+def _line(start: tuple[int, int], end: tuple[int, int], sideways: bool) -> str:
+    if sideways:
+        (x, y), (u, v) = (start[0] + BOX_W, start[1] + BOX_H // 2), (end[0], end[1] + BOX_H // 2)
+        half = (x + u) // 2
+        return f"M{x} {y}C{half} {y} {half} {v} {u} {v}"
+    (x, y), (u, v) = (start[0] + BOX_W // 2, start[1] + BOX_H), (end[0] + BOX_W // 2, end[1])
+    half = (y + v) // 2
+    return f"M{x} {y}C{x} {half} {u} {half} {u} {v}"
