@@ -289,7 +289,7 @@ def take(tx: Tx, sink: str, hold_for: int) -> Message | None:
     """The oldest message due for a sink, which no other process takes for ``hold_for``; None if none is due."""
     row = tx.run(
         "UPDATE schedd_alert_messages SET next_at = :later, tries = tries + 1 WHERE number = "
-        "(SELECT number FROM schedd_alert_messages WHERE done = 0 AND sink = :sink AND next_at <= :now "
+        "(SELECT number FROM schedd_alert_messages t WHERE done = 0 AND sink = :sink AND next_at <= :now "
         f"ORDER BY number LIMIT 1 {tx.dialect.skip_locked}) RETURNING number, id, sink, at, body, tries",
         sink=sink,
         now=tx.now,

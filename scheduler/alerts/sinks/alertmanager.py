@@ -47,7 +47,7 @@ class Alertmanager:
         """Post a test. Raises SinkError."""
         labels = {"alertname": "schedd_test", "severity": body["severity"], **self._own_labels()}
         note = {"summary": body["title"], "description": body["text"]}
-        self._post([{"labels": labels, "annotations": note, "startsAt": body["at"]}])
+        self._post([{"labels": labels, "annotations": note}])
 
     def _alert(self, alert: Alert, rule: Rule) -> dict[str, Any]:
         key = alert.key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from scheduler.tasks.http.secrets import HIDDEN, Secrets, forms_of
 
 MAX_ANSWER = 2000  # bytes of an answer that are read
 MAX_SHOWN = 200  # characters of it that an error shows
+SHORTEST_HIDDEN = 6  # of a URL's parts: a shorter one is no secret
 Body = Mapping[str, Any]  # of a message: see messages.compose
 
 
@@ -59,9 +61,9 @@ def hidden(text: str, sink: AlertSink) -> str:
         scheme, _, rest = sink.url.partition("://")
         host, slash, path = rest.partition("/")
         text = text.replace(sink.url, f"{scheme}://{host}{slash}…" if path else sink.url)
-        plain = path.partition("?")[0]
-        if len(plain) > 1:
-            text = text.replace(plain, "…")
+        for part in sorted(re.split(r"[/?&=#]", path), key=len, reverse=True):
+            if len(part) >= SHORTEST_HIDDEN:
+                text = text.replace(part, "…")
     for secret in filter(None, (sink.secret, sink.token)):
         for form in sorted(forms_of(secret), key=len, reverse=True):
             text = text.replace(form, HIDDEN)
