@@ -80,7 +80,7 @@ class AlertService:
         """Start the threads."""
         for courier in self._couriers.values():
             courier.start()
-        self._thread = threading.Thread(target=self._run, name="schedd-alerts", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="schedd-alert-rules", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

@@ -288,7 +288,7 @@ class PgNotifier:
                 self._probe(raw, f"{CHANNEL}_{incarnation}")
             if self._of_ends:
                 raw.execute(f"LISTEN {ENDS_CHANNEL}")
-                raw.execute(f"SELECT pg_advisory_lock_shared({ENDS_LOCK[0]}, {ENDS_LOCK[1]})")
+                raw.execute("SELECT pg_advisory_lock_shared(%s, %s)", ENDS_LOCK)
             else:
                 raw.execute(f"LISTEN {CHANNEL}")
             self.works = True
