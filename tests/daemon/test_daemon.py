@@ -494,7 +494,7 @@ def test_a_reload_that_hangs_keeps_nobody_from_stopping(start: Start, systemd: S
     child.kill(signal.SIGHUP)
     child.says("setup hangs")
     child.kill(signal.SIGTERM)
-    child.expect("not reloaded: told to stop")
+    child.expect("not reloaded: stopped while setup")
     child.says("drain")
     assert child.end() == 0
 
