@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import mimetypes
+import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import cached_property, partial
 from importlib import resources
@@ -18,6 +19,7 @@ from starlette.responses import RedirectResponse, Response
 
 from scheduler import __version__
 from scheduler.app import Scheduler
+from scheduler.client.bulks import BulkRunner
 from scheduler.config.model import Config, Console
 from scheduler.console import pages, routes
 from scheduler.console.auth import COOKIE, Auth, LinkAuth, WrongCredentialsError
@@ -42,6 +44,7 @@ from scheduler.errors import (
     InvalidTransitionError,
     SchedulerError,
     StoreUnavailableError,
+    UnknownBulkError,
     UnknownScheduleError,
     UnknownTaskError,
     UnknownWorkerError,
@@ -84,7 +87,9 @@ class Gate:
 
     def __init__(self, site: Site, auth: Auth, *, standalone: bool = False) -> None:
         pages.load()
-        self.site, self.auth = site, auth
+        self._bulks: BulkRunner | None = None
+        self._starting_bulks = threading.Lock()
+        self.site, self.auth = site._replace(wake_bulks=self._wake_bulks), auth
         self.settings = site.settings
         self.peers = Peers(self.settings.trusted_proxies)
         self.failures = Failures()
@@ -94,6 +99,22 @@ class Gate:
         self._headers = security_headers(self.settings.frame_ancestors)
         self._flashes = Signer()
         self._requests = 0
+
+    def _wake_bulks(self) -> None:
+        """Have the thread that runs bulks look at once; it begins with the first bulk."""
+        with self._starting_bulks:
+            if self._bulks is None:
+                self._bulks = BulkRunner(self.site.jobs.database, self.site.jobs._notify)
+                self._bulks.start()
+        self._bulks.wake()
+
+    def close(self) -> None:
+        """Stop what the console does in the background, and close its connection."""
+        with self._starting_bulks:
+            if self._bulks is not None:
+                self._bulks.stop()
+                self._bulks = None
+        self.snapshots.close()
 
     @cached_property
     def _limiter(self) -> anyio.CapacityLimiter:
@@ -122,9 +143,11 @@ class Gate:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                if not self.settings.read_only:
+                    self._wake_bulks()  # what a console that died has left
                 await send({"type": "lifespan.startup.complete"})
             else:
-                self.snapshots.close()
+                self.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
@@ -409,6 +432,7 @@ _STATUS: tuple[tuple[type[SchedulerError], int], ...] = (
     (UnknownTaskError, 404),
     (UnknownScheduleError, 404),
     (UnknownWorkerError, 404),
+    (UnknownBulkError, 404),
     (InvalidTransitionError, 409),
     (DuplicateKeyError, 409),
     (CycleError, 409),

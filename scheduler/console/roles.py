@@ -29,6 +29,7 @@ class Verb(StrEnum):
     EVENT_EMIT = "event.emit"
     SUBMIT = "submit"
     SILENCE = "silence"
+    SAVE_VIEW = "view.save"
 
 
 _OPERATOR = {
@@ -43,6 +44,7 @@ _OPERATOR = {
     Verb.SCHEDULE_TRIGGER,
     Verb.EVENT_EMIT,
     Verb.SILENCE,
+    Verb.SAVE_VIEW,
 }
 BUILT_IN: Mapping[str, frozenset[Verb]] = {
     "viewer": frozenset({Verb.LOOK}),

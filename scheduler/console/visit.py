@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -56,11 +56,12 @@ def is_zone(name: str) -> bool:
 
 
 class Site(NamedTuple):
-    """What all visits share."""
+    """What all visits share. ``wake_bulks``: has bulks run that were started."""
 
     jobs: Scheduler
     settings: Console
     config: Config | None
+    wake_bulks: Callable[[], object] = lambda: None
 
 
 class Visit:

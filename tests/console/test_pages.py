@@ -29,6 +29,7 @@ PATHS = (
     "/tasks/{scheduled}",
     "/tasks/{retried}/log",
     "/tasks/{scheduled}/cancel",
+    "/bulks",
     "/keys",
 )
 RULES: dict[str, dict[str, Any]] = {

@@ -74,7 +74,8 @@ class Pages:
         return page
 
     def _note(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning") and not any(one in text for one in self.expected):
+        gone = "net::ERR_" in text  # a page that looks again after its server has stopped
+        if kind in ("error", "warning") and not gone and not any(one in text for one in self.expected):
             self.troubles.append(f"{kind}: {text}")
 
     def close(self) -> None:

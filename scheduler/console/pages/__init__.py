@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from importlib import import_module
 
-MODULES = ("basics", "now", "tasks", "task", "task_verbs", "logs", "graphs", "schedules", "forecast")
+MODULES = (
+    "basics",
+    "now",
+    "tasks",
+    "task",
+    "task_verbs",
+    "logs",
+    "bulks",
+    "graphs",
+    "schedules",
+    "forecast",
+)
 
 
 def load() -> None:

@@ -6,18 +6,31 @@ import time
 from typing import Any
 
 from scheduler.client.json_views import task_view
-from scheduler.console.filters import compose, parse, words_of
+from scheduler.console.filters import compose, parse, quoted, words_of
 from scheduler.console.masks import TaskMask, TaskMasks, secret_path
-from scheduler.console.render import Page
-from scheduler.console.routes import Nav, page
+from scheduler.console.render import Done, Page
+from scheduler.console.roles import Verb
+from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import Visit
 from scheduler.model.state import TaskState
+from scheduler.store import views as saved
+from scheduler.store.read.explain import whys
+from scheduler.store.read.kinds import kind_names
 from scheduler.store.read.search import WINDOW, search
 from scheduler.store.read.tasks import TaskRecord
 
 PAGE_ROWS = 50
 MAX_ROWS = 500
-_FORM_FIELDS = ("state", "kind", "queue", "since")
+WHYS = 50  # rows of which a page says why they do not run
+_FORM_FIELDS = ("kind", "queue", "since", "not_kind", "not_queue")
+_BULK_VERBS = (
+    ("retry", "retry", "Retry"),
+    ("replay", "replay", "Replay"),
+    ("rerun", "retry", "Run again"),
+    ("cancel", "cancel", "Cancel"),
+    ("purge", "purge", "Purge"),
+)
+_PAGE = "tasks"  # whose views are saved
 
 
 @page("/tasks", nav=Nav("Tasks", "t", 10))
@@ -33,11 +46,14 @@ def tasks(visit: Visit) -> Page:
         wanted = parse(text, at, lambda path: secret_path(tx, path))
         found = search(tx, wanted.terms, limit=limit, cursor=cursor, broken=broken.append)
         masks = TaskMasks(tx, {task.kind for task in found.tasks})
-    rows = [(task, masks.of(task)) for task in found.tasks]
+        reasons = whys(tx, [task.id for task in found.tasks if not task.state.terminal][:WHYS])
+        views = saved.views(tx, _PAGE, visit.who.name)
+        kinds = kind_names(tx)
+    rows = [_row(task, masks.of(task), reasons.get(task.id)) for task in found.tasks]
     took = time.perf_counter() - began
     data: dict[str, Any] = {
         "filter": wanted.text,
-        "tasks": [_view(task.at(at), mask) for task, mask in rows],
+        "tasks": [_view(task.at(at), mask, why) for task, mask, why in rows],
         "cursor": found.cursor,
         "bounded": found.bound,
     }
@@ -51,25 +67,54 @@ def tasks(visit: Visit) -> Page:
         "took": took,
         "cursor": cursor,
         "rows": rows,
+        "views": views,
+        "kinds": kinds,
+        "bulk_verbs": _BULK_VERBS,
+        "acts": any(visit.may(needs) for _, needs, _ in _BULK_VERBS),
     }
     return Page("tasks.html", data, context, wanted.command())
 
 
+def _row(task: TaskRecord, mask: TaskMask, reason: str | None) -> tuple[TaskRecord, TaskMask, str]:
+    """A task, and why it does not run or what it failed of; nothing for a success."""
+    said = reason if not task.state.terminal else None if task.state is TaskState.SUCCESS else task.error
+    return task, mask, mask.text(said) or ""
+
+
 def _text(visit: Visit) -> str:
-    """The filter of ``q``, with what the form's own fields say in front of it."""
-    parts = [(name, visit.asked(name)) for name in _FORM_FIELDS]
-    parts += [("state", ",".join(visit.query.get("states", [])))]
-    rest = visit.asked("q")
+    """The filter of ``q``, in which the form's own fields take the place of the words about the same."""
+    parts = [("state", ",".join(visit.query.get("states", [])))]
+    for name in _FORM_FIELDS:
+        parts.append((f"-{name.removeprefix('not_')}" if name.startswith("not_") else name, visit.asked(name)))
     given = {name for name, value in parts if value}
-    if given:
-        rest = " ".join(word for word in words_of(rest) if word.partition(":")[0] not in given)
+    rest = " ".join(quoted(word) for word in words_of(visit.asked("q")) if word.partition(":")[0] not in given)
     return compose(parts, rest)
 
 
-def _view(task: TaskRecord, mask: TaskMask) -> dict[str, Any]:
+@action("/tasks/views/save", Verb.SAVE_VIEW)
+def save_view(visit: Visit) -> Done:
+    """Keep the filter under a name, for oneself or for everybody."""
+    text = visit.given("q")
+    with visit.read() as tx:
+        parse(text, tx.now, lambda path: secret_path(tx, path))
+    name, owner = visit.given("name"), saved.EVERYBODY if visit.ticked("shared") else visit.who.name
+    visit.jobs.database.change(lambda tx: saved.save(tx, _PAGE, name, text, owner))
+    return Done(f"The view “{name}” is saved.")
+
+
+@action("/tasks/views/forget", Verb.SAVE_VIEW)
+def forget_view(visit: Visit) -> Done:
+    """Forget a view."""
+    name, owner = visit.given("name"), saved.EVERYBODY if visit.ticked("shared") else visit.who.name
+    gone = visit.jobs.database.change(lambda tx: saved.delete(tx, _PAGE, name, owner))
+    return Done(f"The view “{name}” is forgotten." if gone else "There is no such view.", ok=gone)
+
+
+def _view(task: TaskRecord, mask: TaskMask, why: str) -> dict[str, Any]:
     view = task_view(task)
     return {
         **view,
+        "why": why,
         "payload": mask.payload(task.payload),
         "result": mask.json(task.result_text),
         "headers": mask.value(view["headers"]),

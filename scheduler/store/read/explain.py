@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
@@ -38,11 +40,41 @@ _ROW = (
 CLOCK_AHEAD = 60 * SECOND  # what was made so far ahead of now has its times from a clock that was ahead
 
 
+class _Fleet:
+    """The workers, read when first asked for, for one answer or for several."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+
+    @cached_property
+    def workers(self) -> list[WorkerRecord]:
+        return workers(self._tx)
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        return Fleet(self.workers, slot_types(self._tx))
+
+
 def why(tx: Tx, task_id: int) -> str | None:
     """Why the task is not running, or how it ended; None if it runs and nothing is amiss.
 
     Raises UnknownTaskError.
     """
+    return _why(tx, task_id, _Fleet(tx))
+
+
+def whys(tx: Tx, ids: Iterable[int]) -> dict[int, str | None]:
+    """:func:`why` of several tasks, for which the workers are read once; those that are not there are left out."""
+    known, found = _Fleet(tx), {}
+    for task_id in ids:
+        try:
+            found[task_id] = _why(tx, task_id, known)
+        except UnknownTaskError:
+            continue
+    return found
+
+
+def _why(tx: Tx, task_id: int, known: _Fleet) -> str | None:
     row = tx.run(_ROW, id=task_id).first()
     if row is None:
         raise UnknownTaskError(task_id)
@@ -51,19 +83,18 @@ def why(tx: Tx, task_id: int) -> str | None:
     state = TaskState.from_code(row.state)
     if state.terminal:
         return f"{_ended(row, state, tx.now)}{_by_whom(tx, row, state)}{_key(tx, row, state)}"
-    said, refused = _unended(tx, row, state), no_writes(tx.connection)
+    said, refused = _unended(tx, row, state, known), no_writes(tx.connection)
     return said if refused is None else refused if said is None else f"{refused}; {said}"
 
 
-def _unended(tx: Tx, row: sa.Row[Any], state: TaskState) -> str | None:
+def _unended(tx: Tx, row: sa.Row[Any], state: TaskState, known: _Fleet) -> str | None:
     if state is TaskState.WAITING:
         return _waiting(tx, row)
-    found = workers(tx)
     if state in (TaskState.CLAIMED, TaskState.RUNNING):
-        said = _held(tx, row, state, {w.id: w for w in found})
+        said = _held(tx, row, state, {w.id: w for w in known.workers})
         again = "it was replaced, and runs once more as what it is now when this attempt has ended"
         return said if row.rerun != 1 else again if said is None else f"{said}; {again}"
-    fleet = Fleet(found, slot_types(tx))
+    fleet = known.fleet
     if row.run_at > tx.now:
         awaited = _awaited(tx, row.id) if state is TaskState.SUSPENDED else ""
         return f"{_later(row, state, tx.now, fleet, awaited)}{_ahead(row, tx.now)}{_paused_later(tx, row)}"

@@ -1,0 +1,196 @@
+"""``/bulks``: changes of many tasks: a plan whose scope is frozen, then its run in the background, and its result."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, get_args
+
+from scheduler.client.filters import Filters
+from scheduler.console.filters import Filter, parse
+from scheduler.console.masks import masked_text, secret_path
+from scheduler.console.render import Done, Page
+from scheduler.console.roles import Verb
+from scheduler.console.routes import Nav, action, page
+from scheduler.console.visit import BadInputError, Visit
+from scheduler.errors import UnknownBulkError
+from scheduler.model.bulk import MAX_TASKS, BulkState, ItemResult
+from scheduler.model.bulk import Verb as BulkVerb
+from scheduler.model.state import TaskState
+from scheduler.model.times import SECOND
+from scheduler.store.read.search import Term, search
+
+ITEMS = 100
+TYPED_FROM = 100  # of more tasks the number has to be typed before what cannot be taken back
+_VERBS = {
+    "retry": Verb.RETRY,
+    "cancel": Verb.CANCEL,
+    "rerun": Verb.RETRY,
+    "replay": Verb.REPLAY,
+    "purge": Verb.PURGE,
+    "uncancel": Verb.CANCEL,
+}
+_FOR = {
+    "retry": (TaskState.FAILED, TaskState.DEAD),
+    "cancel": tuple(state for state in TaskState if not state.terminal),
+    "rerun": tuple(state for state in TaskState if state.terminal),
+    "replay": (TaskState.DEAD,),
+    "purge": (TaskState.DEAD,),
+}
+
+
+@page("/bulks", nav=Nav("Bulks", "b", 15))
+def bulks(visit: Visit) -> Page:
+    """The bulks there were, the newest first."""
+    found = visit.jobs.bulks.list(50)
+    return Page("bulks.html", [_view(one) for one in found], {"bulks": found})
+
+
+@page("/bulks/{name}")
+def bulk(visit: Visit) -> Page:
+    """A bulk: its plan, how far it is, what became of its tasks."""
+    name = visit.params["name"]
+    found = visit.jobs.bulks.get(name)
+    shown = visit.asked("result")
+    if shown and shown not in [one.value for one in ItemResult]:
+        raise BadInputError(f"result is one of {', '.join(ItemResult)}")
+    cursor = visit.number("cursor")
+    items = visit.jobs.bulks.items(name, result=shown or None, limit=ITEMS, cursor=-1 if cursor is None else cursor)
+    context: dict[str, Any] = {
+        "bulk": found,
+        "items": items,
+        "shown": shown,
+        "results": list(ItemResult),
+        "needs": _VERBS[found.verb].value,
+        "typed": _is_typed(found.verb, found.options.get("cascade", False)) and found.total > TYPED_FROM,
+        "cursor": items[-1].position if len(items) == ITEMS else None,
+        "most": MAX_TASKS,
+        "masked_text": masked_text,
+    }
+    items_data = [{"task": i.task_id, "before": i.before, "result": i.result, "note": i.note} for i in items]
+    return Page("bulk.html", {**_view(found), "items": items_data}, context)
+
+
+def _view(one: Any) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in one.__struct_fields__}
+
+
+def _is_typed(verb: str, cascade: bool) -> bool:
+    return verb == "purge" or (verb == "cancel" and cascade)
+
+
+def _plan(visit: Visit, *, verb: BulkVerb) -> Done:
+    """Freeze which tasks: those that were ticked, or all that match the filter. Changes none of them."""
+    chosen = _chosen(visit, verb)
+    made = visit.jobs.bulks.create(
+        verb,
+        cascade=visit.ticked("cascade"),
+        force=visit.ticked("force"),
+        downstream=not visit.ticked("alone"),
+        **chosen,
+    )
+    return Done("This is the plan; nothing is changed yet.", f"/bulks/{made.name}", data=_view(made))
+
+
+def _chosen(visit: Visit, verb: str) -> Filters:
+    if not visit.ticked("matching"):
+        ids = visit.form.get("id", [])
+        if not ids or not all(one.isascii() and one.isdigit() and len(one) < 19 for one in ids):
+            raise BadInputError("tick the tasks, or choose all that match the filter")
+        return {"ids": [int(one) for one in ids]}
+    with visit.read() as tx:
+        wanted = parse(visit.given("q"), tx.now, lambda path: secret_path(tx, path))
+        simple = _as_filters(wanted, tx.now)
+    return simple if simple is not None else {"ids": _found(visit, wanted, verb)}
+
+
+def _found(visit: Visit, wanted: Filter, verb: str) -> list[int]:
+    """The ids of all that fit, 10,000 at most, the newest first: for filters that only pages have."""
+    terms = list(wanted.terms)
+    if not any(term.field == "state" for term in terms):
+        terms.append(Term("state", tuple(state.value for state in _FOR[verb])))
+    ids: list[int] = []
+    cursor: int | None = None
+    while True:
+        with visit.read() as tx:
+            found = search(tx, terms, limit=1000, cursor=cursor)
+        ids += [task.id for task in found.tasks]
+        cursor = found.cursor
+        if cursor is None or len(ids) >= MAX_TASKS:
+            break
+    if not ids:
+        raise BadInputError("no task fits")
+    return ids[:MAX_TASKS]
+
+
+def _as_filters(wanted: Filter, now: int) -> Filters | None:
+    """The filter as programs have it, so that the audit says it; None where they have no such filter."""
+    made: Filters = {}
+    names = {"queue": "queue", "key": "key", "correlation": "correlation", "subject": "subject"}
+    names |= {"type": "message_type", "class": "error_class", "fingerprint": "fingerprint"}
+    for term in wanted.terms:
+        if term.exclude or any("*" in value for value in term.values):
+            return None
+        if term.field == "state":
+            made["status"] = list(term.values)
+        elif term.field == "kind":
+            made["kind"] = list(term.values)
+        elif term.field == "since":
+            made["newer_than"] = max(0.0, (now - int(term.values[0])) / SECOND)
+        elif term.field == "until":
+            made["older_than"] = max(0.0, (now - int(term.values[0])) / SECOND)
+        elif term.field in names and len(term.values) == 1:
+            made[names[term.field]] = term.values[0]  # type: ignore[literal-required]
+        else:
+            return None
+    return made or None
+
+
+def _start(visit: Visit, *, verb: str) -> Done:
+    """Run the bulk, or go on with it."""
+    name = visit.params["name"]
+    found = _of_verb(visit, name, verb)
+    typed = _is_typed(verb, found.options.get("cascade", False)) and found.total > TYPED_FROM
+    if typed and visit.given("number") != str(found.total):
+        raise BadInputError(f"type the number of tasks, {found.total}, to go on")
+    visit.jobs.bulks.start(name)
+    visit.site.wake_bulks()
+    return Done("It runs in the background.", f"/bulks/{name}")
+
+
+def _stop(visit: Visit, *, verb: str) -> Done:
+    """Stop after the present transaction."""
+    name = visit.params["name"]
+    _of_verb(visit, name, verb)
+    visit.jobs.bulks.stop(name)
+    return Done("It stops after the present hundred.", f"/bulks/{name}")
+
+
+def _undo(visit: Visit, *, verb: str) -> Done:
+    """Take back what can be."""
+    name = visit.params["name"]
+    _of_verb(visit, name, verb)
+    made = visit.jobs.bulks.undo(name)
+    visit.jobs.bulks.start(made.name)
+    visit.site.wake_bulks()
+    return Done("It is being taken back.", f"/bulks/{made.name}")
+
+
+def _of_verb(visit: Visit, name: str, verb: str) -> Any:
+    """The bulk, if its verb is the one that the visitor was checked for. Raises UnknownBulkError."""
+    found = visit.jobs.bulks.get(name)
+    if found.verb != verb:
+        raise UnknownBulkError(name)
+    return found
+
+
+def can_undo(found: Any) -> bool:
+    """Whether some of a bulk can be taken back: a cancel of what had not begun."""
+    return found.verb == "cancel" and found.state in (BulkState.DONE, BulkState.STOPPED) and found.done > 0
+
+
+for _verb in get_args(BulkVerb):
+    if _verb in _FOR:
+        action(f"/bulks/plan/{_verb}", _VERBS[_verb])(partial(_plan, verb=_verb))
+    action(f"/bulks/{{name}}/{_verb}/start", _VERBS[_verb])(partial(_start, verb=_verb))
+    action(f"/bulks/{{name}}/{_verb}/stop", _VERBS[_verb])(partial(_stop, verb=_verb))
+action("/bulks/{name}/cancel/undo", Verb.CANCEL)(partial(_undo, verb="cancel"))
