@@ -81,7 +81,7 @@ def test_a_cancel_can_be_undone(database: Database, jobs: Scheduler, page: Any) 
     with served(database) as server:
         page.goto(link(server))
         page.goto(server.url + "tasks")
-        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Cancel", exact=True).click()
         page.get_by_text(f"Task {first} is cancelled.").wait_for()
         page.keyboard.press("u")
         page.get_by_text(f"Task {first} runs again.").wait_for()
@@ -137,12 +137,12 @@ def test_a_viewer_and_an_operator(database: Database, jobs: Scheduler, pages: An
         vera, olga = pages.new(), pages.new()
         vera.goto(f"{looks}/tasks")
         olga.goto(f"{acts}/tasks")
-        assert vera.get_by_role("button", name="Cancel").count() == 0
-        olga.get_by_role("button", name="Cancel").click()
+        assert vera.get_by_role("button", name="Cancel", exact=True).count() == 0
+        olga.get_by_role("button", name="Cancel", exact=True).click()
         olga.get_by_text(f"Task {first} is cancelled.").wait_for()
         answer = vera.evaluate(f"fetch('{looks}/tasks/{first}/retry', {{method: 'POST'}}).then(a => a.status)")
         assert answer == 403
-        vera.locator(".s-cancelled").first.wait_for()
+        vera.locator("tbody .s-cancelled").wait_for()
     assert jobs.audit(first)[0].actor == "olga (proxy)"
 
 

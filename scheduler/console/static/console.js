@@ -81,11 +81,7 @@ async function look(forced = false) {
       if (answer.status === 200) {
         const mark = answer.headers.get("etag");
         const html = await answer.text();
-        if (tag === null && !forced) {
-          tag = mark; // the page itself is as new
-        } else {
-          offer(html, mark);
-        }
+        offer(html, mark); // the first one too: something may have changed since the page was made
       } else if (answer.status === 304) {
         if (held && !busy()) {
           const newer = held;
