@@ -114,6 +114,12 @@ def drain_without_rollups(url: str, size: int) -> dict[str, float]:
     return drained(jobs, size)
 
 
+def drain_with_metrics(url: str, size: int) -> dict[str, float]:
+    jobs = scheduler(url, metrics=True)
+    fill(jobs, size)
+    return drained(jobs, size)
+
+
 def drain_async(url: str, size: int) -> dict[str, float]:
     jobs = scheduler(url)
     fill(jobs, size, anoop)
@@ -208,7 +214,7 @@ def beside(url: str) -> None:
 
 
 _ALL: dict[str, Any] = {
-    "drain": {"": drain, "async": drain_async, "no rollups": drain_without_rollups},
+    "drain": {"": drain, "async": drain_async, "no rollups": drain_without_rollups, "metrics": drain_with_metrics},
     "dag 5,000": dag,
     "dag 100,000": dag,
     "enqueue": enqueue,
