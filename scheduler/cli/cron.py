@@ -167,8 +167,8 @@ def next_(session: Session, /, name: str, count: int) -> None:
 def forecast_(session: Session, /, hours: float) -> None:
     """What all schedules will run, for how long, and when they want more slots than the workers have.
 
-    P50 and P90: half of the runs, and nine of ten, took no longer in the last seven days. Whatever else is scheduled
-    comes on top.
+    P50 and P90: half of the runs, and nine of ten, took no longer in the last day, or else the last seven. Whatever
+    else is scheduled comes on top.
     """
     from scheduler.client.analysis_views import forecast_view
     from scheduler.model.texts import listed

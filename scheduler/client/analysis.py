@@ -45,8 +45,8 @@ class AnalysisOperations:
     def estimate(self, task_id: int, *, limit: int = MAX_GRAPH) -> Estimate:
         """When the graph of a task may have ended, its longest way, and what blocks most.
 
-        By how long its kinds took in the last seven days, and the slots of the live workers. ``limit``: tasks at most,
-        the nearest first. Raises UnknownTaskError, ConfigError.
+        By how long its kinds took in the last day, or else the last seven, and the slots of the live workers.
+        ``limit``: tasks at most, the nearest first. Raises UnknownTaskError, ConfigError.
         """
         with self.database.read() as tx:
             return graph_estimate(tx, graph(tx, check_id(task_id), _limit(limit)))

@@ -80,7 +80,7 @@ def the_forecast(visit: Visit) -> Page:
         "x": lambda at: _x(at, found),
         "unknown": [one.name for one in going if one.p50 is None],
     }
-    return Page("forecast.html", forecast_view(found), context, f"schedctl cron forecast --hours {hours}")
+    return Page("forecast.html", forecast_view(found), context, f"schedctl cron forecast --hours {hours}", live=False)
 
 
 def _x(at: int, found: Forecast) -> float:

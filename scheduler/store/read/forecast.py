@@ -98,14 +98,15 @@ def forecast(tx: Tx, hours: float = 24.0) -> Forecast:
         raise ConfigError(f"hours must be above 0 and at most {MAX_HOURS:g}, not {hours!r:.80}")
     now = tx.now
     until = now + round(hours * 3600 * SECOND)
-    usual, fleet = expected(tx), read_fleet(tx)
+    fleet, schedules = read_fleet(tx), records(tx)
     options = {row[0]: row[1] for row in tx.rows(_OPTIONS)}
+    templates = [_template(schedule, options.get(schedule.name, "{}")) for schedule in schedules]
+    usual = expected(tx, {spec.kind for template in templates for spec in template})
     found: list[ScheduleForecast] = []
     uses: list[Use] = []
     base: dict[object, float] = {}
     truncated = False
-    for schedule in records(tx):
-        template = _template(schedule, options.get(schedule.name, "{}"))
+    for schedule, template in zip(schedules, templates, strict=True):
         run = _run(template, usual, fleet.slot_types)
         one = _of(schedule, run, now, until)
         found.append(one)
@@ -182,10 +183,12 @@ def _of(schedule: ScheduleRecord, run: _Run, now: int, until: int) -> ScheduleFo
     if schedule.trouble is not None:
         return one._replace(trouble=schedule.trouble)
     try:
-        first = max([now, *upcoming(schedule, 1, now)]) if schedule.next_at < FOREVER else None
-        if first is None:
-            return one._replace(trouble="its run is under way; the delay counts from its end" if delay else None)
-        if not upcoming(schedule, 1, now) or first > until:
+        coming = upcoming(schedule, 1, now)
+        if not coming:
+            under_way = delay and schedule.next_at == FOREVER
+            return one._replace(trouble="its run is under way; the delay counts from its end" if under_way else None)
+        first = max(now, coming[0])
+        if first > until:
             return one
         fires = [first]
         following = _after_delay(schedule, first, run) if delay else _following(schedule, first)

@@ -118,9 +118,10 @@ def workers(tx: Tx, *, every: bool = False) -> list[WorkerRecord]:
         )
     }
     running: dict[int, list[Running]] = {}
+    # The sum keeps SQLite from walking all tasks by their ids instead of those that are held.
     for row in tx.run(
         "SELECT worker, id, kind, started_at FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
-        f"AND state + 0 = {st.RUNNING} ORDER BY id LIMIT {_MAX_RUNNING}"
+        f"AND state + 0 = {st.RUNNING} ORDER BY id + 0 LIMIT {_MAX_RUNNING}"
     ):
         running.setdefault(row.worker, []).append(Running(row.id, row.kind, row.started_at))
     kinds: dict[int, dict[str, int]] = {}
