@@ -114,7 +114,7 @@ def starts(url: str, size: int) -> list[dict[str, float]]:
     given: list[tuple[float, float]] = []
 
     wrap(EngineState, "sleep", lambda begin, end, _: sleeps.append((begin, end)))
-    wrap(EngineState, "was_rung", lambda _, end, rung: wakes.append((end, waited_for_core())) if rung else None)
+    wrap(EngineState, "was_woken", lambda _, end, rung: wakes.append((end, waited_for_core())) if rung else None)
     wrap(SlotFeeder, "submit", lambda begin, _end, _: given.append((begin, waited_for_core())))
     jobs = schedd.scheduler(url)
     schedd.started = _Stamps(began)
