@@ -12,6 +12,7 @@ MAX_CHANGES = 200
 MAX_LINES = 2_000  # of each text: comparing takes the square of it at worst
 _MISSING = object()
 _MAX_DEPTH = 20
+_TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)? ?")
 _VARYING = re.compile(r"[0-9a-fA-F]{8,}|\d+")
 
 
@@ -54,8 +55,11 @@ class TextDiff(NamedTuple):
 
 
 def text_diff(before: str, after: str) -> TextDiff:
-    """What is different in ``after``, by lines. The last 2,000 lines of each text are compared."""
-    old, new = before.splitlines(), after.splitlines()
+    """What is different in ``after``, by lines without the times that they begin with.
+
+    The last 2,000 lines of each text are compared.
+    """
+    old, new = ([_TIME.sub("", line) for line in text.splitlines()] for text in (before, after))
     truncated = max(len(old), len(new)) > MAX_LINES
     found = difflib.unified_diff(old[-MAX_LINES:], new[-MAX_LINES:], lineterm="", n=3)
     return TextDiff(list(found)[2:], truncated)

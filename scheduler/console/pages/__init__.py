@@ -15,6 +15,7 @@ MODULES = (
     "graphs",
     "schedules",
     "forecast",
+    "compare",
 )
 
 

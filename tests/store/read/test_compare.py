@@ -139,5 +139,11 @@ def test_differences_of_texts() -> None:
     assert [line for line in found.lines if line[0] in "+-"] == ["-b", "+B"]
     assert not found.truncated
     assert text_diff("same", "same").lines == []
+    timed = [f"2026-03-01T02:30:0{n}.123Z INFO loads {n % 2}" for n in range(4)]
+    assert text_diff(timed[0], timed[2]).lines == [], "each run has other times"
+    assert [line for line in text_diff(timed[0], timed[1]).lines if line[0] in "+-"] == [
+        "-INFO loads 0",
+        "+INFO loads 1",
+    ]
     assert text_diff("x\n" * 3000, "").truncated
     assert pattern("order-4711/deadbeef01") == "order-#/#"

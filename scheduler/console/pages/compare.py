@@ -1,0 +1,52 @@
+"""``/compare/ID``: a run beside the last good one of its kind, or beside another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler.client.analysis_views import comparison_view
+from scheduler.console.masks import TaskMasks
+from scheduler.console.pages.task import log_text
+from scheduler.console.render import Page
+from scheduler.console.routes import page
+from scheduler.console.visit import Visit
+from scheduler.model.compare import changes, text_diff
+from scheduler.store.read.compare import compare
+from scheduler.store.read.history import attempt_log
+from scheduler.store.read.tasks import get_task
+
+LINES = 400  # of the difference between two logs
+ROLES = 200
+
+
+@page("/compare/{id:int}")
+def comparison(visit: Visit) -> Page:
+    """What is different in this run."""
+    task_id = visit.params["id"]
+    other = visit.number("with", least=1)
+    with visit.read() as tx:
+        found = compare(tx, task_id, other)
+        task = get_task(tx, task_id)
+        pair = () if found is None else (found.other, found.task)
+        masks = TaskMasks(tx, [one.kind for one in pair])
+        own = [masks.of(one) for one in pair]
+        logs = [log_text(mask, attempt_log(tx, one.id) or "") for mask, one in zip(own, pair, strict=True)]
+    command = f"schedctl compare {task_id}" + (f" {other}" if other else "")
+    if found is None:
+        context: dict[str, Any] = {"task": task, "found": None, "other": other}
+        return Page("compare.html", {"task": task_id, "other": None}, context, command, live=False)
+    payloads = [mask.payload(one.payload) for mask, one in zip(own, pair, strict=True)]
+    different, lines = changes(*payloads), text_diff(*logs)
+    data = comparison_view(found) | {"payload": [one._asdict() for one in different], "log": lines.lines}
+    context = {
+        "task": task,
+        "found": found,
+        "other": other,
+        "changes": different,
+        "lines": lines.lines[:LINES],
+        "more_lines": max(0, len(lines.lines) - LINES),
+        "roles": found.roles[:ROLES],
+        "cut": lines.truncated,
+        "more_roles": max(0, len(found.roles) - ROLES),
+    }
+    return Page("compare.html", data, context, command, live=False)
