@@ -27,6 +27,7 @@ class AsyncTaskOperations(SteeringOperations):
     get_task_async = in_thread(TaskOperations.get_task)
     list_tasks_async = in_thread(TaskOperations.list_tasks)
     cancel_async = in_thread(TaskOperations.cancel_task)
+    uncancel_async = in_thread(SteeringOperations.uncancel_task)
     retry_async = in_thread(TaskOperations.retry_task)
     rerun_async = in_thread(SteeringOperations.rerun)
     copy_async = in_thread(SteeringOperations.copy_task)

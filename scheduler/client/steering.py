@@ -28,6 +28,7 @@ from scheduler.model.task import Priority, Task
 from scheduler.model.times import instant_us, span_us
 from scheduler.store.admin.bulk import Bulk, cancel_many, patch_many, retry_many
 from scheduler.store.admin.copy import copy
+from scheduler.store.admin.stored_bulks import uncancel
 from scheduler.store.read.choose import TaskFilter
 from scheduler.store.read.kinds import KindRecord
 from scheduler.store.tasks.patch import NewPayload, Patch, patch_one
@@ -96,6 +97,16 @@ class SteeringOperations(TaskOperations):
     def bulks(self) -> Bulks:
         """Changes of many tasks with a frozen scope: planned, run, stopped, gone on with, undone."""
         return Bulks(self.database, self._chosen, self._notify)
+
+    def uncancel_task(self, task_id: int) -> None:
+        """Take back a cancel of a task that had not begun: it waits again, or is scheduled for its old time.
+
+        What ended with it comes back, too. Raises UnknownTaskError; InvalidTransitionError if it is not cancelled, or
+        had begun; DuplicateKeyError if another task holds its key or has completed under it since.
+        """
+        check_id(task_id)
+        self.database.change(lambda tx: uncancel(tx, task_id))
+        self._notify()
 
     def update_task(self, task_id: int, **changes: Unpack[Changes]) -> None:
         """Change a stored task that waits, is scheduled or waits for its retry; see :class:`Changes`.

@@ -224,3 +224,14 @@ def test_the_pages_are_accessible_and_fit_a_phone_in_the_dark(database: Database
         assert violations(phone) == [], "colours of the dark, too"
         for one in (page, phone):
             one.close()  # it would look for the console that is about to stop
+
+
+def test_the_undo_of_a_cancel_keeps_the_time_of_the_task(database: Database, jobs: Scheduler) -> None:
+    later = int(jobs.task(Mail, "ada").after(86_400).schedule())
+    due = jobs.get_task(later).run_at
+    with console_on(database, "operator") as gate:
+        assert post(gate, f"/tasks/{later}/uncancel").status == 409, "it is not cancelled"
+        assert post(gate, f"/tasks/{later}/cancel").status == 303
+        assert jobs.get_task_status(later) is TaskState.CANCELLED
+        assert post(gate, f"/tasks/{later}/uncancel").status == 303
+    assert (jobs.get_task_status(later), jobs.get_task(later).run_at) == (TaskState.SCHEDULED, due)

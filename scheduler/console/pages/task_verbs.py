@@ -14,7 +14,8 @@ from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import action
 from scheduler.console.visit import BadInputError, Visit
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, InvalidTransitionError
+from scheduler.model.state import TaskState
 from scheduler.model.texts import counted
 from scheduler.model.times import to_datetime
 
@@ -32,8 +33,21 @@ def cancel(visit: Visit) -> Done:
         said = "it ends now, whatever its handler does" if visit.ticked("force") else "it has been asked to end"
         return Done(f"Task {task_id} is running: {said}.")
     more = f", and {counted(len(done.affected), 'task')} ended with it" if done.affected else ""
-    undo = ("Undo: run it after all", f"/tasks/{task_id}/retry", dict[str, str]())
+    undo = ("Undo: run it after all", f"/tasks/{task_id}/uncancel", dict[str, str]())
     return Done(f"Task {task_id} is cancelled{more}.", undo=undo, data={"cancelled": list(done.cancelled)})
+
+
+@action("/tasks/{id:int}/uncancel", Verb.CANCEL)
+def uncancel(visit: Visit) -> Done:
+    """Take back a cancel: what had not begun is scheduled for its old time, what had begun goes on."""
+    task_id = visit.params["id"]
+    try:
+        visit.jobs.uncancel_task(task_id)
+    except InvalidTransitionError:
+        if visit.jobs.get_task_status(task_id) is not TaskState.CANCELLED:
+            raise
+        visit.jobs.retry_task(task_id)
+    return Done(f"Task {task_id} is not cancelled any more.")
 
 
 @action("/tasks/{id:int}/retry", Verb.RETRY)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.errors import ConfigError, DuplicateKeyError, InvalidTransitionError, SchedulerError
+from scheduler.errors import ConfigError, DuplicateKeyError, InvalidTransitionError, SchedulerError, UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.actor import acting
 from scheduler.model.bulk import BATCH, MAX_TASKS, VERBS, BulkOptions, BulkState, ItemResult, Verb
@@ -28,6 +28,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.graph import spawned
 from scheduler.store.graph.cancel_cascade import below
 from scheduler.store.graph.descendants import all_below, ended_below, tasks_below
+from scheduler.store.read.audit import last
 from scheduler.store.read.choose import TaskFilter, chosen_tasks, highest_id
 from scheduler.store.tasks import control, keys
 from scheduler.store.tasks.rerun import rerun
@@ -340,11 +341,19 @@ def _one_by_one(verb: str, change: Callable[[Tx, sa.Row[Any], BulkOptions], obje
 def uncancel(tx: Tx, task_id: int) -> None:
     """Take back a cancel of a task that had not begun: it waits again, or is scheduled for its old time.
 
-    What ended with it comes back, too. Raises UnknownTaskError, InvalidTransitionError, DuplicateKeyError.
+    What ended with it comes back, too. Raises UnknownTaskError, DuplicateKeyError; InvalidTransitionError if it is not
+    cancelled, or the audit does not say that it had not begun.
     """
     row = _rows(tx, [task_id], tx.dialect.lock).get(task_id)
+    if row is None:
+        raise UnknownTaskError(task_id)
+    entry = last(tx, task_id, "cancel")
+    if row.state != st.CANCELLED or entry is None or entry.before not in _UNBEGUN:
+        state = TaskState.from_code(row.state)
+        said = f"task {task_id} is {state}" if row.state != st.CANCELLED else f"task {task_id} had begun"
+        raise InvalidTransitionError(f"{said}: only a cancel of what had not begun can be taken back; retry it instead")
     control.retry(tx, task_id)
-    if row is not None and row.run_at > tx.now:
+    if row.run_at > tx.now:
         tx.run(
             f"UPDATE schedd_tasks SET run_at = :at WHERE id = :id AND state <= {st.SCHEDULED}",
             id=task_id,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import ConfigError, InvalidTransitionError, UnknownBulkError
+from scheduler import ConfigError, InvalidTransitionError, UnknownBulkError, UnknownTaskError
 from scheduler.client import bulks as client
 from scheduler.client.bulks import BulkRunner
 from scheduler.model import bulk as model
@@ -262,3 +262,23 @@ def test_saved_views(bench: Bench) -> None:
         with pytest.raises(ConfigError, match="name"):
             save(tx, "tasks", "", "x")
     assert [e.action for e in bench.jobs.audit(subject="view")] == ["view deleted", "view saved", "view saved"]
+
+
+def test_one_cancel_can_be_taken_back(bench: Bench) -> None:
+    later = due(bench, 1, "later", after=3600)[0]
+    below = int(bench.step("below", later).schedule())
+    ran = due(bench, 1, "ran")[0]
+    bench.script.failing.add("ran0")
+    bench.drain()
+    bench.jobs.cancel_task(later)
+    assert bench.states(later, below) == ["cancelled", "failed"]
+    bench.jobs.uncancel_task(later)
+    assert bench.states(later, below) == ["scheduled", "waiting"]
+    when = bench.jobs.get_task(later).run_at
+    assert when is not None
+    assert when.timestamp() - bench.clock.now() / SECOND == pytest.approx(3600, abs=5)
+    for task in (later, ran):
+        with pytest.raises(InvalidTransitionError, match="taken back"):
+            bench.jobs.uncancel_task(task)
+    with pytest.raises(UnknownTaskError):
+        bench.jobs.uncancel_task(10**9)
