@@ -53,6 +53,7 @@ def _both(*bars: Bar) -> dict[str, tuple[Bar, ...]]:
 _ASYNC = Bar(0.6, "schedd", who="schedd, async")
 _ROLLUPS = Bar(0.98, "schedd, no rollups")  # what counting how attempts end, run and wait may cost
 _METRICS = Bar(0.98, "schedd", who="schedd, metrics")  # what metrics for Prometheus may cost beside that
+_OTEL = Bar(0.98, "schedd", who="schedd, otel")  # what tracing may cost that traces nothing
 _RAW = Bar(0.6, "raw")
 _HALF = Bar(0.5, "raw")
 _BEHIND = tuple(
@@ -74,8 +75,8 @@ WORKS = {
             "drain",
             30_000,
             {
-                SQLITE: (Bar(40_000), _RAW, _ASYNC, _ROLLUPS, _METRICS),
-                POSTGRESQL: (Bar(1.4, "pgqueuer"), _RAW, _ASYNC, _ROLLUPS, _METRICS),
+                SQLITE: (Bar(40_000), _RAW, _ASYNC, _ROLLUPS, _METRICS, _OTEL),
+                POSTGRESQL: (Bar(1.4, "pgqueuer"), _RAW, _ASYNC, _ROLLUPS, _METRICS, _OTEL),
             },
             quick=5_000,
             smaller={
@@ -160,7 +161,7 @@ WORKS = {
 QUICK_STORED = 30_000
 MEANINGS = {
     "drain": "no-op tasks stored before, until the last outcome is committed; schedd in threads, as asyncio Tasks, or "
-    "without rollups, with metrics",
+    "without rollups, with metrics, with tracing on at ratio 0",
     "dag 5,000": "the same as a graph: layers of 100, three parents each in the layer above",
     "dag 100,000": "the same, larger",
     "enqueue": "one task a transaction, one after the other, by one caller",

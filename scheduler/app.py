@@ -42,8 +42,10 @@ from scheduler.store.db.notifier import Notifier, make_notifier
 
 if TYPE_CHECKING:
     from scheduler.client.submitter import AnyConnection
+    from scheduler.config.model import Otel
     from scheduler.engine.engine import Engine
     from scheduler.telemetry.metrics import Family
+    from scheduler.telemetry.otel import Tracing
 
 P = ParamSpec("P")
 
@@ -65,7 +67,8 @@ class Scheduler(
     seconds that an attempt of a task without a timeout may take, 0: for ever. ``retention``: seconds by success,
     failed, outcomes, events, results, keys, audit, stats; and by dead, cancelled, skipped, which stay as long as failed
     where they are not given. ``rollups``: keep the numbers of :meth:`stats`. ``metrics``: keep this worker's own
-    metrics, for Prometheus or OpenTelemetry.
+    metrics, for Prometheus or OpenTelemetry. ``otel``: trace tasks with OpenTelemetry, with
+    these settings of ``[otel]`` (endpoint, ratio, parent, service, slow, settle, logs, metrics); None: do not.
     ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)`` must return a context
     manager that surrounds each run, ``on_dead_letter(letter)`` is called, once and after the commit, for each task
     that failed for good while this process ran it.
@@ -97,6 +100,7 @@ class Scheduler(
         log_attempts: str = "notable",
         rollups: bool = True,
         metrics: bool = False,
+        otel: Otel | Mapping[str, Any] | None = None,
         capture_root: bool = False,
         processes: int | None = None,
         process_grace: float = PROCESS_GRACE,
@@ -121,6 +125,7 @@ class Scheduler(
         self._rng = rng
         self._around_run = around_run
         self._on_dead_letter = _hook(on_dead_letter)
+        self._otel = _otel(otel)
         self._options = EngineOptions(
             queues=_queues(queues),
             pools=_pools(pools or {}),
@@ -132,11 +137,19 @@ class Scheduler(
             log_attempts=log_attempts,
             capture_root=capture_root,
             rollups=bool(rollups),
-            metrics=bool(metrics),
+            metrics=bool(metrics) or (self._otel is not None and self._otel.metrics),
             processes=_processes(processes, process_grace, recycle_tasks, recycle_memory, child_state),
         )
+        self._tracing: Tracing | None = None
         self._caller = TaskSubmitter(
-            self.database, self.registry, self.threads, self._notify, self._engine_notifier, timezone, before_schedule
+            self.database,
+            self.registry,
+            self.threads,
+            self._notify,
+            self._engine_notifier,
+            timezone,
+            before_schedule,
+            None if self._otel is None else self._make_tracing,
         )
         self._engine: Engine | None = None
         self._notifier: Notifier | None = None
@@ -320,10 +333,28 @@ class Scheduler(
         if self._engine is not None:
             self._engine.engine_state.dead_letter_hook.hook = self._on_dead_letter
 
+    def _make_tracing(self) -> Tracing:
+        """What traces tasks. Made when first needed, so that the program may set its tracer provider before.
+
+        Raises ConfigError.
+        """
+        with self._lifecycle:
+            if self._tracing is None:
+                assert self._otel is not None
+                from scheduler.telemetry.tracing import make_tracing
+
+                self._tracing = make_tracing(self._otel, self.database.now, self.database.url.host)
+            return self._tracing
+
+    def _flush_traces(self) -> None:
+        """Export what waits; a receiver that hangs holds up no stop for long."""
+        if self._tracing is not None:
+            self._tracing.flush()
+
     def _make_engine(self, *, inline: bool = False) -> Engine:
         from scheduler.engine.engine import Engine
 
-        return Engine(
+        engine = Engine(
             self.database,
             self.registry,
             self._options,
@@ -332,10 +363,14 @@ class Scheduler(
             around_run=self._around_run,
             on_dead_letter=self._on_dead_letter,
             drafts=SpecFactory(self._caller),
+            tracing=None if self._otel is None else self._make_tracing(),
             rng=self._rng,
             inline=inline,
             version=__version__,
         )
+        if self._tracing is not None and engine.metrics is not None:
+            self._tracing.metrics.read = engine.metrics.snapshot
+        return engine
 
     def start(self) -> None:
         """Start to run tasks in this process. Does nothing if it is running.
@@ -382,6 +417,7 @@ class Scheduler(
                 engine.stop(hand_back_running=False)
                 self._engine = None
                 self.database.settle()
+                self._flush_traces()
                 return []
             left = engine.running_ids()
             threading.Thread(target=self._stop_later, args=(engine,), name="schedd-stop", daemon=True).start()
@@ -395,6 +431,7 @@ class Scheduler(
             if self._engine is engine:
                 self._engine = None
                 self.database.settle()
+            self._flush_traces()
 
     def stop_now(self) -> list[int]:
         """Stop at once, for a process that is about to end.
@@ -412,6 +449,7 @@ class Scheduler(
             engine.drain()
             trouble = engine.stop(hand_back_running=True)
             self.database.settle()
+            self._flush_traces()
             if trouble is not None:
                 raise trouble
             return engine.handed_back
@@ -423,8 +461,11 @@ class Scheduler(
 
     def close(self) -> None:
         """Stop, and close the connections; the end of ``with jobs:`` does the same. A later use opens them again."""
+        runs = self._engine is not None
         self.stop()
         self._close_subscriptions()
+        if not runs:  # else the stop has done it
+            self._flush_traces()
         self.threads.close()
         with self._lifecycle:
             if self._notifier is not None:
@@ -446,6 +487,15 @@ def _hook(given: Callable[[DeadLetter], Any] | None) -> Callable[[DeadLetter], A
     if given is not None and (not callable(given) or inspect.iscoroutinefunction(given)):
         raise ConfigError(f"on_dead_letter must be a plain function of the dead letter, not {given!r}")
     return given
+
+
+def _otel(given: Otel | Mapping[str, Any] | None) -> Otel | None:
+    """The settings of ``[otel]``. Raises ConfigError."""
+    if given is None:
+        return None
+    from scheduler.config.scheduler_options import otel_section
+
+    return otel_section(given)
 
 
 def _processes(

@@ -20,6 +20,7 @@ pytest_plugins = [
     "support.fleet",
     "support.flows",
     "support.browser",
+    "support.otlp",
 ]
 
 settings.register_profile("schedd", deadline=None, print_blob=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
 
+    from scheduler.telemetry.otel import Tracing
+    from scheduler.telemetry.sending import Send
+
     AnyConnection = sa.Connection | Session | AsyncConnection | AsyncSession
 
 
@@ -41,6 +45,7 @@ class TaskSubmitter:
         notifier: Callable[[], Notifier],
         timezone: str = "UTC",
         before_schedule: Callable[[Any], Any] | None = None,
+        tracing: Callable[[], Tracing] | None = None,
     ) -> None:
         self.database = database
         self.registry = registry
@@ -49,6 +54,7 @@ class TaskSubmitter:
         self.notifier = notifier
         self.timezone = timezone
         self.before_schedule = before_schedule
+        self._tracing = tracing
         self._unkeyed: dict[str, Recurrence] = {}  # what this program has registered, by the names made for it
 
     def named(self, name: str, payload: Any) -> tuple[Kind | PublishedKind, Any]:
@@ -63,8 +69,17 @@ class TaskSubmitter:
 
     def store_one(self, spec: TaskSpec, connection: Any = None) -> TaskId:
         """:meth:`store` a single task."""
+        send = self._send([spec])
+        if send is None:
+            return self._store_one(spec, connection)
+        with send:
+            stored = self._store_one(spec, connection)
+            send.stored([stored])
+            return stored
+
+    def _store_one(self, spec: TaskSpec, connection: Any) -> TaskId:
         if connection is not None or not is_one_row(spec) or by_hand():
-            return self.store([spec], connection)[0]
+            return self._store([spec], connection)[0]
         if self.database.dialect.name == "sqlite":
             new_id = insert_alone(self.database, spec)
             self.notify()
@@ -76,12 +91,21 @@ class TaskSubmitter:
 
     def store(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
         """Store tasks, in the caller's transaction if there is one, and notify after the commit."""
+        send = self._send(specs)
+        if send is None:
+            return self._store(specs, connection)
+        with send:
+            stored = self._store(specs, connection)
+            send.stored(stored)
+            return stored
+
+    def _store(self, specs: list[TaskSpec], connection: Any) -> list[TaskId]:
         if connection is not None:
             own = callers_connection(connection)
             self.database.open()
             return self._store_on(own, specs)
         if len(specs) == 1 and is_one_row(specs[0]) and not by_hand():
-            return [self.store_one(specs[0])]
+            return [self._store_one(specs[0], None)]
         stored = self.database.change(lambda tx: _enqueue(tx, specs, ours=True))
         self.notify()
         return stored
@@ -96,7 +120,23 @@ class TaskSubmitter:
         if connection is None:
             return await self.threads.call(self.store, specs)
         await self.threads.call(self.database.open)
-        return await run_on(connection, lambda own: self._store_on(callers_connection(own), specs))
+        send = self._send(specs)
+        if send is None:
+            return await run_on(connection, lambda own: self._store_on(callers_connection(own), specs))
+        with send:
+            stored = await run_on(connection, lambda own: self._store_on(callers_connection(own), specs))
+            send.stored(stored)
+            return stored
+
+    def _send(self, specs: list[TaskSpec]) -> Send | None:
+        """The span of storing these tasks, and its context in their headers; None if it is not traced."""
+        if self._tracing is not None:
+            return self._tracing().open_send(specs)
+        if "opentelemetry.trace" not in sys.modules:  # as nearly always: the program does not trace
+            return None
+        from scheduler.telemetry.sending import send_in_span
+
+        return send_in_span(specs)
 
     def register_schedule(self, spec: ScheduleSpec, *, keyed: bool) -> None:
         """Store a schedule. Without a key a second recurrence of the same task would replace the first.

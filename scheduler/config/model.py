@@ -141,6 +141,25 @@ class Console(Section, frozen=True):
     trace_url: str | None = None
 
 
+class Otel(Section, frozen=True):
+    """``[otel]``: traces and metrics for OpenTelemetry.
+
+    ``endpoint`` None: as ``OTEL_EXPORTER_OTLP_ENDPOINT`` says. ``ratio``: which part of the attempts is traced whose
+    tasks were sent outside of a trace. ``parent``: whether the span of an attempt begins a trace of its own, with a
+    link to the sender's, or is a child of the sender's. ``slow``: longer attempts are always traced; 0: none for that.
+    """
+
+    enabled: bool = False
+    endpoint: str | None = None
+    ratio: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    parent: Literal["link", "producer"] = "link"
+    service: str = "schedd"
+    slow: Duration = 1.0
+    settle: bool = False
+    logs: bool = True
+    metrics: bool = True
+
+
 class Command(Section, frozen=True):
     """``[command]``: whether tasks may run commands, and in which directories (none named: in any)."""
 
@@ -227,6 +246,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics = Metrics()
     console: Console = Console()
     alerts: Alerts = Alerts()
+    otel: Otel = Otel()
     command: Command = Command()
     files: Files = Files()
     http: Http = Http()

@@ -9,7 +9,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from scheduler.config.model import Config
+from scheduler.config.model import KINDS, Config, Otel
+from scheduler.config.sources import Unfit, convert, shown
+from scheduler.errors import ConfigError
 from scheduler.model.defaults import POOLS
 
 
@@ -35,8 +37,28 @@ def scheduler_options(config: Config) -> dict[str, Any]:
         "rollups": config.metrics.rollups,
         "metrics": config.metrics.listen is not None,
         "log_attempts": "notable" if config.log.attempts == "auto" else config.log.attempts,
+        "otel": config.otel if config.otel.enabled else None,
         "settings": task_settings(config),
     }
+
+
+def otel_section(given: Otel | Mapping[str, Any]) -> Otel:
+    """The settings of ``[otel]``, checked as those of a file are. Raises ConfigError."""
+    if isinstance(given, Otel):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"otel must be the settings of [otel] by name, not {given!r:.80}")
+    made: dict[str, Any] = {"enabled": True}
+    for name, value in given.items():
+        kind = KINDS.get(f"otel.{name}")
+        if kind is None:
+            known = [setting.removeprefix("otel.") for setting in KINDS if setting.startswith("otel.")]
+            raise ConfigError(f"otel has no setting {name!r:.80}; there are {', '.join(known)}")
+        try:
+            made[name] = None if value is None else convert(kind, value, text=False)
+        except Unfit as error:
+            raise ConfigError(f"otel.{name}: expected {error}, not {shown(value)}") from None
+    return Otel(**made)
 
 
 def task_settings(config: Config, environ: Mapping[str, str] = os.environ) -> dict[str, dict[str, Any]]:

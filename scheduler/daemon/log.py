@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # with its parameters, which costs more than running it: they stay at "warning" whatever the level.
 _QUIET = {"sqlalchemy": logging.WARNING, "alembic": logging.WARNING}
 _FIRST = ("timestamp", "level", "logger", "event")
-_ON_EVERY_LINE = frozenset({*_FIRST, *LOG_FIELDS, "exc_info"})
+_ON_EVERY_LINE = frozenset({*_FIRST, *LOG_FIELDS, "trace_id", "span_id", "exc_info"})
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG_PRIORITY = 7
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.ECONNRESET, errno.ENOTCONN})
@@ -177,6 +177,8 @@ def _add_attempt(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
     attempt = current_attempt.get()
     if attempt is not None:
         for name, value in log_fields(attempt.claimed).items():
+            event.setdefault(name, value)
+        for name, value in () if attempt.trace is None else attempt.trace.log_fields.items():
             event.setdefault(name, value)
     return event
 

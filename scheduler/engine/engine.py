@@ -43,6 +43,7 @@ from scheduler.telemetry.health import Vitals, is_in_store
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from scheduler.telemetry.otel import Tracing
     from scheduler.telemetry.registry import MetricsRegistry
 
 log = logging.getLogger("scheduler.engine")
@@ -72,6 +73,7 @@ class Engine:
         around_run: Callable[[Any], AbstractContextManager[Any]] | None = None,
         on_dead_letter: Hook | None = None,
         drafts: StoredDrafts | None = None,
+        tracing: Tracing | None = None,
         rng: random.Random | None = None,
         spawn: Spawner = spawn_thread,
         incarnation: Callable[[], str] = random_incarnation,
@@ -83,6 +85,7 @@ class Engine:
             database, registry, options, state=state, settings=settings, around_run=around_run, rng=rng
         )
         self.engine_state.drafts = drafts
+        self.engine_state.tracing = tracing
         self.engine_state.dead_letter_hook = DeadLetterHook(on_dead_letter, None if inline else spawn)
         self.options = options
         self.inline = inline

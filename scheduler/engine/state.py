@@ -42,6 +42,7 @@ from scheduler.telemetry.registry import MetricsRegistry
 
 if TYPE_CHECKING:
     from scheduler.model.registry import Kind
+    from scheduler.telemetry.otel import Tracing
 
 _POLL_S = 0.0003  # seconds between polls of the outcomes
 _MAX_IDLE_POLLS = 3  # polls without a new outcome that end the wait
@@ -134,6 +135,7 @@ class EngineState:
         counted = options.rollups or options.metrics
         self.rollups = RollupCounter(GROUP_OF, DUE_AT) if counted else None  # of what the loop recorded
         self.metrics = MetricsRegistry(self.monotonic, self.rollups) if options.metrics else None
+        self.tracing: Tracing | None = None  # None: no attempt is traced
         self.dead_letter_hook = DeadLetterHook(None, None)
         self.on_ends: Callable[[], None] | None = None  # wakes programs that subscribe to the ends of tasks
         self.processes: ChildProcesses | None = None

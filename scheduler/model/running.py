@@ -10,6 +10,7 @@ import msgspec
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.spec import TaskSpec
 from scheduler.model.times import to_datetime
+from scheduler.model.trace import TraceContext, context_in, with_context
 
 
 class Claim(Protocol):
@@ -91,6 +92,16 @@ def _with_trace(own: str | None, causes: str) -> str | None:
     if "traceparent" in names:  # another trace: that state is not its own
         trace = {name: value for name, value in trace.items() if name.lower() != "tracestate"}
     return msgspec.json.encode(known | trace).decode() if trace else own
+
+
+def send_in(spec: TaskSpec, context: TraceContext, inherited: str | None) -> None:
+    """Give a task the trace context that it is sent in, unless its caller gave it another one.
+
+    ``inherited``: headers of the task that sends it, whose context it has only by :func:`inherit`.
+    """
+    given = context_in(spec.headers)
+    if given is None or given == context_in(inherited):
+        spec.headers = with_context(spec.headers, context)
 
 
 LOG_FIELDS = ("task", "kind", "attempt", "key", "correlation", "causation", "subject", "message_type", "sequence")

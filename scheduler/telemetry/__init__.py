@@ -1,1 +1,1 @@
-"""What is measured of engines and of the store, and how Prometheus reads it."""
+"""What is measured of engines and of the store, and how Prometheus and OpenTelemetry read it."""

@@ -95,6 +95,16 @@ stats = "30d"
 [metrics]
 rollups = false
 listen = "127.0.0.1:9464"
+[otel]
+enabled = true
+endpoint = "http://127.0.0.1:4318"
+ratio = 0.5
+slow = "2m"
+parent = "producer"
+service = "shop"
+settle = true
+logs = false
+metrics = false
 [console]
 listen = "unix:/run/schedd/console.sock"
 auth = "proxy"
@@ -188,6 +198,7 @@ def test_every_setting_of_a_file() -> None:
     assert (config.pools.low.slots, config.pools.low.async_slots) == (4, 7)
     assert (config.retention.success, config.retention.failed) == (36 * 3600, 7 * 86400)
     assert (config.retention.dead, config.retention.cancelled) == (90 * 86400, 60)
+    assert (config.otel.ratio, config.otel.slow, config.otel.parent) == (0.5, 120, "producer")
     assert config.schedules.misfire_grace == 1.5
     assert config.tasks.state == "myapp.state:make"
 

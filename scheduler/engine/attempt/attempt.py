@@ -18,6 +18,7 @@ from scheduler.ports import SECOND
 if TYPE_CHECKING:
     from scheduler.store.durable.resume import Recorded
     from scheduler.store.tasks.claim import Claimed
+    from scheduler.telemetry.attempt_trace import AttemptTrace
 
 log = logging.getLogger("scheduler.engine")
 
@@ -66,6 +67,7 @@ class Attempt:
     kept: list[asyncio.Task[Any]] | None = None  # by ctx.wait_until
     wait_logged = False  # the wait for `kept` and `calls`
     decided: Outcome | None = None  # a failure that stands, whatever its running calls and hooks still do
+    trace: AttemptTrace | None = None  # if it is traced
 
     def __init__(self, claimed: Claimed, kind: Kind, slot_type: SlotKey, submitted_at: float) -> None:
         self.claimed = claimed

@@ -127,5 +127,8 @@ def _render(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> tuple[
     exc_info = event.pop("exc_info", None)
     message = str(event.pop("event", ""))
     fields = " ".join(f"{name}={value!r}" for name, value in event.items())
-    extra = {"fields": dict(event)}
+    extra: dict[str, Any] = {"fields": dict(event)}
+    attempt = current_attempt.get()
+    if attempt is not None and attempt.trace is not None:
+        extra |= attempt.trace.log_fields
     return (f"{message} {fields}".strip(),), {"extra": extra, "exc_info": exc_info}

@@ -21,7 +21,8 @@ import threading
 import time
 from collections import namedtuple
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from scheduler import ports
 from scheduler.engine.attempt.attempt import Attempt
@@ -45,6 +46,9 @@ from scheduler.model.outcome import Outcome
 from scheduler.model.reference import MAIN
 from scheduler.model.registry import Kind, Registry
 from scheduler.model.texts import storable
+
+if TYPE_CHECKING:
+    from scheduler.telemetry.child import ChildTracing
 
 MAX_JOB_BYTES = 256 * 1024
 MAX_LEASE_POLL_S = 3600.0  # poll() refuses a wait of weeks
@@ -75,6 +79,7 @@ class ChildProcess:
         self._lock = threading.Lock()  # guards number, attempt and leave_reason
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outputs: list[Output] = []
+        self._tracing: ChildTracing | None = None  # None: no attempt is traced
         self._initial_processes = frozenset[int]()  # that run before the first attempt
 
     # getting ready
@@ -95,6 +100,10 @@ class ChildProcess:
         self.remote.settings = spec["settings"]
         self.remote.around_run = self._around
         self.remote.make_state(spec["state"], spec["has_state"])
+        if spec["otel"] is not None:
+            from scheduler.telemetry.child import ChildTracing
+
+            self._tracing = ChildTracing(spec["otel"])
         self._users_around = resolve(spec["around_run"]) if spec["around_run"] is not None else None
         self._claimed = namedtuple("Claimed", spec["claimed"])  # type: ignore[misc]
         self._initial_processes = frozenset[int]().union(*_children())
@@ -208,6 +217,7 @@ class ChildProcess:
         build: str | None,
         claimed: list[Any],
         start_by: int | None,
+        trace: str | None,
         offset: int,
         lease_expires_at: float,
     ) -> None:
@@ -217,6 +227,8 @@ class ChildProcess:
         self.link.put("start", number, self.remote.now())
         attempt = RemoteAttempt(self._claimed(*claimed), number, self._send_output)
         attempt.start_by = start_by
+        if trace is not None and self._tracing is not None:
+            attempt.trace = self._tracing.adopt(trace, partial(self.link.put, "traced", number), self.remote.now)
         outcome: Outcome
         try:
             attempt.kind = self._kind(kind, source, build)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.dead_letter_hook import dead_letter_of
+from scheduler.engine.dispatch import traces
 from scheduler.engine.dispatch.completion_thread import CompletionThread
 from scheduler.engine.dispatch.limits import Limits
 from scheduler.engine.dispatch.planner import ClaimPlanner
@@ -163,7 +164,14 @@ class Completer:
             self.limits.recorded(tx, ended.pairs, finished)
         if ended.died:
             count_crashes(tx, ended.pairs, finished)
+        self._store_traces(tx, worker, ended, finished)
         return ended, finished
+
+    def _store_traces(self, tx: Tx, worker: int, ended: CompletedBatch, finished: Completion) -> None:
+        tracing = self.engine_state.tracing
+        if tracing is not None and ended.pairs:
+            unrecorded = [*finished.lost, *finished.deferred]
+            traces.store(tx, worker, tracing, ended.pairs, ended.ends, unrecorded)
 
     def _recognised(self, tx: Tx, ended: CompletedBatch, finished: Completion) -> Completion:
         """The completion without outcomes that look lost but are recorded: by an attempt's own transaction, or by a
@@ -203,6 +211,7 @@ class Completer:
         def write(tx: Tx) -> Completion:
             finished = finish(tx, worker, rows, ended.ends, quick=True, lives=engine_state.lives)
             finished = self._recognised(tx, ended, finished)
+            self._store_traces(tx, worker, ended, finished)
             FAILPOINTS.hit("before commit beside the claim")
             return finished
 
@@ -273,6 +282,8 @@ def finalize(engine_state: EngineState, ended: CompletedBatch, finished: Complet
             engine_state.rollups.add_successes(engine_state.now(), ended.attempts, ends, runs)
         else:
             engine_state.rollups.add(engine_state.now(), ended.attempts, ends, lost, finished.overridden)
+    if engine_state.tracing is not None:
+        traces.write(engine_state.tracing, ended.pairs, lost, finished.overridden)
     all_logged = log.isEnabledFor(logging.DEBUG) or engine_state.options.log_attempts == "all"
     if plain and not all_logged and longest <= SLOW_SUCCESS_US:
         return  # as nearly always: hundreds without anything to log
@@ -314,6 +325,8 @@ def _log_end(engine_state: EngineState, attempt: Attempt, o: Outcome) -> None:
         **envelope_fields(c),
         "outcome": o.end.value,
     }
+    if attempt.trace is not None:
+        extra |= attempt.trace.log_fields
     if o.started_at is not None:
         extra["ms"] = (o.finished_at - o.started_at) / MILLISECOND
     if o.failure is not None:

@@ -86,6 +86,8 @@ class SlotFeeder:
                 attempts = [Attempt(c, kind, sort, at) for c in part]
                 for attempt in attempts if recorded else ():
                     attempt.recorded = recorded.get(attempt.claimed.id)
+                if engine_state.tracing is not None:
+                    engine_state.tracing.sample(attempts)
                 if kind.name in start_by:
                     for attempt in attempts:
                         attempt.start_by = start_by[kind.name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -32,10 +32,10 @@ from scheduler.model.checkpoint import (
     encoded,
     revived,
 )
-from scheduler.model.running import inherit_from
+from scheduler.model.running import inherit_from, send_in
 from scheduler.model.spec import TaskId
 from scheduler.model.texts import listed
-from scheduler.model.times import instant_us, span_us
+from scheduler.model.times import instant_us, span_us, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,7 @@ class Durable:
             return found.result()
         started = self.runtime.now()
         scope = Scope(self.attempt, name, label, seq, started, self._note(label))
-        with self._in_scope(scope):
+        with self._in_scope(scope), self.inside(f"step {name}"):
             value = yield Call(function, args, kwargs)
         if scope.recorded:
             if value is not None:
@@ -128,6 +128,7 @@ class Durable:
             end = until()
             yield from self._request("sleep", name=label, seq=seq, until=end, note=self._note(label))
         if end > self.runtime.now():
+            self._event("sleep", sleep=name, until=to_datetime(end).isoformat())
             yield Suspend(end)
 
     def await_event(self, event: str, timeout: float | timedelta | None) -> Steps[Any]:
@@ -141,6 +142,7 @@ class Durable:
                 "await_event", name=label, seq=seq, event=event, timeout=span, note=self._note(label)
             )
             if "until" in answer:
+                self._event("await_event", event=event)
                 yield Suspend(answer["until"])
             found = Recorded(CheckpointType.EVENT, answer.get("value"), answer.get("failure"))
         return self._awaited(label, found)
@@ -164,7 +166,7 @@ class Durable:
         draft = self._drafts.draft(task, args, kwargs)
         base = f"{INTERNAL_PREFIX}spawn:{draft.kind}" if name is None else check_name(name, "a child's name")
         label, seq = self._record_name(base, CheckpointType.SPAWN)
-        ids = yield from self._spawned(label, seq, lambda: [self._spec(draft)], None)
+        ids = yield from self._spawned(label, seq, lambda: [self._spec(draft)], None, f"spawn {name or draft.kind}")
         return ids[0]
 
     def await_task(self, task_id: int, timeout: float | timedelta | None) -> Steps[Any]:
@@ -188,12 +190,13 @@ class Durable:
         listed = list(items)
         called = self._drafts.name_of(kind)
         base = f"{INTERNAL_PREFIX}map:{called}" if name is None else check_name(name, "a map's name")
+        said = f"map {name or called}"
         label, seq = self._record_name(base, CheckpointType.TASK)
         ids: list[TaskId] = []
         for start in range(0, len(listed), CHILDREN_PER_REQUEST):
             part, place = self._record_name(f"{label}/{start}", CheckpointType.SPAWN)
             chunk = listed[start : start + CHILDREN_PER_REQUEST]
-            ids += yield from self._spawned(part, place, lambda chunk=chunk: self._specs(kind, chunk), label)  # type: ignore[misc]
+            ids += yield from self._spawned(part, place, lambda chunk=chunk: self._specs(kind, chunk), label, said)  # type: ignore[misc]
         if len(ids) != len(listed):
             self._mismatch(f"{label!r} has {len(ids)} recorded children, and now {len(listed)} items")
         found = yield from self._recorded(label, CheckpointType.TASK)
@@ -221,6 +224,8 @@ class Durable:
         """A child's spec as plain values. The child inherits the correlation and names its cause."""
         spec = draft.finish()
         inherit_from(spec, self.attempt.claimed)
+        if self.attempt.trace is not None:
+            send_in(spec, self.attempt.trace.current(), self.attempt.claimed.headers)
         made: dict[str, Any] = msgspec.to_builtins(spec)
         return made
 
@@ -228,14 +233,15 @@ class Durable:
         return [self._spec(self._drafts.draft_of_item(kind, item)) for item in items]
 
     def _spawned(
-        self, label: str, seq: int, specs: Callable[[], list[dict[str, Any]]], group: str | None
+        self, label: str, seq: int, specs: Callable[[], list[dict[str, Any]]], group: str | None, span: str
     ) -> Steps[list[TaskId]]:
         found = yield from self._recorded(label, CheckpointType.SPAWN)
         value = None if found is None else found.value
         if found is None:
-            answer = yield from self._request(
-                "spawn", name=label, seq=seq, specs=specs(), group=group, note=self._note(label)
-            )
+            with self.inside(span):
+                answer = yield from self._request(
+                    "spawn", name=label, seq=seq, specs=specs(), group=group, note=self._note(label)
+                )
             value = answer["value"]
         return [TaskId(task_id, created) for task_id, created in msgspec.json.decode(value or "[]")]
 
@@ -245,6 +251,7 @@ class Durable:
         args = {"items": ids, "timeout": span, "many": many, "stale": stale}
         answer = yield from self._request("await_tasks", name=label, seq=seq, note=self._note(label), **args)
         if "until" in answer:
+            self._event("await_task", count=len(ids))
             yield Suspend(answer["until"])
         return answer
 
@@ -353,6 +360,16 @@ class Durable:
     def _raise_lost(self) -> NoReturn:
         self.attempt.lost = self.attempt.loss_delivered = True
         raise LeaseLost(f"task {self.attempt.claimed.id} is no longer held by this worker; nothing it does is recorded")
+
+    def inside(self, name: str) -> AbstractContextManager[None]:
+        """A span around a part of the handler; none if the attempt is not traced."""
+        trace = self.attempt.trace
+        return nullcontext() if trace is None else trace.inside(name)
+
+    def _event(self, name: str, **attributes: Any) -> None:
+        """An event on the attempt's span, if it is traced."""
+        if self.attempt.trace is not None:
+            self.attempt.trace.event(name, **attributes)
 
     @contextmanager
     def _in_scope(self, scope: Scope) -> Iterator[None]:

@@ -40,11 +40,12 @@ def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
         if isinstance(decoded, Outcome):
             return decoded
         ctx = Context(attempt, runtime)
+        around = runtime.around_run if attempt.trace is None else attempt.trace.around(runtime.around_run)
         try:
-            if runtime.around_run is None:
+            if around is None:
                 result = attempt.kind.run(decoded, ctx)
             else:
-                with runtime.around_run(ctx):
+                with around(ctx):
                     result = attempt.kind.run(decoded, ctx)
             if attempt.claimed.claim > 1 and _must_read_recorded(attempt):
                 _read_recorded(attempt, runtime)
@@ -68,11 +69,12 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
         if isinstance(decoded, Outcome):
             return decoded
         ctx = AsyncContext(attempt, runtime)
+        around = runtime.around_run if attempt.trace is None else attempt.trace.around(runtime.around_run)
         try:
-            if runtime.around_run is None:
+            if around is None:
                 result = await attempt.kind.run(decoded, ctx)
             else:
-                with runtime.around_run(ctx):
+                with around(ctx):
                     result = await attempt.kind.run(decoded, ctx)
             if attempt.calls or attempt.kept:
                 await leftovers.finish(attempt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -55,15 +56,18 @@ class _Scope:
         self._token: Token[Scope | None] | None = None
         self._backoff = Backoff(*_RETRY_PAUSES_S)
         self._unvisited: list[str] = []
+        self._span = self.durable.inside("transaction")
 
     def enter(self) -> None:
         """Set the scope. Raises what ends the handler, and PermanentError if none can begin."""
         self._step = self.durable.before_transaction()
         self._token = current_scope.set(Scope(self.attempt, transaction=True))
+        self._span.__enter__()
 
     def leave(self) -> None:
         if self._token is not None:
             current_scope.reset(self._token)
+            self._span.__exit__(*sys.exc_info())
 
     def open(self) -> Transaction:
         """Open the transaction; wait while the database is unreachable, as other calls of ctx do."""

@@ -70,6 +70,7 @@ class ChildHost:
             "task_level": logging.getLogger(TASK_LOGGER).getEffectiveLevel(),
             "structlog": engine_state.options.capture_root,
             "recycle_memory": self.options.recycle_memory,
+            "otel": None if engine_state.tracing is None else engine_state.tracing.for_child(),
         }
 
     def reference(self, kind: Kind) -> tuple[str, str | None]:

@@ -14,6 +14,7 @@ from scheduler.engine.child.protocol import FrameDecoder
 from scheduler.model.outcome import Outcome
 from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER
+from scheduler.telemetry.notes import SpanNote
 
 Number = Annotated[int, Meta(ge=0, le=FOREVER)]
 
@@ -66,6 +67,13 @@ class Log(Message, tag="log"):
     fields: dict[str, Any]
 
 
+class Traced(Message, tag="traced"):
+    """What a traced attempt noted: a span inside it, or its own."""
+
+    job: Number
+    note: SpanNote
+
+
 class Decided(Message, tag="decided"):
     """A handler has failed with this outcome. Its hook does not change it."""
 
@@ -97,7 +105,9 @@ class Hooked(Over, tag="hooked"):
     """A hook of an attempt whose own process had died."""
 
 
-_decoder = msgspec.msgpack.Decoder(Ready | Unfit | Ask | Start | Said | Log | Decided | Done | Computed | Hooked)
+_decoder = msgspec.msgpack.Decoder(
+    Ready | Unfit | Ask | Start | Said | Log | Traced | Decided | Done | Computed | Hooked
+)
 
 
 def frames_of_child() -> FrameDecoder:

@@ -27,6 +27,7 @@ from scheduler.engine.processes.messages import (
     Ready,
     Said,
     Start,
+    Traced,
     Unfit,
     checked,
 )
@@ -116,12 +117,12 @@ class ChildMonitor:
                 child.init_error = message.why
             case Ask():
                 self._ask(child, message)
-            case Start() | Said() | Log() | Decided() | Over():
+            case Start() | Said() | Log() | Traced() | Decided() | Over():
                 job = child.jobs.get(message.job)
                 if job is not None:
                     self._handle_job(child, job, message)
 
-    def _handle_job(self, child: ChildHandle, job: Job, message: Start | Said | Log | Decided | Over) -> None:
+    def _handle_job(self, child: ChildHandle, job: Job, message: Start | Said | Log | Traced | Decided | Over) -> None:
         attempt = job.attempt
         match message:
             case Start():
@@ -135,6 +136,9 @@ class ChildMonitor:
                 attempt.capture(message.text)
             case Log():
                 replay_record(attempt, message.fields)
+            case Traced():
+                if attempt.trace is not None:
+                    attempt.trace.receive(message.note)
             case Decided():
                 if not job.is_attempt or not job.started:
                     raise GarbledError("it reported the end of what it does not do")

@@ -96,7 +96,10 @@ class JobQueue:
     def _job(self, attempt: Attempt, level: int) -> Job:
         runtime, kind = self._host.runtime, attempt.kind
         clock_offset = runtime.now() - time.time_ns() // 1000
-        about: tuple[Any, ...] = (kind.name, *self._host.reference(kind), tuple(attempt.claimed), attempt.start_by)
+        trace = None if attempt.trace is None else attempt.trace.context.traceparent
+        about: tuple[Any, ...] = (
+            *(kind.name, *self._host.reference(kind), tuple(attempt.claimed), attempt.start_by, trace),
+        )
         job = Job(level, ("run", *about, clock_offset, runtime.lease_expires_at), attempt)
         job.is_attempt, job.quarantined = True, attempt.isolated
         return job
