@@ -14,7 +14,7 @@ from scheduler.model.bulk import BulkOptions, BulkState, ItemResult
 from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
 from scheduler.store import audit
-from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.dialect import DIALECTS, bind_rows
 from scheduler.store.db.tx import Tx
 
 RUNNER_US = 60 * SECOND  # for so long a bulk is its runner's, from each of its transactions on
@@ -259,15 +259,17 @@ def take(tx: Tx, name: str, runner: str) -> BulkRecord:
     return bulk._replace(runner=runner)
 
 
+_OLD = {
+    name: "SELECT t.name FROM schedd_bulks t WHERE t.created_at < :before AND t.updated_at < :before "
+    f"AND t.state <> {BulkState.RUNNING.code} ORDER BY t.created_at LIMIT :batch {dialect.skip_locked}"
+    for name, dialect in DIALECTS.items()
+}
+
+
 def clean(tx: Tx, before: int, batch: int) -> int:
     """Remove up to ``batch`` bulks that were last changed before this instant, and do not run. Returns how many."""
-    rows = tx.run(
-        "SELECT t.name FROM schedd_bulks t WHERE t.created_at < :before AND t.updated_at < :before "
-        f"AND t.state <> {BulkState.RUNNING.code} ORDER BY t.created_at LIMIT :batch {tx.dialect.skip_locked}",
-        before=before,
-        batch=batch,
-    ).fetchall()
-    for row in rows:
-        tx.run("DELETE FROM schedd_bulk_items WHERE bulk = :name", name=row[0])
-        tx.run("DELETE FROM schedd_bulks WHERE name = :name", name=row[0])
+    rows = tx.rows(_OLD[tx.dialect.name], before=before, batch=batch)
+    for (name,) in rows:
+        tx.run("DELETE FROM schedd_bulk_items WHERE bulk = :name", name=name)
+        tx.run("DELETE FROM schedd_bulks WHERE name = :name", name=name)
     return len(rows)

@@ -188,6 +188,6 @@ def test_what_runs_for_long_without_a_timeout_is_noted(ctl: Ctl, live: Bench) ->
     task_id = int(live.step("s").schedule())
     ring_and_step(live.jobs)
     live.execute("UPDATE schedd_tasks SET state = 5, started_at = 1000000, attempt = 2 WHERE state = 4")
-    text = f"1 task running for more than 1 h without a timeout: {task_id}; should one hang, nothing tells"
+    text = f"1 task running for more than 1 h without a timeout: {task_id}; should one hang, nothing reports it"
     assert text in ctl("doctor").stdout
     assert "  1/1 +1  " in ctl("list").stdout

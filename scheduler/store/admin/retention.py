@@ -161,7 +161,8 @@ def purge_batch(tx: Tx, retention: Mapping[str, float], batch: int = BATCH) -> R
     old = events.cleanup(tx, tx.now - kept["events"], batch)
     remembered = tx.now - kept.get("audit", round(AUDIT_RETENTION_S * SECOND))
     audited = audit.clean(tx, remembered, batch)
-    bulks.clean(tx, remembered, batch)
+    if audited:  # bulks are as old as their entries in the audit
+        bulks.clean(tx, remembered, batch)
     more = successes.more or max(found, len(gone), old, audited) >= batch
     return successes.plus(Removed(len(ended), 0, len(gone), workers.rowcount, old, audited, more))
 
