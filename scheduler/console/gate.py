@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import mimetypes
 import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import cached_property, partial
-from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, quote
 
@@ -22,6 +20,7 @@ from scheduler.app import Scheduler
 from scheduler.client.bulks import BulkRunner
 from scheduler.config.model import Config, Console
 from scheduler.console import pages, routes
+from scheduler.console.answers import Refusal, here, html, listed_values, own_path, static, status_of, twin_of
 from scheduler.console.auth import COOKIE, Auth, LinkAuth, WrongCredentialsError
 from scheduler.console.live import Snapshots
 from scheduler.console.render import Done, Page, dump, render
@@ -37,18 +36,7 @@ from scheduler.console.security import (
     security_headers,
 )
 from scheduler.console.visit import PREFERENCES, BadInputError, Preferences, Site, Visit
-from scheduler.errors import (
-    ConfigError,
-    CycleError,
-    DuplicateKeyError,
-    InvalidTransitionError,
-    SchedulerError,
-    StoreUnavailableError,
-    UnknownBulkError,
-    UnknownScheduleError,
-    UnknownTaskError,
-    UnknownWorkerError,
-)
+from scheduler.errors import SchedulerError
 from scheduler.model.redact import redact
 from scheduler.model.times import to_datetime
 from scheduler.store.db.bounded import ReadTooLongError
@@ -62,19 +50,10 @@ MAX_FIELDS = 11_000  # of a form: as many rows as a bulk takes may be ticked
 MAX_REQUESTS = 64  # at once
 THREADS = 4  # requests that read or write the database at once
 FLASH, FLASH_SECONDS = "schedd_flash", 60.0
-STATIC_SECONDS = 3600
 _FORM = "application/x-www-form-urlencoded"
 _NO_VERBS = Principal("", "", frozenset())
 
 logger = logging.getLogger("scheduler.console")
-
-
-class Refusal(Exception):
-    """A request is not answered: a status, and why."""
-
-    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(text)
-        self.status, self.text, self.headers = status, text, dict(headers or {})
 
 
 def make_gate(jobs: Scheduler, auth: Auth, settings: Console | None = None, config: Config | None = None) -> Gate:
@@ -283,7 +262,7 @@ class Gate:
             if kind == "application/json":
                 given = json.loads(body)
                 if isinstance(given, dict):
-                    return {str(name): _listed(value) for name, value in given.items()}
+                    return {str(name): listed_values(value) for name, value in given.items()}
         except (ValueError, RecursionError):
             pass
         raise Refusal(415, f"A form is {_FORM}, or an object of application/json.")
@@ -299,7 +278,7 @@ class Gate:
         if visit.json:
             return Response(dump(found.data), found.status, media_type="application/json")
         flash = self._flash(request)
-        response = _html(self._rendered(visit, found, flash), found.status)
+        response = html(self._rendered(visit, found, flash), found.status)
         if flash:
             response.delete_cookie(FLASH, visit.prefix or "/")
         return response
@@ -317,7 +296,7 @@ class Gate:
         tag = f'"{snapshot.tag}"'
         if tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers={"etag": tag})
-        return _html(snapshot.body, headers={"etag": tag})
+        return html(snapshot.body, headers={"etag": tag})
 
     def _act(self, request: Request, visit: Visit, route: routes.Route) -> Response:
         reason = visit.given("reason") or None
@@ -340,10 +319,10 @@ class Gate:
         if isinstance(done, Page):
             if visit.json:
                 return Response(dump(done.data), media_type="application/json")
-            return _html(self._rendered(visit, done, None))
+            return html(self._rendered(visit, done, None))
         if visit.json:
             return Response(dump({"done": done.message, "data": done.data}), media_type="application/json")
-        to = done.to if done.to is not None else _own_path(visit.given("next")) or "/"
+        to = done.to if done.to is not None else own_path(visit.given("next")) or "/"
         response = RedirectResponse(visit.prefix + to, 303)
         note = {"text": done.message[:1500], "ok": done.ok, "undo": done.undo}
         response.set_cookie(
@@ -379,8 +358,8 @@ class Gate:
             "live": page.live,
             "flash": flash,
             "auth": self.auth,
-            "here": _here(visit),
-            "twin": _twin(visit),
+            "here": here(visit),
+            "twin": twin_of(visit),
         }
         return context | dict(page.context)
 
@@ -425,63 +404,4 @@ class Gate:
         except Exception:
             logger.exception("the page of an error could not be rendered")
             return Response(refused.text + "\n", refused.status, refused.headers, "text/plain")
-        return _html(body_text, refused.status, refused.headers)
-
-
-_STATUS: tuple[tuple[type[SchedulerError], int], ...] = (
-    (UnknownTaskError, 404),
-    (UnknownScheduleError, 404),
-    (UnknownWorkerError, 404),
-    (UnknownBulkError, 404),
-    (InvalidTransitionError, 409),
-    (DuplicateKeyError, 409),
-    (CycleError, 409),
-    (StoreUnavailableError, 503),
-    (ConfigError, 422),
-)
-
-
-def status_of(error: SchedulerError) -> int:
-    """The HTTP status of an error."""
-    return next((status for kind, status in _STATUS if isinstance(error, kind)), 422)
-
-
-def _listed(value: Any) -> list[str]:
-    found = value if isinstance(value, list) else [value]
-    return [one if isinstance(one, str) else json.dumps(one) for one in found if one is not None]
-
-
-def _own_path(text: str) -> str:
-    """The path of a page of ours to go back to; empty for what leads elsewhere."""
-    return text if text.startswith("/") and not text.startswith(("//", "/\\")) and "\n" not in text else ""
-
-
-def _here(visit: Visit) -> str:
-    """The path and query of this page, without what is for polling."""
-    pairs = [(n, v) for n, values in visit.query.items() if n not in ("fragment", "t") for v in values]
-    text = "&".join(f"{quote(n)}={quote(v)}" for n, v in pairs)
-    return quote(visit.path, safe="/:@") + (f"?{text}" if text else "")
-
-
-def _twin(visit: Visit) -> str:
-    path, _, query = _here(visit).partition("?")
-    return f"{'/index' if path == '/' else path}.json" + (f"?{query}" if query else "")
-
-
-def _html(body: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(body, status, dict(headers or {}), "text/html")
-
-
-def static(name: str, known: str | None) -> Response:
-    """A file of the console itself."""
-    if not name.replace("-", "").replace(".", "").replace("_", "").isalnum() or name.startswith("."):
-        raise Refusal(404, "There is no such file.")
-    found = resources.files("scheduler.console").joinpath("static", name)
-    if not found.is_file():
-        raise Refusal(404, "There is no such file.")
-    tag = f'"{__version__}-{len(found.read_bytes())}"'
-    headers = {"etag": tag, "cache-control": f"public, max-age={STATIC_SECONDS}"}
-    if known == tag:
-        return Response(status_code=304, headers=headers)
-    kind = mimetypes.guess_type(name)[0] or "text/plain"
-    return Response(found.read_bytes(), headers=headers, media_type=kind)
+        return html(body_text, refused.status, refused.headers)

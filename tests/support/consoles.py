@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 def ask(
-    gate: Gate,
+    gate: Any,
     method: str,
     path: str,
     *,

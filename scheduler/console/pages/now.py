@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from scheduler.client.json_views import status_view, time
-from scheduler.console.filters import instant
 from scheduler.console.masks import TaskMasks, masked_text
+from scheduler.console.past import asked_instant
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
@@ -107,7 +107,7 @@ def _causes(tx: Tx, found: Status) -> list[tuple[dead_letters.Group, str | None]
 
 def _past(visit: Visit) -> Page:
     """How things stood at a past instant, as far as it is recorded."""
-    at = instant(visit.asked("at"), visit.jobs.database.now())
+    at = asked_instant(visit, visit.jobs.database.now()) or 0
     with visit.read() as tx:
         found = status_at(tx, at)
     counts = {("unknown" if state is None else state.value): number for state, number in found.counts.items()}

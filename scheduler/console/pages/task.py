@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from starlette.responses import RedirectResponse, Response
 
-from scheduler.client.json_views import attempt_view, audit_view, checkpoint_view, edge_view, task_view, wait_view
+from scheduler.client.json_views import attempt_view, audit_view, checkpoint_view, edge_view, task_view, time, wait_view
 from scheduler.console.drawings import draw_timeline
 from scheduler.console.masks import TaskMask, TaskMasks, masked
+from scheduler.console.past import asked_instant
 from scheduler.console.render import Page
 from scheduler.console.routes import page
 from scheduler.console.visit import BadInputError, Visit
@@ -24,7 +25,7 @@ from scheduler.store.graph import spawned
 from scheduler.store.read import audit
 from scheduler.store.read.graph import EdgeRecord, dependencies, dependents
 from scheduler.store.read.history import AttemptRecord, attempt_logs, attempts, stack_of
-from scheduler.store.read.lives import timeline
+from scheduler.store.read.lives import task_at, timeline
 from scheduler.store.read.search import Term, search
 from scheduler.store.read.tasks import TaskRecord, ends, get_task
 from scheduler.store.read.workers import workers
@@ -63,7 +64,18 @@ def task(visit: Visit) -> Page:
             found = get_task(tx, task_id)
         except UnknownTaskError:
             return _gone(tx, task_id)
+        at = asked_instant(visit, tx.now)
+        if at is not None:
+            return _past(tx, found, at)
         return _page(visit, tx, found)
+
+
+def _past(tx: Tx, found: TaskRecord, at: int) -> Page:
+    """How the task stood at a past instant, as far as it is recorded."""
+    past = task_at(tx, found.id, at)
+    state = None if past.state is None else past.state.value
+    data = {"id": found.id, "at": time(at), "existed": past.existed, "state": state, "attempt": past.attempt}
+    return Page("task_past.html", data, {"task": found, "past": past}, live=False)
 
 
 def _gone(tx: Tx, task_id: int) -> Page:

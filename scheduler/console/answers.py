@@ -1,0 +1,96 @@
+"""Parts of answers: refusals and their statuses, files of the console itself, paths of a page."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from scheduler import __version__
+from scheduler.console.visit import Visit
+from scheduler.errors import (
+    ConfigError,
+    CycleError,
+    DuplicateKeyError,
+    InvalidTransitionError,
+    SchedulerError,
+    StoreUnavailableError,
+    UnknownBulkError,
+    UnknownScheduleError,
+    UnknownTaskError,
+    UnknownWorkerError,
+)
+
+STATIC_SECONDS = 3600
+
+
+class Refusal(Exception):
+    """A request is not answered: a status, and why."""
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status, self.text, self.headers = status, text, dict(headers or {})
+
+
+_STATUS: tuple[tuple[type[SchedulerError], int], ...] = (
+    (UnknownTaskError, 404),
+    (UnknownScheduleError, 404),
+    (UnknownWorkerError, 404),
+    (UnknownBulkError, 404),
+    (InvalidTransitionError, 409),
+    (DuplicateKeyError, 409),
+    (CycleError, 409),
+    (StoreUnavailableError, 503),
+    (ConfigError, 422),
+)
+
+
+def status_of(error: SchedulerError) -> int:
+    """The HTTP status of an error."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 422)
+
+
+def listed_values(value: Any) -> list[str]:
+    found = value if isinstance(value, list) else [value]
+    return [one if isinstance(one, str) else json.dumps(one) for one in found if one is not None]
+
+
+def own_path(text: str) -> str:
+    """The path of a page of ours to go back to; empty for what leads elsewhere."""
+    return text if text.startswith("/") and not text.startswith(("//", "/\\")) and "\n" not in text else ""
+
+
+def here(visit: Visit) -> str:
+    """The path and query of this page, without what is for polling."""
+    pairs = [(n, v) for n, values in visit.query.items() if n not in ("fragment", "t") for v in values]
+    text = "&".join(f"{quote(n)}={quote(v)}" for n, v in pairs)
+    return quote(visit.path, safe="/:@") + (f"?{text}" if text else "")
+
+
+def twin_of(visit: Visit) -> str:
+    path, _, query = here(visit).partition("?")
+    return f"{'/index' if path == '/' else path}.json" + (f"?{query}" if query else "")
+
+
+def html(body: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, status, dict(headers or {}), "text/html")
+
+
+def static(name: str, known: str | None) -> Response:
+    """A file of the console itself."""
+    if not name.replace("-", "").replace(".", "").replace("_", "").isalnum() or name.startswith("."):
+        raise Refusal(404, "There is no such file.")
+    found = resources.files("scheduler.console").joinpath("static", name)
+    if not found.is_file():
+        raise Refusal(404, "There is no such file.")
+    tag = f'"{__version__}-{len(found.read_bytes())}"'
+    headers = {"etag": tag, "cache-control": f"public, max-age={STATIC_SECONDS}"}
+    if known == tag:
+        return Response(status_code=304, headers=headers)
+    kind = mimetypes.guess_type(name)[0] or "text/plain"
+    return Response(found.read_bytes(), headers=headers, media_type=kind)
