@@ -1,4 +1,4 @@
-"""Asking for a few rows by their index, whatever the planner thinks it knows of the table; on both databases.
+"""Conditions with names: of states, and of a few rows asked for by their index, whatever the planner knows.
 
 Once a wide fan-out has been analysed, PostgreSQL's statistics say that nearly all edges have one parent. So of
 ``parent = <a value that is not known yet>`` it expected nearly all, and read the whole table, in each cycle. Of a range
@@ -11,6 +11,18 @@ from collections.abc import Collection
 
 from scheduler.model import state as st
 from scheduler.store.db.dialect import Dialect
+
+
+def claimable(task: str = "") -> str:
+    """The condition that a task may be claimed, in the words of its index. ``task``: the table's alias, if any."""
+    state = f"{task}.state" if task else "state"
+    return f"{state} >= {st.SCHEDULED} AND {state} <= {st.SUSPENDED}"
+
+
+def held(task: str = "") -> str:
+    """The condition that a worker has claimed a task, in the words of its index. ``task``: the table's alias."""
+    state = f"{task}.state" if task else "state"
+    return f"{state} >= {st.CLAIMED} AND {state} <= {st.RUNNING}"
 
 
 def same(column: str, value: str) -> str:
@@ -64,6 +76,8 @@ def lives(task: str) -> str:
     return f"{state_of(task)} < {st.FIRST_TERMINAL}"
 
 
+CLAIMABLE, HELD = claimable(), held()
+IS_HELD = f"BETWEEN {st.CLAIMED} AND {st.RUNNING}"  # after a column that is no part of an index there
 # Whether retention has looked at a success, ``{}``, since its result's time was over, and nothing needed that: one that
 # is not there is gone then, and not None.
 IS_GONE = "coalesce({0}.kept_until > {0}.result_until, false)"

@@ -16,6 +16,7 @@ from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph.descendants import BROKEN_BITS
 from scheduler.store.graph.release import release
+from scheduler.store.predicates import held
 from scheduler.store.tasks.claim import QUARANTINE_LANE
 from scheduler.store.tasks.outcome_locks import lock_descendants
 from scheduler.store.tasks.replace import apply_deferred, blocked_replacements
@@ -94,7 +95,7 @@ def _reclaim(
         "SELECT t.id, t.claim, t.attempt, t.attempt_base, t.max_attempts, t.state, t.claimed_at, t.started_at, "
         "t.lane, t.suspect, t.deaths, "
         "t.cancel_requested, t.dead_letter, t.rerun FROM schedd_tasks t "
-        "WHERE t.worker = :worker AND t.state >= 4 AND t.state <= 5 "
+        f"WHERE t.worker = :worker AND {held('t')} "
         f"ORDER BY t.id {tx.dialect.skip_locked}",
         worker=worker,
     ).fetchall()
@@ -163,8 +164,8 @@ def _write_back(
         "UPDATE schedd_tasks SET state = j.state, "
         "worker = NULL, lane = j.lane, deaths = j.deaths, suspect = schedd_tasks.suspect + 1, "
         "attempt_base = schedd_tasks.attempt_base + j.refund, "
-        "finished_at = CASE WHEN j.state >= 6 THEN :now ELSE schedd_tasks.finished_at END, "
-        "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, "
+        f"finished_at = CASE WHEN j.state >= {st.FIRST_TERMINAL} THEN :now ELSE schedd_tasks.finished_at END, "
+        f"held_key = CASE WHEN j.state >= {st.FIRST_TERMINAL} THEN NULL ELSE schedd_tasks.held_key END, "
         "error = coalesce(j.error, schedd_tasks.error), "
         "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'WorkerDied' END "
         f"FROM {tx.dialect.rows(columns)} j WHERE schedd_tasks.id = j.id AND schedd_tasks.worker = :worker",

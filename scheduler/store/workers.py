@@ -20,6 +20,7 @@ from scheduler.model.registry import Kind
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import IN_EFFECT
+from scheduler.store.predicates import held
 
 LIVE, DRAINING, STOPPED, DEAD = range(4)
 WORKER_STATES = ("live", "draining", "stopped", "dead")
@@ -208,7 +209,7 @@ def stop(tx: Tx, worker: int) -> None:
 _NEXT_LAPSE = f"SELECT min(lease_until) FROM schedd_workers WHERE state < {STOPPED} AND id <> :spare"
 _DEAD_HOLDING = (
     f"schedd_workers w WHERE w.state >= {STOPPED} AND EXISTS "
-    "(SELECT 1 FROM schedd_tasks t WHERE t.worker = w.id AND t.state >= 4 AND t.state <= 5)"
+    f"(SELECT 1 FROM schedd_tasks t WHERE t.worker = w.id AND {held('t')})"
 )
 _FIND_EXPIRED = f"SELECT ({_NEXT_LAPSE}), EXISTS (SELECT 1 FROM {_DEAD_HOLDING})"
 

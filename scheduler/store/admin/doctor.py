@@ -23,6 +23,7 @@ from scheduler.store.db.deadline import in_time
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
+from scheduler.store.predicates import HELD, held
 from scheduler.store.read.status import hung, never, tasks_ahead, unserved
 from scheduler.store.read.unserved import describe, unserved_schedules
 from scheduler.store.read.workers import read_fleet, workers
@@ -156,8 +157,9 @@ def wrong_counts(tx: Tx) -> list[int]:
     rows = tx.run(
         "SELECT f.id FROM (SELECT t.id, t.state, t.unmet, (SELECT count(*) FROM schedd_edges e "
         f"{_PARENTS} WHERE e.child = t.id AND (e.ok & {_BIT}) = 0) AS open "
-        "FROM schedd_tasks t WHERE t.state = 0 OR (t.state = 1 AND t.claimed_at IS NULL)) f "
-        "WHERE f.unmet <> f.open OR (f.state = 0 AND f.open = 0) OR (f.state = 1 AND f.open > 0) "
+        f"FROM schedd_tasks t WHERE t.state = {st.WAITING} OR (t.state = {st.SCHEDULED} AND t.claimed_at IS NULL)) f "
+        f"WHERE f.unmet <> f.open OR (f.state = {st.WAITING} AND f.open = 0) "
+        f"OR (f.state = {st.SCHEDULED} AND f.open > 0) "
         f"ORDER BY f.id LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
@@ -170,8 +172,8 @@ def decided(tx: Tx) -> list[int]:
     """
     rows = tx.run(
         f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
-        f"WHERE t.state = 0 AND (e.otherwise <> {_WAIT} OR p.id IS NULL) AND {_PARENT} >= {st.FIRST_TERMINAL} "
-        f"AND (e.ok & {_BIT}) = 0 ORDER BY e.child LIMIT {_MAX_IDS}"
+        f"WHERE t.state = {st.WAITING} AND (e.otherwise <> {_WAIT} OR p.id IS NULL) "
+        f"AND {_PARENT} >= {st.FIRST_TERMINAL} AND (e.ok & {_BIT}) = 0 ORDER BY e.child LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
@@ -185,7 +187,7 @@ def orphans(tx: Tx) -> list[int]:
     """Waiting tasks with an edge from a parent without a row or a recorded outcome."""
     rows = tx.run(
         f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
-        f"WHERE t.state = 0 AND {_PARENT} IS NULL ORDER BY e.child LIMIT {_MAX_IDS}"
+        f"WHERE t.state = {st.WAITING} AND {_PARENT} IS NULL ORDER BY e.child LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
@@ -195,7 +197,7 @@ def stale(tx: Tx) -> list[int]:
     rows = tx.run(
         "SELECT t.id FROM schedd_tasks t LEFT JOIN schedd_task_values v "
         "ON v.task_id = t.id AND v.name = 'replacement' "
-        "WHERE (t.rerun > 0 AND NOT (t.state >= 4 AND t.state <= 5)) OR (t.rerun > 0) <> (v.task_id IS NOT NULL) "
+        f"WHERE (t.rerun > 0 AND NOT ({held('t')})) OR (t.rerun > 0) <> (v.task_id IS NOT NULL) "
         f"ORDER BY t.id LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
@@ -204,7 +206,7 @@ def stale(tx: Tx) -> list[int]:
 def unclaimed(tx: Tx) -> list[int]:
     """Held tasks whose worker has no row: no engine would ever reclaim them."""
     rows = tx.run(
-        "SELECT t.id FROM schedd_tasks t WHERE t.state >= 4 AND t.state <= 5 AND NOT EXISTS "
+        f"SELECT t.id FROM schedd_tasks t WHERE {held('t')} AND NOT EXISTS "
         f"(SELECT 1 FROM schedd_workers w WHERE w.id = t.worker) ORDER BY t.id LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
@@ -212,7 +214,7 @@ def unclaimed(tx: Tx) -> list[int]:
 
 def _claims(tx: Tx) -> Finding:
     live = {w.id for w in workers(tx) if not w.lost}
-    rows = tx.run("SELECT id, worker FROM schedd_tasks WHERE state >= 4 AND state <= 5 ORDER BY id").fetchall()
+    rows = tx.run(f"SELECT id, worker FROM schedd_tasks WHERE {HELD} ORDER BY id").fetchall()
     loose = [row.id for row in rows if row.worker not in live]
     return _finding(
         "claims",
@@ -263,7 +265,7 @@ def _hung(tx: Tx) -> Finding:
 def _without_timeout(tx: Tx) -> Finding:
     """Handlers without a timeout are never late: only a person can judge whether they hang."""
     rows = tx.run(
-        "SELECT id FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND timeout IS NULL AND started_at < :before "
+        f"SELECT id FROM schedd_tasks WHERE {HELD} AND timeout IS NULL AND started_at < :before "
         f"ORDER BY started_at LIMIT {_MAX_IDS}",
         before=tx.now - _LONG,
     )

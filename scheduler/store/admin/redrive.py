@@ -14,7 +14,7 @@ from scheduler.store.tasks.control import reopen
 
 # Failed by itself: a task that a parent's end ended comes back with that parent. SQLite needs the first term verbatim
 # to use the index.
-_FAILED = f"t.state >= 7 AND t.state IN ({st.FAILED}, {st.DEAD}) AND t.ended_by IS NULL"
+_FAILED = f"t.state >= {st.FAILED} AND t.state IN ({st.FAILED}, {st.DEAD}) AND t.ended_by IS NULL"
 
 
 class Redriven(NamedTuple):
@@ -65,7 +65,7 @@ class Found(NamedTuple):
 
 def choose(tx: Tx, wanted: TaskFilter, limit: int, after: tuple[int, int] = (0, 0), lock: str = "") -> Found:
     """The next ``limit`` tasks that :func:`redrive` would retry, or fewer: conditions on the payload come last."""
-    where, bound = wanted.where("t.state >= 7" if wanted.states else _FAILED)
+    where, bound = wanted.where(f"t.state >= {st.FAILED}" if wanted.states else _FAILED)
     if wanted.ids:
         where = f"{where} AND {tx.dialect.among('t.id')}"
         bound["ids"] = tx.dialect.bind_ids(sorted(set(wanted.ids)))

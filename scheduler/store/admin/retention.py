@@ -17,7 +17,7 @@ from scheduler.store import audit, bulks
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints, events
-from scheduler.store.predicates import exists, is_parent, lives, same, state_of
+from scheduler.store.predicates import exists, held, is_parent, lives, same, state_of
 from scheduler.store.tasks.keys import completed_since
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ _READERS = (
 # What has completed under a key is remembered while an earlier failure with that key may be retried or replayed: see
 # keys.py.
 _RETRIABLE = (
-    f"FROM schedd_tasks d WHERE d.kind = t.kind AND d.key = t.key AND d.state >= 7 AND {completed_since('d', 't')}"
+    f"FROM schedd_tasks d WHERE d.kind = t.kind AND d.key = t.key AND d.state >= {st.FAILED} "
+    f"AND {completed_since('d', 't')}"
 )
 _STILL_READABLE = f"({exists('e.parent', _READERS)} OR t.key IS NOT NULL AND {exists('d.key', _RETRIABLE)})"
 _REMOVABLE = f"{_UNREFERENCED} AND NOT {_STILL_READABLE}"
@@ -123,7 +124,8 @@ FROM {rows} j WHERE schedd_tasks.id = j.id
 _NEVER_LOOKED_AT = _SUCCESSES.format(due="t.kept_until IS NULL AND t.finished_at < :before")
 _LOOKED_AT = _SUCCESSES.format(due="t.kept_until <= :now")
 _OTHERS = f"""
-SELECT t.id FROM schedd_tasks t WHERE t.state = :state AND t.state >= 7 AND t.finished_at < :before AND {_UNREFERENCED}
+SELECT t.id FROM schedd_tasks t WHERE t.state = :state AND t.state >= {st.FAILED}
+AND t.finished_at < :before AND {_UNREFERENCED}
 {{chosen}} ORDER BY t.finished_at LIMIT :batch
 """
 # By age, on demand: a result goes with its task, a key that is not free yet stays.
@@ -135,7 +137,7 @@ _OWN = {st.DEAD: "dead", st.CANCELLED: "cancelled", st.SKIPPED: "skipped"}
 _OUTCOMES = f"FROM schedd_outcomes o WHERE o.removed_at < :before AND NOT {is_parent('o.task_id')}"
 _WORKERS = (
     "FROM schedd_workers WHERE state >= 2 AND heartbeat_at < :before AND NOT EXISTS "
-    "(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND t.state >= 4 AND t.state <= 5)"
+    f"(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND {held('t')})"
 )
 
 
@@ -226,7 +228,7 @@ def clean_dry_run(tx: Tx, chosen: Chosen) -> int:
     """How many tasks :func:`clean` would remove now."""
     where, names = chosen.where()
     codes = ", ".join(str(state.code) for state in chosen.states if state is not TaskState.SUCCESS) or "NULL"
-    others = f"t.state >= 7 AND t.state IN ({codes}) AND t.finished_at < :before AND {_UNREFERENCED}"
+    others = f"t.state >= {st.FAILED} AND t.state IN ({codes}) AND t.finished_at < :before AND {_UNREFERENCED}"
     conditions: list[tuple[str, dict[str, int]]] = [(others, {})]
     if TaskState.SUCCESS in chosen.states:
         conditions.append((f"{_SUCCEEDED_BEFORE} AND {_REMOVABLE}", {"now": tx.now}))
@@ -358,7 +360,7 @@ def dry_run(tx: Tx, retention: Mapping[str, float]) -> Removed:
     successes = count(f"FROM schedd_tasks t WHERE {_OVER} AND {_REMOVABLE}")
     failed = sum(
         count(
-            f"FROM schedd_tasks t WHERE t.state = {state} AND t.state >= 7 AND t.finished_at < :before "
+            f"FROM schedd_tasks t WHERE t.state = {state} AND t.state >= {st.FAILED} AND t.finished_at < :before "
             f"AND {_UNREFERENCED}",
             before=tx.now - age,
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from scheduler.model.checkpoint import CAUGHT_NOTE, TASK_AWAIT_PREFIX, CheckpointType, Recorded
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import IS_HELD
 
 
 class Entry(NamedTuple):
@@ -74,7 +75,7 @@ def read(tx: Tx, worker: int, task_id: int, claim: int) -> dict[str, Recorded] |
     rows = tx.run(
         "SELECT c.name, c.sort, c.value, c.failure FROM schedd_tasks t "
         "LEFT JOIN schedd_checkpoints c ON c.task_id = t.id WHERE t.id = :id AND t.claim = :claim "
-        "AND t.worker = :worker AND t.state + 0 BETWEEN 4 AND 5 ORDER BY c.at, c.seq",
+        f"AND t.worker = :worker AND t.state + 0 {IS_HELD} ORDER BY c.at, c.seq",
         id=task_id,
         claim=claim,
         worker=worker,

@@ -56,7 +56,7 @@ def _reached(tx: Tx, starts: Collection[int]) -> nx.DiGraph[int]:
     sql = (
         f"{_FOREVER} AND {tx.dialect.among('w.task_id')} UNION ALL "
         "SELECT e.child, e.parent FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
-        f"JOIN schedd_tasks p ON p.id = e.parent WHERE t.state = 0 AND p.state < {st.FIRST_TERMINAL} "
+        f"JOIN schedd_tasks p ON p.id = e.parent WHERE t.state = {st.WAITING} AND p.state < {st.FIRST_TERMINAL} "
         f"AND {tx.dialect.among('e.child')}"
     )
     graph: nx.DiGraph[int] = nx.DiGraph()

@@ -12,6 +12,7 @@ from scheduler.ports import SECOND
 from scheduler.store import pauses
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.read.explain import ready_since
 from scheduler.store.read.stats import FINISHED, stats
 from scheduler.store.read.workers import kind_of
@@ -26,7 +27,7 @@ _HEADS_PER_QUEUE = 20  # lanes of a queue looked at for its oldest ready task
 _EXAMPLES = 5
 _MIN_RUNS = 20  # from which on a percentile means something
 _HISTORY = 7 * DAY * SECOND  # from which a percentile is taken
-_DEAD = f"state = {st.DEAD} AND state >= 7"  # the second as the index says it
+_DEAD = f"state = {st.DEAD} AND state >= {st.FAILED}"  # the second as the index says it
 _BAD = f"{st.FAILED}, {st.DEAD}, {st.CANCELLED}"
 
 
@@ -128,7 +129,7 @@ def backlogs(tx: Tx) -> tuple[list[Backlog], set[str]]:
         ready = []
         for _, pool, lane, kind in sorted(lanes)[:_HEADS_PER_QUEUE]:
             row = tx.run(
-                "SELECT id, run_at FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue "
+                f"SELECT id, run_at FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue "
                 "AND pool = :pool AND lane = :lane ORDER BY run_at, id LIMIT 1",
                 queue=queue,
                 pool=pool,
@@ -144,7 +145,7 @@ def backlogs(tx: Tx) -> tuple[list[Backlog], set[str]]:
 
 def _ready(tx: Tx, queue: str) -> int:
     row = tx.run(
-        "SELECT count(*) FROM (SELECT 1 FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue "
+        f"SELECT count(*) FROM (SELECT 1 FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue "
         f"AND run_at <= :now LIMIT {MAX_BACKLOG}) r",
         queue=queue,
         now=tx.now,

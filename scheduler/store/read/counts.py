@@ -8,19 +8,21 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from scheduler.model import state as st
 from scheduler.store.broken_rows import state_name
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.tasks.claim import LaneHead
 
 # Up to a number of rows of each index: the order is the index's own, so that nothing is sorted or walked. What has
 # ended without success is in one index by state, so each state of these is counted by itself.
 _GROUPS = (
-    ("state = 0", "id"),
-    ("state >= 1 AND state <= 3", "queue, pool, lane, run_at, id"),
-    ("state >= 4 AND state <= 5", "worker, lane"),
-    ("state = 6", "kept_until, finished_at"),
-    *((f"state >= 7 AND state = {code}", "state, finished_at") for code in (7, 8, 9, 10)),
-    ("state >= 7 AND state >= 11", "state, finished_at"),
+    (f"state = {st.WAITING}", "id"),
+    (f"{CLAIMABLE}", "queue, pool, lane, run_at, id"),
+    (f"{HELD}", "worker, lane"),
+    (f"state = {st.SUCCESS}", "kept_until, finished_at"),
+    *((f"state >= {st.FAILED} AND state = {code}", "state, finished_at") for code in (7, 8, 9, 10)),
+    (f"state >= {st.FAILED} AND state >= 11", "state, finished_at"),
 )
 _ABOUT = " UNION ALL ".join(
     f"SELECT {number} AS part, state, count(*) AS n FROM (SELECT state FROM schedd_tasks WHERE {where} "
@@ -29,7 +31,7 @@ _ABOUT = " UNION ALL ".join(
 )
 _OF_POOL = (
     "SELECT count(*) AS n, sum(CASE WHEN run_at <= :now THEN 1 ELSE 0 END) AS due FROM (SELECT run_at "
-    "FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue AND pool = :pool "
+    f"FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue AND pool = :pool "
     "ORDER BY queue, pool, lane, run_at, id "
     "LIMIT :most) AS p"
 )

@@ -16,7 +16,9 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.read.tasks import TaskRecord, as_id, get_task, get_tasks
 
 BATCH = 500
-DEAD = f"t.state = {st.DEAD} AND t.state >= 7"  # the second for SQLite, which wants to see its index's own words
+DEAD = (
+    f"t.state = {st.DEAD} AND t.state >= {st.FAILED}"  # the second for SQLite, which wants to see its index's own words
+)
 
 
 class Filter(NamedTuple):

@@ -22,7 +22,8 @@ _ENDED = (
     f"SELECT id, finished_at FROM schedd_tasks WHERE state = {st.SUCCESS} AND kept_until IS NULL "
     "AND finished_at >= :low{of}",
     *(
-        f"SELECT id, finished_at FROM schedd_tasks WHERE state >= 7 AND state = {state} AND finished_at >= :low{{of}}"
+        f"SELECT id, finished_at FROM schedd_tasks WHERE state >= {st.FAILED} AND state = {state} "
+        "AND finished_at >= :low{of}"
         for state in (st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED)
     ),
 )
@@ -37,7 +38,7 @@ _NEWEST = "SELECT max(at) FROM ({}) AS newest".format(
         (
             f"SELECT max(finished_at) AS at FROM schedd_tasks WHERE state = {st.SUCCESS} AND kept_until IS NULL",
             *(
-                f"SELECT max(finished_at) FROM schedd_tasks WHERE state >= 7 AND state = {state}"
+                f"SELECT max(finished_at) FROM schedd_tasks WHERE state >= {st.FAILED} AND state = {state}"
                 for state in (st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED)
             ),
         )

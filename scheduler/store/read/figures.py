@@ -10,6 +10,7 @@ from typing import NamedTuple
 from scheduler.model import state as st
 from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.read.explain import ready_since
 from scheduler.store.tasks.claim import LaneHead, lane_heads
 
@@ -17,7 +18,7 @@ MAX_COUNTED = 100_000  # tasks of a queue and pool, dead letters, and waiting ta
 MAX_QUEUES = 200  # pairs of a queue and a pool, those that have waited longest
 MAX_SCHEDULES = 200  # schedules named, the latest
 _MAX_HEADS = 20  # lanes of a queue and pool looked at for the oldest ready task
-_DEAD = f"state = {st.DEAD} AND state >= 7"  # the second as the index says it
+_DEAD = f"state = {st.DEAD} AND state >= {st.FAILED}"  # the second as the index says it
 
 
 class ReadyTasks(NamedTuple):
@@ -43,7 +44,7 @@ def _ready(tx: Tx, queue: str, pool: int, heads: Sequence[LaneHead]) -> ReadyTas
     if not due:
         return ReadyTasks(queue, pool, 0, None)
     number = tx.run(
-        "SELECT count(*) FROM (SELECT 1 FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue "
+        f"SELECT count(*) FROM (SELECT 1 FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue "
         f"AND pool = :pool AND run_at <= :now LIMIT {MAX_COUNTED}) r",
         queue=queue,
         pool=pool,
@@ -52,7 +53,7 @@ def _ready(tx: Tx, queue: str, pool: int, heads: Sequence[LaneHead]) -> ReadyTas
     since = []
     for head in due[:_MAX_HEADS]:
         row = tx.run(
-            "SELECT id, run_at FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue "
+            f"SELECT id, run_at FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue "
             "AND pool = :pool AND lane = :lane ORDER BY run_at, id LIMIT 1",
             queue=queue,
             pool=pool,
@@ -103,7 +104,8 @@ def schedules(tx: Tx) -> ScheduleFigures:
 def undecided_edges(tx: Tx) -> int:
     """How many edges waiting tasks wait for, of ``MAX_COUNTED`` waiting tasks at most."""
     found = tx.run(
-        f"SELECT sum(unmet) FROM (SELECT unmet FROM schedd_tasks WHERE state = 0 ORDER BY id LIMIT {MAX_COUNTED}) w"
+        f"SELECT sum(unmet) FROM (SELECT unmet FROM schedd_tasks WHERE state = {st.WAITING} "
+        f"ORDER BY id LIMIT {MAX_COUNTED}) w"
     ).scalar()
     return int(found or 0)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from scheduler.model.state import TaskState
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import CLAIMABLE
 
 
 def queue_names(tx: Tx, limit: int) -> list[str]:
     """Queues of tasks that are ready or will be, each found by one step in an index."""
     found: list[str] = []
-    last, ready = "", "state >= 1 AND state <= 3"  # as the index says it
+    last, ready = "", f"{CLAIMABLE}"  # as the index says it
     while len(found) < limit:
         row = tx.run(
             f"SELECT queue FROM schedd_tasks WHERE {ready} AND queue > :last ORDER BY queue LIMIT 1", last=last

@@ -13,6 +13,7 @@ from scheduler.model.defaults import POOLS
 from scheduler.model.registry import PROCESS, THREAD, SlotKey
 from scheduler.model.texts import listed
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import HELD
 from scheduler.store.read.workers import Fleet, WorkerRecord, orphans_phrase
 
 _NOBODY = 0  # no worker's id
@@ -84,8 +85,7 @@ def _held(tx: Tx, fleet: Fleet) -> dict[int, Counter[SlotKey]]:
     """What each worker holds, by level and sort; without kinds of which no worker has said their sort."""
     held: dict[int, Counter[SlotKey]] = {}
     rows = tx.run(
-        "SELECT worker, pool, kind, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
-        "GROUP BY worker, pool, kind"
+        f"SELECT worker, pool, kind, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY worker, pool, kind"
     )
     for row in rows:
         sort = fleet.slot_types.get(row.kind)

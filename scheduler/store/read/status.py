@@ -16,6 +16,7 @@ from scheduler.store.broken_rows import UNREADABLE, broken_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
 from scheduler.store.pauses import Pause
+from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.read import dead_letters
 from scheduler.store.read.counts import about, pools
 from scheduler.store.read.explain import CLOCK_AHEAD, ready_since
@@ -149,7 +150,7 @@ def paused_work(tx: Tx, due: list[LaneHead]) -> list[PausedWork]:
 
 def _pools(tx: Tx, fleet: Fleet, heads: list[LaneHead]) -> dict[str, PoolCount]:
     ready, held = pools(tx, heads, MAX_COUNTED), {0: 0, 1: 0, 2: 0}
-    for row in tx.run("SELECT pool, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY pool"):
+    for row in tx.run(f"SELECT pool, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY pool"):
         held[row.pool] = row.n
     slots = {name: [w.capacity.pools[name] for w in fleet.claiming] for name in POOLS}
     return {
@@ -168,7 +169,7 @@ def _oldest(tx: Tx, due: list[LaneHead]) -> ReadyTask | None:
     found = []
     for head in due[:_MAX_HEADS]:
         row = tx.run(
-            "SELECT id, kind, queue, run_at FROM schedd_tasks WHERE state >= 1 AND state <= 3 "
+            f"SELECT id, kind, queue, run_at FROM schedd_tasks WHERE {CLAIMABLE} "
             "AND queue = :queue AND lane = :lane AND pool = :pool ORDER BY run_at, id LIMIT 1",
             **head._asdict(),
         ).first()
@@ -214,7 +215,7 @@ def _unserved(tx: Tx, due: list[LaneHead], fleet: Fleet) -> list[Stuck]:
 
 def _due_ids(tx: Tx, head: LaneHead) -> list[int]:
     rows = tx.run(
-        "SELECT id FROM schedd_tasks WHERE state >= 1 AND state <= 3 AND queue = :queue AND lane = :lane "
+        f"SELECT id FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane "
         f"AND pool = :pool AND run_at <= :now ORDER BY run_at, id LIMIT {_MAX_COUNT}",
         **head._asdict(),
         now=tx.now,
@@ -248,7 +249,7 @@ def _about(count: int) -> str:
 
 def _overdue(tx: Tx) -> list[Stuck]:
     rows = tx.run(
-        "SELECT id, started_at, timeout FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND worker IS NOT NULL "
+        f"SELECT id, started_at, timeout FROM schedd_tasks WHERE {HELD} AND worker IS NOT NULL "
         "AND timeout IS NOT NULL AND started_at + timeout < :now ORDER BY started_at",
         now=tx.now,
     ).fetchall()
@@ -276,7 +277,7 @@ def never(tx: Tx) -> list[Stuck]:
     bit = f"CASE {state} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 END"
     rows = tx.run(
         "SELECT DISTINCT e.child, e.parent, p.state FROM "
-        f"(SELECT id FROM schedd_tasks WHERE state = 0 ORDER BY id LIMIT {_MAX_COUNT}) w "
+        f"(SELECT id FROM schedd_tasks WHERE state = {st.WAITING} ORDER BY id LIMIT {_MAX_COUNT}) w "
         "JOIN schedd_edges e ON e.child = w.id LEFT JOIN schedd_tasks p ON p.id = e.parent "
         f"LEFT JOIN schedd_outcomes o ON o.task_id = e.parent WHERE e.otherwise = {_WAIT} "
         f"AND {state} >= 6 AND (e.ok & {bit}) = 0 ORDER BY e.child, e.parent"
@@ -366,7 +367,7 @@ def tasks_ahead(tx: Tx, newest: int | None = None) -> list[Stuck]:
             f"(SELECT id, state, run_at, created_at, claimed_at FROM schedd_tasks ORDER BY id DESC LIMIT {newest}) n"
         )
     rows = tx.run(
-        f"SELECT id FROM {source} WHERE state >= 1 AND state <= 3 AND run_at > :late "
+        f"SELECT id FROM {source} WHERE {CLAIMABLE} AND run_at > :late "
         f"AND run_at < {FOREVER} AND (created_at > :late OR claimed_at > :late) ORDER BY id",
         late=tx.now + CLOCK_AHEAD,
     ).fetchall()

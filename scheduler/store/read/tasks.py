@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.errors import ConfigError, UnknownTaskError
+from scheduler.model import state as st
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import is_another
 from scheduler.model.state import TaskState
@@ -18,6 +19,7 @@ from scheduler.model.times import SECOND
 from scheduler.store.broken_rows import BrokenRowError, numbers_of
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import claimable, held
 from scheduler.store.read.graph import EdgeRecord, dependencies, dependents, graph
 from scheduler.store.read.history import AttemptRecord, attempt_log, attempt_logs, attempts, result_of
 
@@ -296,11 +298,11 @@ def as_id(text: str) -> int:
 
 # Each partial index by the clause that it was made with, which SQLite wants to see word for word.
 _GROUPS = (
-    ("t.state = 0", (0,)),
-    ("t.state >= 1 AND t.state <= 3", (1, 2, 3)),
-    ("t.state >= 4 AND t.state <= 5", (4, 5)),
-    ("t.state = 6", (6,)),
-    ("t.state >= 7", (7, 8, 9, 10)),
+    (f"t.state = {st.WAITING}", (0,)),
+    (f"{claimable('t')}", (1, 2, 3)),
+    (f"{held('t')}", (4, 5)),
+    (f"t.state = {st.SUCCESS}", (6,)),
+    (f"t.state >= {st.FAILED}", (7, 8, 9, 10)),
 )
 
 

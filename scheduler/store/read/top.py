@@ -7,6 +7,7 @@ from typing import NamedTuple
 from scheduler.model import state as st
 from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import held
 from scheduler.store.read.counts import pools
 from scheduler.store.read.stats import Numbers, stats
 from scheduler.store.read.workers import WorkerRecord, workers
@@ -17,7 +18,7 @@ MAX_DUE = 10_000  # counts of what is due end here, by queue and pool
 _RUNNING = (
     "SELECT t.id, t.kind, t.queue, t.key, t.attempt, t.started_at, t.progress, t.progress_message, "
     "t.worker AS worker_id, w.host, w.pid FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker "
-    f"WHERE t.state >= 4 AND t.state <= 5 AND t.state + 0 = {st.RUNNING} ORDER BY t.started_at, t.id LIMIT :most"
+    f"WHERE {held('t')} AND t.state + 0 = {st.RUNNING} ORDER BY t.started_at, t.id LIMIT :most"
 )
 
 

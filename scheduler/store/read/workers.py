@@ -16,6 +16,7 @@ from scheduler.model.texts import counted, listed, rfc3339
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.begun import is_gone
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import HELD
 from scheduler.store.tasks.claim import QUARANTINE_LANE
 from scheduler.store.workers import DRAINING, LIVE, STOPPED, WORKER_STATES
 
@@ -113,14 +114,12 @@ def workers(tx: Tx, *, every: bool = False) -> list[WorkerRecord]:
     rows = tx.run(f"{_ROW} {some}").fetchall()
     held = {
         row.worker: row.n
-        for row in tx.run(
-            "SELECT worker, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY worker"
-        )
+        for row in tx.run(f"SELECT worker, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY worker")
     }
     running: dict[int, list[Running]] = {}
     # The sum keeps SQLite from walking all tasks by their ids instead of those that are held.
     for row in tx.run(
-        "SELECT worker, id, kind, started_at FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
+        f"SELECT worker, id, kind, started_at FROM schedd_tasks WHERE {HELD} "
         f"AND state + 0 = {st.RUNNING} ORDER BY id + 0 LIMIT {_MAX_RUNNING}"
     ):
         running.setdefault(row.worker, []).append(Running(row.id, row.kind, row.started_at))
@@ -248,9 +247,7 @@ class Drained(NamedTuple):
 def drained(tx: Tx, worker: int) -> Drained:
     """Look how far a worker is with draining."""
     row = tx.run("SELECT state, pools, lease_until FROM schedd_workers WHERE id = :id", id=worker).one_or_none()
-    holds = tx.run(
-        "SELECT count(*) FROM schedd_tasks WHERE worker = :id AND state >= 4 AND state <= 5", id=worker
-    ).scalar_one()
+    holds = tx.run(f"SELECT count(*) FROM schedd_tasks WHERE worker = :id AND {HELD}", id=worker).scalar_one()
     if row is None:
         return Drained(holds == 0, int(holds), (), True)
     orphans = _capacity(row.pools).orphans if row.state < STOPPED else ()

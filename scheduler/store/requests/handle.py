@@ -17,6 +17,7 @@ from scheduler.store.db.dialect import bind_rows, fence
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
 from scheduler.store.durable.checkpoints import Entry
+from scheduler.store.predicates import IS_HELD
 from scheduler.store.requests import children as asked_children
 from scheduler.store.requests import events as asked_events
 from scheduler.store.requests.request import Answer, AttemptRequest, Work
@@ -73,7 +74,7 @@ def _fence(tx: Tx, worker: int, keys: set[tuple[int, int]]) -> dict[tuple[int, i
     rows = tx.dialect.rows({"id": int, "claim": int})
     found = tx.run(
         f"SELECT t.id, t.claim, t.cancel_requested FROM {rows} j JOIN schedd_tasks t ON t.id = j.id "
-        f"WHERE {fence('BETWEEN 4 AND 5')} ORDER BY t.id {tx.dialect.share_free}",
+        f"WHERE {fence(IS_HELD)} ORDER BY t.id {tx.dialect.share_free}",
         worker=worker,
         rows=bind_rows(list(keys)),
     )

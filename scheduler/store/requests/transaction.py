@@ -14,6 +14,7 @@ from scheduler.store.db.handler_transaction import Transaction
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
 from scheduler.store.durable.checkpoints import Entry
+from scheduler.store.predicates import IS_HELD
 from scheduler.store.tasks import control
 from scheduler.store.tasks.complete import finish
 
@@ -72,7 +73,7 @@ def record_step(transaction: Transaction, worker: int, entry: Entry, now: int, l
     with transaction.ending():
         row = tx.run(
             "SELECT t.cancel_requested FROM schedd_tasks t, (SELECT CAST(:claim AS bigint) AS claim) j "
-            f"WHERE t.id = :id AND {fence('BETWEEN 4 AND 5')} {tx.dialect.share}",  # as a caller's depend_on holds it
+            f"WHERE t.id = :id AND {fence(IS_HELD)} {tx.dialect.share}",  # as a caller's depend_on holds it
             id=entry.task_id,
             claim=entry.claim,
             worker=worker,

@@ -18,6 +18,7 @@ from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.store.db.dialect import PostgreSQL, SQLite, bind_rows, fence
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import CLAIMABLE, HELD, IS_HELD, claimable
 
 if TYPE_CHECKING:
     from scheduler.store.tasks.ready_children import ReadyChildren
@@ -101,7 +102,6 @@ READ_NAMES = ", ".join(f"{{t}}{_GROWN.get(name, name)}" for name in _READ_COLUMN
 _READ = len(_READ_COLUMNS)
 _NOTHING_RARE = (*(None,) * len(RARE), 1)
 _new = tuple.__new__  # faster than the named tuple's own constructor
-CLAIMABLE = "state >= 1 AND state <= 3"
 # A suspended task goes on with the attempt it was in.
 _SET = (
     f"state = {st.CLAIMED}, worker = :worker, claim = {{claim}}, claimed_at = :now, started_at = NULL, "
@@ -153,7 +153,7 @@ _PG_CLAIM_IN = f"""
 WITH {{{{rows}}}}, picked AS MATERIALIZED (
   SELECT c.id FROM j p CROSS JOIN LATERAL (
     SELECT t.id FROM schedd_tasks t
-    WHERE t.state >= 1 AND t.state <= 3 AND t.queue = p.queue AND t.lane = p.lane AND t.pool = p.pool
+    WHERE {claimable("t")} AND t.queue = p.queue AND t.lane = p.lane AND t.pool = p.pool
       AND t.run_at <= :now {{start}}
     ORDER BY t.run_at, t.id LIMIT p.n FOR UPDATE OF t SKIP LOCKED) c
   WHERE EXISTS ({_LIVE})
@@ -166,7 +166,7 @@ _PG_CLAIM_FROM = _PG_CLAIM_IN.format(start="AND (t.run_at, t.id) >= (p.from_at, 
 _CLAIM_ONE = f"""
 UPDATE schedd_tasks SET {_SET.format(t="", claim="{claim}")} WHERE id = (
   SELECT t.id FROM schedd_tasks t
-  WHERE t.state >= 1 AND t.state <= 3 AND t.queue = :queue AND t.lane = :lane AND t.pool = :pool AND t.run_at <= :now
+  WHERE {claimable("t")} AND t.queue = :queue AND t.lane = :lane AND t.pool = :pool AND t.run_at <= :now
     AND EXISTS ({_LIVE})
   ORDER BY t.run_at, t.id LIMIT 1 {{skip_locked}})
 RETURNING {", ".join(_USUAL)}
@@ -300,7 +300,7 @@ def mark_running(tx: Tx, worker: int, started: Sequence[tuple[int, int, int]]) -
 def held_by(tx: Tx, worker: int) -> Sequence[sa.Row[Any]]:
     """Rows (id, claim, attempt, claimed_at) of the tasks that ``worker`` holds."""
     return tx.run(
-        "SELECT id, claim, attempt, claimed_at FROM schedd_tasks WHERE worker = :worker AND state >= 4 AND state <= 5",
+        f"SELECT id, claim, attempt, claimed_at FROM schedd_tasks WHERE worker = :worker AND {HELD}",
         worker=worker,
     ).fetchall()
 
@@ -309,7 +309,7 @@ def end_quarantine(tx: Tx, worker: int, task_id: int, claim_number: int) -> None
     """End the quarantine of a task that has run alone for long enough."""
     tx.run(
         "UPDATE schedd_tasks SET lane = ltrim(lane, '!') WHERE id = :id AND worker = :worker AND claim = :claim "
-        "AND state + 0 BETWEEN 4 AND 5",
+        f"AND state + 0 {IS_HELD}",
         id=task_id,
         worker=worker,
         claim=claim_number,
@@ -325,7 +325,7 @@ def record_quarantined_crash(tx: Tx, task_id: int, claim_number: int) -> None:
     """Count a crash of the claim whose outcome was just recorded; the task stays in quarantine."""
     tx.run(
         "UPDATE schedd_tasks SET deaths = deaths + 1, suspect = suspect + 1, "
-        "lane = CASE WHEN state >= 1 AND state <= 3 THEN '!' || ltrim(lane, '!') ELSE lane END "
+        f"lane = CASE WHEN {CLAIMABLE} THEN '!' || ltrim(lane, '!') ELSE lane END "
         "WHERE id = :id AND claim = :claim",
         id=task_id,
         claim=claim_number,

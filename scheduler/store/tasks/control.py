@@ -22,7 +22,7 @@ from scheduler.store.graph.cancel_cascade import below
 from scheduler.store.graph.cycles import lock_graph, refuse_cycle
 from scheduler.store.graph.descendants import ended_below
 from scheduler.store.graph.release import break_only, release
-from scheduler.store.predicates import bind_parents, from_parents, lives, recorded, same, state_of
+from scheduler.store.predicates import HELD, IS_HELD, bind_parents, from_parents, lives, recorded, same, state_of
 from scheduler.store.tasks import keys
 from scheduler.store.tasks.attempts import write_values
 from scheduler.store.tasks.claim import HAS_PARENTS
@@ -95,7 +95,7 @@ def cancel(tx: Tx, ids: Sequence[int], *, cascade: bool = False, force: bool = F
     asks = "cancel_cascade = CASE WHEN :cascade = 1 THEN 1 ELSE cancel_cascade END"
     requested = tx.run(
         f"UPDATE schedd_tasks SET cancel_requested = coalesce(cancel_requested, :now), {asks} "
-        f"WHERE id IN {tx.dialect.ids()} AND state >= 4 AND state <= 5 RETURNING id, claim",
+        f"WHERE id IN {tx.dialect.ids()} AND {HELD} RETURNING id, claim",
         **bound,
     ).fetchall()
     if requested and force:
@@ -180,7 +180,8 @@ def _set(tx: Tx, task_id: int, what: str) -> None:
 
 
 CLEAR = (
-    "state = 0, cancel_requested = NULL, cancel_cascade = 0, ended_by = NULL, finished_at = NULL, claimed_at = NULL, "
+    f"state = {st.WAITING}, cancel_requested = NULL, cancel_cascade = 0, ended_by = NULL, finished_at = NULL, "
+    "claimed_at = NULL, "
     "started_at = NULL, "
     "error = NULL, error_class = NULL, fingerprint = NULL, status_code = NULL, suspect = 0, deaths = 0, "
     "lane = ltrim(lane, '!'), result = NULL, result_until = NULL, kept_until = NULL, attempt_base = attempt, "
@@ -328,7 +329,7 @@ def stamp(tx: Tx, worker: int, beats: Sequence[tuple[int, int, float | None, str
         )
     rows = tx.dialect.rows({"id": int, "claim": int, "percent": float, "message": str})
     bound = {"worker": worker, "rows": bind_rows([(*key, *value) for key, value in newest.items()]), "now": tx.now}
-    held = fence("BETWEEN 4 AND 5")
+    held = fence(IS_HELD)
     found = tx.run(
         f"SELECT t.id, t.claim FROM {rows} j JOIN schedd_tasks t ON t.id = j.id WHERE {held}", **bound
     ).fetchall()
@@ -360,13 +361,12 @@ def forced(tx: Tx, asked: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 _CANCEL_REQUESTS = (
-    "SELECT id, claim FROM schedd_tasks WHERE worker = :worker AND state >= 4 AND state <= 5 "
-    "AND cancel_requested IS NOT NULL"
+    f"SELECT id, claim FROM schedd_tasks WHERE worker = :worker AND {HELD} AND cancel_requested IS NOT NULL"
 )
 _CLAIM_COLUMNS: Columns = (("id", int), ("claim", int))
 _CANCEL_REQUESTS_PG = (
     "WITH {rows} SELECT t.id, t.claim FROM j JOIN schedd_tasks t ON t.id = j.id WHERE {among t} "
-    f"{fence('BETWEEN 4 AND 5')} AND t.cancel_requested IS NOT NULL"
+    f"{fence(IS_HELD)} AND t.cancel_requested IS NOT NULL"
 )
 
 

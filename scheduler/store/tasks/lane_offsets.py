@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
-from scheduler.store.tasks.claim import CLAIMABLE, LaneHead
+from scheduler.store.predicates import CLAIMABLE
+from scheduler.store.tasks.claim import LaneHead
 
 Lane = tuple[str, str, int]  # queue, lane, pool
 Place = tuple[int, int]  # run_at, id

@@ -20,7 +20,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.graph import spawned as children
 from scheduler.store.graph.cancel_cascade import lock_below
 from scheduler.store.graph.descendants import BROKEN_BITS, tasks_below
-from scheduler.store.predicates import bind_parents, from_parents, is_parent, state_of
+from scheduler.store.predicates import IS_HELD, bind_parents, from_parents, is_parent, state_of
 from scheduler.store.tasks.replace import blocked_replacements
 
 _PAIR: Columns = (("id", int), ("claim", int))
@@ -28,7 +28,7 @@ _LOOK_HELD = (
     "WITH {rows} SELECT t.id, t.claim, t.cancel_requested, t.rerun, "
     f"{is_parent('t.id')} FROM j JOIN schedd_tasks t ON t.id = j.id "
     "WHERE {among t} "
-    f"{fence('BETWEEN 4 AND 5')}"
+    f"{fence(IS_HELD)}"
 )
 _LOCK_HELD = f"{_LOOK_HELD} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED"
 

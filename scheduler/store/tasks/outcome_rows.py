@@ -17,12 +17,12 @@ from scheduler.store.db.dialect import fence
 from scheduler.store.db.statements import Columns, change_across, run_across, run_over
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
-from scheduler.store.predicates import is_parent
+from scheduler.store.predicates import IS_HELD, is_parent
 from scheduler.store.tasks.outcome_locks import lock_descendants
 from scheduler.store.tasks.row import INLINE
 
 T = "schedd_tasks"  # in full, since RETURNING knows no alias on SQLite
-_HELD_BY_US = fence("BETWEEN 4 AND 5", T)
+_HELD_BY_US = fence(IS_HELD, T)
 # What replaced it meanwhile is to run (see replace.py); else a cancel that was asked for before the outcome commits
 # wins over that.
 _NEXT = (

@@ -19,6 +19,7 @@ from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
 from scheduler.store.graph.release import release
+from scheduler.store.predicates import HELD
 from scheduler.store.tasks import envelopes
 from scheduler.store.tasks.keys import Holder
 from scheduler.store.tasks.row import COLUMNS, Placed, edge_row, insert_edges, insert_values, read_parents, row_of
@@ -159,9 +160,7 @@ def _set_aside(tx: Tx, task_id: int, error: str) -> None:
 
 def repair_replacements(tx: Tx, ids: Sequence[int]) -> None:
     """Apply replacements left over on tasks that no worker holds; drop values without a task's mark."""
-    held = tx.run(
-        f"SELECT id FROM schedd_tasks WHERE id IN {tx.dialect.ids()} AND state >= 4 AND state <= 5", ids=bind_rows(ids)
-    )
+    held = tx.run(f"SELECT id FROM schedd_tasks WHERE id IN {tx.dialect.ids()} AND {HELD}", ids=bind_rows(ids))
     apply_deferred(tx, set(ids) - {row[0] for row in held})
     tx.run(
         f"DELETE FROM schedd_task_values WHERE task_id IN {tx.dialect.ids()} AND name = '{_ASIDE}' "

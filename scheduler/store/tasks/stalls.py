@@ -15,6 +15,7 @@ from scheduler.store.db.dialect import bind_rows, fence
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph.descendants import BROKEN_BITS
 from scheduler.store.graph.release import release
+from scheduler.store.predicates import HELD, IS_HELD
 from scheduler.store.tasks.outcome_locks import lock_descendants
 from scheduler.store.tasks.replace import apply_deferred, blocked_replacements
 
@@ -45,7 +46,7 @@ def stalled(tx: Tx) -> list[Stalled]:
         return []
     running = tx.run(
         "SELECT id, kind, worker, started_at, last_heartbeat_at FROM schedd_tasks "
-        f"WHERE state >= 4 AND state <= 5 AND state = {st.RUNNING} AND started_at IS NOT NULL"
+        f"WHERE {HELD} AND state = {st.RUNNING} AND started_at IS NOT NULL"
     ).fetchall()
     found = []
     for row in running:
@@ -82,7 +83,7 @@ def reclaim(
     rows = tx.run(
         "SELECT t.id, t.claim, t.attempt, t.attempt_base, t.max_attempts, t.dead_letter, t.claimed_at, "
         "t.cancel_requested, t.rerun, j.started, j.text "
-        f"FROM {source} j JOIN schedd_tasks t ON t.id = j.id WHERE {fence('BETWEEN 4 AND 5')} "
+        f"FROM {source} j JOIN schedd_tasks t ON t.id = j.id WHERE {fence(IS_HELD)} "
         f"ORDER BY t.id {tx.dialect.skip_locked}",
         rows=bind_rows(claims),
         worker=worker,
@@ -129,8 +130,8 @@ def _write(
     tx.run(
         "UPDATE schedd_tasks SET state = j.state, worker = NULL, suspect = 0, "
         "lane = ltrim(schedd_tasks.lane, '!'), "
-        "finished_at = CASE WHEN j.state >= 6 THEN :now ELSE schedd_tasks.finished_at END, "
-        "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, "
+        f"finished_at = CASE WHEN j.state >= {st.FIRST_TERMINAL} THEN :now ELSE schedd_tasks.finished_at END, "
+        f"held_key = CASE WHEN j.state >= {st.FIRST_TERMINAL} THEN NULL ELSE schedd_tasks.held_key END, "
         "error = coalesce(j.error, schedd_tasks.error), "
         "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'Stalled' END "
         f"FROM {source} j WHERE schedd_tasks.id = j.id",
