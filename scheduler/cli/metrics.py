@@ -11,6 +11,7 @@ import click
 
 from scheduler.cli.options import common
 from scheduler.cli.session import Session, prints
+from scheduler.cli.streams import say
 from scheduler.errors import SchedulerError
 
 FILE_MODE = 0o644  # the reader is another user
@@ -44,7 +45,7 @@ def metrics_command(session: Session, /, file: Path | None) -> None:
         found = read_figures(tx, dead_retention=kept, expiry=expiry)
     text, _ = prometheus.render(prometheus.make_registry(lambda: found, process=False))
     if file is None:
-        click.echo(text, nl=False)
+        say(text, nl=False)
     else:
         write_whole(file, text)
 
