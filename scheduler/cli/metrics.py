@@ -45,7 +45,7 @@ def metrics_command(session: Session, /, file: Path | None) -> None:
         found = read_figures(tx, dead_retention=kept, expiry=expiry)
     text, _ = prometheus.render(prometheus.make_registry(lambda: found, process=False))
     if file is None:
-        say(text, nl=False)
+        say(text.decode(), nl=False)
     else:
         write_whole(file, text)
 
