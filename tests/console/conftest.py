@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from support.filled import Filled, fill
 
 
 @pytest.fixture(scope="session")
-def filled(tmp_path_factory: pytest.TempPathFactory, _sqlite_template: Path) -> Filled:
-    path = tmp_path_factory.mktemp("filled") / "jobs.db"
-    path.write_bytes(_sqlite_template.read_bytes())
-    return fill(f"sqlite:///{path}")
+def filled(_sqlite_template: Path) -> Iterator[Filled]:
+    with tempfile.TemporaryDirectory(prefix="filled") as place:  # pytest's own goes with the runs of others
+        path = Path(place) / "jobs.db"
+        path.write_bytes(_sqlite_template.read_bytes())
+        yield fill(f"sqlite:///{path}")
 
 
 @pytest.fixture(scope="session")

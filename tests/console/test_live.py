@@ -83,8 +83,9 @@ def test_a_cancel_can_be_undone(database: Database, jobs: Scheduler, page: Any) 
         page.goto(server.url + "tasks")
         page.get_by_role("button", name="Cancel", exact=True).click()
         page.get_by_text(f"Task {first} is cancelled.").wait_for()
+        page.wait_for_load_state()  # the script runs
         page.keyboard.press("u")
-        page.get_by_text(f"Task {first} runs again.").wait_for()
+        page.locator(f'[data-row="{first}"] .s-scheduled').wait_for()
     assert jobs.get_task_status(first) == "scheduled"
 
 

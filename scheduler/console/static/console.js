@@ -64,6 +64,11 @@ function offer(html, mark) {
     show(html);
     return;
   }
+  if (next.body.textContent.trim() === live.textContent.trim()) {
+    tag = mark;
+    held = null;
+    return;
+  }
   held = { html, mark };
   const count = changes(next);
   say(`${count ? `${count} change${count === 1 ? "" : "s"}` : "Changed"}: press . to show`);
