@@ -314,7 +314,7 @@ def test_cancelling_crosswise_is_no_error(bench: Bench) -> None:
     real = control.cancel
     met = threading.Barrier(2)
 
-    def cancel(tx: Any, wanted: Any, *, cascade: bool = False) -> Any:
+    def cancel(tx: Any, wanted: Any, **given: Any) -> Any:
         first, second = ids if wanted == [ids[0]] else ids[::-1]
         done = real(tx, [first])
         with contextlib.suppress(threading.BrokenBarrierError):
