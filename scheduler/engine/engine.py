@@ -419,9 +419,11 @@ class Engine:
             wait = min(wait, self.periodic.schedules.seconds_until_due())
         if self.registration.commands_may_wait:
             wait = min(wait, left("told"))
-        if any(s.waiting for s in self.slots.values()):
+        if not self.engine_state.held:
+            pass  # an idle engine asks no slot
+        elif any(s.waiting for s in self.slots.values()):
             wait = min(wait, WAKE_MORE_AFTER_S)
-        elif self.engine_state.held:
+        else:
             # An attempt that has just begun is to be marked running soon.
             unmarked = any(
                 a.started_at is not None and not (a.marked or a.lost) for a in list(self.engine_state.held.values())

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import sqlalchemy as sa
-
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
@@ -51,7 +49,7 @@ def bounded_read(database: Database, seconds: float) -> Iterator[Tx]:
                     raw.set_progress_handler(None, 0)
     except StoreUnavailableError as error:
         cause = error.__cause__
-        origin = cause.orig if isinstance(cause, sa.exc.DBAPIError) else cause
+        origin = getattr(cause, "orig", cause)  # the driver's own error
         if over or getattr(origin, "sqlstate", None) == _CANCELED:
             raise ReadTooLongError(f"the database took longer than {seconds:g} s to answer") from error
         raise
