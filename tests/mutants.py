@@ -337,7 +337,7 @@ MUTANTS = (
         (
             Change(
                 "scheduler/store/reaper.py",
-                "held_key = CASE WHEN j.state >= 6 THEN NULL ELSE schedd_tasks.held_key END, ",
+                "held_key = CASE WHEN j.state >= {st.FIRST_TERMINAL} THEN NULL ELSE schedd_tasks.held_key END, ",
                 "",
             ),
         ),

@@ -91,7 +91,7 @@ def test_what_a_handler_writes_carries_its_attempt() -> None:
         message_type=None,
         sequence=0,
     )
-    token = current_attempt.set(SimpleNamespace(claimed=claimed))  # type: ignore[arg-type]
+    token = current_attempt.set(SimpleNamespace(claimed=claimed, trace=None))  # type: ignore[arg-type]
     try:
         task_logger("Mail").info("sent", to="a@b.c", kind="letter")
         logging.getLogger("library").info("connected")
