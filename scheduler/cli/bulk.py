@@ -37,6 +37,7 @@ def bulk_command() -> None:
 @click.option("--cascade", is_flag=True, help="cancel: end what waits for their success too, as cancelled.")
 @click.option("--force", is_flag=True, help="cancel: end what is running without waiting for its handler.")
 @click.option("--no-downstream", is_flag=True, help="retry, rerun: leave what is below them alone.")
+@click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="replay: change this field.")
 @acts
 @common
 @prints(_FIELDS)
@@ -47,6 +48,7 @@ def plan_(
     cascade: bool,
     force: bool,
     no_downstream: bool,
+    params: tuple[str, ...],
     limit: int | None,
     **given: Any,
 ) -> int:
@@ -54,6 +56,8 @@ def plan_(
 
     Without --status they choose what the verb is for: retry chooses what failed or died.
     """
+    from scheduler.cli.payload import read_params
+    from scheduler.client.published import patched_payload
     from scheduler.model.bulk import MAX_TASKS, BulkOptions
     from scheduler.store.admin import stored_bulks
 
@@ -63,8 +67,8 @@ def plan_(
         )
     if not any(value is not None and value != () for value in given.values()):
         raise click.UsageError("say which tasks: by --kind, --key, --correlation or another filter")
-    options = BulkOptions(cascade, force, not no_downstream)
-    made = stored_bulks.create(session.existing(), verb, task_filter(session, given), options)
+    options = BulkOptions(cascade, force, not no_downstream, read_params(params) or None)
+    made = stored_bulks.create(session.existing(), verb, task_filter(session, given), options, patched_payload)
     if made.plan["more"]:
         note(f"the filters choose more than {MAX_TASKS} tasks: the newest {made.total} are the scope")
     if not print_object(session, _view(made)):
@@ -89,19 +93,25 @@ def _say_plan(made: BulkRecord) -> None:
 
 @bulk_command.command(name="run")
 @click.argument("name")
+@click.option("--canary", is_flag=True, help="retry, rerun, replay: one task first, the rest if it succeeds.")
 @acts
 @common
 @prints(_FIELDS, lasting=True)
-def run_(session: Session, /, name: str) -> int:
+def run_(session: Session, /, name: str, canary: bool) -> int:
     """Start a bulk, or go on with one that was stopped or whose process died, and run it to its end.
 
     Interrupted, it stays as it is: the same command goes on after a minute. The status is 4 if it passed tasks over.
     """
+    import time
+
+    from scheduler.client.published import patched_payload
     from scheduler.store import bulks
     from scheduler.store.admin import stored_bulks
 
-    session.write(lambda tx: bulks.start(tx, name))
-    done = stored_bulks.run(session.database, name, each=lambda _: session.wake())
+    session.write(lambda tx: bulks.start(tx, name, canary=canary))
+    done = stored_bulks.run(
+        session.database, name, each=lambda _: session.wake(), patched=patched_payload, wait=time.sleep
+    )
     session.wake()
     if not print_object(session, _view(done)):
         _say_done(done)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import builtins
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Unpack
 
 import msgspec
 
 from scheduler.client.filters import Filters
+from scheduler.client.published import patched_payload
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
 from scheduler.model.bulk import BulkOptions, BulkState, ItemResult, Verb
 from scheduler.model.state import TaskState
 from scheduler.model.times import to_datetime
 from scheduler.store import bulks
 from scheduler.store.admin import stored_bulks
-from scheduler.store.admin.stored_bulks import BulkPlan
+from scheduler.store.admin.bulk_plan import BulkPlan, plan
 from scheduler.store.bulks import BulkItem, BulkRecord
 from scheduler.store.db.database import Database
 from scheduler.store.read.choose import TaskFilter
@@ -94,7 +96,7 @@ class Bulks:
     ) -> BulkPlan:
         """Read what a bulk would do, and change nothing. See :meth:`create`. Raises ConfigError."""
         wanted = self._chosen(filters)
-        return stored_bulks.plan(self._database, verb, wanted, BulkOptions(cascade, force, downstream))
+        return plan(self._database, verb, wanted, BulkOptions(cascade, force, downstream))
 
     def create(
         self,
@@ -103,38 +105,43 @@ class Bulks:
         cascade: bool = False,
         force: bool = False,
         downstream: bool = True,
+        fields: Mapping[str, Any] | None = None,
         **filters: Unpack[Filters],
     ) -> BulkInfo:
         """Freeze what these :class:`Filters` choose now, 10,000 tasks at most. Changes none before :meth:`run`.
 
         ``verb``: cancel, retry, rerun, replay (of dead letters) or purge. Without ``status`` they choose what the verb
         is for: retry chooses what failed or died. ``cascade``, ``force``: as :meth:`~Scheduler.cancel_tasks` has them.
-        Raises ConfigError.
+        ``fields``: of replay, fields that each payload gets before it runs; they must fit the schema that workers have
+        published. Raises ConfigError, PayloadError, UnregisteredKindError.
         """
         wanted = self._chosen(filters)
-        options = BulkOptions(cascade, force, downstream)
-        return bulk_info(stored_bulks.create(self._database, verb, wanted, options))
+        options = BulkOptions(cascade, force, downstream, None if fields is None else dict(fields))
+        return bulk_info(stored_bulks.create(self._database, verb, wanted, options, patched_payload))
 
-    def start(self, name: str) -> BulkInfo:
+    def start(self, name: str, *, canary: bool = False) -> BulkInfo:
         """Let a bulk be run by whatever process runs bulks; :meth:`run` does both.
 
-        Raises UnknownBulkError, InvalidTransitionError if it is done.
+        ``canary``: of retry, rerun and replay, one task goes first. The rest follows when that one has succeeded; else
+        the bulk stops, and another start goes on with the rest. Raises UnknownBulkError, ConfigError,
+        InvalidTransitionError if it is done.
         """
-        return bulk_info(self._database.change(lambda tx: bulks.start(tx, name)))
+        return bulk_info(self._database.change(lambda tx: bulks.start(tx, name, canary=canary)))
 
-    def run(self, name: str, each: Callable[[BulkInfo], object] = lambda _: None) -> BulkInfo:
+    def run(self, name: str, each: Callable[[BulkInfo], object] = lambda _: None, *, canary: bool = False) -> BulkInfo:
         """Start a bulk, or go on with it, and change its tasks, 100 in a transaction, until it is done or stopped.
 
-        What it has done is not done twice. ``each``: called after each transaction. Raises UnknownBulkError;
-        InvalidTransitionError if it is done, or another process runs it; StoreUnavailableError.
+        What it has done is not done twice. ``each``: called after each transaction. ``canary``: as :meth:`start` has
+        it; this waits until that task has ended. Raises UnknownBulkError; InvalidTransitionError if it is done, or
+        another process runs it; StoreUnavailableError, ConfigError.
         """
 
         def after(record: BulkRecord) -> None:
             self._notify()
             each(bulk_info(record))
 
-        self.start(name)
-        done = stored_bulks.run(self._database, name, each=after)
+        self.start(name, canary=canary)
+        done = stored_bulks.run(self._database, name, each=after, patched=patched_payload, wait=time.sleep)
         self._notify()
         return bulk_info(done)
 
@@ -230,7 +237,9 @@ class BulkRunner:
 
     def _run_one(self, name: str) -> None:
         try:
-            stored_bulks.run(self._database, name, each=lambda _: self._notify(), stop=self._stop)
+            stored_bulks.run(
+                self._database, name, each=lambda _: self._notify(), stop=self._stop, patched=patched_payload
+            )
             self._notify()
         except InvalidTransitionError:
             return  # another process was faster

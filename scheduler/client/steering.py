@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypedDict, Unpack
 
 import msgspec
-from msgspec import UNSET, MsgspecError, UnsetType, json
+from msgspec import UNSET, UnsetType
 
 from scheduler.client.builder import check_text, encode_headers
 from scheduler.client.bulks import Bulks
@@ -16,7 +16,7 @@ from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import check_filters, warn_left
 from scheduler.client.filters import Filters as Filters
 from scheduler.client.live_settings import LiveSettings
-from scheduler.client.published import encode_payload, lane_of, read_kind, validate
+from scheduler.client.published import decoded_fields, new_payload, read_kind
 from scheduler.client.tasks import TaskOperations, parse_states, warn_conflicts
 from scheduler.client.workers import Workers
 from scheduler.errors import ConfigError, PayloadError
@@ -30,7 +30,6 @@ from scheduler.store.admin.bulk import Bulk, cancel_many, patch_many, retry_many
 from scheduler.store.admin.copy import copy
 from scheduler.store.admin.stored_bulks import uncancel
 from scheduler.store.read.choose import TaskFilter
-from scheduler.store.read.kinds import KindRecord
 from scheduler.store.tasks.patch import NewPayload, Patch, patch_one
 from scheduler.store.tasks.rerun import rerun
 
@@ -314,10 +313,10 @@ class SteeringOperations(TaskOperations):
         def make(task_id: int, name: str, present: str) -> NewPayload:
             value = given.get("payload")
             if fields is not None:
-                value = {**_decoded(task_id, present), **fields}
+                value = {**decoded_fields(task_id, present), **fields}
             kind = self.registry.get(name)
             if kind is None:
-                return _published(read_kind(self.database, name).record, value)
+                return new_payload(read_kind(self.database, name).record, value)
             if not isinstance(value, Task):
                 value = kind.decode(encode_json(value, f"payload of {name}"))
             elif self.registry.of_instance(value) is not kind:
@@ -364,24 +363,6 @@ def _limit(limit: int | None) -> int | None:
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ConfigError(f"limit must be a whole number from 1, not {limit!r:.80}")
     return limit
-
-
-def _decoded(task_id: int, text: str) -> dict[str, Any]:
-    try:
-        found = json.decode(text)
-    except (MsgspecError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise PayloadError(f"the payload of task {task_id} has no fields: give another one, whole")
-    return found
-
-
-def _published(record: KindRecord, value: Any) -> NewPayload:
-    """A payload of a kind that only workers have. Raises PayloadError."""
-    text = encode_payload(record.name, value)
-    payload = json.decode(text)  # as the worker reads it
-    validate(record, payload)
-    return NewPayload(text, lane_of(record.name, payload, record), record.schema_version)
 
 
 def _retry(policy: RetryPolicy | None) -> tuple[str | None, int | None]:

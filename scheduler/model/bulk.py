@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 Verb = Literal["cancel", "retry", "rerun", "replay", "purge", "uncancel"]
 VERBS: tuple[str, ...] = get_args(Verb)
 MAX_TASKS = 10_000  # in the scope of one bulk
 BATCH = 100  # tasks changed in one transaction
+WITH_CANARY = frozenset({"retry", "rerun", "replay"})  # the verbs after which a task runs
 
 
 class BulkState(StrEnum):
@@ -37,8 +38,14 @@ class ItemResult(StrEnum):
 
 
 class BulkOptions(NamedTuple):
-    """``cascade``, ``force``: of cancel; ``downstream``: of retry and rerun."""
+    """``cascade``, ``force``: of cancel; ``downstream``: of retry and rerun.
+
+    ``fields``: of replay, fields that each payload gets. ``canary``: one task runs first, and the rest follows if it
+    succeeds.
+    """
 
     cascade: bool = False
     force: bool = False
     downstream: bool = True
+    fields: dict[str, Any] | None = None
+    canary: bool = False

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.errors import InvalidTransitionError, UnknownBulkError
+from scheduler.errors import ConfigError, InvalidTransitionError, UnknownBulkError
 from scheduler.model.actor import Actor, actor
-from scheduler.model.bulk import BulkOptions, BulkState, ItemResult
+from scheduler.model.bulk import WITH_CANARY, BulkOptions, BulkState, ItemResult
 from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
 from scheduler.store import audit
@@ -211,16 +211,23 @@ def _save(tx: Tx, bulk: BulkRecord) -> None:
     )
 
 
-def start(tx: Tx, name: str) -> BulkRecord:
+def start(tx: Tx, name: str, *, canary: bool = False) -> BulkRecord:
     """Let a planned or stopped bulk be run. Does nothing for one that runs.
 
-    Raises UnknownBulkError, InvalidTransitionError if it is done.
+    ``canary``: one task first, the rest if that one succeeds. Raises UnknownBulkError; InvalidTransitionError if it is
+    done; ConfigError if its verb runs no task.
     """
     bulk = get(tx, name, tx.dialect.lock)
     if bulk.state is BulkState.RUNNING:
         return bulk
     if bulk.state is BulkState.DONE:
         raise InvalidTransitionError(f"bulk {name} is done; make another one")
+    if canary and bulk.verb not in WITH_CANARY:
+        raise ConfigError(f"a {bulk.verb} runs no task, so that none can go first")
+    if canary is not bulk.options.canary:
+        bulk = bulk._replace(options=bulk.options._replace(canary=canary))
+        text = msgspec.json.encode(bulk.options).decode()
+        tx.run("UPDATE schedd_bulks SET options = :options WHERE name = :name", options=text, name=name)
     changed = bulk._replace(state=BulkState.RUNNING, updated_at=tx.now, runner=None, runner_until=None)
     _save(tx, changed)
     numbers = {"verb": bulk.verb, "tasks": bulk.total, "looked_at": bulk.position, "filter": bulk.chosen}
@@ -240,8 +247,27 @@ def stop(tx: Tx, name: str) -> BulkRecord:
         raise InvalidTransitionError(f"bulk {name} is done; it cannot be stopped")
     changed = bulk._replace(state=BulkState.STOPPED, updated_at=tx.now, runner=None, runner_until=None)
     _save(tx, changed)
+    _record_stop(tx, bulk)
+    return changed
+
+
+def _record_stop(tx: Tx, bulk: BulkRecord, **more: Any) -> None:
     numbers = {"looked_at": bulk.position, "tasks": bulk.total, "done": bulk.done}
-    audit.record(tx, "bulk stopped", subject=f"bulk {name}", after=numbers)
+    audit.record(tx, "bulk stopped", subject=f"bulk {bulk.name}", after=numbers | more)
+
+
+def stop_after_canary(tx: Tx, bulk: BulkRecord, task_id: int, end: TaskState) -> BulkRecord:
+    """Stop a bulk that the caller has locked, as its first task did not succeed."""
+    changed = bulk._replace(state=BulkState.STOPPED, updated_at=tx.now, runner=None, runner_until=None)
+    _save(tx, changed)
+    _record_stop(tx, bulk, canary=task_id, ended=end.value)
+    return changed
+
+
+def keep(tx: Tx, bulk: BulkRecord) -> BulkRecord:
+    """Remain the runner of a bulk that the caller has locked, without a change."""
+    changed = bulk._replace(runner_until=tx.now + RUNNER_US)
+    _save(tx, changed)
     return changed
 
 

@@ -140,13 +140,19 @@ def _set(tx: Tx, ids: Sequence[int], values: Mapping[str, Any]) -> None:
 
 
 def _set_payloads(tx: Tx, kinds: Mapping[int, str], make: Callable[[int, str, str], NewPayload]) -> None:
-    bound = {"ids": tx.dialect.bind_ids(list(kinds))}
-    for task_id, text in tx.rows(_PAYLOADS.format(among=tx.dialect.among("t.id")), **bound):
-        if text is None:
-            raise PayloadError(f"the payload of task {task_id} is missing from the database")
+    for task_id, text in stored_payloads(tx, list(kinds)):
         made = make(task_id, kinds[task_id], text)
         envelopes.keep(tx, task_id)
         set_payload(tx, task_id, made)
+
+
+def stored_payloads(tx: Tx, ids: Sequence[int]) -> list[tuple[int, str]]:
+    """The payloads of these tasks as JSON text, each with its id. Raises PayloadError if one is missing."""
+    rows = tx.rows(_PAYLOADS.format(among=tx.dialect.among("t.id")), ids=tx.dialect.bind_ids(ids))
+    for task_id, text in rows:
+        if text is None:
+            raise PayloadError(f"the payload of task {task_id} is missing from the database")
+    return [(task_id, text) for task_id, text in rows]
 
 
 def set_payload(tx: Tx, task_id: int, payload: NewPayload) -> None:

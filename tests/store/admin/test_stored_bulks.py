@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
-from scheduler import ConfigError, InvalidTransitionError, UnknownBulkError, UnknownTaskError
+from scheduler import (
+    ConfigError,
+    InvalidTransitionError,
+    PayloadError,
+    PermanentError,
+    Secret,
+    UnknownBulkError,
+    UnknownTaskError,
+    task,
+)
 from scheduler.client import bulks as client
 from scheduler.client.bulks import BulkRunner
 from scheduler.model import bulk as model
 from scheduler.model.bulk import BulkState, ItemResult
 from scheduler.ports import SECOND
 from scheduler.store import bulks
-from scheduler.store.admin import stored_bulks
+from scheduler.store.admin import bulk_plan, stored_bulks
 from scheduler.store.admin.retention import purge_batch
 from scheduler.store.views import delete, save, views
 from support.bench import Bench
@@ -23,7 +32,7 @@ from support.bench import Bench
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_bulks, "BATCH", 2)
-    monkeypatch.setattr(stored_bulks, "_PAGE", 3)
+    monkeypatch.setattr(bulk_plan, "_PAGE", 3)
 
 
 def due(bench: Bench, count: int, name: str = "s", **options: Any) -> list[int]:
@@ -98,6 +107,70 @@ def test_each_verb(bench: Bench, small: None) -> None:
         bench.jobs.bulks.plan("cancel")
     with pytest.raises(UnknownBulkError, match="nothing"):
         bench.jobs.bulks.get("nothing")
+
+
+def test_one_task_goes_first_and_the_rest_if_it_succeeds(bench: Bench, small: None) -> None:
+    dead = bench.die("d1", "d2", "d3", "d4", "d5")
+    made = bench.jobs.bulks.create("replay", ids=dead)
+    database = bench.jobs.database
+    bench.jobs.bulks.start(made.name, canary=True)
+    for _ in range(2):  # the second waits for what the first has begun
+        waits = stored_bulks.run(database, made.name)
+        assert (waits.state, waits.position) == (BulkState.RUNNING, 1)
+    assert bench.states(*dead) == ["scheduled", *["dead"] * 4]
+    bench.drain()  # it dies again
+    stopped = stored_bulks.run(database, made.name)
+    assert (stopped.state, stopped.done) == (BulkState.STOPPED, 1)
+    assert bench.jobs.audit(action="bulk stopped")[0].after["canary"] == dead[0]
+    assert bench.states(*dead) == ["dead"] * 5, "the rest is as it was"
+    bench.script.failing.clear()
+    again = bench.jobs.bulks.create("replay", ids=dead)
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        bench.drain()
+
+    bench.jobs.bulks.start(again.name, canary=True)
+    done = stored_bulks.run(database, again.name, wait=wait)
+    assert (done.state, done.done, len(waited)) == (BulkState.DONE, 5, 1)
+    assert bench.states(*dead) == ["success", *["scheduled"] * 4]
+    gone_on = bench.jobs.bulks.run(made.name)
+    assert (gone_on.state, gone_on.options["canary"]) == (BulkState.DONE, False), "started again, none goes first"
+    with pytest.raises(ConfigError, match="runs no task"):
+        bench.jobs.bulks.start(bench.jobs.bulks.create("cancel", ids=dead).name, canary=True)
+
+
+def test_a_replay_changes_a_field_of_each_payload(bench: Bench, small: None) -> None:
+    dead = bench.die("d1", "d2", "d3")
+    made = bench.jobs.bulks.create("replay", ids=dead, fields={"name": "mended"})
+    assert made.options["fields"] == {"name": "mended"}
+    assert bench.jobs.bulks.run(made.name).done == 3
+    assert bench.drain() == ["mended"] * 3
+    assert bench.states(*dead) == ["success"] * 3
+    again = bench.die("e1")
+    with pytest.raises(PayloadError, match="name"):
+        bench.jobs.bulks.create("replay", ids=again, fields={"name": 7})
+    with pytest.raises(ConfigError, match="those that a replay changes"):
+        bench.jobs.bulks.create("retry", ids=again, fields={"name": "x"})
+    with pytest.raises(ConfigError, match="those that a replay changes"):
+        bench.jobs.bulks.create("replay", ids=again, fields={})
+
+
+def test_a_secret_is_no_field_of_a_bulk(bench: Bench) -> None:
+    @task
+    def Pay(ctx: Any, token: Annotated[str, Secret], to: str = "") -> None:
+        raise PermanentError("no")
+
+    bench.jobs.register(Pay)
+    made = int(bench.jobs.task(Pay, "hunter2").schedule())
+    bench.drain()
+    assert bench.state(made) == "dead"
+    with pytest.raises(ConfigError, match="token of Pay is a secret"):
+        bench.jobs.bulks.create("replay", ids=[made], fields={"token": "hunter3"})
+    bulk = bench.jobs.bulks.create("replay", ids=[made], fields={"to": "ada"})
+    assert bench.jobs.bulks.run(bulk.name).done == 1
+    assert bench.jobs.get_task(made).payload == '{"token":"hunter2","to":"ada"}'
 
 
 def test_a_bulk_whose_process_died_is_gone_on_with_once(bench: Bench, small: None) -> None:
@@ -189,7 +262,7 @@ def test_a_cancel_of_what_had_not_begun_can_be_taken_back(bench: Bench, small: N
 
 
 def test_the_scope_is_bounded(bench: Bench, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_bulks, "MAX_TASKS", 4)
+    monkeypatch.setattr(bulk_plan, "MAX_TASKS", 4)
     due(bench, 7, subject="ada")
     plan = bench.jobs.bulks.plan("cancel", subject="ada")
     assert (len(plan.ids), plan.more) == (4, True)
@@ -277,8 +350,8 @@ def test_one_cancel_can_be_taken_back(bench: Bench) -> None:
     when = bench.jobs.get_task(later).run_at
     assert when is not None
     assert when.timestamp() - bench.clock.now() / SECOND == pytest.approx(3600, abs=5)
-    for task in (later, ran):
+    for other in (later, ran):
         with pytest.raises(InvalidTransitionError, match="taken back"):
-            bench.jobs.uncancel_task(task)
+            bench.jobs.uncancel_task(other)
     with pytest.raises(UnknownTaskError):
         bench.jobs.uncancel_task(10**9)

@@ -1,0 +1,174 @@
+"""Plans bulks: which tasks are in the scope, which of them a verb would change, and what else that concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.errors import ConfigError
+from scheduler.model import state as st
+from scheduler.model.bulk import MAX_TASKS, VERBS, BulkOptions, Verb
+from scheduler.model.state import LIVE, TERMINAL, TaskState
+from scheduler.store.db.database import Database
+from scheduler.store.db.tx import Tx
+from scheduler.store.graph import spawned
+from scheduler.store.graph.cancel_cascade import below
+from scheduler.store.graph.descendants import all_below, ended_below, tasks_below
+from scheduler.store.read.choose import TaskFilter, chosen_tasks, highest_id
+from scheduler.store.tasks import keys
+
+_PAGE = 2_000
+_SHOWN = 50  # ids that a plan names for each reason
+_FAILED_STATES = (TaskState.FAILED, TaskState.DEAD)
+# The states in which a verb changes a task, and those that are chosen where the filter names none.
+CHANGES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
+    "cancel": (LIVE, LIVE),
+    "retry": (TERMINAL - {TaskState.SUCCESS} | {TaskState.RETRY}, frozenset(_FAILED_STATES)),
+    "rerun": (TERMINAL, TERMINAL),
+    "replay": (frozenset({TaskState.DEAD}), frozenset({TaskState.DEAD})),
+    "purge": (frozenset({TaskState.DEAD}), frozenset({TaskState.DEAD})),
+    "uncancel": (frozenset({TaskState.CANCELLED}), frozenset({TaskState.CANCELLED})),
+}
+_ROWS = (
+    "SELECT t.id, t.kind, t.state, t.key, t.finished_at, t.run_at, t.error, t.ended_by FROM schedd_tasks t "
+    "WHERE {among} ORDER BY t.id {lock}"
+)
+
+
+class BulkPlan(NamedTuple):
+    """What a bulk would do. ``ids``: its scope, in the order in which it is done.
+
+    ``will``: how many of them it would change; ``kinds``: kind -> state -> how many of those. ``passed``: reason ->
+    how many stay as they are, and ``examples``: reason -> some of them. ``dependants``: how many other tasks may end,
+    or run again, because of it. ``more``: the filter chose more than 10,000; the rest is not in the scope. ``up_to``:
+    no task with a higher id is.
+    """
+
+    verb: str
+    ids: list[int]
+    will: int
+    kinds: dict[str, dict[str, int]]
+    passed: dict[str, int]
+    examples: dict[str, list[int]]
+    dependants: int
+    more: bool
+    up_to: int
+
+    def shown(self) -> dict[str, Any]:
+        """The same as it is stored."""
+        given = self._asdict()
+        del given["ids"], given["verb"]
+        return given
+
+
+def plan(
+    database: Database,
+    verb: Verb,
+    wanted: TaskFilter,
+    options: BulkOptions = BulkOptions(),  # noqa: B008  # immutable
+) -> BulkPlan:
+    """Read what a bulk would do, in transactions of a page each. Raises ConfigError."""
+    if verb not in VERBS:
+        raise ConfigError(f"there is no bulk {verb!r:.80}; there are {', '.join(VERBS)}")
+    _, usual = CHANGES[verb]
+    if not wanted.states and not wanted.ids:
+        wanted = TaskFilter(**{**_given(wanted), "states": tuple(sorted(usual))})
+    ids: list[int] = []
+    below_id: int | None = None
+    more, up_to = True, wanted.up_to
+    while more and len(ids) <= MAX_TASKS:
+        with database.read() as tx:
+            up_to = highest_id(tx) if up_to is None else up_to
+            page, below_id = chosen_tasks(tx, TaskFilter(**{**_given(wanted), "up_to": up_to}), below_id, _PAGE)
+        ids += [row.id for row in page]
+        more = below_id is not None
+    more, ids = more or len(ids) > MAX_TASKS, ids[:MAX_TASKS]
+    if verb != "cancel":
+        ids.reverse()  # parents are mostly older than what waits for them, and their children come back with them
+    return _planned(database, verb, ids, options, more, up_to or 0)
+
+
+def _given(wanted: TaskFilter) -> dict[str, Any]:
+    return {name: getattr(wanted, name) for name in wanted.__struct_fields__}
+
+
+def _planned(database: Database, verb: str, ids: list[int], options: BulkOptions, more: bool, up_to: int) -> BulkPlan:
+    kinds: dict[str, dict[str, int]] = {}
+    passed: dict[str, list[int]] = {}
+    also: set[int] = set()
+    will: list[int] = []
+    for begin in range(0, len(ids), _PAGE):
+        some = ids[begin : begin + _PAGE]
+        with database.read() as tx:
+            rows = rows_of(tx, some)
+            reasons = _reasons(tx, verb, rows)
+            for task_id in some:
+                row = rows.get(task_id)
+                reason = "is not there" if row is None else reasons.get(task_id)
+                if row is None or reason is not None:
+                    passed.setdefault(reason or "", []).append(task_id)
+                    continue
+                will.append(task_id)
+                states = kinds.setdefault(row.kind, {})
+                state = TaskState.from_code(row.state).value
+                states[state] = states.get(state, 0) + 1
+            also |= dependants_of(tx, verb, [i for i in some if i not in reasons], options)
+    return BulkPlan(
+        verb,
+        ids,
+        len(will),
+        kinds,
+        {reason: len(found) for reason, found in passed.items()},
+        {reason: found[:_SHOWN] for reason, found in passed.items()},
+        len(also.difference(ids)),
+        more,
+        up_to,
+    )
+
+
+def rows_of(tx: Tx, ids: Sequence[int], lock: str = "") -> dict[int, sa.Row[Any]]:
+    """What a bulk needs of each of these tasks, by id. ``lock``: SQL for the SELECT."""
+    sql = _ROWS.format(among=tx.dialect.among("t.id"), lock=lock)
+    return {row.id: row for row in tx.run(sql, ids=tx.dialect.bind_ids(ids))}
+
+
+def _reasons(tx: Tx, verb: str, rows: dict[int, sa.Row[Any]]) -> dict[int, str]:
+    """Why these tasks would be passed over."""
+    changes, _ = CHANGES[verb]
+    found = {
+        row.id: f"is {TaskState.from_code(row.state)}"
+        for row in rows.values()
+        if TaskState.from_code(row.state) not in changes
+    }
+    if verb in ("cancel", "purge"):
+        return found
+    keyed = [
+        keys.Ended(row.id, row.kind, row.key, row.finished_at)
+        for row in rows.values()
+        if row.key is not None and row.state >= st.FIRST_TERMINAL and row.id not in found
+    ]
+    if keyed:
+        refused = keys.others(tx, keyed)
+        found |= {task_id: of_key(other.completed) for task_id, other in refused.items()}
+    return found
+
+
+def of_key(completed: bool) -> str:
+    """Why a task whose key another one has is passed over."""
+    return "another task has completed under its key since" if completed else "another task has its key"
+
+
+def dependants_of(tx: Tx, verb: str, ids: Sequence[int], options: BulkOptions) -> set[int]:
+    """The other tasks that may end, or run again, when a verb changes these."""
+    if not ids:
+        return set()
+    if verb == "cancel":
+        found = spawned.below(tx, ids) | set(tasks_below(tx, ids))
+        return found | set(below(tx, ids, through_held=True)) if options.cascade else found
+    if verb == "rerun":
+        return set(all_below(tx, ids)) if options.downstream else set()
+    if verb == "purge":
+        return set(tasks_below(tx, ids)).difference(ids)
+    return set(ended_below(tx, ids)) if options.downstream else set()
