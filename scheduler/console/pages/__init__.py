@@ -12,6 +12,7 @@ MODULES = (
     "task_verbs",
     "logs",
     "bulks",
+    "dead",
     "graphs",
     "schedules",
     "forecast",

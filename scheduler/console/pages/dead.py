@@ -1,0 +1,167 @@
+"""``/dead``: dead letters by cause; ``?kind=…&fingerprint=…``: one cause, its letters, and what mends them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler.client.json_views import task_view, time
+from scheduler.console.filters import compose
+from scheduler.console.masks import TaskMasks, is_secret_name, masked_text
+from scheduler.console.render import Page
+from scheduler.console.routes import Nav, page
+from scheduler.console.visit import BadInputError, Visit
+from scheduler.ports import SECOND
+from scheduler.store.db.tx import Tx
+from scheduler.store.read import audit
+from scheduler.store.read.dead_causes import WINDOW, Cause, causes
+from scheduler.store.read.kinds import get_kind
+from scheduler.store.read.search import Term, search
+from scheduler.store.read.tasks import get_tasks
+
+LETTERS = 50  # on one page of a cause
+ENTRIES = 500  # of the audit that are looked at for the replays of a kind
+SOON_US = 48 * 3600 * SECOND  # retention's removals that are announced
+
+
+@page("/dead", nav=Nav("Dead letters", "d", 20))
+def dead(visit: Visit) -> Page:
+    """Dead letters by cause, or those of one cause."""
+    kind, fingerprint = visit.asked("kind"), visit.asked("fingerprint")
+    if fingerprint:
+        if not kind:
+            raise BadInputError("a cause is a kind and a fingerprint: kind is missing")
+        return _cause(visit, kind, fingerprint)
+    with visit.read() as tx:
+        found = causes(tx, kept=_kept(visit), within=SOON_US)
+        shown = [one for one in found.causes if kind in ("", one.kind)]
+        newest = {task.id: task for task in get_tasks(tx, [one.id for one in shown])}
+        masks = TaskMasks(tx, {one.kind for one in shown})
+        now = tx.now
+    errors = {
+        one.id: masks.of(newest[one.id]).text(one.error) if one.id in newest else masked_text(one.error)
+        for one in shown
+    }
+    context = {
+        "causes": shown,
+        "errors": errors,
+        "kind": kind,
+        "whole": found.whole,
+        "window": WINDOW,
+        "number": sum(one.number for one in shown),
+        "leaving": sum(one.leaving for one in shown),
+        "first": min((one.first_leaves for one in shown if one.first_leaves is not None), default=None),
+        "start": found.start,
+        "filter": _filter(kind),
+    }
+    data = {
+        "causes": [_view(one, errors[one.id]) for one in shown],
+        "whole": found.whole,
+        "since": time(found.start),
+        "until": time(now),
+    }
+    command = ["schedctl", "dlq", "list", *(["--kind", kind] if kind else [])]
+    return Page("dead.html", data, context, shlex.join(command))
+
+
+def _kept(visit: Visit) -> int | None:
+    """How long retention keeps dead letters (microseconds), as far as the console's settings say it."""
+    config = visit.site.config
+    if config is None:
+        return None
+    kept = config.retention.failed if config.retention.dead is None else config.retention.dead
+    return round(kept * SECOND)
+
+
+def _filter(kind: str, fingerprint: str = "") -> str:
+    """The filter of /tasks that means the same, which bulks take their scope from."""
+    return compose([("state", "dead"), ("kind", kind), ("fingerprint", fingerprint)])
+
+
+def _view(one: Cause, error: str | None) -> dict[str, Any]:
+    return {
+        **one._asdict(),
+        "error": error,
+        "oldest": time(one.oldest),
+        "newest": time(one.newest),
+        "first_leaves": None if one.first_leaves is None else time(one.first_leaves),
+    }
+
+
+def _cause(visit: Visit, kind: str, fingerprint: str) -> Page:
+    cursor = visit.number("cursor", least=1)
+    terms = [Term("state", ("dead",)), Term("kind", (kind,)), Term("fingerprint", (fingerprint,))]
+    with visit.read() as tx:
+        every = causes(tx, kept=_kept(visit), within=SOON_US)
+        one = next((c for c in every.causes if (c.kind, c.fingerprint) == (kind, fingerprint)), None)
+        found = search(tx, terms, limit=LETTERS, cursor=cursor)
+        masks = TaskMasks(tx, {kind})
+        record = get_kind(tx, kind)
+        history = _history(tx, kind, fingerprint)
+    rows = [(task, masks.of(task)) for task in found.tasks]
+    sample = rows[0] if rows else None
+    payload = None if sample is None else sample[1].payload(sample[0].payload)
+    context: dict[str, Any] = {
+        "cause": one,
+        "kind": kind,
+        "fingerprint": fingerprint,
+        "whole": every.whole,
+        "start": every.start,
+        "rows": rows,
+        "found": found,
+        "cursor": cursor,
+        "sample": sample,
+        "payload": payload,
+        "error": None if sample is None else sample[1].text(sample[0].error),
+        "fields": fields_of({} if record is None else record.schema, payload),
+        "history": history,
+        "masked_text": masked_text,
+        "filter": _filter(kind, fingerprint),
+    }
+    letters = [
+        {**task_view(task), "payload": mask.payload(task.payload), "result": None,
+         "headers": mask.value(task.headers), "error": mask.text(task.error)}
+        for task, mask in rows
+    ]  # fmt: skip
+    data = {
+        "cause": None if one is None else _view(one, context["error"]),
+        "letters": letters,
+        "cursor": found.cursor,
+        "fields": context["fields"],
+        "history": [
+            {"at": time(e.at), "action": e.action, "actor": e.actor, "reason": e.reason, "bulk": e.bulk, "tasks": n}
+            for e, n in history
+        ],
+    }
+    command = shlex.join(["schedctl", "dlq", "list", "--kind", kind, "--fingerprint", fingerprint])
+    return Page("dead_cause.html", data, context, command)
+
+
+def _history(tx: Tx, kind: str, fingerprint: str) -> list[tuple[audit.AuditRecord, int]]:
+    """Who replayed or purged letters of this cause lately, the newest first: a bulk once, with how many it changed."""
+    entries = audit.of_dead_letters(tx, ENTRIES)[::-1]
+    tasks = {t.id: t for t in get_tasks(tx, [e.task_id for e in entries if e.task_id is not None and not e.bulk])}
+    made: dict[str, tuple[audit.AuditRecord, int]] = {}
+    for entry in entries:
+        chosen = entry.filter or {}
+        about = tasks.get(entry.task_id or 0)
+        ours = chosen.get("fingerprint") == fingerprint and chosen.get("kind") == kind
+        if ours or (about is not None and about.kind == kind and about.fingerprint in (None, fingerprint)):
+            key = entry.bulk or f"entry {entry.id}"
+            made[key] = (made[key][0], made[key][1] + 1) if key in made else (entry, 1)
+    return list(made.values())[:20]
+
+
+def fields_of(schema: Mapping[str, Any], payload: Any) -> dict[str, str]:
+    """The fields that may be changed, each with its JSON type: those of the published schema that hide no secret."""
+    inner = schema
+    if "$ref" in schema:
+        inner = schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    fields = inner.get("properties", {})
+    hidden = {name for name, value in payload.items() if value == "***"} if isinstance(payload, dict) else set()
+    return {
+        name: str(field.get("type", "any")) if isinstance(field, Mapping) else "any"
+        for name, field in fields.items()
+        if name not in hidden and not is_secret_name(name) and not (isinstance(field, Mapping) and "x-secret" in field)
+    }
