@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from scheduler.model.redact import redact
-from scheduler.model.secrets import HIDDEN, Mask, hide_in
+from scheduler.model.secrets import HIDDEN, Mask, hide_in, is_secret_name
 from scheduler.store.db.tx import Tx
 from scheduler.store.masks import masks
 from scheduler.store.read.kinds import kind_names
 from scheduler.store.read.tasks import TaskRecord
 
 MASK = HIDDEN
-_NAME = re.compile(
-    r"pass(word|wd|phrase)?|pwd|secret|token|api_?key|authori[sz]ation|cookie|credential|private_?key|dsn"
-    r"|session|signature",
-    re.IGNORECASE,
-)
 _MAX_DEPTH = 60
 _SHORTEST = 4  # a shorter text would be found in every other word
 _PROBE = "a value"
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a field of this name is masked."""
-    return _NAME.search(name.replace("-", "_")) is not None
 
 
 class TaskMask:

@@ -5,6 +5,7 @@ Programs and the database have the values in the clear. What shows a task to peo
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,23 @@ HIDDEN = "***"
 MARK = "x-secret"
 _SHORTEST = 4  # a shorter text would be found in every other word
 Secret = msgspec.Meta(extra_json_schema={MARK: True})  # Annotated[str, Secret]
+_NAME = re.compile(
+    r"pass(word|wd|phrase)?|pwd|secret|token|api_?key|authori[sz]ation|cookie|credential|private_?key|dsn"
+    r"|session|signature",
+    re.IGNORECASE,
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a field of this name is taken for a secret, although no type marks it."""
+    return _NAME.search(name.replace("-", "_")) is not None
+
+
+def has_secret_name(value: Any) -> bool:
+    """Whether a decoded JSON value has a field, at any depth, whose name is one of a secret."""
+    if isinstance(value, Mapping):
+        return any(is_secret_name(str(name)) or has_secret_name(inner) for name, inner in value.items())
+    return isinstance(value, list | tuple) and any(map(has_secret_name, value))
 
 
 class Mask:

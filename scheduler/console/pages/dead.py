@@ -8,10 +8,11 @@ from typing import Any
 
 from scheduler.client.json_views import task_view, time
 from scheduler.console.filters import compose
-from scheduler.console.masks import TaskMasks, is_secret_name, masked_text
+from scheduler.console.masks import TaskMasks, masked_text
 from scheduler.console.render import Page
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import BadInputError, Visit
+from scheduler.model.secrets import is_secret_name
 from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import audit

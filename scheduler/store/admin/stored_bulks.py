@@ -19,6 +19,7 @@ from scheduler.errors import ConfigError, DuplicateKeyError, InvalidTransitionEr
 from scheduler.model import state as st
 from scheduler.model.actor import acting
 from scheduler.model.bulk import BATCH, BulkOptions, BulkState, ItemResult, Verb
+from scheduler.model.secrets import has_secret_name
 from scheduler.model.state import HELD, TaskState
 from scheduler.store import bulks
 from scheduler.store.admin.bulk_plan import CHANGES, BulkPlan, dependants_of, of_key, plan, rows_of
@@ -65,7 +66,11 @@ def _check_fields(tx: Tx, made: BulkPlan, fields: dict[str, Any], patched: Patch
     if made.verb != "replay" or not fields:
         raise ConfigError("fields are those that a replay changes: give at least one")
     for kind, mask in masks(tx, list(made.kinds)).items():
-        hidden = [name for name in fields if mask.secrets(msgspec.json.encode({name: "a secret"}).decode())]
+        hidden = [
+            name
+            for name, value in fields.items()
+            if has_secret_name({name: value}) or mask.secrets(msgspec.json.encode({name: "a secret"}).decode())
+        ]
         if hidden:
             raise ConfigError(f"{', '.join(hidden)} of {kind} is a secret, which a bulk would show: replay one by one")
     seen = set[str]()

@@ -159,18 +159,19 @@ def test_a_replay_changes_a_field_of_each_payload(bench: Bench, small: None) -> 
 
 def test_a_secret_is_no_field_of_a_bulk(bench: Bench) -> None:
     @task
-    def Pay(ctx: Any, token: Annotated[str, Secret], to: str = "") -> None:
+    def Pay(ctx: Any, pin: Annotated[str, Secret], to: str = "", password: str = "", more: Any = None) -> None:
         raise PermanentError("no")
 
     bench.jobs.register(Pay)
     made = int(bench.jobs.task(Pay, "hunter2").schedule())
     bench.drain()
     assert bench.state(made) == "dead"
-    with pytest.raises(ConfigError, match="token of Pay is a secret"):
-        bench.jobs.bulks.create("replay", ids=[made], fields={"token": "hunter3"})
+    for name, value in {"pin": "hunter3", "password": "hunter3", "more": {"api_key": "hunter3"}}.items():
+        with pytest.raises(ConfigError, match=f"{name} of Pay is a secret"):
+            bench.jobs.bulks.create("replay", ids=[made], fields={name: value})
     bulk = bench.jobs.bulks.create("replay", ids=[made], fields={"to": "ada"})
     assert bench.jobs.bulks.run(bulk.name).done == 1
-    assert bench.jobs.get_task(made).payload == '{"token":"hunter2","to":"ada"}'
+    assert bench.jobs.get_task(made).payload == '{"pin":"hunter2","to":"ada","password":"","more":null}'
 
 
 def test_a_bulk_whose_process_died_is_gone_on_with_once(bench: Bench, small: None) -> None:
