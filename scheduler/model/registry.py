@@ -82,7 +82,10 @@ class Kind:
                 msgspec.json.schema(struct)  # refuses types that no JSON can become
         except TypeError as error:
             # Its last line says which type; the ones above what to do about it with msgspec's own functions.
-            raise ConfigError(f"task type {self.name}: {str(error).splitlines()[-1]}") from None
+            problem = str(error).splitlines()[-1]
+            if problem.startswith("'<' not supported"):  # msgspec sorts the values that a schema lists
+                problem = f"a Literal of both texts and numbers needs msgspec 0.22 or later, not {msgspec.__version__}"
+            raise ConfigError(f"task type {self.name}: {problem}") from None
         except Exception as error:  # evaluating an annotation may raise anything
             raise ConfigError(f"task type {self.name}: cannot read its annotations: {describe(error).text}") from None
         rule, own = options.concurrency_key, build is not None or self._serialize is not None

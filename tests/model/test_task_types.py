@@ -134,7 +134,7 @@ class Colour(Enum):
     [
         *(
             (kind, None)
-            for kind in (str, int, bool, Any, date, str | None, Literal["a", 1], Annotated[int, Meta(ge=1)])
+            for kind in (str, int, bool, Any, date, str | None, Literal["a"], Literal[1], Annotated[int, Meta(ge=1)])
         ),
         *((kind, None) for kind in (float, UUID, UUID | None, Decimal, Annotated[float, Meta(ge=1)])),
         *((kind, None) for kind in (list[str], list[float | None], list, Sequence[UUID])),
@@ -337,6 +337,20 @@ def test_types_that_cannot_be_registered(says: str, source: Callable[[], Any]) -
     registry = Registry()
     refused(ConfigError, says, lambda: registry.add(source()))
     assert len(registry) == 0
+
+
+def test_a_literal_that_an_old_msgspec_cannot_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    def paint(ctx: Context, of: Literal["a", 1]) -> None: ...
+
+    def schema(struct: object) -> None:
+        sorted(["a", 1])  # type: ignore[type-var]
+
+    monkeypatch.setattr(msgspec.json, "schema", schema)
+    refused(
+        ConfigError,
+        "task type paint: a Literal of both texts and numbers needs msgspec 0.22",
+        lambda: Registry().add(task(paint)),
+    )
 
 
 class Mail(Task):
