@@ -50,6 +50,7 @@ MAX_FIELDS = 11_000  # of a form: as many rows as a bulk takes may be ticked
 MAX_REQUESTS = 64  # at once
 THREADS = 4  # requests that read or write the database at once
 FLASH, FLASH_SECONDS = "schedd_flash", 60.0
+ERROR = "error.html"
 _FORM = "application/x-www-form-urlencoded"
 _NO_VERBS = Principal("", "", frozenset())
 
@@ -357,6 +358,7 @@ class Gate:
             "command": page.command,
             "live": page.live,
             "flash": flash,
+            "everything_paused": None if page.template == ERROR else visit.everything_paused(),
             "auth": self.auth,
             "here": here(visit),
             "twin": twin_of(visit),
@@ -398,7 +400,7 @@ class Gate:
         if visit.json:
             body = dump({"error": refused.text, "status": refused.status})
             return Response(body, refused.status, refused.headers, "application/json")
-        page = Page("error.html", None, {"status": refused.status, "text": refused.text}, live=False)
+        page = Page(ERROR, None, {"status": refused.status, "text": refused.text}, live=False)
         try:
             body_text = self._rendered(visit, page, None)
         except Exception:

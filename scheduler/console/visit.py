@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from scheduler.console.roles import Principal, Verb
-from scheduler.store.db.bounded import bounded_read
+from scheduler.errors import SchedulerError
+from scheduler.model.redact import redact
+from scheduler.store import pauses
+from scheduler.store.db.bounded import ReadTooLongError, bounded_read
 from scheduler.store.db.tx import Tx
+from scheduler.store.pauses import Pause
 
 if TYPE_CHECKING:
     from scheduler.app import Scheduler
@@ -101,6 +105,17 @@ class Visit:
     def masked(self) -> bool:
         """Whether secrets are hidden; pages hide them from everybody, ``reveal`` is a verb of its own."""
         return True
+
+    def everything_paused(self) -> Pause | None:
+        """The pause of everything, which each page says; None without one, or if the database does not answer."""
+        if not self.may(Verb.LOOK):
+            return None
+        try:
+            with self.read() as tx:
+                found = pauses.of_everything(tx)
+        except (SchedulerError, ReadTooLongError):
+            return None
+        return None if found is None else found._replace(reason=None if found.reason is None else redact(found.reason))
 
     def asked(self, name: str, default: str = "") -> str:
         """The text of a query parameter. Raises BadInputError."""

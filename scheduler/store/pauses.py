@@ -60,6 +60,12 @@ def records(tx: Tx) -> list[Pause]:
     return [Pause(*row) for row in tx.run(f"{_ROW} ORDER BY at, scope, name")]
 
 
+def of_everything(tx: Tx) -> Pause | None:
+    """The pause of everything, if there is one."""
+    row = tx.run(f"{_ROW} WHERE scope = 'all'").first()
+    return None if row is None else Pause(*row)
+
+
 def of_task(tx: Tx, queue: str, kind: str) -> Pause | None:
     """The pause that keeps tasks of this kind in this queue from being claimed: the widest, if there are several."""
     row = tx.run(

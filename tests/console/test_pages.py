@@ -31,6 +31,10 @@ PATHS = (
     "/tasks/{retried}?at=9m",
     "/tasks/{retried}?at=20m",
     "/tasks/{scheduled}/cancel",
+    "/workers?all=1",
+    "/kinds/Mail",
+    "/queues/slow",
+    "/audit?by=alice",
     "/keys",
 )
 RULES: dict[str, dict[str, Any]] = {

@@ -17,6 +17,13 @@ MODULES = (
     "schedules",
     "forecast",
     "compare",
+    "workers",
+    "kinds",
+    "events",
+    "audit",
+    "alerts",
+    "settings",
+    "metrics",
 )
 
 

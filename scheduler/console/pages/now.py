@@ -82,7 +82,6 @@ def now(visit: Visit) -> Page:
         "most": max((m.succeeded + m.failed + m.other for m in series), default=0),
         "ended": sum(m.succeeded + m.failed + m.other for m in series),
         "failed": sum(m.failed for m in series),
-        "everything_paused": any(one.pause.scope == "all" for one in found.paused),
         "at": at,
     }
     data = status_view(found, at) | {

@@ -96,16 +96,53 @@ def record(tx: Tx, name: str) -> EventRecord | None:
 
 def records(tx: Tx, limit: int = 100) -> list[EventRecord]:
     """Awaited events that are not emitted yet, then emitted ones, newest first."""
-    awaited = tx.run(
+    found = awaited(tx, limit)
+    return found + newest(tx, limit - len(found))
+
+
+def awaited(tx: Tx, limit: int) -> list[EventRecord]:
+    """Events that tasks wait for and that are not emitted yet, by name."""
+    rows = tx.run(
         "SELECT w.event AS name, CAST(count(*) AS integer) AS waiting FROM schedd_waits w "
         f"JOIN schedd_tasks t ON t.id = w.task_id AND t.state < {st.FIRST_TERMINAL} "
         "WHERE w.event IS NOT NULL AND NOT EXISTS (SELECT 1 FROM schedd_events e WHERE e.name = w.event) "
         "GROUP BY w.event ORDER BY w.event LIMIT :limit",
         limit=limit,
     )
-    found = [EventRecord(r.name, None, None, 0, None, r.waiting) for r in awaited]
-    newest = tx.run(f"{_RECORD} ORDER BY e.emitted_at DESC, e.name LIMIT :limit", limit=limit - len(found))
-    return found + [EventRecord(*row) for row in newest]
+    return [EventRecord(r.name, None, None, 0, None, r.waiting) for r in rows]
+
+
+def newest(tx: Tx, limit: int, before: tuple[int, str] | None = None) -> list[EventRecord]:
+    """Emitted events, newest first. ``before``: only those after this one (emitted_at, name) in that order."""
+    order = "ORDER BY e.emitted_at DESC, e.name LIMIT :limit"
+    if before is None:
+        return [EventRecord(*row) for row in tx.run(f"{_RECORD} {order}", limit=limit)]
+    rows = tx.run(
+        f"{_RECORD} WHERE e.emitted_at <= :at AND (e.emitted_at < :at OR e.name > :name) {order}",
+        at=before[0],
+        name=before[1],
+        limit=limit,
+    )
+    return [EventRecord(*row) for row in rows]
+
+
+class Waiter(NamedTuple):
+    """A task that awaits an event. ``since``: microseconds."""
+
+    task: int
+    kind: str
+    since: int
+
+
+def waiters(tx: Tx, name: str, limit: int) -> list[Waiter]:
+    """Up to ``limit`` tasks that await an event."""
+    rows = tx.run(
+        "SELECT w.task_id, t.kind, w.at FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id "
+        f"WHERE w.event = :name AND t.state < {st.FIRST_TERMINAL} ORDER BY w.task_id LIMIT :limit",
+        name=name,
+        limit=limit,
+    )
+    return [Waiter(*row) for row in rows]
 
 
 _WAITERS = f"FROM schedd_waits w WHERE {same('w.event', 'e.name')} AND {lives('w.task_id')}"

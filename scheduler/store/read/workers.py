@@ -234,6 +234,14 @@ def hung_text(worker: WorkerRecord, hang: HungHandler) -> str:
     return f"{what}: {hang.remedy(worker.id)}"
 
 
+def held_by_pool(tx: Tx) -> dict[tuple[int, str], int]:
+    """How many tasks each worker has claimed or is running, by (worker, pool of their priority)."""
+    rows = tx.run(
+        "SELECT worker, pool, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY worker, pool"
+    )
+    return {(row.worker, POOLS[row.pool]): row.n for row in rows if row.worker is not None}
+
+
 class Drained(NamedTuple):
     """How far a draining worker is. ``over``: it knows, and holds and runs nothing any more; ``lost``:
     its lease ran out, so it will not come to know."""

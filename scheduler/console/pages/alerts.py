@@ -1,0 +1,123 @@
+"""``/alerts``: what fires, what is silenced and by whom, which messages went out; silence, unsilence, test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler.alerts.machine import is_silenced
+from scheduler.alerts.messages import Origin, trial
+from scheduler.alerts.service import make_sinks
+from scheduler.alerts.sinks.sink import SinkError
+from scheduler.client.json_views import time
+from scheduler.config.alerts import RULES
+from scheduler.config.sources import parse_duration
+from scheduler.console.masks import masked, masked_text
+from scheduler.console.render import Done, Page
+from scheduler.console.roles import Verb
+from scheduler.console.routes import Nav, action, page
+from scheduler.console.visit import BadInputError, Visit
+from scheduler.errors import ConfigError
+from scheduler.model.alerts import Alert, Phase, Silence
+from scheduler.model.times import SECOND
+from scheduler.store import alerts as store
+from scheduler.store.audit import record
+
+SHOWN = 300  # alerts on one page
+MESSAGES = 100
+
+
+@page("/alerts", nav=Nav("Alerts", "l", 90))
+def alerts(visit: Visit) -> Page:
+    """Alerts that are not ok, silences, and the messages of the last week."""
+    with visit.read() as tx:
+        found, silences, lease = list(store.alerts(tx).values()), store.silences(tx), store.lease(tx)
+        messages, now = store.history(tx, MESSAGES), tx.now
+    found.sort(key=lambda one: (one.phase is not Phase.FIRING, -one.since))
+    quiet = [one.silence for one in silences]
+    rows = [(one, masked_text(one.text), is_silenced(quiet, one.key, now)) for one in found[:SHOWN]]
+    config = visit.site.config
+    context: dict[str, Any] = {
+        "rows": rows,
+        "left": max(0, len(found) - SHOWN),
+        "silences": silences,
+        "messages": messages,
+        "evaluated": lease.until > now,
+        "rules": RULES,
+        "sinks": [] if config is None else list(config.alerts.sinks),
+        "masked_text": masked_text,
+    }
+    data = {
+        "evaluated": lease.until > now,
+        "alerts": [_view(*row) for row in rows],
+        "silences": [{**one._asdict(), "at": time(one.at), "until": time(one.until)} for one in silences],
+        "messages": [
+            {**one._asdict(), "at": time(one.at), "delivered_at": time(one.delivered_at)}
+            | {"title": masked_text(one.title), "error": masked_text(one.error)}
+            for one in messages
+        ],
+    }
+    return Page("alerts.html", data, context, "schedctl alerts list")
+
+
+def _view(alert: Alert, text: str | None, silenced: bool) -> dict[str, Any]:
+    return {
+        "rule": alert.key.rule,
+        "about": alert.key.kind or None,
+        "fingerprint": alert.key.fingerprint or None,
+        "state": alert.phase.name.lower(),
+        "since": time(alert.since),
+        "began": time(alert.began),
+        "number": alert.number,
+        "text": text,
+        "notified_at": time(alert.notified_at),
+        "silenced": silenced,
+        "detail": masked(dict(alert.detail)),
+    }
+
+
+@action("/alerts/silence", Verb.SILENCE)
+def silence(visit: Visit) -> Done:
+    """Make no messages of a rule for a while."""
+    rule = visit.given("rule")
+    if rule != "*" and rule not in RULES:
+        raise BadInputError(f"there is no rule {rule!r:.80}; there are {', '.join(RULES)}, *")
+    try:
+        seconds = parse_duration(visit.given("for"))
+    except ConfigError:
+        raise BadInputError("say for how long, such as 2h") from None
+    if not 0 < seconds <= 366 * 86_400:
+        raise BadInputError("a silence lasts more than nothing, and a year at most")
+    kind, fingerprint = visit.given("kind") or None, visit.given("fingerprint") or None
+    span = round(seconds * SECOND)
+    made = visit.jobs.database.change(lambda tx: store.silence(tx, Silence(rule, kind, fingerprint, tx.now + span)))
+    undo = ("Undo: end the silence", "/alerts/unsilence", {"id": str(made.id)})
+    return Done(f"Silent: {made.subject}.", undo=undo, data={"id": made.id})
+
+
+@action("/alerts/unsilence", Verb.SILENCE)
+def unsilence(visit: Visit) -> Done:
+    """End a silence."""
+    number = visit.given_number("id", least=1)
+    if number is None:
+        raise BadInputError("say which silence: id")
+    ended = visit.jobs.database.change(lambda tx: store.unsilence(tx, number))
+    if ended is None:
+        return Done(f"There is no silence {number} in effect.", ok=False)
+    return Done(f"No longer silent: {ended.subject}.")
+
+
+@action("/alerts/test", Verb.SILENCE)
+def test(visit: Visit) -> Done:
+    """Send a test message to one sink."""
+    name, config = visit.given("sink"), visit.site.config
+    if config is None or name not in config.alerts.sinks:
+        there = "none" if config is None else ", ".join(config.alerts.sinks) or "none"
+        raise BadInputError(f"there is no sink {name!r:.80} in this console's configuration; there is {there}")
+    database = visit.jobs.database
+    database.change(lambda tx: record(tx, "alert test", subject=f"sink {name}"))
+    origin = Origin(config.alerts.label, config.alerts.console_url)
+    try:
+        make_sinks(config)[name].deliver(trial(origin, store.new_id(), database.now()))
+    except SinkError as error:
+        return Done(f"{name} does not take it: {masked_text(str(error))}", ok=False)
+    return Done(f"{name} has taken a test message.")

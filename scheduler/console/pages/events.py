@@ -1,0 +1,74 @@
+"""``/events``: which events tasks wait for, which were emitted; emit one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from scheduler.client.json_views import time
+from scheduler.console.masks import MASK, masked, masked_json
+from scheduler.console.render import Done, Page
+from scheduler.console.roles import Verb
+from scheduler.console.routes import Nav, action, page
+from scheduler.console.visit import BadInputError, Visit
+from scheduler.store.durable import events as store
+
+ROWS = 100
+WAITERS = 5  # tasks named of each event
+
+
+@page("/events", nav=Nav("Events", "v", 70))
+def events(visit: Visit) -> Page:
+    """Awaited events, with who waits; then emitted ones, the newest first."""
+    cursor = _cursor(visit.asked("cursor"))
+    with visit.read() as tx:
+        awaited = [] if cursor else store.awaited(tx, ROWS)
+        emitted = store.newest(tx, ROWS + 1, cursor)
+        waiters = {one.name: store.waiters(tx, one.name, WAITERS) for one in (*awaited, *emitted) if one.waiting}
+    more = emitted[ROWS - 1] if len(emitted) > ROWS else None
+    emitted = emitted[:ROWS]
+    following = None if more is None else f"{more.emitted_at}:{more.name}"
+    shown = {one.name: masked_json(one.payload) for one in emitted}
+    context: dict[str, Any] = {
+        "awaited": awaited,
+        "emitted": [(one, shown[one.name]) for one in emitted],
+        "waiters": waiters,
+        "cursor": cursor,
+        "more": following,
+        "name": visit.asked("name"),
+    }
+    data = {
+        "events": [
+            {"name": one.name, "emitted_at": time(one.emitted_at), "emitted_by": one.emitted_by, "size": one.size}
+            | {"waiting": one.waiting, "tasks": [waiter.task for waiter in waiters.get(one.name, [])]}
+            | {"payload": shown.get(one.name)}
+            for one in (*awaited, *emitted)
+        ],
+        "cursor": following,
+    }
+    return Page("events.html", data, context, "schedctl event list")
+
+
+def _cursor(text: str) -> tuple[int, str] | None:
+    if not text:
+        return None
+    at, sign, name = text.partition(":")
+    if not sign or not (at.isascii() and at.isdigit() and len(at) < 19):
+        raise BadInputError("cursor is what a page before this one gave")
+    return int(at), name
+
+
+@action("/events/emit", Verb.EVENT_EMIT)
+def emit(visit: Visit) -> Done:
+    """Emit an event: tasks that await it go on with its payload."""
+    name, text = visit.given("name"), visit.given("payload")
+    if MASK in text:
+        raise BadInputError(f"{MASK} stands for a secret that is not shown: it is no value")
+    try:
+        payload = msgspec.json.decode(text) if text else None
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadInputError(f"the payload is not JSON: {error}; a text needs quotes") from None
+    if visit.jobs.emit_event(name, payload):
+        return Done(f"Event {name} is emitted.", data={"first": True, "payload": masked(payload)})
+    return Done(f"Event {name} was emitted before: its first payload stays.", ok=False, data={"first": False})

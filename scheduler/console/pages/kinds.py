@@ -1,0 +1,240 @@
+"""``/kinds`` and ``/queues/NAME``: how kinds and queues do; their caps and rates; pause and resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from scheduler.client.json_views import time
+from scheduler.config.sources import parse_duration
+from scheduler.console.masks import TaskMasks, masked_text
+from scheduler.console.render import Done, Page
+from scheduler.console.roles import Verb
+from scheduler.console.routes import Nav, action, page
+from scheduler.console.visit import BadInputError, Visit
+from scheduler.errors import ConfigError
+from scheduler.model.defaults import POOLS
+from scheduler.model.live_settings import KIND, shown
+from scheduler.model.rollup import BOUNDS, Histogram
+from scheduler.model.times import SECOND
+from scheduler.store import pauses, settings
+from scheduler.store.db.tx import Tx
+from scheduler.store.pauses import Pause
+from scheduler.store.read import figures
+from scheduler.store.read.history import failed_attempts
+from scheduler.store.read.kinds import KindRecord, get_kind, kind_names
+from scheduler.store.read.stats import FAILURES, Numbers, StatsRecord, stats
+from scheduler.store.read.tasks import get_tasks
+from scheduler.store.settings import Setting
+
+SHOWN = 300  # kinds on one page
+FAILED = 20  # recent failures of a kind
+TIMES = ("1h", "6h", "24h", "7d")
+MAX_TIME = 400 * 86_400  # seconds
+LIMITS = ("max_concurrency", "rate_limit")
+
+
+class Limit(NamedTuple):
+    """A limit in effect. ``value`` None: there is none; ``setting``: who set it while workers run."""
+
+    name: str
+    value: Any
+    setting: Setting | None
+
+
+class Bar(NamedTuple):
+    """A bucket of a histogram. ``up_to``: seconds; ``share``: of the largest, 0 to 100."""
+
+    up_to: float
+    number: int
+    share: float
+
+
+@page("/kinds", nav=Nav("Kinds", "k", 60))
+def kinds(visit: Visit) -> Page:
+    """The kinds, those with most attempts first, and the queues that have a backlog or a pause."""
+    span = _span(visit)
+    with visit.read() as tx:
+        found = stats(tx, tx.now - span, tx.now)
+        names = kind_names(tx)
+        stopped = pauses.records(tx)
+        live = {one.name: one for one in settings.records(tx) if one.scope == KIND}
+        ordered = [*found.kinds, *(name for name in names if name not in found.kinds)]
+        limits = {name: _limits(get_kind(tx, name), live.get(name)) for name in ordered[:SHOWN]}
+        queues, now = figures.ready(tx), tx.now
+    paused = {(one.scope, one.name): one._replace(reason=masked_text(one.reason)) for one in stopped}
+    backlog: dict[str, tuple[int, int | None]] = {one.name: (0, None) for one in stopped if one.scope == "queue"}
+    for queue in queues:
+        number, since = backlog.get(queue.queue, (0, None))
+        oldest = min((at for at in (since, queue.since) if at is not None), default=None)
+        backlog[queue.queue] = (number + queue.number, oldest)
+    seconds = max(1.0, (found.until - found.since) / SECOND)
+    rows = [(name, found.kinds.get(name), limits[name], paused.get(("kind", name))) for name in ordered[:SHOWN]]
+    context: dict[str, Any] = {
+        "rows": rows,
+        "left": max(0, len(ordered) - SHOWN),
+        "seconds": seconds,
+        "queues": [(name, *values, paused.get(("queue", name))) for name, values in sorted(backlog.items())],
+        **_choices(visit),
+    }
+    data = {
+        "since": time(found.since),
+        "until": time(found.until),
+        "kinds": [_view(name, numbers, limits_, pause, seconds) for name, numbers, limits_, pause in rows],
+        "queues": [
+            {"queue": name, "due": due, "oldest_since": time(oldest), "paused": pause is not None}
+            | {"oldest_age": None if oldest is None else (now - oldest) / SECOND}
+            for name, due, oldest, pause in context["queues"]
+        ],
+    }
+    return Page("kinds.html", data, context, f"schedctl stats --since {context['chosen']}")
+
+
+@page("/kinds/{name:path}")
+def one_kind(visit: Visit) -> Page:
+    """One kind: numbers, distribution, limits, recent failures, its schema."""
+    name, span = visit.params["name"], _span(visit)
+    with visit.read() as tx:
+        record = get_kind(tx, name)
+        found = stats(tx, tx.now - span, tx.now, kind=name)
+        stopped = next((one for one in pauses.records(tx) if (one.scope, one.name) == ("kind", name)), None)
+        live = next((one for one in settings.records(tx) if (one.scope, one.name) == (KIND, name)), None)
+        failures = _failures(tx, span, name)
+    if record is None and not found.kinds:
+        raise BadInputError(f"no worker has published a kind {name!r:.100}", 404)
+    context, data = _one(visit, "kind", name, found, stopped)
+    context |= {"limits": _limits(record, live), "fields": _fields(record), "record": record, "failures": failures}
+    data |= {
+        "schema": None if record is None else record.schema,
+        "limits": {o.name: o.value for o in context["limits"]},
+    }
+    data["failures"] = [{"task": one.task_id, "at": time(one.finished_at), "error": error} for one, error in failures]
+    return Page("kind.html", data, context, f"schedctl stats --kind {name} --since {context['chosen']}")
+
+
+@page("/queues/{name:path}")
+def one_queue(visit: Visit) -> Page:
+    """One queue: numbers, backlog, oldest ready task."""
+    name, span = visit.params["name"], _span(visit)
+    with visit.read() as tx:
+        found = stats(tx, tx.now - span, tx.now, queue=name)
+        ready = [one for one in figures.ready(tx) if one.queue == name]
+        stopped = next((one for one in pauses.records(tx) if (one.scope, one.name) == ("queue", name)), None)
+    context, data = _one(visit, "queue", name, found, stopped)
+    context |= {"ready": [(POOLS[one.pool], one.number, one.since) for one in ready], "limits": [], "failures": []}
+    context |= {"kinds": list(found.kinds.items()), "record": None, "fields": []}
+    data["ready"] = [{"pool": pool, "due": due, "since": time(since)} for pool, due, since in context["ready"]]
+    return Page("kind.html", data, context, f"schedctl stats --queue {name} --since {context['chosen']}")
+
+
+def _failures(tx: Tx, span: int, kind: str) -> list[tuple[Any, str | None]]:
+    found = failed_attempts(tx, tx.now - span, tx.now + 1, FAILED, kind)
+    tasks = {task.id: task for task in get_tasks(tx, list({one.task_id for one in found}))}
+    masks = TaskMasks(tx, [kind])
+    return [
+        (one, masks.of(tasks[one.task_id]).text(one.error) if one.task_id in tasks else masked_text(one.error))
+        for one in found
+    ]
+
+
+def _one(
+    visit: Visit, scope: str, name: str, found: StatsRecord, stopped: Pause | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    pause = None if stopped is None else stopped._replace(reason=masked_text(stopped.reason))
+    seconds = max(1.0, (found.until - found.since) / SECOND)
+    context: dict[str, Any] = {
+        "scope": scope,
+        "name": name,
+        "numbers": found.total,
+        "failed": sum(found.total.outcomes.get(end, 0) for end in FAILURES),
+        "pause": pause,
+        "seconds": seconds,
+        "runs": bars(found.total.run),
+        "waits": bars(found.total.wait),
+        "ready": [],
+        "kinds": [],
+        **_choices(visit),
+    }
+    return context, _view(name, found.total, [], pause, seconds)
+
+
+def bars(histogram: Histogram) -> list[Bar]:
+    """The buckets that are not empty."""
+    most = max(histogram.buckets.values(), default=1)
+    return [
+        Bar(BOUNDS[min(bucket, len(BOUNDS) - 1)] / SECOND, number, 100 * number / most)
+        for bucket, number in sorted(histogram.buckets.items())
+    ]
+
+
+def _span(visit: Visit) -> int:
+    try:
+        seconds = parse_duration(visit.asked("over", "24h"))
+    except ConfigError:
+        raise BadInputError("over is a time, such as 24h") from None
+    if not 60 <= seconds <= MAX_TIME:
+        raise BadInputError("over is from one minute to 400 days")
+    return round(seconds * SECOND)
+
+
+def _choices(visit: Visit) -> dict[str, Any]:
+    return {"times": TIMES, "chosen": visit.asked("over", "24h")}
+
+
+def _limits(record: KindRecord | None, live: Setting | None) -> list[Limit]:
+    """The cap and the rate in effect, each with who set it; those without one are left out."""
+    given = {} if record is None else shown(record.options)
+    value = {} if live is None else shown(live.value)
+    return [
+        Limit(name, value[name], live) if name in value else Limit(name, given[name], None)
+        for name in LIMITS
+        if name in value or given.get(name) is not None
+    ]
+
+
+def _fields(record: KindRecord | None) -> list[tuple[str, str, bool, bool]]:
+    """(name, type, needed, secret) of the fields of a payload."""
+    if record is None:
+        return []
+    schema: Mapping[str, Any] = record.schema
+    if "$ref" in schema:
+        schema = schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    needed = schema.get("required", [])
+    return [
+        (name, str(field.get("type") or "any"), name in needed, bool(field.get("x-secret")))
+        for name, field in schema.get("properties", {}).items()
+        if isinstance(field, Mapping)
+    ]
+
+
+def _view(name: str, numbers: Numbers | None, limits: list[Limit], pause: Any, seconds: float) -> dict[str, Any]:
+    numbers = numbers or Numbers()
+    made: dict[str, Any] = {"name": name, "attempts": numbers.attempts, "failure_rate": numbers.failure_rate}
+    for label, histogram in (("run", numbers.run), ("wait", numbers.wait)):
+        made[label] = {f"p{percent}": histogram.percentile(percent) for percent in (50, 95, 99)}
+    made |= {"per_second": numbers.attempts / seconds, "limits": {one.name: one.value for one in limits}}
+    paused = None if pause is None else {"since": time(pause.at), "by": pause.actor, "reason": pause.reason}
+    return made | {"paused": paused}
+
+
+@action("/kinds/set/{name:path}", Verb.SET)
+def set_kind(visit: Visit) -> Done:
+    """Change the cap and the rate of a kind."""
+    name = visit.params["name"]
+    cap, rate = visit.given("max_concurrency"), visit.given("rate_limit")
+    changes: dict[str, Any] = {}
+    if cap:
+        changes["max_concurrency"] = None if cap == "none" else _whole(cap)
+    if rate:
+        changes["rate_limit"] = None if rate == "none" else rate
+    if not changes:
+        raise BadInputError("say what to change: max_concurrency or rate_limit; none is no limit")
+    if not visit.jobs.live_settings.kind(name, **changes):
+        return Done("It was so already.")
+    return Done(f"Kind {name} is changed.", undo=("Undo: let its type say it", "/settings/reset", {"kind": name}))
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise BadInputError(f"max_concurrency is a whole number or none, not {text[:40]!r}")
+    return int(text)
