@@ -97,10 +97,23 @@ def test_limits_and_slots_are_set_and_reset(database: Database) -> None:
 def test_silences_say_who_and_end(database: Database) -> None:
     with console_on(database) as gate:
         assert (
-            post(gate, "/alerts/silence", rule="retry_rate", kind="Mail", **{"for": "2h"}, reason="known").status == 303
+            post(
+                gate,
+                "/alerts/silence",
+                rule="retry_rate",
+                kind="Mail",
+                **{"for": "2h"},
+                reason="known, password=hunter2",
+            ).status
+            == 303
         )
         (one,) = ask(gate, "GET", "/alerts.json").json["silences"]
-        assert (one["rule"], one["kind"], one["actor"], one["reason"]) == ("retry_rate", "Mail", "ada", "known")
+        assert (one["rule"], one["kind"], one["actor"], one["reason"]) == (
+            "retry_rate",
+            "Mail",
+            "ada",
+            "known, password=***",
+        )
         assert newest(gate, action="silence")["via"] == "page"
         assert post(gate, "/alerts/unsilence", id=one["id"]).status == 303
         assert ask(gate, "GET", "/alerts.json").json["silences"] == []

@@ -49,7 +49,10 @@ def alerts(visit: Visit) -> Page:
     data = {
         "evaluated": lease.until > now,
         "alerts": [_view(*row) for row in rows],
-        "silences": [{**one._asdict(), "at": time(one.at), "until": time(one.until)} for one in silences],
+        "silences": [
+            {**one._asdict(), "at": time(one.at), "until": time(one.until), "reason": masked_text(one.reason)}
+            for one in silences
+        ],
         "messages": [
             {**one._asdict(), "at": time(one.at), "delivered_at": time(one.delivered_at)}
             | {"title": masked_text(one.title), "error": masked_text(one.error)}
