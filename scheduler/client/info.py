@@ -9,14 +9,11 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-import msgspec
-
 from scheduler.model.envelope import Envelope
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.recurrence import Recurrence
-from scheduler.model.retry import RetryPolicy
 from scheduler.model.state import TaskState
-from scheduler.model.task import Priority
+from scheduler.model.task_columns import INSTANTS, SPANS, TaskColumns
 from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
 from scheduler.store.read.schedules import RunRecord, ScheduleRecord
@@ -24,7 +21,7 @@ from scheduler.store.read.tasks import AttemptRecord, TaskRecord
 from scheduler.store.schedule_runs import decode_graph
 
 
-class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
+class TaskInfo(TaskColumns[datetime, datetime | None, timedelta], frozen=True, kw_only=True):
     """Everything stored of one task.
 
     ``payload`` is JSON text, ``result`` what the handler returned (None if nothing, or not yet, or no longer).
@@ -33,56 +30,8 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     attempt is under way, and runs once more after it.
     """
 
-    id: int
-    kind: str
-    state: TaskState
-    queue: str
-    priority: Priority
-    key: str | None
-    correlation: str
-    causation: str | None
-    subject: str | None
-    message_type: str | None
-    schema_version: int
-    sequence: int | None
-    headers: dict[str, Any]
-    payload: str | None
-    payload_ref: str | None
-    unmet: int
-    attempt: int
     attempts_used: int
-    max_attempts: int | None
-    retry: RetryPolicy | None
-    timeout: timedelta | None
-    created_at: datetime
-    run_at: datetime | None
-    claimed_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    worker: int | None
-    cancel_requested: datetime | None
-    progress: float | None
-    progress_message: str | None
-    last_heartbeat_at: datetime | None
     result: Any
-    result_until: datetime | None
-    error: str | None
-    error_class: str | None
-    fingerprint: str | None
-    status_code: int | None
-    ended_by: int | None
-    schedule: str | None
-    slot: datetime | None
-    missed: int | None
-    missed_since: datetime | None
-    dead_letter: bool
-    rerun: bool
-    original_id: int | None
-    replay_count: int
-    spawned_by: int | None
-    max_duration: timedelta | None
-    max_delay: timedelta | None
-    expires_at: datetime | None
 
 
 class AttemptInfo(NamedTuple):
@@ -185,15 +134,12 @@ def instant(us: int | None) -> datetime | None:
     return None if us is None or us >= FOREVER else to_datetime(us)
 
 
-_INSTANTS = [name for name, hint in TaskInfo.__annotations__.items() if "datetime" in str(hint)]
-
-
 def task_info(record: TaskRecord) -> TaskInfo:
     """The public form of a stored task."""
     values = {name: getattr(record, name) for name in TaskInfo.__struct_fields__}
-    for name in _INSTANTS:
+    for name in INSTANTS:
         values[name] = instant(values[name])
-    for name in ("timeout", "max_duration", "max_delay"):
+    for name in SPANS:
         values[name] = None if values[name] is None else timedelta(microseconds=values[name])
     return TaskInfo(**values)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from scheduler.model.checkpoint import CheckpointType
+from scheduler.model.task_columns import INSTANTS, SPANS, TaskColumns
 from scheduler.model.texts import rfc3339
 from scheduler.model.trace import parse_traceparent
 from scheduler.ports import FOREVER
@@ -44,61 +45,40 @@ def decoded(text: str | None) -> Any:
         return text
 
 
-# What is shown of a task, by name: times as RFC 3339, spans in seconds, payload and result decoded.
-TASK_VIEW: dict[str, Callable[[TaskRecord], Any]] = {
-    "id": attrgetter("id"),
-    "kind": attrgetter("kind"),
+def _text_of(name: str) -> Callable[[TaskRecord], Any]:
+    """How a column is shown: times as RFC 3339, spans in seconds, others as they are."""
+    get = attrgetter(name)
+    if name in INSTANTS:
+        return lambda task: time(get(task))
+    return (lambda task: seconds(get(task))) if name in SPANS else get
+
+
+# Columns that are shown in another way than their type says.
+_OWN_WAY: dict[str, Callable[[TaskRecord], Any]] = {
     "state": lambda task: task.state.value,
-    "simple": lambda task: task.state.simple,
-    "queue": attrgetter("queue"),
     "priority": lambda task: task.priority.label,
-    "key": attrgetter("key"),
-    "attempt": attrgetter("attempt"),
-    "max_attempts": attrgetter("max_attempts"),
-    "created_at": lambda task: time(task.created_at),
-    "run_at": lambda task: time(task.run_at),
-    "claimed_at": lambda task: time(task.claimed_at),
-    "started_at": lambda task: time(task.started_at),
-    "finished_at": lambda task: time(task.finished_at),
-    "progress": attrgetter("progress"),
-    "progress_message": attrgetter("progress_message"),
-    "last_heartbeat_at": lambda task: time(task.last_heartbeat_at),
-    "cancel_requested": lambda task: time(task.cancel_requested),
-    "unmet": attrgetter("unmet"),
-    "result": lambda task: decoded(task.result_text),
-    "result_until": lambda task: time(task.result_until),
-    "error": attrgetter("error"),
-    "error_class": attrgetter("error_class"),
-    "fingerprint": attrgetter("fingerprint"),
-    "status_code": attrgetter("status_code"),
-    "ended_by": attrgetter("ended_by"),
     "payload": lambda task: decoded(task.payload),
-    "payload_ref": attrgetter("payload_ref"),
-    "schema_version": attrgetter("schema_version"),
-    "headers": attrgetter("headers"),
-    "correlation": attrgetter("correlation"),
-    "causation": attrgetter("causation"),
-    "subject": attrgetter("subject"),
-    "message_type": attrgetter("message_type"),
-    "sequence": attrgetter("sequence"),
-    "schedule": attrgetter("schedule"),
-    "slot": lambda task: time(task.slot),
-    "missed": attrgetter("missed"),
-    "missed_since": lambda task: time(task.missed_since),
-    "timeout": lambda task: seconds(task.timeout),
-    "max_duration": lambda task: seconds(task.max_duration),
-    "max_delay": lambda task: seconds(task.max_delay),
-    "expires_at": lambda task: time(task.expires_at),
     "retry": lambda task: None if task.retry is None else msgspec.to_builtins(task.retry),
-    "attempts_used": attrgetter("attempts_used"),
-    "dead_letter": attrgetter("dead_letter"),
-    "rerun": attrgetter("rerun"),
-    "original_id": attrgetter("original_id"),
-    "replay_count": attrgetter("replay_count"),
-    "spawned_by": attrgetter("spawned_by"),
-    "claim": attrgetter("claim"),
-    "worker_id": lambda task: task.worker,
 }
+# What is shown beside the columns, by the column that it follows.
+_AFTER: dict[str, tuple[str, Callable[[TaskRecord], Any]]] = {
+    "state": ("simple", lambda task: task.state.simple),
+    "unmet": ("result", lambda task: decoded(task.result_text)),
+    "retry": ("attempts_used", attrgetter("attempts_used")),
+    "spawned_by": ("claim", attrgetter("claim")),
+}
+_NAMES = {"worker": "worker_id"}
+
+
+def _task_fields() -> Iterator[tuple[str, Callable[[TaskRecord], Any]]]:
+    for name in TaskColumns.__struct_fields__:
+        yield _NAMES.get(name, name), _OWN_WAY.get(name) or _text_of(name)
+        if name in _AFTER:
+            yield _AFTER[name]
+
+
+TASK_VIEW = dict(_task_fields())
+"""What is shown of a task, by name."""
 
 
 def task_view(task: TaskRecord) -> dict[str, Any]:

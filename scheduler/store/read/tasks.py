@@ -14,6 +14,7 @@ from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import is_another
 from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
+from scheduler.model.task_columns import TaskColumns
 from scheduler.model.texts import rfc3339
 from scheduler.model.times import SECOND
 from scheduler.store.broken_rows import BrokenRowError, numbers_of
@@ -45,7 +46,7 @@ _MAX_SORTED = 50_000  # up to so many tasks in the states asked for are sorted; 
 _BIGGEST = 2**63 - 1
 
 
-class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TaskRecord(TaskColumns[int, int, int], frozen=True, kw_only=True):
     """All that is stored of one task. Times and spans are microseconds (UTC), as everywhere in the store.
 
     ``payload`` is JSON text; :attr:`result` is decoded when asked for. ``run_at`` is FOREVER for a task that
@@ -53,58 +54,10 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     every claim.
     """
 
-    id: int
-    kind: str
-    state: TaskState
-    queue: str
-    priority: Priority
-    key: str | None
-    correlation: str
-    causation: str | None
-    subject: str | None
-    attempt: int
     attempt_base: int
-    max_attempts: int | None
-    retry: RetryPolicy | None
-    timeout: int | None
-    created_at: int
-    run_at: int
-    claimed_at: int | None
-    started_at: int | None
-    finished_at: int | None
-    worker: int | None
     claim: int
     lane: str
-    unmet: int
-    cancel_requested: int | None
-    progress: float | None
-    progress_message: str | None
-    last_heartbeat_at: int | None
     result_text: str | None
-    result_until: int | None
-    error: str | None
-    error_class: str | None
-    fingerprint: str | None
-    status_code: int | None
-    ended_by: int | None
-    schedule: str | None
-    slot: int | None
-    missed: int | None
-    missed_since: int | None
-    payload: str | None
-    payload_ref: str | None
-    schema_version: int
-    message_type: str | None
-    sequence: int | None
-    headers: dict[str, Any]
-    dead_letter: bool
-    rerun: bool
-    original_id: int | None
-    replay_count: int
-    spawned_by: int | None
-    max_duration: int | None
-    max_delay: int | None
-    expires_at: int | None
 
     @property
     def result(self) -> Any:
