@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup operating observability demo test quick test-lowest man soak faults vm cases mutants lint format bench bench-check clean
+.PHONY: help setup operating pictures observability demo test quick test-lowest man soak faults vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -31,6 +31,7 @@ help:
 	@echo "make mutants             take away what the guarantees stand on, and show which test notices"
 	@echo "make lint | format       ruff, mypy and pyright | let ruff rewrite"
 	@echo "make operating           write the outputs in docs/guides/operating.md anew"
+	@echo "make pictures            take the pictures in docs/pictures anew, of a real daemon: two minutes; needs chromium"
 	@echo "make man                 write the man pages and completions in share/ anew"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
@@ -93,6 +94,9 @@ quick: setup
 
 test-lowest:
 	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints/lowest.txt
+
+pictures: setup
+	$(PY) docs/pictures/make.py
 
 man: setup
 	$(PY) share/make.py
