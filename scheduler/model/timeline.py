@@ -221,9 +221,10 @@ def _first_turns(life: Life, first: int | None) -> list[_Turn]:
     if not life.parents:
         return [_Turn(life.created_at, TaskState.SCHEDULED)]
     ended = life.parents_ended
+    if life.state is TaskState.WAITING and first is None and not life.changes:  # also for a parent that ended badly
+        return [_Turn(life.created_at, TaskState.WAITING)]
     if ended is None:
-        known = life.state is TaskState.WAITING and first is None and not life.changes
-        return [_Turn(life.created_at, TaskState.WAITING if known else None)]
+        return [_Turn(life.created_at, None)]
     if first is not None and ended > first:  # a parent ran again since
         return [_Turn(life.created_at, None)]
     if ended <= life.created_at:

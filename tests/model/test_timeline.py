@@ -29,6 +29,7 @@ def test_waiting_for_parents_then_for_a_worker_then_running() -> None:
     parents = {"parents": 2, "parents_ended": 200}
     assert phases(life(S.WAITING, parents=2)) == [("waiting", 100, None)]
     assert phases(life(S.SCHEDULED, **parents)) == [("waiting", 100, 200), ("ready", 200, None)]
+    assert phases(life(S.WAITING, **parents)) == [("waiting", 100, None)], "one of them ended badly, and it stays"
     running = life(S.RUNNING, **parents, claim=3, number=1, claimed_at=250, started_at=260)
     assert spans(running) == [
         Span(Phase.WAITING, S.WAITING, 100, 200),
