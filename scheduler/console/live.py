@@ -1,4 +1,7 @@
-"""One snapshot for all viewers of a page: made again when the store has changed, and at most once a second."""
+"""One snapshot for all viewers of a page: made again when the store has changed, and at most once a second.
+
+A page that is dear to make is made less often, so that looking at it keeps neither the console nor the database busy.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,18 @@ from scheduler.store.db.database import Database
 LOOK_EVERY = 1.0  # seconds between two looks whether anything has changed
 FRESH_SECONDS = 5.0  # for which a page holds where nothing has changed: ages and times go on
 MAX_PAGES = 500
+COST_FACTOR = 10.0  # a page holds for so many times as long as it took to make
+MAX_HOLD = 30.0  # seconds, and no longer than this
 
 
 class Snapshot(NamedTuple):
-    """A rendered page. ``tag``: another one when the page is."""
+    """A rendered page. ``tag``: another one when the page is. ``holds``: seconds for which it is not made again."""
 
     body: str
     tag: str
     made: float
     token: str
+    holds: float
 
 
 class Snapshots:
@@ -45,13 +51,16 @@ class Snapshots:
             making = self._making.setdefault(key, threading.Lock())
         with making:  # viewers of the same page wait for the first of them
             found, now = self._pages.get(key), time.monotonic()
-            if found is not None and now - found.made < LOOK_EVERY:
+            if found is not None and now - found.made < found.holds:
                 return found
             token = self._change_token(now)
             if found is not None and found.token == token and now - found.made < FRESH_SECONDS:
                 return found
             body = make()
-            snapshot = Snapshot(body, hashlib.blake2b(body.encode(), digest_size=12).hexdigest(), now, token)
+            made = time.monotonic()
+            holds = max(LOOK_EVERY, min(COST_FACTOR * (made - now), MAX_HOLD))
+            tag = hashlib.blake2b(body.encode(), digest_size=12).hexdigest()
+            snapshot = Snapshot(body, tag, made, token, holds)
             with self._lock:
                 self.made += 1
                 self._pages[key] = snapshot

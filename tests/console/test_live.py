@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler import Scheduler, task
+from scheduler.console.live import Snapshots
 from support.consoles import ask, console_on, link, served
 from support.databases import Database, one_database
 from support.subpath import below
@@ -123,6 +124,31 @@ def test_viewers_share_what_is_read(database: Database, jobs: Scheduler, monkeyp
         clock[0] += 60
         ask(gate, "GET", "/tasks?fragment=1")  # ages go on
         assert gate.snapshots.made == 3
+
+
+def test_a_page_that_is_dear_is_made_less_often(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times as long as it took, whatever has changed; a verb has it made at once."""
+    clock, token = [1000.0], [0]
+    monkeypatch.setattr("scheduler.console.live.time.monotonic", lambda: clock[0])
+    snapshots = Snapshots(database)  # type: ignore[arg-type]  # it is not asked
+
+    def look() -> str:
+        token[0] += 1
+        return str(token[0])
+
+    monkeypatch.setattr(snapshots, "_look", look)
+
+    def make() -> str:
+        clock[0] += 0.6
+        return "page"
+
+    for seconds, made in ((0.0, 1), (5.9, 1), (0.2, 2), (5.9, 2)):
+        clock[0] += seconds
+        snapshots.get("now", make)
+        assert snapshots.made == made
+    snapshots.forget()
+    snapshots.get("now", make)
+    assert snapshots.made == 3
 
 
 def test_a_viewer_and_an_operator(database: Database, jobs: Scheduler, pages: Any) -> None:
