@@ -302,8 +302,25 @@ MUTANTS = (
     ),
     Mutant(
         "the cap counts what is held",
-        (Change("scheduler/store/tasks/limits.py", "max(0, cap - self.held[lane])", "cap"),),
-        ("tests/engine/dispatch/test_max_concurrency.py",),
+        (Change("scheduler/store/tasks/limits.py", "max(0, self.limit.cap - self.held)", "self.limit.cap"),),
+        ("tests/engine/dispatch/test_max_concurrency.py", "tests/engine/dispatch/test_queue_limits.py"),
+    ),
+    Mutant(
+        "the lock of a queue's limits",
+        (
+            Change(
+                "scheduler/store/tasks/limits.py",
+                'f"ORDER BY t.name, t.scope {tx.dialect.skip_locked}"',
+                '"ORDER BY t.name, t.scope"',
+            ),
+        ),
+        ("tests/engine/dispatch/test_queue_limits.py",),
+        "postgresql",
+    ),
+    Mutant(
+        "a queue's cap counts all kinds in it",
+        (Change("scheduler/store/tasks/limits.py", "t.queue = j.queue AND t.state", "t.lane = j.queue AND t.state"),),
+        ("tests/engine/dispatch/test_queue_limits.py",),
     ),
     Mutant(
         "the rate counts starts until they may be over",

@@ -39,9 +39,10 @@ def check(session: Session, /) -> None:
 
 
 def _put_live(session: Session, rows: list[dict[str, Any]]) -> None:
-    """Put the live settings of all workers in place of what the file says, if the database answers."""
+    """Put the live settings of all workers in place of what the file says, and those of kinds, keys and queues below,
+    if the database answers."""
     from scheduler.cli.settings import source_of
-    from scheduler.model.live_settings import POOL
+    from scheduler.model.live_settings import POOL, shown
     from scheduler.store import settings
 
     try:
@@ -62,3 +63,9 @@ def _put_live(session: Session, rows: list[dict[str, Any]]) -> None:
         if row["setting"] in live:
             value, source = live[row["setting"]]
             row |= {"value": str(value) if session.output == "table" else value, "source": source}
+    rows += [
+        {"setting": f"{setting.subject} {name}", "value": value, "source": source_of(setting)}
+        for setting in found
+        if setting.scope != POOL
+        for name, value in shown(setting.value).items()
+    ]

@@ -113,22 +113,29 @@ def _check_worker(session: Session, worker: int) -> None:
 @click.argument("kind")
 @click.option("--max-concurrency", metavar="N|none", help="How many tasks may be held at a time.")
 @click.option("--rate-limit", metavar="100/min|none", help="How many attempts may start in a time.")
+@click.option("--max-per-worker", metavar="N|none", help="How many tasks each worker may hold at a time.")
 @click.option("--reset", is_flag=True, help="Let what the type says hold again.")
 @acts
 @common
 @prints(SETTING_FIELDS)
-def set_kind(session: Session, /, kind: str, max_concurrency: str | None, rate_limit: str | None, reset: bool) -> None:
+def set_kind(
+    session: Session,
+    /,
+    kind: str,
+    max_concurrency: str | None,
+    rate_limit: str | None,
+    max_per_worker: str | None,
+    reset: bool,
+) -> None:
     """Change the limits of a kind over all workers, over what its type says; in effect within a second.
 
     With a concurrency key, the cap is that of each key. What runs goes on.
     """
-    from scheduler.model.live_settings import KIND, rate_value
+    from scheduler.model.live_settings import KIND
 
-    values: dict[str, Any] = {}
-    if max_concurrency is not None:
-        values["max_concurrency"] = _cap(max_concurrency)
-    if rate_limit is not None:
-        values["rate_limit"] = None if rate_limit == "none" else rate_value(rate_limit)
+    values = _limits(max_concurrency, rate_limit)
+    if max_per_worker is not None:
+        values["max_per_worker"] = _cap(max_per_worker, "--max-per-worker")
     _note_kind(session, kind)
     _set(session, KIND, kind, values, reset=reset)
 
@@ -137,25 +144,63 @@ def set_kind(session: Session, /, kind: str, max_concurrency: str | None, rate_l
 @click.argument("kind")
 @click.argument("key")
 @click.option("--max-concurrency", metavar="N|none", help="How many tasks may be held at a time.")
-@click.option("--reset", is_flag=True, help="Let the kind's cap hold again.")
+@click.option("--rate-limit", metavar="100/min|none", help="How many attempts may start in a time.")
+@click.option("--reset", is_flag=True, help="Let only the kind's limits hold again.")
 @acts
 @common
 @prints(SETTING_FIELDS)
-def set_key(session: Session, /, kind: str, key: str, max_concurrency: str | None, reset: bool) -> None:
-    """Change the cap of one concurrency key of a kind over all workers; in effect within a second."""
+def set_key(
+    session: Session, /, kind: str, key: str, max_concurrency: str | None, rate_limit: str | None, reset: bool
+) -> None:
+    """Change the limits of one concurrency key of a kind over all workers; in effect within a second.
+
+    The cap holds in place of the kind's, the rate beside it. What runs goes on.
+    """
     from scheduler.model.live_settings import KEY
     from scheduler.model.registry import LANE_SEPARATOR
 
-    values = {} if max_concurrency is None else {"max_concurrency": _cap(max_concurrency)}
+    values = _limits(max_concurrency, rate_limit)
     _note_kind(session, kind)
     _set(session, KEY, f"{kind}{LANE_SEPARATOR}{key}", values, reset=reset)
 
 
-def _cap(text: str) -> int | None:
+@set_command.command(name="queue")
+@click.argument("queue")
+@click.option("--max-concurrency", metavar="N|none", help="How many tasks may be held at a time.")
+@click.option("--rate-limit", metavar="100/min|none", help="How many attempts may start in a time.")
+@click.option("--reset", is_flag=True, help="Let the queue have no limits again.")
+@acts
+@common
+@prints(SETTING_FIELDS)
+def set_queue(
+    session: Session, /, queue: str, max_concurrency: str | None, rate_limit: str | None, reset: bool
+) -> None:
+    """Change the limits of a queue over all kinds and workers; in effect within a second.
+
+    They hold beside those of the kinds. What runs goes on.
+    """
+    from scheduler.client.builder import check_text
+    from scheduler.model.live_settings import QUEUE
+
+    _set(session, QUEUE, check_text(queue, "a queue"), _limits(max_concurrency, rate_limit), reset=reset)
+
+
+def _limits(max_concurrency: str | None, rate_limit: str | None) -> dict[str, Any]:
+    from scheduler.model.live_settings import rate_value
+
+    values: dict[str, Any] = {}
+    if max_concurrency is not None:
+        values["max_concurrency"] = _cap(max_concurrency, "--max-concurrency")
+    if rate_limit is not None:
+        values["rate_limit"] = None if rate_limit == "none" else rate_value(rate_limit)
+    return values
+
+
+def _cap(text: str, option: str) -> int | None:
     if text == "none":
         return None
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1_000_000):
-        raise click.UsageError(f"--max-concurrency is a whole number from 1 to 1000000, or none, not {text!r}")
+        raise click.UsageError(f"{option} is a whole number from 1 to 1000000, or none, not {text!r}")
     return int(text)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @common
 @prints(("setting", "value", "source"))
 def settings_command(session: Session, /) -> None:
-    """Show the slots of each live worker, and the caps and rates of kinds and keys, as they are in effect.
+    """Show the slots of each live worker, and the caps and rates of kinds, keys and queues, as they are in effect.
 
     SOURCE says whether a program or configuration, or `schedctl set` says so, who it was, and since when.
     """
@@ -59,7 +59,7 @@ def _pools(tx: Tx) -> list[dict[str, Any]]:
 
 
 def _limits(tx: Tx) -> list[dict[str, Any]]:
-    from scheduler.model.live_settings import KEY, KIND, shown
+    from scheduler.model.live_settings import KEY, KIND, QUEUE, shown
     from scheduler.store import settings
     from scheduler.store.read.kinds import get_kind, kind_names
 
@@ -69,7 +69,7 @@ def _limits(tx: Tx) -> list[dict[str, Any]]:
         record = get_kind(tx, name)
         given = {} if record is None else record.options
         set_here = live.get((KIND, name))
-        for option in ("max_concurrency", "rate_limit"):
+        for option in ("max_concurrency", "rate_limit", "max_per_worker"):
             if set_here is not None and option in set_here.value:
                 value, source = shown(set_here.value)[option], source_of(set_here)
             elif given.get(option) is not None:
@@ -78,7 +78,9 @@ def _limits(tx: Tx) -> list[dict[str, Any]]:
                 continue
             rows.append({"setting": f"kind {name} {option}", "value": value, "source": source})
     for setting in live.values():
-        if setting.scope == KEY:
-            value = setting.value.get("max_concurrency")
-            rows.append({"setting": f"{setting.subject} max_concurrency", "value": value, "source": source_of(setting)})
+        if setting.scope in (KEY, QUEUE):
+            rows += [
+                {"setting": f"{setting.subject} {option}", "value": value, "source": source_of(setting)}
+                for option, value in shown(setting.value).items()
+            ]
     return rows

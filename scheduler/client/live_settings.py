@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from scheduler.client.builder import check_text
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError
-from scheduler.model.live_settings import KEY, KIND, POOL, pool_name, rate_value, shown, whole
+from scheduler.model.live_settings import KEY, KIND, POOL, QUEUE, pool_name, rate_value, shown, whole
 from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY
 from scheduler.model.times import to_datetime
 from scheduler.store import settings
@@ -24,7 +24,8 @@ MAX_CAP = 1_000_000
 
 
 class LiveSetting(msgspec.Struct, frozen=True):
-    """One live setting. ``subject``: ``pool high``, ``kind Mail``, ``key Mail/ada``; it holds since ``at``."""
+    """One live setting. ``subject``: ``pool high``, ``kind Mail``, ``key Mail/ada``, ``queue etl``; it holds since
+    ``at``."""
 
     subject: str
     value: dict[str, Any]
@@ -64,29 +65,57 @@ class LiveSettings:
         *,
         max_concurrency: int | UnsetType | None = UNSET,
         rate_limit: str | UnsetType | None = UNSET,
+        max_per_worker: int | UnsetType | None = UNSET,
     ) -> bool:
-        """Change a kind's cap and rate (``"100/min"``), over what its type says; None: no limit."""
-        values: dict[str, Any] = {}
-        if max_concurrency is not UNSET:
-            values["max_concurrency"] = _cap(max_concurrency)
-        if rate_limit is not UNSET:
-            values["rate_limit"] = None if rate_limit is None else rate_value(rate_limit)
+        """Change a kind's cap and rate (``"100/min"``), over what its type says, and how many of its tasks each worker
+        holds at a time; None: no limit."""
+        values = _limits(max_concurrency, rate_limit)
+        if max_per_worker is not UNSET:
+            values["max_per_worker"] = _cap(max_per_worker, "max_per_worker")
         return self._change(KIND, check_text(name, "a kind"), values)
 
-    def key(self, kind: str, key: str, *, max_concurrency: int | None) -> bool:
-        """Change the cap of one concurrency key of a kind, over the kind's; None: no limit."""
+    def queue(
+        self,
+        name: str,
+        *,
+        max_concurrency: int | UnsetType | None = UNSET,
+        rate_limit: str | UnsetType | None = UNSET,
+    ) -> bool:
+        """Change the cap and the rate (``"100/min"``) of a queue, over all kinds in it and beside their own; None: no
+        limit."""
+        return self._change(QUEUE, check_text(name, "a queue"), _limits(max_concurrency, rate_limit))
+
+    def key(
+        self,
+        kind: str,
+        key: str,
+        *,
+        max_concurrency: int | UnsetType | None = UNSET,
+        rate_limit: str | UnsetType | None = UNSET,
+    ) -> bool:
+        """Change the limits of one concurrency key of a kind: its cap, over the kind's, and a rate beside the kind's;
+        None: no limit."""
         lane = f"{check_text(kind, 'a kind')}{LANE_SEPARATOR}{check_text(key, 'a concurrency key', MAX_KEY)}"
-        return self._change(KEY, lane, {"max_concurrency": _cap(max_concurrency)})
+        return self._change(KEY, lane, _limits(max_concurrency, rate_limit))
 
     def reset(
-        self, *, pool: str | None = None, worker: int | None = None, kind: str | None = None, key: str | None = None
+        self,
+        *,
+        pool: str | None = None,
+        worker: int | None = None,
+        kind: str | None = None,
+        key: str | None = None,
+        queue: str | None = None,
     ) -> bool:
         """Let hold again what the configuration (``pool``, of all workers or one), or the type (``kind``, or one
-        concurrency ``key`` of it) says."""
-        if (pool is None) == (kind is None) or (worker is not None and pool is None) or (key is not None and not kind):
-            raise ConfigError("say what to reset: a pool (and a worker), or a kind (and a key)")
+        concurrency ``key`` of it) says. A ``queue`` has no limits then."""
+        one = sum(given is not None for given in (pool, kind, queue)) == 1
+        if not one or (worker is not None and pool is None) or (key is not None and not kind):
+            raise ConfigError("say what to reset: a pool (and a worker), a kind (and a key), or a queue")
         if pool is not None:
             scope, name = POOL, pool_name(pool, worker)
+        elif queue is not None:
+            scope, name = QUEUE, queue
         else:
             scope, name = (KIND, str(kind)) if key is None else (KEY, f"{kind}{LANE_SEPARATOR}{key}")
         return self._change(scope, name, {}, reset=True)
@@ -107,10 +136,20 @@ class LiveSettings:
 
     pool_async = in_thread(pool)
     kind_async = in_thread(kind)
+    queue_async = in_thread(queue)
     key_async = in_thread(key)
     reset_async = in_thread(reset)
     list_async = in_thread(list)
 
 
-def _cap(value: int | None) -> int | None:
-    return None if value is None else whole(value, "max_concurrency", 1, MAX_CAP)
+def _limits(max_concurrency: int | UnsetType | None, rate_limit: str | UnsetType | None) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if max_concurrency is not UNSET:
+        values["max_concurrency"] = _cap(max_concurrency)
+    if rate_limit is not UNSET:
+        values["rate_limit"] = None if rate_limit is None else rate_value(rate_limit)
+    return values
+
+
+def _cap(value: int | None, what: str = "max_concurrency") -> int | None:
+    return None if value is None else whole(value, what, 1, MAX_CAP)

@@ -1,7 +1,7 @@
 """Live settings: what operators have changed while daemons run; stored, and in effect over what programs say. Pure.
 
-``pool``: slots of a pool, of all workers or of one; ``kind``: a kind's cap and rate; ``key``: the cap of one
-concurrency key of a kind.
+``pool``: slots of a pool, of all workers or of one; ``kind``: a kind's cap, rate, and cap of each worker; ``key``: cap
+and rate of one concurrency key of a kind; ``queue``: cap and rate of a queue, over all kinds in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scheduler.errors import ConfigError
 from scheduler.model.defaults import POOLS
 from scheduler.model.rate import Rate, parse_rate
 
-POOL, KIND, KEY = "pool", "kind", "key"
+POOL, KIND, KEY, QUEUE = "pool", "kind", "key", "queue"
 MAX_SLOTS = 10_000
 _WORKER = "@"  # between a pool's name and a worker's id
 
@@ -72,8 +72,8 @@ class LiveSettings:
         return made
 
     def limits(self) -> dict[tuple[str, str], Mapping[str, Any]]:
-        """What is set of kinds and keys."""
-        return {place: value for place, value in self.rows.items() if place[0] in (KIND, KEY)}
+        """What is set of kinds, keys and queues."""
+        return {place: value for place, value in self.rows.items() if place[0] in (KIND, KEY, QUEUE)}
 
 
 def decode(text: str | None) -> dict[str, Any]:

@@ -295,7 +295,7 @@ pauses = Table(  # of which no worker claims a task
 settings = Table(  # what operators have changed while daemons run: see model/live_settings.py
     "schedd_settings",
     metadata,
-    Column("scope", Text, nullable=False),  # pool, kind, key
+    Column("scope", Text, nullable=False),  # pool, kind, key, queue
     Column("name", Text, nullable=False),
     Column("value", Text, nullable=False),  # JSON
     Column("at", BigInteger, nullable=False),

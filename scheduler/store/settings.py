@@ -38,7 +38,7 @@ class Setting(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """``kind Mail``, ``key Mail/ada``, ``pool high``."""
+        """``kind Mail``, ``key Mail/ada``, ``pool high``, ``queue etl``."""
         return subject_of(self.scope, self.name)
 
 

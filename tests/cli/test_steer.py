@@ -136,8 +136,14 @@ def test_settings_say_what_is_in_effect_and_who_set_it(ctl: Ctl, live: Bench) ->
     assert "it was so already" in ctl("set", "kind", "Step", "--max-concurrency", "2").stderr
     assert ctl.json("set", "pool", "high", "--slots", "3")["value"] == {"slots": 3}
     assert ctl.json("set", "key", "Step", "k", "--max-concurrency", "none")["setting"] == "key Step/k"
+    queue = ctl("set", "queue", "etl", "--max-concurrency", "2", "--rate-limit", "5/s", *_WHO)
+    assert queue.stdout == "queue etl: max_concurrency 2, rate_limit 5/s\n"
+    assert ctl.json("set", "key", "Step", "k", "--rate-limit", "3/h")["value"]["rate_limit"] == "3/h"
+    assert ctl.json("set", "kind", "Step", "--max-per-worker", "4", *_WHO)["value"]["max_per_worker"] == 4
     rows = {row["setting"]: row for row in ctl.json("settings")}
     assert rows["kind Step rate_limit"]["value"] == "10/min"
+    assert [rows["queue etl max_concurrency"]["value"], rows["queue etl rate_limit"]["value"]] == [2, "5/s"]
+    assert [rows["key Step/k rate_limit"]["value"], rows["kind Step max_per_worker"]["value"]] == ["3/h", 4]
     assert "schedctl set by ada since" in rows["kind Step rate_limit"]["source"]
     assert ": slow" in rows["kind Step rate_limit"]["source"]
     worker = next(name for name in rows if name.endswith("pool high slots"))
@@ -146,6 +152,8 @@ def test_settings_say_what_is_in_effect_and_who_set_it(ctl: Ctl, live: Bench) ->
     checked = {row["setting"]: row for row in ctl.json("config", "check")}
     assert (checked["pools.high.slots"]["value"], checked["pools.low.slots"]["value"]) == (3, 4)
     assert "schedctl set by" in checked["pools.high.slots"]["source"]
+    assert (checked["queue etl max_concurrency"]["value"], checked["key Step/k rate_limit"]["value"]) == (2, "3/h")
+    assert ctl("set", "queue", "etl", "--reset").stdout == "queue etl: as programs and configurations say\n"
     assert ctl("set", "kind", "Step", "--reset").stdout == "kind Step: as programs and configurations say\n"
     assert "kind Step rate_limit" not in {row["setting"] for row in ctl.json("settings")}
 
@@ -157,6 +165,9 @@ def test_settings_say_what_is_in_effect_and_who_set_it(ctl: Ctl, live: Bench) ->
         (("kind", "Step", "--reset", "--max-concurrency", "2"), 2, "say either what to change, or --reset"),
         (("kind", "Step", "--max-concurrency", "0"), 2, "--max-concurrency is a whole number"),
         (("kind", "Step", "--rate-limit", "often"), 2, "rate_limit must look like"),
+        (("kind", "Step", "--max-per-worker", "0"), 2, "--max-per-worker is a whole number"),
+        (("queue", "etl"), 2, "say either what to change, or --reset"),
+        (("queue", "etl", "--max-concurrency", "many"), 2, "--max-concurrency is a whole number"),
         (("pool", "high", "--slots", "2", "--worker", "4711"), 3, "there is no worker 4711"),
     ],
 )

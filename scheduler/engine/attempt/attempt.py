@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("scheduler.engine")
 
 
+CountedStarts = tuple[tuple[str, int], ...]  # the names and times under which a start counts: see store/tasks/limits.py
+
+
 class DurableCalls(Protocol):
     """What the outcome needs of an attempt's durable calls; see ``engine/durable/calls.py``."""
 
@@ -38,7 +41,8 @@ class Attempt:
 
     # Defaults of the class: most attempts change few of them, so making one sets four attributes only.
     slot: Any = None
-    start_by: int | None = None  # a later start would exceed the kind's rate (microseconds)
+    start_by: int | None = None  # a later start would exceed a rate (microseconds)
+    counted_starts: CountedStarts = ()
     started_at: int | None = None
     started_mono = 0.0
     deadline: float | None = None

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.attempt import Attempt, CountedStarts
 from scheduler.engine.attempt.outcomes import released
 from scheduler.engine.dispatch.completion import CompletedBatch, Completer, Pairs
 from scheduler.engine.dispatch.completion_thread import CompletionThread
@@ -92,7 +92,7 @@ class _Cycle:
     plan: Plan = field(default_factory=lambda: Plan([], {}))
     claimed: list[Claimed] = field(default_factory=list)
     recorded: Mapping[int, Sequence[Recorded]] = field(default_factory=dict)  # of claimed tasks that go on
-    start_by: Mapping[str, int] = field(default_factory=dict)
+    start_by: Mapping[tuple[str, str], CountedStarts] = field(default_factory=dict)
     again: int = FOREVER  # when something that is due and was refused may be claimed (microseconds)
 
     @property
@@ -284,7 +284,7 @@ class DispatchCycle:
 
     def _claim(self, tx: Tx, cycle: _Cycle, held: list[Attempt]) -> None:
         lanes, urgent = self.lanes, cycle.urgent
-        admission = Admission(self.limits, tx)
+        admission = Admission(self.limits, tx, held)
         due = self._due_high(tx) if urgent else self._due(tx, cycle)
         plan = cycle.plan = self.planner.plan(admission, due, held)
         claimed = claims.claim(
@@ -298,7 +298,7 @@ class DispatchCycle:
         if not urgent:
             lanes.on_claimed(plan.picks, claimed)
             if not lanes.whole:
-                lanes.remember(admission.admitted(due), plan.picks, claimed)
+                lanes.remember(admission.worth_remembering(due), plan.picks, claimed)
         self.quarantine.isolate(tx, self.worker, plan.picks, claimed)
         cycle.start_by, cycle.again = admission.start_by, admission.again
         if self.engine_state.metrics is not None and self.limits.known:

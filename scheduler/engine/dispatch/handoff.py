@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import groupby
 from types import MappingProxyType
 
-from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.attempt import Attempt, CountedStarts
 from scheduler.engine.attempt.outcomes import released
 from scheduler.engine.dispatch.planner import SHORT_TASK_S, ClaimPlanner, Plan
 from scheduler.engine.slots import Slots, ThreadSlots
@@ -51,12 +51,12 @@ class SlotFeeder:
         self,
         claimed: list[Claimed],
         plan: Plan,
-        start_by: Mapping[str, int],
+        start_by: Mapping[tuple[str, str], CountedStarts],
         recorded: Mapping[int, Sequence[Recorded]] = MappingProxyType({}),
     ) -> None:
         """Submit claimed tasks.
 
-        ``start_by``: by kind, until when (microseconds) a handler must begin, or it is released. ``recorded``:
+        ``start_by``: by (queue, lane), until when (microseconds) a handler must begin, or it is released. ``recorded``:
         checkpoints by task.
         """
         engine_state = self.engine_state
@@ -88,9 +88,10 @@ class SlotFeeder:
                     attempt.recorded = recorded.get(attempt.claimed.id)
                 if engine_state.tracing is not None:
                     engine_state.tracing.sample(attempts)
-                if kind.name in start_by:
+                if lane[:2] in start_by:
                     for attempt in attempts:
-                        attempt.start_by = start_by[kind.name]
+                        attempt.counted_starts = start_by[lane[:2]]
+                        attempt.start_by = min(until for _, until in attempt.counted_starts)
                 engine_state.add_held(attempts)
                 if engine_state.losing:
                     attempts = self._without_still_running(attempts)

@@ -1,14 +1,17 @@
 """Keeps caps and rates: what a worker may claim now, and when to try again.
 
-A kind without limits costs nothing here. Tasks of a kind with limits are not claimed ahead.
+A kind and a queue without limits cost nothing here. Tasks under limits are not claimed ahead.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.attempt import Attempt, CountedStarts
+from scheduler.engine.dispatch.queue_turns import QueueTurns
 from scheduler.engine.state import EngineState
+from scheduler.model.live_settings import KIND, QUEUE
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.rate import Rate
 from scheduler.ports import FOREVER
@@ -16,62 +19,68 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import limits as caps
 from scheduler.store.tasks.claim import Claimed, LaneClaim, LaneHead, kind_of
 from scheduler.store.tasks.complete import Completion
-from scheduler.store.tasks.limits import Headroom, Limit, base_lane
+from scheduler.store.tasks.limits import Headroom, KnownLimits, Place, base_lane
 
-CONTENDED_RETRY_US = 10_000  # until a kind is retried that another worker was claiming
+CONTENDED_RETRY_US = 10_000  # until a kind or queue is retried that another worker was claiming
 
 
 class Limits:
-    """The limits of this worker's kinds, as published by the newest program that serves them."""
+    """The limits of this worker's kinds and queues: as published by the newest program, and as operators set them."""
 
     def __init__(self, engine_state: EngineState) -> None:
         self.engine_state = engine_state
-        self.known: dict[str, Limit] = {}
-        self.closed: dict[str, int] = {}  # kinds whose rate is used up, and until when
+        self.known = KnownLimits()
+        self.turns = QueueTurns()
+        self.closed: dict[str, int] = {}  # rates that are used up, by the name of their starts, and until when
         self._patience: dict[str, int] = {}  # microseconds that a start may take here, where it is more than usual
 
     def learn(self, tx: Tx) -> None:
         """Read them again: other programs may have published others."""
-        registry = self.engine_state.registry
-        self.known = {name: limit for name, limit in caps.known(tx).items() if registry.get(name)}
+        queues = self.engine_state.options.queues
+        self.known = caps.known(tx).served(
+            self.engine_state.registry.get, lambda queue: "*" in queues or queue in queues
+        )
+        self.turns.keep(self.known.queues)
         self.closed.clear()
         self._patience = {name: patience // 2 for name, patience in self._patience.items()}
 
-    def patience(self, kind: str, rate: Rate) -> int:
-        """How long after its claim an attempt of this kind may start."""
-        return max(rate.start_window, self._patience.get(kind, 0))
+    def patience(self, starts: str, rate: Rate) -> int:
+        """How long after its claim an attempt that counts under this name may start."""
+        return max(rate.start_window, self._patience.get(starts, 0))
 
     def concern(self, outcomes: Iterable[tuple[Attempt, Outcome]]) -> bool:
-        """Whether one of these attempts is of a kind with limits."""
-        return bool(self.known) and any(attempt.kind.name in self.known for attempt, _ in outcomes)
+        """Whether one of these attempts is under a limit."""
+        known = self.known
+        return bool(known) and any(known.concern(a.claimed.queue, a.kind.name) for a, _ in outcomes)
 
     def recorded(self, tx: Tx, outcomes: Sequence[tuple[Attempt, Outcome]], finished: Completion) -> None:
         """Refund the starts of attempts that never began."""
-        back: dict[tuple[str, int], int] = {}
+        back: Counter[tuple[str, int]] = Counter()
         for attempt, o in _written(outcomes, finished):
-            if attempt.start_by is None or o.end is not AttemptEnd.HANDED_BACK or o.started_at is not None:
+            if o.end is not AttemptEnd.HANDED_BACK or o.started_at is not None:
                 continue
-            kind = attempt.kind.name
-            limit = self.known.get(kind)
-            if o.finished_at > attempt.start_by and limit is not None and limit.rate is not None:
-                # Starts are slow here: allow them more time, and count that.
-                self._patience[kind] = min(limit.rate.max_start_window, 2 * self.patience(kind, limit.rate))
-            back[kind, attempt.start_by] = back.get((kind, attempt.start_by), 0) + 1
+            for name, until in attempt.counted_starts:
+                rate = self.known.rate(name)
+                if o.finished_at > until and rate is not None:
+                    # Starts are slow here: allow them more time, and count that.
+                    self._patience[name] = min(rate.max_start_window, 2 * self.patience(name, rate))
+                back[name, until] += 1
         self.refund(tx, back)
 
     def refund(self, tx: Tx, back: Mapping[tuple[str, int], int]) -> None:
-        """Refund starts: how many, by kind and until when they count."""
-        for (kind, until), starts in sorted(back.items()):
-            caps.refund(tx, kind, until, starts)
-            self.closed.pop(kind, None)
+        """Refund starts: how many, by the name and the time under which they count."""
+        for (name, until), starts in sorted(back.items()):
+            caps.refund(tx, name, until, starts)
+            self.closed.pop(name, None)
 
     def freed(self, outcomes: Iterable[tuple[Attempt, Outcome]]) -> list[LaneHead]:
-        """The capped lanes of these attempts, which have room again."""
+        """The lanes of these attempts that are under a cap, which has room again."""
         lanes = {
             (c.queue, base_lane(c.lane), c.pool)
             for attempt, _ in outcomes
-            if (limit := self.known.get(attempt.kind.name)) is not None and limit.caps
             for c in (attempt.claimed,)
+            if self.known.concern(c.queue, attempt.kind.name)
+            and any(limit.cap or limit.per_worker for limit in self.known.of(c.queue, c.lane).values())
         }
         return [LaneHead(*lane, 0) for lane in sorted(lanes)]
 
@@ -83,27 +92,29 @@ class Limits:
         heads: Iterable[LaneHead] | None,
         now: int,
     ) -> bool:
-        """Whether to notify other workers: a capped lane has room again, and due tasks.
+        """Whether to notify other workers: a cap has room again, and there may be due tasks under it.
 
-        ``heads``: of all lanes, before the claim; None if they are not known.
+        ``heads``: of all lanes that this worker serves, before the claim; None if they are not known. Of a capped queue
+        other workers may serve other kinds.
         """
         if not self.known or finished is None:
             return False
-        freed: dict[str, int] = {}
+        freed: Counter[Place] = Counter()
         for attempt, _ in _written(outcomes, finished):
-            limit = self.known.get(attempt.kind.name)
-            if limit is not None and limit.caps:
-                lane = base_lane(attempt.claimed.lane)
-                freed[lane] = freed.get(lane, 0) + 1
+            freed.update(self._capped(attempt.claimed.queue, attempt.claimed.lane))
         if not freed:
             return False
         for c in claimed:
-            lane = base_lane(c.lane)
-            freed[lane] = freed.get(lane, 0) - 1
-        lanes = {lane for lane, n in freed.items() if n > 0}
-        return bool(lanes) and (
-            heads is None or any(head.run_at <= now and base_lane(head.lane) in lanes for head in heads)
+            freed.subtract(self._capped(c.queue, c.lane))
+        places = {place for place, n in freed.items() if n > 0}
+        return bool(places) and (
+            heads is None
+            or any(place.scope == QUEUE for place in places)
+            or any(head.run_at <= now and not places.isdisjoint(self._capped(head.queue, head.lane)) for head in heads)
         )
+
+    def _capped(self, queue: str, lane: str) -> list[Place]:
+        return [place for place, limit in self.known.of(queue, lane).items() if limit.cap is not None]
 
 
 def _written(outcomes: Sequence[tuple[Attempt, Outcome]], finished: Completion) -> list[tuple[Attempt, Outcome]]:
@@ -112,92 +123,133 @@ def _written(outcomes: Sequence[tuple[Attempt, Outcome]], finished: Completion) 
 
 
 class Admission:
-    """What one cycle may claim of kinds with limits, locked from :meth:`lock` until the commit."""
+    """What one cycle may claim under limits, locked from :meth:`lock` until the commit.
 
-    def __init__(self, limits: Limits, tx: Tx) -> None:
+    ``held``: what this worker holds once the cycle has recorded what has ended.
+    """
+
+    def __init__(self, limits: Limits, tx: Tx, held: Iterable[Attempt] = ()) -> None:
         self._limits = limits
         self._tx = tx
-        self._rooms: dict[str, Headroom | None] = {}  # None: another worker is claiming of it
-        self.start_by: dict[str, int] = {}
+        self._known = limits.known  # and what is locked, as it is now
+        self._held = held
+        self._here: Counter[str] | None = None  # tasks that this worker holds, by kind
+        self._locked: dict[Place, bool] = {}  # False: another worker is claiming of it
+        self._rooms: dict[Place, Headroom] = {}
+        self._asked: Sequence[LaneClaim] = ()  # the picks before they were cut
+        self.start_by: dict[tuple[str, str], CountedStarts] = {}  # by (queue, lane)
         self.again = FOREVER  # when something that is due and was refused may be claimed
         self.capped: set[str] = set()  # kinds of which something that is due was refused: by a cap
         self.rated: set[str] = set()  # by a rate
 
     def admitted(self, due: Sequence[LaneHead]) -> list[LaneHead]:
         """The lanes that may be claimed from, as far as is known."""
-        return [head for head in due if self._admits(head.lane)]
+        return [head for head in due if self._refusing(head) is None]
 
-    def _admits(self, lane: str) -> bool:
-        kind = kind_of(lane)
-        if kind not in self._limits.known:
-            return True
-        until = self._limits.closed.get(kind, 0)
-        if until > self._tx.now:
-            self.again = min(self.again, until)
-            self.rated.add(kind)
-            return False
-        if kind not in self._rooms:
-            return True
-        room = self._rooms[kind]
-        if room is None:
-            self.again = min(self.again, self._tx.now + CONTENDED_RETRY_US)
-            return False
-        if room.starts == 0:
-            self._limits.closed[kind] = room.again
-            self.again = min(self.again, room.again)
-            self.rated.add(kind)
-            return False
-        lane = base_lane(lane)
-        if (room.limit.of(lane) is not None and lane not in room.held) or room.of(lane) != 0:
-            return True
-        self.capped.add(kind)
-        return False
+    def worth_remembering(self, due: Sequence[LaneHead]) -> list[LaneHead]:
+        """Those, after the ones that wait for their queue: the end of a task of any other lane may open it."""
+        refusing = [(head, self._refusing(head)) for head in due]
+        waiting = [head for head, place in refusing if place is not None and place.scope == QUEUE]
+        return [*waiting, *(head for head, place in refusing if place is None)]
 
-    def lock(self, picks: Iterable[LaneClaim], due: Iterable[LaneHead]) -> None:
-        """Lock the limited kinds of these picks, and count the held tasks of their due lanes."""
-        kinds = {kind_of(pick.lane) for pick in picks} & self._limits.known.keys()
-        lanes = {base_lane(head.lane) for head in due if kind_of(head.lane) in kinds}
-        taken = {lane for lane in lanes if kind_of(lane) in self._rooms}
-        new = {lane for lane in taken if (room := self._rooms[kind_of(lane)]) is not None and lane not in room.held}
-        for lane, number in caps.held(self._tx, new).items():
-            room = self._rooms[kind_of(lane)]
-            assert room is not None
-            room.held[lane] = number
-        if lanes - taken:
-            found = caps.lock(self._tx, lanes - taken, self._limits.known)
-            self._rooms |= {kind: found.get(kind) for kind in map(kind_of, lanes - taken)}
+    def _refusing(self, head: LaneHead) -> Place | None:
+        """What keeps this lane from being claimed from, as far as is known."""
+        kind, now = kind_of(head.lane), self._tx.now
+        if not self._known.concern(head.queue, kind):
+            return None
+        limits = self._known.of(head.queue, head.lane)
+        for place, limit in limits.items():
+            room, until = self._rooms.get(place), 0
+            if limit.rate is not None:
+                until = self._limits.closed.get(place.starts, 0)
+                if until <= now and room is not None and room.starts == 0:
+                    until = self._limits.closed[place.starts] = room.again
+            if until > now:
+                self.again = min(self.again, until)
+                self.rated.add(kind)
+                return place
+            if limit.shared and not self._locked.get(place.lock, True):
+                self.again = min(self.again, now + CONTENDED_RETRY_US)
+                return place
+            full = room is not None and room.free == 0
+            if full or (limit.per_worker is not None and self._held_of(kind) >= limit.per_worker):
+                self.capped.add(kind)
+                return place
+        return None
+
+    def _held_of(self, kind: str) -> int:
+        if self._here is None:
+            self._here = Counter(attempt.kind.name for attempt in self._held)
+        return self._here[kind]
+
+    def lock(self, picks: Sequence[LaneClaim], due: Iterable[LaneHead]) -> None:
+        """Lock the limited kinds and queues of these picks, and look how much room their due lanes have.
+
+        No queue of a kind that another worker claims: two workers, each with one lock of two, would both claim nothing.
+        """
+        self._lock(place for pick in picks for place in self._locks(pick) if place.scope == KIND)
+        ours = [pick for pick in picks if self._locked.get(Place(KIND, kind_of(pick.lane)), True)]
+        self._lock(place for pick in ours for place in self._locks(pick) if place.scope == QUEUE)
+        limits = {
+            place: limit
+            for head in due
+            for place, limit in self._known.of(head.queue, head.lane).items()
+            if limit.shared and place not in self._rooms and self._locked.get(place.lock, False)
+        }
+        if limits:
+            self._rooms |= caps.headroom(self._tx, limits)
+
+    def _locks(self, pick: LaneClaim) -> set[Place]:
+        limits = self._known.of(pick.queue, pick.lane)
+        return {place.lock for place, limit in limits.items() if limit.shared}
+
+    def _lock(self, places: Iterable[Place]) -> None:
+        new = set(places) - self._locked.keys()
+        if new:
+            found = caps.lock(self._tx, new)
+            self._locked |= {place: place in found for place in new}
+            self._known = self._known.as_locked(found)
 
     def cut(self, picks: list[LaneClaim]) -> list[LaneClaim]:
         """The picks, reduced to what caps and rates allow."""
-        if not self._rooms:
-            return picks
-        kept: list[LaneClaim] = []
-        lanes: dict[str, int] = {}
-        starts: dict[str, int] = {}
-        for pick in picks:
-            kind, lane = kind_of(pick.lane), base_lane(pick.lane)
-            room = self._rooms.get(kind)
-            most = pick.limit
-            if room is not None:
-                free = room.of(lane)
-                if free is not None:
-                    most = min(most, free - lanes.get(lane, 0))
-                if room.starts is not None:
-                    most = min(most, room.starts - starts.get(kind, 0))
-            lanes[lane] = lanes.get(lane, 0) + most
-            starts[kind] = starts.get(kind, 0) + most
+        known, kept, self._asked = self._known, [], picks
+        taken: Counter[Place] = Counter()
+        turns, left = self._limits.turns, Counter((pick.queue, pick.pool) for pick in picks)
+        for pick in turns.order(picks, known.queues) if known.queues else picks:
+            most, limits = pick.limit, {}
+            if known.concern(pick.queue, kind_of(pick.lane)):
+                limits = known.of(pick.queue, pick.lane)
+            for place, limit in limits.items():
+                room = None if place not in self._rooms else self._rooms[place].most
+                if room is not None and place.scope == QUEUE:  # the lanes of a level share it
+                    most = min(most, -(-(room - taken[place]) // left[pick.queue, pick.pool]))
+                elif room is not None:
+                    most = min(most, room - taken[place])
+                if limit.per_worker is not None:
+                    most = min(most, limit.per_worker - self._held_of(place.name) - taken[place])
+            left[pick.queue, pick.pool] -= 1
             if most > 0:
+                taken.update(dict.fromkeys(limits, most))
                 kept.append(pick._replace(limit=most))
         return kept
 
-    def count(self, claimed: Iterable[Claimed]) -> None:
-        """Count the starts of what was claimed of kinds with a rate."""
-        numbers: dict[str, int] = {}
-        for c in claimed if self._rooms else ():
-            numbers[c.kind] = numbers.get(c.kind, 0) + 1
-        for kind, number in sorted(numbers.items()):
-            room = self._rooms.get(kind)
-            if room is not None and room.limit.rate is not None:
-                until = room.limit.rate.until(self._tx.now, self._limits.patience(kind, room.limit.rate))
-                caps.count(self._tx, kind, room.limit.rate, until, number)
-                self.start_by[kind] = until
+    def count(self, claimed: Sequence[Claimed]) -> None:
+        """Count the starts of what was claimed under a rate, and whose turn it was in a capped queue."""
+        if not (self._locked and claimed):
+            return
+        if self._known.queues:
+            self._limits.turns.record(self._asked, claimed, self._known.queues)
+        numbers: Counter[Place] = Counter()
+        rated: defaultdict[Place, list[tuple[str, str]]] = defaultdict(list)
+        for (queue, lane), number in Counter((c.queue, c.lane) for c in claimed).items():
+            for place, limit in self._known.of(queue, lane).items():
+                if limit.rate is not None and place in self._rooms:
+                    numbers[place] += number
+                    rated[place].append((queue, lane))
+        for place, number in sorted(numbers.items()):
+            rate = self._rooms[place].limit.rate
+            assert rate is not None, "only places with a rate are counted"
+            until = rate.until(self._tx.now, self._limits.patience(place.starts, rate))
+            caps.count(self._tx, place.starts, rate, until, number)
+            for lane_of in rated[place]:
+                self.start_by[lane_of] = (*self.start_by.get(lane_of, ()), (place.starts, until))

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from scheduler.engine.attempt.attempt import CountedStarts
 from scheduler.engine.dispatch.limits import Limits
 from scheduler.engine.state import EngineState
 from scheduler.model import state as st
@@ -28,8 +29,8 @@ class LostCommits:
         self._limits = limits
         self.pending = False
         self._until = 0.0  # monotonic
-        # Starts that such a commit has counted: (task id, claim) -> kind, until when.
-        self._starts: dict[tuple[int, int], tuple[str, int]] = {}
+        # Starts that such a commit has counted: by (task id, claim).
+        self._starts: dict[tuple[int, int], CountedStarts] = {}
 
     def suspect(self) -> None:
         """Note that the last commit may have been made, or may still be made by the server."""
@@ -41,9 +42,9 @@ class LostCommits:
         if self._state.monotonic() < self._until:
             self.pending = True
 
-    def remember(self, claimed: Iterable[Claimed], start_by: Mapping[str, int]) -> None:
+    def remember(self, claimed: Iterable[Claimed], start_by: Mapping[tuple[str, str], CountedStarts]) -> None:
         """Remember the counted starts of a failed cycle's claims."""
-        self._starts |= {(c.id, c.claim): (c.kind, start_by[c.kind]) for c in claimed if c.kind in start_by}
+        self._starts |= {(c.id, c.claim): start_by[c.queue, c.lane] for c in claimed if (c.queue, c.lane) in start_by}
 
     def clear(self) -> None:
         """Forget the counted starts: all such claims are released."""
@@ -69,5 +70,5 @@ class LostCommits:
         deferred = finish(tx, worker, unknown).deferred
         left = {(o.task_id, o.claim) for o in deferred}
         keys = {(o.task_id, o.claim) for o in unknown} - left
-        self._limits.refund(tx, Counter(self._starts[key] for key in keys & self._starts.keys()))
+        self._limits.refund(tx, Counter(one for key in keys & self._starts.keys() for one in self._starts[key]))
         return bool(deferred)

@@ -218,7 +218,8 @@ class ClaimPlanner:
                 return 0  # the levels share the processes, so none has to help another
             ahead, moving = 0, moving_of(sort, slots.size)
             mean = engine_state.means.get(kind.name)
-            if mean is not None and kind.name not in self.limits.known and not engine_state.options.max_concurrent:
+            limited = self.limits.known.concern(head.queue, kind.name)
+            if mean is not None and not limited and not engine_state.options.max_concurrent:
                 # What the slots will start within the horizon; nothing, while what waits is not moving. Else what a
                 # stuck pool has just handed back would be claimed again at once, before others see it.
                 ahead = min(MAX_BATCHES_AHEAD * self.batch, int(moving * engine_state.options.ahead / max(mean, 1e-5)))

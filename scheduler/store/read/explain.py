@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from scheduler.errors import UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.defaults import POOLS
+from scheduler.model.live_settings import KEY, QUEUE
 from scheduler.model.policy import TOO_LONG, TOO_SLOW
 from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.state import TaskState
@@ -37,6 +38,7 @@ _ROW = (
     "FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker WHERE t.id = :id"
 )
 
+MAX_NAMED = 3  # tasks that hold a queue, by their ids
 CLOCK_AHEAD = 60 * SECOND  # what was made so far ahead of now has its times from a clock that was ahead
 
 
@@ -275,26 +277,53 @@ def _due(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> str:
         return f"{since}, but its row is locked by {holder}: claims pass over it until that ends"
     if row.lane.startswith(QUARANTINE_LANE):
         return f"{since}; it ran when its worker died, twice, so it runs alone once the others have ended"
-    limited = _limited(tx, row)
+    limited = _limited(tx, row, fleet)
     if limited is not None:
         return f"{since}; {limited}"
     taken = slots.full_reason(tx, fleet, row)
     return f"{since}; {taken or 'a worker claims it at its next cycle'}"
 
 
-def _limited(tx: Tx, row: sa.Row[Any]) -> str | None:
-    """Which limit of its kind it waits for, if any."""
-    room = caps.read(tx, row.lane)
-    if room is None:
-        return None
-    lane = caps.base_lane(row.lane)
-    if room.of(lane) == 0:
-        _, separator, key = lane.partition(LANE_SEPARATOR)
-        of = f" for concurrency key {key!r}" if separator else ""
-        return f"its kind is at its cap of {room.limit.of(lane)}{of}"
-    if room.starts == 0:
-        return f"rate limit {room.limit.rate}, next start at {rfc3339(room.again, exact=False)}"
+def _limited(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> str | None:
+    """Which limit it waits for, if any: of its kind, its concurrency key, its queue, or of each worker."""
+    for place, room in caps.read(tx, row.queue, row.lane).items():
+        _, separator, key = place.name.partition(LANE_SEPARATOR)
+        of_key = f" for concurrency key {key!r}" if separator and place.scope == KEY else ""
+        if room.free == 0 and place.scope == QUEUE:
+            return f"queue {place.name} is at its cap of {room.limit.cap}: {_holding(tx, place.name)}"
+        if room.free == 0:
+            return f"its kind is at its cap of {room.limit.cap}{of_key}"
+        if room.starts == 0:
+            of = f" of queue {place.name}" if place.scope == QUEUE else of_key
+            return f"rate limit {room.limit.rate}{of}, next start at {rfc3339(room.again, exact=False)}"
+        if room.limit.per_worker is not None and _fills(tx, row, fleet, room.limit.per_worker):
+            return f"its kind is at its cap of {room.limit.per_worker} on each worker that would claim it"
     return None
+
+
+def _holding(tx: Tx, queue: str) -> str:
+    """``tasks 4, 5 hold it``: those that count under the queue's cap, claimed first."""
+    rows = tx.rows(
+        "SELECT id FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND queue = :queue "
+        "ORDER BY claimed_at, id LIMIT :n",
+        queue=queue,
+        n=MAX_NAMED + 1,
+    )
+    ids = [str(task_id) for (task_id,) in rows]
+    if len(ids) < 2:
+        return f"task {ids[0]} holds it" if ids else "its room is free again"
+    return f"tasks {listed([*ids[:MAX_NAMED], *(['others'] if len(ids) > MAX_NAMED else [])])} hold it"
+
+
+def _fills(tx: Tx, row: sa.Row[Any], fleet: Fleet, most: int) -> bool:
+    """Whether each worker that serves this task holds so many of its kind."""
+    rows = tx.rows(
+        "SELECT worker, count(*) FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND kind = :kind GROUP BY worker",
+        kind=row.kind,
+    )
+    held = {row[0]: row[1] for row in rows}
+    able = fleet.serving(row.queue, row.kind, row.schema_version)
+    return bool(able) and all(held.get(worker.id, 0) >= most for worker in able)
 
 
 def ready_since(tx: Tx, task_id: int, run_at: int) -> int:

@@ -1,98 +1,166 @@
-"""Caps and rates of kinds, over all workers.
+"""Caps and rates of kinds, lanes and queues, over all workers.
 
-Both are looked at in the claim's own transaction, under the lock of the kind's row: on PostgreSQL one worker at a time
-claims of a capped kind, and the others pass it over instead of waiting; SQLite's one writer needs no lock. A cap
-counts the rows that are held, so a crash leaks nothing; a rate counts starts (see ``model/rate.py``) in a small table.
+A task is claimed only if each limit that it falls under has room: its kind's, its lane's, its queue's. They are looked
+at in the claim's own transaction, under the lock of the kind's row, and of the queue's among the live settings: on
+PostgreSQL one worker at a time claims of a limited kind or queue, and the others pass it over instead of waiting;
+SQLite's one writer needs no lock. A cap counts the rows that are held, so a crash leaks nothing; a rate counts starts
+(see ``model/rate.py``) in a small table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scheduler.model.live_settings import KEY, KIND, decode
+from scheduler.model.live_settings import KEY, KIND, QUEUE, decode
 from scheduler.model.rate import Rate
+from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import QUARANTINE_LANE, kind_of
 
-_NONE: Mapping[str, int | None] = MappingProxyType({})
+_NONE: Mapping[str, Any] = MappingProxyType({})
 _LIVE = f"(SELECT s.value FROM schedd_settings s WHERE s.scope = '{KIND}' AND s.name = t.name)"
 
 
 class Limit(NamedTuple):
-    """A kind's limits. ``cap``: tasks held at a time in one lane; ``rate``: attempt starts; ``lanes``: caps of single
-    lanes, which an operator has set."""
+    """``cap``: tasks held at a time; ``rate``: attempt starts; ``per_worker``: tasks that one worker holds."""
 
-    cap: int | None
-    rate: Rate | None
-    lanes: Mapping[str, int | None] = MappingProxyType({})
-
-    def of(self, lane: str) -> int | None:
-        """The cap of this lane; None: it has none."""
-        return self.lanes.get(lane, self.cap)
+    cap: int | None = None
+    rate: Rate | None = None
+    per_worker: int | None = None
 
     @property
-    def caps(self) -> bool:
-        """Whether some lane has a cap."""
-        return self.cap is not None or any(cap is not None for cap in self.lanes.values())
+    def shared(self) -> bool:
+        """Whether workers share it, so that it must be locked."""
+        return self.cap is not None or self.rate is not None
+
+
+class Place(NamedTuple):
+    """What a limit is of. ``scope``: KIND, KEY (``name`` is the lane), or QUEUE."""
+
+    scope: str
+    name: str
+
+    @property
+    def lock(self) -> Place:
+        """The place whose row is locked for it: a kind's for its lanes."""
+        return Place(KIND, kind_of(self.name)) if self.scope == KEY else self
+
+    @property
+    def starts(self) -> str:
+        """The name under which its starts are counted; no kind and no lane begins like that of a queue."""
+        return f"{LANE_SEPARATOR}{self.name}" if self.scope == QUEUE else self.name
 
 
 class Headroom(NamedTuple):
-    """How many tasks of one kind may be claimed now.
+    """How many tasks may be claimed now under one limit.
 
-    ``held``: by lane, of the lanes that were read. ``starts``: how many attempts the rate permits. ``again``: when it
-    permits one, ``now`` if at once.
+    ``held``: tasks that count under its cap. ``starts``: how many attempts the rate permits. ``again``: when it permits
+    one, ``now`` if at once.
     """
 
     limit: Limit
-    held: dict[str, int]
+    held: int
     starts: int | None
     again: int
 
-    def of(self, lane: str) -> int | None:
-        """How many more the cap permits in this lane; None: no cap. Raises KeyError for a lane not read."""
-        cap = self.limit.of(lane)
-        return None if cap is None else max(0, cap - self.held[lane])
+    @property
+    def free(self) -> int | None:
+        """How many more the cap permits; None: no cap."""
+        return None if self.limit.cap is None else max(0, self.limit.cap - self.held)
+
+    @property
+    def most(self) -> int | None:
+        """How many more the cap and the rate permit; None: no limit."""
+        return min((n for n in (self.free, self.starts) if n is not None), default=None)
 
 
-def limit_of(
-    options: Mapping[str, Any], live: str | None = None, lanes: Mapping[str, int | None] = _NONE
-) -> Limit | None:
-    """The limits among a kind's published options, with what an operator has set (``live``, JSON) over them, and the
-    caps of single lanes; None if it has none."""
-    given = {**options, **decode(live)}
-    cap, rate = given.get("max_concurrency"), given.get("rate_limit")
-    if cap is None and rate is None and not lanes:
-        return None
-    return Limit(cap, None if rate is None else Rate(*rate), lanes)
+class KnownLimits:
+    """The limits that hold. ``kinds``: a cap is that of each lane of the kind; ``keys``: what is set of single lanes,
+    as it is stored, over that; ``queues``: over all kinds in the queue."""
+
+    def __init__(
+        self,
+        kinds: Mapping[str, Limit] = _NONE,
+        keys: Mapping[str, Mapping[str, Any]] = _NONE,
+        queues: Mapping[str, Limit] = _NONE,
+    ) -> None:
+        self.kinds = kinds
+        self.keys = keys
+        self.queues = queues
+
+    def __bool__(self) -> bool:
+        return bool(self.kinds or self.queues)
+
+    def concern(self, queue: str, kind: str) -> bool:
+        """Whether some limit is of this queue or kind."""
+        return kind in self.kinds or queue in self.queues
+
+    def of(self, queue: str, lane: str) -> dict[Place, Limit]:
+        """Each limit that tasks of this lane and queue fall under."""
+        kind, found = kind_of(lane), {}
+        limit = self.kinds.get(kind)
+        if limit is not None:
+            lane = base_lane(lane)
+            found[Place(KIND, kind)] = limit._replace(cap=None)
+            found[Place(KEY, lane)] = limit_of({"max_concurrency": limit.cap, **self.keys.get(lane, _NONE)})
+        if queue in self.queues:
+            found[Place(QUEUE, queue)] = self.queues[queue]
+        return {place: limit for place, limit in found.items() if limit != _UNLIMITED}
+
+    def rate(self, starts: str) -> Rate | None:
+        """The rate whose starts are counted under this name."""
+        if starts.startswith(LANE_SEPARATOR):
+            return self.queues.get(starts[1:], _UNLIMITED).rate
+        if LANE_SEPARATOR in starts:
+            return limit_of(self.keys.get(starts, _NONE)).rate
+        return self.kinds.get(starts, _UNLIMITED).rate
+
+    def served(self, kind: Callable[[str], object], queue: Callable[[str], bool]) -> KnownLimits:
+        """Those of these kinds and queues."""
+        return KnownLimits(
+            {name: limit for name, limit in self.kinds.items() if kind(name)},
+            {lane: given for lane, given in self.keys.items() if kind(kind_of(lane))},
+            {name: limit for name, limit in self.queues.items() if queue(name)},
+        )
+
+    def as_locked(self, found: Mapping[Place, Limit]) -> KnownLimits:
+        """With what these kinds and queues say now."""
+        kinds, queues = (
+            {**before, **{place.name: limit for place, limit in found.items() if place.scope == scope}}
+            for scope, before in ((KIND, self.kinds), (QUEUE, self.queues))
+        )
+        return KnownLimits(kinds, self.keys, queues)
 
 
-def known(tx: Tx) -> dict[str, Limit]:
-    """The kinds with a cap or a rate: as the newest of the workers' programs published them, and as operators have set
-    them."""
+_UNLIMITED = Limit()
+
+
+def limit_of(given: Mapping[str, Any]) -> Limit:
+    """The limits among a kind's published options, or what an operator has set."""
+    rate = given.get("rate_limit")
+    return Limit(given.get("max_concurrency"), None if rate is None else Rate(*rate), given.get("max_per_worker"))
+
+
+def known(tx: Tx) -> KnownLimits:
+    """The limits that hold: as the newest of the workers' programs published them for their kinds, and as operators
+    have set them."""
     rows = tx.rows(
-        f"SELECT t.name, t.options, {_LIVE}, 0 FROM schedd_kinds t "
-        f"UNION ALL SELECT s.name, NULL, s.value, 1 FROM schedd_settings s WHERE s.scope = '{KEY}'"
+        f"SELECT '{KIND}', t.name, t.options, {_LIVE} FROM schedd_kinds t "
+        f"UNION ALL SELECT s.scope, s.name, NULL, s.value FROM schedd_settings s WHERE s.scope IN ('{KEY}', '{QUEUE}')"
     )
-    lanes = _caps_of_lanes((name, live) for name, _, live, of_key in rows if of_key)
-    found = (
-        (name, limit_of(options_of(options), live, lanes.get(name, _NONE)))
-        for name, options, live, of_key in rows
-        if not of_key
+    keys = {name: decode(live) for scope, name, _, live in rows if scope == KEY}
+    kinds = {name: limit_of({**options_of(said), **decode(live)}) for scope, name, said, live in rows if scope == KIND}
+    queues = {name: limit_of(decode(live)) for scope, name, _, live in rows if scope == QUEUE}
+    with_keys = set(map(kind_of, keys))
+    return KnownLimits(
+        {name: limit for name, limit in kinds.items() if limit != _UNLIMITED or name in with_keys},
+        keys,
+        {name: limit for name, limit in queues.items() if limit != _UNLIMITED},
     )
-    return {name: limit for name, limit in found if limit is not None}
-
-
-def _caps_of_lanes(rows: Iterable[tuple[str, str]]) -> dict[str, dict[str, int | None]]:
-    """The caps of single lanes, by kind, of rows (lane, value as JSON)."""
-    found: dict[str, dict[str, int | None]] = {}
-    for lane, value in rows:
-        if "max_concurrency" in (given := decode(value)):
-            found.setdefault(kind_of(lane), {})[lane] = given["max_concurrency"]
-    return found
 
 
 def base_lane(lane: str) -> str:
@@ -100,66 +168,78 @@ def base_lane(lane: str) -> str:
     return lane.lstrip(QUARANTINE_LANE)
 
 
-def lock(tx: Tx, lanes: Iterable[str], read: Mapping[str, Limit] = MappingProxyType({})) -> dict[str, Headroom]:
-    """Lock the kinds of these lanes and return their headroom. ``read``: what :func:`known` said last.
+def lock(tx: Tx, places: Iterable[Place]) -> dict[Place, Limit]:
+    """Lock these kinds and queues and return their limits as they are now.
 
-    A kind is left out while another worker claims its tasks. Counts held tasks in these lanes only: see :func:`held`.
+    One is left out while another worker claims its tasks, or if its row is gone. Nothing is waited for, so that no
+    order of locks can end in a deadlock.
     """
-    lanes = set(map(base_lane, lanes))
-    names = bind_rows([(name,) for name in sorted({kind_of(lane) for lane in lanes})])
-    source = tx.dialect.rows({"name": str})
-    rows = tx.run(
-        f"SELECT t.name, t.options, {_LIVE} AS live FROM {source} j JOIN schedd_kinds t ON t.name = j.name "
-        f"ORDER BY t.name {tx.dialect.skip_locked}",
-        rows=names,
-    ).fetchall()
-    # Statements of their own, after the lock: on PostgreSQL only they see what the last holder has claimed.
-    limits = {
-        row.name: limit_of(options_of(row.options), row.live, read[row.name].lanes if row.name in read else _NONE)
-        or Limit(None, None)
-        for row in rows
-    }
-    for name, limit in limits.items():
-        if limit.rate is not None:
-            _set_back(tx, name, limit.rate)
-    return _rooms(tx, limits, lanes)
+    names: dict[str, list[tuple[str]]] = {KIND: [], QUEUE: []}
+    for place in sorted(set(places)):
+        names[place.scope].append((place.name,))
+    source, found = tx.dialect.rows({"name": str}), {}
+    if names[KIND]:
+        rows = tx.run(
+            f"SELECT t.name, t.options, {_LIVE} AS live FROM {source} j JOIN schedd_kinds t ON t.name = j.name "
+            f"ORDER BY t.name {tx.dialect.skip_locked}",
+            rows=bind_rows(names[KIND]),
+        )
+        found = {Place(KIND, row.name): limit_of({**options_of(row.options), **decode(row.live)}) for row in rows}
+    if names[QUEUE]:
+        rows = tx.run(
+            f"SELECT t.name, t.value FROM {source} j JOIN schedd_settings t ON t.scope = '{QUEUE}' AND t.name = j.name "
+            f"ORDER BY t.name, t.scope {tx.dialect.skip_locked}",
+            rows=bind_rows(names[QUEUE]),
+        )
+        found |= {Place(QUEUE, row.name): limit_of(decode(row.value)) for row in rows}
+    return found
 
 
-def read(tx: Tx, lane: str) -> Headroom | None:
-    """The headroom of one lane's kind, without a lock, for display. None: it has no limits."""
-    lane, kind = base_lane(lane), kind_of(lane)
-    sql = f"SELECT t.options, {_LIVE} AS live FROM schedd_kinds t WHERE t.name = :name"
-    row = tx.run(sql, name=kind).first()
-    keys = tx.rows(f"SELECT name, value FROM schedd_settings WHERE scope = '{KEY}' AND name = :lane", lane=lane)
-    caps = _caps_of_lanes((name, value) for name, value in keys).get(kind, _NONE)
-    limit = None if row is None else limit_of(options_of(row.options), row.live, caps)
-    return None if limit is None else _rooms(tx, {kind: limit}, [lane])[kind]
+def headroom(tx: Tx, limits: Mapping[Place, Limit], *, locked: bool = True) -> dict[Place, Headroom]:
+    """The headroom under each of these limits; not ``locked``: for display.
 
-
-def _rooms(tx: Tx, limits: Mapping[str, Limit], lanes: Iterable[str]) -> dict[str, Headroom]:
-    capped = [lane for lane in lanes if (limit := limits.get(kind_of(lane))) is not None and limit.of(lane) is not None]
-    counted: dict[str, dict[str, int]] = {}
-    for lane, number in held(tx, capped).items():
-        counted.setdefault(kind_of(lane), {})[lane] = number
+    In statements of their own, after the lock: on PostgreSQL only they see what the last holder has claimed.
+    """
+    capped = [place for place, limit in limits.items() if limit.cap is not None]
+    lanes = held(tx, [place.name for place in capped if place.scope == KEY])
+    queues = held_of_queues(tx, [place.name for place in capped if place.scope == QUEUE])
     made = {}
-    for name, limit in limits.items():
-        starts, again = (None, tx.now) if limit.rate is None else remaining(tx, name, limit.rate)
-        made[name] = Headroom(limit, counted.get(name, {}), starts, again)
+    for place, limit in limits.items():
+        starts, again = None, tx.now
+        if limit.rate is not None:
+            if locked:
+                _set_back(tx, place.starts, limit.rate)
+            starts, again = remaining(tx, place.starts, limit.rate)
+        number = (queues if place.scope == QUEUE else lanes).get(place.name, 0)
+        made[place] = Headroom(limit, number, starts, again)
     return made
+
+
+def read(tx: Tx, queue: str, lane: str) -> dict[Place, Headroom]:
+    """The headroom of tasks of this lane and queue under each limit of theirs, without a lock, for display."""
+    return headroom(tx, known(tx).of(queue, lane), locked=False)
 
 
 # From one worker that holds something to the next, so that only rows of these lanes are read: the index is
 # (worker, lane), and neither all workers there ever were nor all that they hold are walked.
-_HELD = """
+_HOLDERS = """
 WITH RECURSIVE w(id) AS (
   SELECT min(worker) FROM schedd_tasks WHERE state >= 4 AND state <= 5
   UNION ALL
   SELECT (SELECT min(n.worker) FROM schedd_tasks n WHERE n.state >= 4 AND n.state <= 5 AND n.worker > w.id)
   FROM w WHERE w.id IS NOT NULL
 )
+"""
+_HELD = f"""{_HOLDERS}
 SELECT j.lane, (SELECT count(*) FROM schedd_tasks t
   WHERE t.worker = w.id AND t.lane = j.lane AND t.state >= 4 AND t.state <= 5) AS n
-FROM w CROSS JOIN {source} j WHERE w.id IS NOT NULL
+FROM w CROSS JOIN {{source}} j WHERE w.id IS NOT NULL
+"""
+# All that each worker holds is read, which slots bound; a queue in the index would cost each claim of any queue.
+_HELD_OF_QUEUES = f"""{_HOLDERS}
+SELECT j.queue, (SELECT count(*) FROM schedd_tasks t
+  WHERE t.worker = w.id AND t.queue = j.queue AND t.state >= 4 AND t.state <= 5) AS n
+FROM w CROSS JOIN {{source}} j WHERE w.id IS NOT NULL
 """
 
 
@@ -176,31 +256,42 @@ def held(tx: Tx, lanes: Iterable[str]) -> dict[str, int]:
     return counted
 
 
-def remaining(tx: Tx, kind: str, rate: Rate) -> tuple[int, int]:
-    """How many attempts the rate permits now, and when it permits one: ``now`` if at once."""
+def held_of_queues(tx: Tx, queues: Iterable[str]) -> dict[str, int]:
+    """How many tasks are held of each of these queues."""
+    asked = sorted(queues)
+    counted = dict.fromkeys(asked, 0)
+    if asked:
+        sql = _HELD_OF_QUEUES.format(source=tx.dialect.rows({"queue": str}))
+        for queue, number in tx.rows(sql, rows=bind_rows([(queue,) for queue in asked])):
+            counted[queue] += number
+    return counted
+
+
+def remaining(tx: Tx, name: str, rate: Rate) -> tuple[int, int]:
+    """How many attempts the rate permits now, and when it permits one: ``now`` if at once. ``name``: of the starts."""
     rows = tx.run(
         "SELECT until, starts FROM schedd_starts WHERE kind = :kind AND until > :before",
-        kind=kind,
+        kind=name,
         before=tx.now - rate.period,
     )
     counted = [(row.until, row.starts) for row in rows]
     return rate.left(counted, tx.now), rate.again(counted, tx.now)
 
 
-def _set_back(tx: Tx, kind: str, rate: Rate) -> None:
+def _set_back(tx: Tx, name: str, rate: Rate) -> None:
     """Move starts that lie ahead of the clock to now: it went back, and they would count too long."""
     latest = rate.until(tx.now, rate.max_start_window)
-    bound = {"kind": kind, "latest": latest}
+    bound = {"kind": name, "latest": latest}
     later = "FROM schedd_starts WHERE kind = :kind AND until > :latest"
     ahead = tx.run(f"SELECT sum(starts) {later}", **bound).scalar()
     if ahead is not None:
         tx.run(f"DELETE {later}", **bound)
-        count(tx, kind, rate, latest, int(ahead))
+        count(tx, name, rate, latest, int(ahead))
 
 
-def count(tx: Tx, kind: str, rate: Rate, until: int, starts: int) -> None:
+def count(tx: Tx, name: str, rate: Rate, until: int, starts: int) -> None:
     """Count attempts that may start until then, and forget what is too old to matter."""
-    bound = {"kind": kind, "until": until, "starts": starts, "before": tx.now - rate.period}
+    bound = {"kind": name, "until": until, "starts": starts, "before": tx.now - rate.period}
     for sql in (
         "DELETE FROM schedd_starts WHERE kind = :kind AND until <= :before",
         "INSERT INTO schedd_starts (kind, until, starts) VALUES (:kind, :until, :starts) "
@@ -209,16 +300,16 @@ def count(tx: Tx, kind: str, rate: Rate, until: int, starts: int) -> None:
         tx.run(sql, **bound)
 
 
-def refund(tx: Tx, kind: str, until: int, starts: int) -> None:
+def refund(tx: Tx, name: str, until: int, starts: int) -> None:
     """Refund starts of claims whose handlers never began, as their worker reports.
 
-    Skips the refund while another worker locks the kind: the rate is then stricter than needed.
+    Skips the refund while another worker claims under it: the rate is then stricter than needed.
     """
     tx.run(
         "UPDATE schedd_starts SET starts = CASE WHEN starts > :starts THEN starts - :starts ELSE 0 END "
         "WHERE (kind, until) IN (SELECT t.kind, t.until FROM schedd_starts t "
         f"WHERE t.kind = :kind AND t.until = :until {tx.dialect.skip_locked})",
-        kind=kind,
+        kind=name,
         until=until,
         starts=starts,
     )

@@ -138,7 +138,7 @@ def test_a_start_that_comes_too_late_goes_back(fleet: Fleet, clock: FakeClock, s
     (row,) = rows(jobs, "SELECT attempt, claim, state FROM schedd_tasks")
     assert (row.attempt, row.claim) == (1, 2), "claimed again at once"
     limits = engine_of(jobs).dispatch.limits
-    rate = limits.known["again"].rate
+    rate = limits.known.kinds["again"].rate
     assert rate is not None
     assert limits.patience("again", rate) == 2 * rate.start_window, "the next one gets more time"
     run_claimed(jobs)
