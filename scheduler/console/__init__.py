@@ -26,8 +26,8 @@ def app(
 ) -> Gate:
     """Make the ASGI app of the console, to be mounted in a program: ``app.mount("/jobs", console.app(jobs, user=…))``.
 
-    ``user(scope)``: who asks, from what the program's own authentication has put into the ASGI scope; None: nobody, and
-    the answer is 401. It may be a coroutine function. ``settings``: as ``[console]``, of which ``listen`` and ``auth``
+    ``user(scope)``: the visitor, from what the program's own authentication has put into the ASGI scope; None: the
+    answer is 401. It may be a coroutine function. ``settings``: as ``[console]``, of which ``listen`` and ``auth``
     are not used. ``config``: the settings that the page /settings shows. Raises ConfigError.
     """
     from scheduler.console.auth import CallerAuth

@@ -129,7 +129,7 @@ class Users:
         self._path, self._roles, self._method = path, roles, method
         self._seen: tuple[int, int] = (0, 0)
         self._users: dict[str, User] = {}
-        self.users()  # a mistake is told at the start
+        self.users()  # a mistake is an error at the start
 
     def users(self) -> dict[str, User]:
         """Users by name. Raises ConfigError."""
@@ -282,7 +282,7 @@ class LocalAuth(Auth):
         self._roles = roles
 
     async def identify(self, request: Request, peer: Peer) -> Principal | None:
-        # Behind a proxy the peer is the proxy, whoever asks.
+        # Behind a proxy the peer is the proxy, not the visitor.
         if peer.uid is None or any(name.startswith(("x-forwarded", "forwarded")) for name in request.headers):
             return None
         return Principal(_os_name(peer.uid), "admin", self._roles["admin"])

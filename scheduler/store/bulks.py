@@ -31,7 +31,7 @@ class BulkRecord(NamedTuple):
     """A stored bulk. Instants are microseconds. ``total``: tasks in its scope; ``position``: how many were looked at.
 
     ``chosen``: the filter, for people; ``plan``: what it would have done when its scope was frozen; ``dependants``:
-    other tasks that ended, or ran again, because of it. ``runner``: who runs it; it is nobody's after ``runner_until``.
+    other tasks that ended, or ran again, because of it. ``runner``: the process that runs it, until ``runner_until``.
     ``undoes``: the bulk whose changes it takes back.
     """
 

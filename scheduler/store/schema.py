@@ -251,7 +251,7 @@ bulks = Table(  # changes of many tasks whose scope is frozen: see store/bulks.p
     Column("passed", Integer, nullable=False),
     Column("failed", Integer, nullable=False),
     Column("dependants", Integer, nullable=False),
-    Column("runner", Text),  # whoever runs it now, until its time is over
+    Column("runner", Text),  # the process that runs it now, until its time is over
     Column("runner_until", BigInteger),
     Column("undoes", Text),  # the bulk whose changes it takes back
 )

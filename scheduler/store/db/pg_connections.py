@@ -119,7 +119,7 @@ class PgConnections:
             self._ping(raw)
 
     def idle(self, raw: Any) -> None:
-        """Nobody uses it any more."""
+        """No thread uses it any more."""
         with self._mutex:
             self._users.pop(raw, None)
 
@@ -143,7 +143,7 @@ class PgConnections:
 
     def cut(self, thread: int, *, idle: bool = True) -> int:
         """Shut down the connections that this thread uses; ``idle``: also those that lie idle, which it may be trying
-        out. Whoever waits on one of them gets an error. Returns how many.
+        out. A thread that waits on one of them gets an error. Returns how many.
 
         The server is asked to end what it does for them: a session that waits for a lock does not read its socket.
         """

@@ -131,7 +131,7 @@ def drop(tx: Tx, labels: Sequence[tuple[int, str]]) -> None:
 
 
 def reconsider(tx: Tx, ids: Sequence[int]) -> None:
-    """Somebody retries these tasks by hand: forget what they waited for in vain, so that they wait for it anew.
+    """A caller retries these tasks by hand: forget what they waited for in vain, so that they wait for it anew.
 
     A failure that the handler caught and went on from stays: it decided what was done next. So do all values, but that
     the tasks of a map have ended: some may live again.

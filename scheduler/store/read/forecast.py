@@ -23,7 +23,7 @@ from scheduler.store.read.workers import read_fleet
 from scheduler.store.schedule_runs import GRAPH, decode_graph
 
 MAX_HOURS = 7 * 24.0
-MAX_FIRES = 300  # of one schedule that are told apart; one with more wants its slots all the time
+MAX_FIRES = 300  # of one schedule that are kept apart; one with more wants its slots all the time
 _MAX_USES = 100_000  # of slots, by all schedules
 _MAX_TASKS = 1_000  # of a recurring graph whose places in time are worked out
 LOAD_BUCKETS = 144  # ten minutes each, of a day

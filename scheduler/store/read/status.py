@@ -391,5 +391,5 @@ def _late_schedules(tx: Tx) -> list[Stuck]:
 
 
 def _runs(tx: Tx, fleet: Fleet) -> list[Stuck]:
-    found = unserved_schedules(tx, fleet) if fleet.claiming else []  # else it is told anyway
+    found = unserved_schedules(tx, fleet) if fleet.claiming else []  # else another line says it
     return [Stuck("unserved_schedule", text, number) for text, number in describe(found)]

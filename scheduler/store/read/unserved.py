@@ -1,4 +1,4 @@
-"""Recurring schedules that make tasks which no live worker would run: they are told of, not stopped."""
+"""Recurring schedules that make tasks which no live worker would run: they are reported, not stopped."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def recount(tx: Tx, changed: Sequence[int]) -> None:
     below_them = tx.rows(
         f"SELECT child FROM schedd_edges WHERE {from_parents(tx.dialect)}", **bind_parents(tx.dialect, changed)
     )
-    # Nobody adds an edge from one that lives again meanwhile: its row is held, and who adds one looks at it first.
+    # No transaction adds an edge from one that lives again meanwhile: it reads the row first, which is held.
     wanted = sorted({*changed, *(row[0] for row in below_them)})
     affected = tx.run(
         f"SELECT t.id FROM schedd_tasks t WHERE {_UNSTARTED} AND {tx.dialect.among('t.id')} "
