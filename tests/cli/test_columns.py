@@ -21,6 +21,7 @@ GIVEN = {
     "set pool": ["high", "--slots", "1"],
     "set kind": ["a", "--max-concurrency", "1"],
     "set key": ["a", "b", "--max-concurrency", "1"],
+    "set queue": ("a", "--max-concurrency", "1"),
     "why": ["1"],
     "run": ["--", "true"],
     "submit": ["Nothing"],

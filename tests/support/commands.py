@@ -50,6 +50,7 @@ CHANGING = (
     "set pool high --slots 2",
     "set kind a --max-concurrency 2",
     "set key a b --max-concurrency 2",
+    "set queue a --max-concurrency 2",
     "pause --all",
     "resume --all",
     "bulk plan cancel --kind a",
