@@ -14,6 +14,8 @@ from scheduler.model.times import SECOND, instant_us, span_us
 
 B = TypeVar("B")
 MAX_JITTER = 24 * 3600 * SECOND
+_SETTINGS = ("_catchup", "_overlap", "_run_on_startup", "_jitter", "_starts_at", "_ends_at")
+_NAMES = frozenset(_SETTINGS)
 
 
 class RecurrenceCalls(Generic[B]):
@@ -114,14 +116,9 @@ class RecurrenceCalls(Generic[B]):
 
     def _refuse_recurrence_settings(self) -> None:
         """Raises InvalidScheduleError if something was said that only a recurrence has."""
-        names = {
-            "catchup": self._catchup,
-            "overlap": self._overlap,
-            "run_on_startup": self._run_on_startup,
-            "jitter": self._jitter,
-            "starts_at": self._starts_at,
-            "ends_at": self._ends_at,
-        }
-        if any(names.values()):
-            said = ", ".join(name for name, value in names.items() if value)
-            raise InvalidScheduleError(f"{said}: this needs a recurrence such as cron() or every()")
+        if _NAMES.isdisjoint(self.__dict__):
+            return  # quick, for each task of a batch comes here
+        given = [name for name in _SETTINGS if self.__dict__.get(name)]
+        if given:
+            listed = ", ".join(name.removeprefix("_") for name in given)
+            raise InvalidScheduleError(f"{listed}: this needs a recurrence such as cron() or every()")
