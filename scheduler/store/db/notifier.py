@@ -94,6 +94,11 @@ class NullNotifier:
     def close(self) -> None: ...
 
 
+def _close(dirfd: int, sender: socket.socket) -> None:
+    sender.close()
+    os.close(dirfd)
+
+
 class SocketNotifier:
     """Unix datagram sockets beside a SQLite file."""
 
@@ -104,9 +109,9 @@ class SocketNotifier:
         self._directory = directory
         self._spawn = spawn
         self._dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._closer = weakref.finalize(self, os.close, self._dirfd)
-        self._closer.atexit = False  # an engine's thread may notify until the process ends
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._closer = weakref.finalize(self, _close, self._dirfd, self._sender)
+        self._closer.atexit = False  # an engine's thread may notify until the process ends
         self._listener: socket.socket | None = None
         self._lock_fd = -1
         self._own = ""
@@ -220,7 +225,6 @@ class SocketNotifier:
                     os.unlink(self._own + suffix, dir_fd=self._dirfd)
             os.close(self._lock_fd)
             self._lock_fd = -1
-        self._sender.close()
         if self._dirfd >= 0:
             self._closer()
             self._dirfd = -1  # its number is soon another file's

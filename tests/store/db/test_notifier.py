@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -191,3 +194,14 @@ def test_many_tasks_in_one_transaction_ring_once(bench: Bench) -> None:
             notify_after_commit(connection, lambda: notified.append(3))
     until(lambda: set(notified) >= {1, 2, 3})
     assert {1, 2, 3} == set(notified)
+
+
+def test_a_notifier_that_its_program_drops_leaves_no_socket_open(tmp_path: Path) -> None:
+    """As a program does that schedules a task and lets go of its Scheduler without close()."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        notifier = notifiers.SocketNotifier(tmp_path)
+        notifier.notify()
+        del notifier
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
