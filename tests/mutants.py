@@ -422,7 +422,7 @@ MUTANTS = (
                 "self._distrusted.update(())",
             ),
         ),
-        ("tests/store/db/test_time_limits.py",),
+        ("tests/store/db/test_autocommit.py",),
         "postgresql",
     ),
     Mutant(

@@ -671,3 +671,14 @@ def test_a_dropped_scheduler_leaves_no_descriptor(database: Database) -> None:
     for _ in range(5):
         drop()
     assert open_ones() <= before  # fewer: what earlier tests left may be closed meanwhile
+
+
+@on_postgres
+@pytest.mark.case(78)
+def test_a_connection_that_was_cut_is_not_handed_out(store: Store) -> None:
+    """As late as right after the last answer, when neither the driver nor the pool can see it yet."""
+    with store.alone() as connection:
+        run(connection, "SELECT 1", {})
+        assert store.cut(threading.get_ident()) >= 1
+    with store.alone() as connection:
+        assert run(connection, "SELECT 1", {}) == [(1,)]
