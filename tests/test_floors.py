@@ -22,6 +22,7 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"telemetry"}),
     frozenset({"client", "engine"}),
     frozenset({"tasks"}),  # the built-in types: they use public names only, see below
+    frozenset({"transports"}),
     frozenset({"alerts"}),
     frozenset({"app"}),
     frozenset({"console"}),
