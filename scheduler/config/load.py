@@ -39,16 +39,16 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
     layers = [reader.file(file)] if file is not None else []
     layers += [reader.credentials(environ.get("CREDENTIALS_DIRECTORY")), reader.environment(environ)]
     values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
+    origins: dict[str, str] = {}
     for layer in layers:
         for name, (value, source) in layer.items():
-            values[name], sources[name] = value, source
-    config = _build(values, None if file is None else os.path.abspath(file), sources)
+            values[name], origins[name] = value, source
+    config = _build(values, None if file is None else os.path.abspath(file), origins)
     check(config)
     return config
 
 
-def _build(values: dict[str, Any], file: str | None, sources: dict[str, str]) -> Config:
+def _build(values: dict[str, Any], file: str | None, origins: dict[str, str]) -> Config:
     """Make the Config of the merged values; other settings keep their defaults."""
 
     def section(struct: type[msgspec.Struct], default: Any, prefix: str) -> Any:
@@ -56,6 +56,9 @@ def _build(values: dict[str, Any], file: str | None, sources: dict[str, str]) ->
         for name, kind in typing.get_type_hints(struct).items():
             if isinstance(kind, type) and issubclass(kind, Section):
                 changes[name] = section(kind, getattr(default, name), f"{prefix}{name}.")
+            elif name == "options":  # of an entry of an open table: what is no common setting
+                own = {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}
+                changes[name] = {n: v for n, v in own.items() if n not in struct.__struct_fields__}
             elif typing.get_origin(kind) is dict:
                 table, struct_of_entry = f"{prefix}{name}.", typing.get_args(kind)[1]
                 entries = dict.fromkeys(n.removeprefix(table).partition(".")[0] for n in values if n.startswith(table))
@@ -64,7 +67,7 @@ def _build(values: dict[str, Any], file: str | None, sources: dict[str, str]) ->
                 changes[name] = values[prefix + name]
         return msgspec.structs.replace(default, **changes)
 
-    config: Config = msgspec.structs.replace(section(Config, Config(), ""), file=file, sources=sources)
+    config: Config = msgspec.structs.replace(section(Config, Config(), ""), file=file, origins=origins)
     if config.store.auto_migrate is None:
         on_sqlite = config.store.url.partition(":")[0].partition("+")[0] == "sqlite"
         config = msgspec.structs.replace(config, store=msgspec.structs.replace(config.store, auto_migrate=on_sqlite))

@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Meta
 
 from scheduler.config.alerts import Alerts, AlertSink
+from scheduler.config.messages import Door, Sink, Source, common_settings, is_secret_option
 from scheduler.config.section import Section
-from scheduler.config.sources import Duration, format_duration, is_duration
+from scheduler.config.sources import OPEN, Duration, format_duration, is_duration
 from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION
 from scheduler.model.redact import redact, shown_url
 
@@ -234,7 +235,7 @@ class Functions(Section, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Every setting. ``file`` is the file that was read, ``sources`` says where each setting comes from."""
+    """Every setting. ``file`` is the file that was read, ``origins`` says where each setting comes from."""
 
     store: Store = Store()
     tasks: Tasks = Tasks()
@@ -255,13 +256,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cleanup: Cleanup = Cleanup()
     backup: Backup = Backup()
     batch: Functions = Functions()
+    door: Door = Door()
+    sources: dict[str, Source] = {}
+    sinks: dict[str, Sink] = {}
     file: str | None = None
-    sources: dict[str, str] = {}
+    origins: dict[str, str] = {}
 
     def get(self, name: str) -> Any:
         """The value of a setting by its dotted name, such as ``pools.high.slots``."""
         value: Any = self
         for part in name.split("."):
+            if isinstance(value, Source | Sink) and part in value.options:
+                value = value.options
             value = value[part] if isinstance(value, dict) else getattr(value, part)
         return value
 
@@ -288,6 +294,8 @@ KINDS: Mapping[str, Any] = dict(_kinds(Config))
 
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "alerts.sinks": typing.get_type_hints(AlertSink, include_extras=True),
+    "sources": common_settings(Source) | {OPEN: object},
+    "sinks": common_settings(Sink) | {OPEN: object},
 }
 """Sections whose entries a user names, each with the settings of an entry and their annotated types."""
 
@@ -296,18 +304,22 @@ def _all_kinds(config: Config) -> dict[str, Any]:
     """``KINDS``, and the settings of the entries that there are."""
     found = dict(KINDS)
     for table, kinds in TABLES.items():
-        found |= {f"{table}.{entry}.{name}": kind for entry in config.get(table) for name, kind in kinds.items()}
+        for entry, section in config.get(table).items():
+            named = {name: kind for name, kind in kinds.items() if name != OPEN}
+            named |= dict.fromkeys(getattr(section, "options", ()), object)
+            found |= {f"{table}.{entry}.{name}": kind for name, kind in named.items()}
     return found
 
 
 _SINK_SECRETS = frozenset(f"alerts.sinks.*.{name}" for name in ("url", "secret", "token"))
-SECRETS = frozenset({"mail.password", "console.proxy_secret"}) | _SINK_SECRETS
+SECRETS = frozenset({"mail.password", "console.proxy_secret", "door.token"}) | _SINK_SECRETS
 """Settings whose values are never shown; ``*`` stands for an entry of a table."""
 
 
 def _is_secret(name: str) -> bool:
     head, _, last = name.rpartition(".")
-    return bool({name, f"{head.rpartition('.')[0]}.*.{last}"} & SECRETS)
+    table = head.rpartition(".")[0]
+    return bool({name, f"{table}.*.{last}"} & SECRETS) or (OPEN in TABLES.get(table, ()) and is_secret_option(last))
 
 
 def describe(config: Config) -> list[Setting]:
@@ -327,7 +339,7 @@ def describe(config: Config) -> list[Setting]:
                 name,
                 value,
                 "" if text is None else msgspec.json.encode(text).decode(),
-                config.sources.get(name, "default"),
+                config.origins.get(name, "default"),
             )
         )
     return found

@@ -37,6 +37,8 @@ _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 _SHOWN = 80
 _ENTRY = re.compile(r"[a-z][a-z0-9_-]*")  # the name of an entry of a table, such as that of a sink
+OPEN = "*"
+"""In a table's settings: an entry may have others, whose type only the part of schedd that uses them knows."""
 
 
 class Unfit(Exception):
@@ -75,6 +77,8 @@ def convert(kind: Any, value: object, *, text: bool) -> Any:
 
     Raises Unfit, whose text says what was expected.
     """
+    if kind is object:
+        return _anything(value)
     kind, limits, duration = _unwrap(kind)
     if duration:
         result: Any = _duration(value)
@@ -120,7 +124,9 @@ class Reader:
 
     def _kind(self, name: str) -> Any:
         """The type of a setting; None if there is none of this name."""
-        return self._kinds.get(name) or self._tables.get(_parts(name)[0], {}).get(_parts(name)[2])
+        table, entry, last = _parts(name)
+        kinds = self._tables.get(table, {}) if entry else {}
+        return self._kinds.get(name) or kinds.get(last) or kinds.get(OPEN)
 
     def file(self, file: str) -> dict[str, tuple[Any, str]]:
         """The settings of a TOML file."""
@@ -220,7 +226,7 @@ class Reader:
         try:
             return convert(kind, value, text=text)
         except Unfit as error:
-            hidden = secret or {name, f"{table}.*.{last}"} & self._secret
+            hidden = secret or {name, f"{table}.*.{last}"} & self._secret or kind is object
             got = "what is there" if hidden else shown(value)
             raise ConfigError(f"setting {called}: expected {error}, not {got}, {where}") from None
 
@@ -263,6 +269,8 @@ def _unwrap(kind: Any) -> tuple[Any, msgspec.Meta, bool]:
             if isinstance(note, msgspec.Meta):
                 limits = note
             duration = duration or note == DURATION
+    if isinstance(kind, types.UnionType):
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
     return kind, limits, duration
 
 
@@ -274,6 +282,13 @@ def _within(value: float, limits: msgspec.Meta, what: str) -> float:
     if limits.le is not None and value > limits.le:
         raise Unfit(f"{what}, at most {limits.le:g}")
     return value
+
+
+def _anything(value: object) -> Any:
+    """A setting of an open table: its type is checked later."""
+    if isinstance(value, str | int | float) or (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+        return tuple(value) if isinstance(value, list) else value
+    raise Unfit("text, a number, true, false or a list of texts")
 
 
 def _duration(value: object) -> float:
@@ -330,6 +345,6 @@ def _list(value: object, text: bool) -> tuple[str, ...]:
                 raise Unfit('a list: a,b or a JSON list such as ["a", "b"]') from None
         else:
             value = [part.strip() for part in value.split(",") if part.strip()]
-    if isinstance(value, list) and all(isinstance(part, str) and part for part in value):
+    if isinstance(value, list | tuple) and all(isinstance(part, str) and part for part in value):
         return tuple(value)
     raise Unfit('a list of texts such as ["a", "b"]')

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from scheduler.config.addresses import OPEN_CONSOLE, parse_listen
 from scheduler.config.alerts import mistakes
+from scheduler.config.messages import mistakes as message_mistakes
 from scheduler.config.model import Config
 from scheduler.config.sources import shown
 from scheduler.errors import ConfigError
@@ -22,7 +23,7 @@ def check(config: Config) -> None:
     """Check what a setting's type cannot express. Raises ConfigError."""
 
     def refuse(name: str, why: str) -> typing.NoReturn:
-        raise ConfigError(f"setting {name} ({config.sources.get(name, 'default')}): {why}")
+        raise ConfigError(f"setting {name} ({config.origins.get(name, 'default')}): {why}")
 
     scheme = re.match(r"([a-z][a-z0-9+]*)://", config.store.url)
     if scheme is None or scheme[1].partition("+")[0] not in ("sqlite", "postgresql"):
@@ -47,6 +48,8 @@ def check(config: Config) -> None:
                 refuse(name, f"expected {form}, not {shown(entry)}")
     for name, why in mistakes(config.alerts, bool(config.mail.host and config.mail.sender)):
         refuse(name, why)
+    for name, why in message_mistakes(config.sources, config.sinks):
+        refuse(name, why)
     pools = (config.pools.high, config.pools.medium, config.pools.low)
     if not any(pool.slots or pool.async_slots for pool in pools):
         refuse("pools.high.slots", NO_SLOT)
@@ -66,6 +69,11 @@ def check(config: Config) -> None:
             refuse("console.listen", str(error))
         if not address.loopback and config.console.auth in (None, "local"):
             refuse("console.listen", OPEN_CONSOLE)
+    if config.door.listen is not None:
+        try:
+            parse_listen(config.door.listen)
+        except ConfigError as error:
+            refuse("door.listen", str(error))
     if config.console.zone != "UTC" and not _is_zone(config.console.zone):
         refuse("console.zone", f"{shown(config.console.zone)} is not a time zone such as Europe/Berlin")
     if config.tasks.state is not None and not re.fullmatch(r"[\w.]+:[\w.]+", config.tasks.state):

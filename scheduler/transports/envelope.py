@@ -11,8 +11,9 @@ import msgspec
 from scheduler.errors import SchedulerError
 
 MAX_SIZE = 1_048_576  # bytes of an envelope that is read, unless the source says less
-MAX_TEXT = 512  # characters of an id, a type or a subject
-MAX_HEADERS = 65_536  # bytes of unknown fields and headers that are kept
+MAX_TEXT = 255  # characters of an id, a type or a subject, as those of a task
+MAX_REF = 2000  # characters of a payload's URI
+MAX_HEADERS = 16_384  # bytes of unknown fields and headers that are kept
 NEWEST_SCHEMA = 2**31 - 1
 
 
@@ -99,8 +100,9 @@ def _headers(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value or "\x00" in value:
         raise EnvelopeError(f"{name}: expected a text, not empty")
-    if len(value) > MAX_TEXT:
-        raise EnvelopeError(f"{name}: {len(value):,} characters, more than {MAX_TEXT}")
+    most = MAX_REF if name == "payload_ref" else MAX_TEXT
+    if len(value) > most:
+        raise EnvelopeError(f"{name}: {len(value):,} characters, more than {most:,}")
     return value
 
 

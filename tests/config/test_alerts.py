@@ -48,7 +48,7 @@ def test_a_file_the_environment_and_credentials_give_a_sinks_settings(tmp_path: 
     assert not ops.takes("retry_rate")
     assert (config.alerts.rules.retry_rate.above, config.alerts.rules.backlog_age.above) == (0.5, 600)
     assert not config.alerts.rules.long_run.enabled
-    assert config.sources["alerts.sinks.hook.secret"] == "credential alerts.sinks.hook.secret"
+    assert config.origins["alerts.sinks.hook.secret"] == "credential alerts.sinks.hook.secret"
 
 
 def test_config_check_shows_sinks_without_their_secrets() -> None:

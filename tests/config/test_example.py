@@ -9,6 +9,7 @@ from scheduler.config.load import load
 from scheduler.config.model import KINDS
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
+ENTRIES = ("alerts.sinks.ops.", "sources.orders.", "sinks.shop.")
 SETTING = re.compile(r"#?(\w+) = ")
 
 
@@ -25,7 +26,7 @@ def settings_with_line_before() -> dict[str, str]:
 
 def test_every_setting_is_there_and_explained() -> None:
     found = settings_with_line_before()
-    assert {name for name in found if not name.startswith("alerts.sinks.ops.")} == set(KINDS)
+    assert {name for name in found if not name.startswith(ENTRIES)} == set(KINDS)
     assert all(before.startswith("# ") and len(before) > 10 for before in found.values()), found
 
 
@@ -41,7 +42,8 @@ def test_what_is_commented_out_fits_too(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(text, encoding="utf-8")
     config = load(str(file), environ={})
-    assert {name for name in config.sources if not name.startswith("alerts.sinks.ops.")} == set(KINDS)
+    assert {name for name in config.origins if not name.startswith(ENTRIES)} == set(KINDS)
     assert config.alerts.sinks["ops"].type == "slack"
+    assert (config.sources["orders"].kind, config.sinks["shop"].max_attempts) == ("TakeOrder", 20)
     assert config.tasks.state == "myapp.state:make"
     assert config.tasks.modules == ("myapp.jobs",)

@@ -121,6 +121,12 @@ commands = true
 label = "production"
 zone = "Europe/Berlin"
 trace_url = "https://tempo.example.com/{trace_id}"
+[door]
+listen = "127.0.0.1:8480"
+token = "a long one"
+kinds = ["TakeOrder"]
+max_body = 65536
+max_requests = 4
 [command]
 enabled = true
 roots = ["/srv/work"]
@@ -177,7 +183,7 @@ def test_a_second_database_is_not_made_from_elsewhere(empty_directory: Path, mon
 def test_no_file_at_all_gives_the_defaults() -> None:
     config = load(None, {})
     assert config.file is None
-    assert config.sources == {}
+    assert config.origins == {}
     assert config.store.url == "sqlite:///schedd.db"
     assert config.store.auto_migrate is True
     assert config.worker.queues == ("*",)
@@ -191,7 +197,7 @@ def test_every_setting_of_a_file() -> None:
     write(EXAMPLE)
     config = load(None, {})
     unset = {"pools.high.async_slots", "pools.low.slots", "pools.medium.slots", "pools.medium.async_slots"}
-    assert set(config.sources) == {name for name in KINDS if not name.startswith("alerts.")} - unset
+    assert set(config.origins) == {name for name in KINDS if not name.startswith("alerts.")} - unset
     assert config.worker.queues == ("mail", "photos")
     assert config.worker.drain == 120
     assert (config.pools.high.slots, config.pools.high.async_slots) == (4, 20)  # the other keeps its default
@@ -231,7 +237,7 @@ def test_the_environment_wins_over_credentials_and_they_over_the_file(empty_dire
     }
     config = load(None, environ)
     assert (config.store.url, config.worker.lease, config.worker.drain) == ("sqlite:///e.db", 2, 1)
-    assert config.sources == {
+    assert config.origins == {
         "store.url": "SCHEDD_STORE__URL",
         "worker.lease": "credential worker.lease",
         "worker.drain": "config.toml",
@@ -260,7 +266,7 @@ def test_settings_from_the_environment_are_typed(variable: str, text: str, name:
     write('[tasks]\nmodules = ["m"]\nstate = "m:f"')
     config = load(None, {variable: text})
     assert config.get(name) == value
-    assert config.sources[name] == variable
+    assert config.origins[name] == variable
 
 
 def test_what_belongs_to_others_is_left_alone(empty_directory: Path) -> None:
@@ -272,11 +278,11 @@ def test_what_belongs_to_others_is_left_alone(empty_directory: Path) -> None:
         "SCHEDD_SERVICE_HOST": "10.0.0.1",
         "PATH": "/bin",
     }
-    assert load(None, environ).sources == {}
+    assert load(None, environ).origins == {}
 
 
 def test_credentials_that_went_away_are_none(empty_directory: Path) -> None:
-    assert load(None, {"CREDENTIALS_DIRECTORY": str(empty_directory / "gone")}).sources == {}
+    assert load(None, {"CREDENTIALS_DIRECTORY": str(empty_directory / "gone")}).origins == {}
 
 
 def test_auto_migrate_is_for_sqlite_unless_it_is_set() -> None:
