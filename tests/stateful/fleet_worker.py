@@ -321,7 +321,7 @@ class FleetWorker:
         if mono < self.patient_until:
             return self.patient_until - mono
         left = (self.next_lapse - self.clock.now()) / SECOND
-        return left + 0.005 if left > 0 else float("inf")
+        return left + 0.005 if left >= 0 else float("inf")
 
     def _reap(self) -> None:
         now = self.clock.now()
