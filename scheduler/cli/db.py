@@ -1,22 +1,32 @@
-"""``schedctl db``: upgrade, check, backup."""
+"""``schedctl db``: upgrade, check, backup, copy, export, import."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
 from scheduler.cli import exits
 from scheduler.cli.group import Group
 from scheduler.cli.options import acts, common
-from scheduler.cli.output import print_fields, print_object
+from scheduler.cli.output import print_fields, print_object, print_rows
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
+from scheduler.errors import SchedulerError
+
+if TYPE_CHECKING:
+    from scheduler.store.admin.transfer import TableSummary
+
+_SUMMARY = ("table", "rows", "digest")
 
 
 @click.group(name="db", cls=Group)
 def db_command() -> None:
-    """The database: upgrade, check, backup."""
+    """The database: upgrade, check, backup; copy, export or import a whole store."""
 
 
 @db_command.command(name="upgrade")
@@ -95,3 +105,99 @@ def backup(session: Session, /, target: Path | None) -> None:
     size = maintenance.backup(database, target)
     if not print_object(session, {"file": str(target), "bytes": size}):
         say(target)
+
+
+@db_command.command(name="copy")
+@click.option("--to", "url", metavar="URL", help="The database to copy into, as in [store] url.")
+@click.option("--to-config", metavar="FILE", help="The same, from the [store] of a configuration: hides a password.")
+@acts
+@common
+@prints(_SUMMARY, lasting=True)
+def copy(session: Session, /, url: str | None, to_config: str | None) -> None:
+    """Copy the whole store into an empty database: from SQLite to PostgreSQL, or back.
+
+    Refused while workers live. Programs that schedule tasks wait, as for any other writer, and get an error after some
+    seconds: stop them as well. The source is not changed.
+    """
+    from scheduler.config.load import load
+    from scheduler.model.redact import shown_url
+    from scheduler.ports import SystemClock
+    from scheduler.store.admin import transfer
+    from scheduler.store.db.database import Database
+
+    if (url is None) == (to_config is None):
+        raise click.UsageError("say where to: --to URL or --to-config FILE")
+    source = session.existing()
+    wanted = url if url is not None else load(to_config, {}).store.url  # the environment names the source
+    target = Database(wanted, SystemClock(), auto_migrate=True)
+    try:
+        written = transfer.copy(source, target, _say_progress)
+    finally:
+        target.dispose()
+    _print_summary(session, written)
+    note(f"copied and compared; next, set [store] url to {shown_url(wanted)} and start schedd")
+
+
+@db_command.command(name="export")
+@click.argument("target", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True))
+@common
+@prints(_SUMMARY, lasting=True)
+def export(session: Session, /, target: str) -> None:
+    """Write the whole store to FILE as JSON lines; - is standard output. FILE must not exist. Refused while workers
+    live. It holds all payloads and results, so its owner alone may read it."""
+    from scheduler.store.admin import export as exports
+
+    source = session.existing()
+    if target == "-":
+        with click.open_file("-", "wb") as out:
+            exports.export(source, lambda line: out.write(line + b"\n"), _say_progress)
+        return
+    with _new_file(target) as file:
+        written = exports.export(source, lambda line: file.write(line + b"\n"), _say_progress)
+    _print_summary(session, written)
+
+
+@db_command.command(name="import")
+@click.argument("source", metavar="FILE", type=click.File("rb"))
+@acts
+@common
+@prints(_SUMMARY, lasting=True)
+def load_export(session: Session, /, source: BinaryIO) -> None:
+    """Fill the store of the configuration, which must be empty, with an export; - is standard input.
+
+    The whole file is stored, or nothing of it.
+    """
+    from scheduler.store.admin import export as exports
+    from scheduler.store.db import backup as maintenance
+
+    maintenance.upgrade(session.database)
+    _print_summary(session, exports.load(session.database, source, _say_progress))
+
+
+def _print_summary(session: Session, written: Sequence[TableSummary]) -> None:
+    rows = [one._asdict() for one in written if one.rows]
+    print_rows(session, rows)
+
+
+def _say_progress(table: str, rows: int) -> None:
+    note(f"{table}: {rows:,} rows")
+
+
+@contextlib.contextmanager
+def _new_file(path: str) -> Iterator[BinaryIO]:
+    """A file that did not exist; removed again if what writes it fails. Raises SchedulerError."""
+    try:
+        file = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb")
+    except OSError as error:
+        raise SchedulerError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        if isinstance(error, OSError):
+            raise SchedulerError(f"cannot write {path}: {error.strerror}") from None
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from contextlib import closing
@@ -198,3 +199,53 @@ class TestConfig:
         assert "unknown setting worker.leese" in ctl.fails(2, "list", "--config", config)
         assert "there is no configuration file" in ctl.fails(2, "--config", tmp_path / "no.toml", "status")
         assert "not a database URL" in ctl.fails(2, "config", "check", SCHEDD_STORE__URL="mysql://x")
+
+
+class TestMoving:
+    """``db copy``, ``db export`` and ``db import``; tests/store/admin/test_transfer.py has what they keep."""
+
+    def test_a_store_is_copied_and_told_where_to_go_on(self, ctl: Ctl, bench: Bench, tmp_path: Path) -> None:
+        bench.step("a").schedule()
+        bench.jobs.close()
+        target = f"sqlite:///{tmp_path / 'moved.db'}"
+        result = ctl("db", "copy", "--to", target)
+        assert result.exit_code == 0, result.output
+        assert "schedd_tasks" in result.stdout
+        assert f"copied and compared; next, set [store] url to {target}" in result.stderr
+        assert ctl("list", SCHEDD_STORE__URL=target).stdout.count("Step") == 1
+        again = ctl.fails(1, "db", "copy", "--to", target)
+        assert "the target is not empty (rows in " in again
+        entry = json.loads(ctl("-o", "json", "audit", SCHEDD_STORE__URL=target).stdout)[0]
+        assert entry["action"] == "db copy"
+
+    def test_the_password_need_not_be_on_the_command_line(self, ctl: Ctl, bench: Bench, tmp_path: Path) -> None:
+        bench.step("a").schedule()
+        bench.jobs.close()
+        other = tmp_path / "other.toml"
+        other.write_text(f'[store]\nurl = "sqlite:///{tmp_path / "moved.db"}"\n')
+        assert ctl("db", "copy", "--to-config", other).exit_code == 0
+        for wrong in ([], ["--to", "sqlite:///x.db", "--to-config", other]):
+            assert "--to URL or --to-config FILE" in ctl.fails(2, "db", "copy", *wrong)
+
+    def test_through_a_file(self, ctl: Ctl, bench: Bench, tmp_path: Path) -> None:
+        bench.step("a").schedule()
+        bench.jobs.close()
+        file = tmp_path / "store.jsonl"
+        assert ctl("db", "export", file).exit_code == 0
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert "File exists" in ctl.fails(1, "db", "export", file)
+        assert ctl("db", "export", "-").stdout.splitlines()[1:-1] == file.read_text().splitlines()[1:-1]
+        target = f"sqlite:///{tmp_path / 'moved.db'}"
+        assert ctl("db", "import", file, SCHEDD_STORE__URL=target).exit_code == 0
+        assert ctl("list", SCHEDD_STORE__URL=target).stdout.count("Step") == 1
+        file.write_bytes(file.read_bytes()[:-300])
+        elsewhere = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+        assert "is no line of an export" in ctl.fails(1, "db", "import", file, SCHEDD_STORE__URL=elsewhere)
+        assert "Step" not in ctl("list", SCHEDD_STORE__URL=elsewhere).stdout
+
+    def test_while_a_worker_lives_nothing_is_written(self, ctl: Ctl, live: Bench, tmp_path: Path) -> None:
+        live.step("a").schedule()
+        ring_and_step(live.jobs)
+        file = tmp_path / "store.jsonl"
+        assert "stop them first" in ctl.fails(1, "db", "export", file)
+        assert not file.exists()

@@ -78,6 +78,9 @@ CHANGING = (
     "db upgrade",
     "db upgrade --dry-run",
     "db backup",
+    "db copy --to-config other.toml",
+    "db export -",
+    "db import -",
     "completion bash",
 )
 EVERY = READING + CHANGING
