@@ -1,10 +1,16 @@
 """raw.py's loops over the narrowest rows and fewest indexes that they can do with: 17 columns where schedd has 62, two
 indexes beside the primary key where it has twelve. No bar is measured by it: it shows what the width of schedd's rows
-costs any engine that has them."""
+costs any engine that has them, and the least that a start can take on this machine."""
 
 from __future__ import annotations
 
+import select
+import threading
+import time
+from collections.abc import Callable
+
 from contenders import raw
+from contenders.calls import Calls
 from scheduler.store.db.engines import make_engine
 from scheduler.store.db.urls import parse_url
 
@@ -56,5 +62,49 @@ def dag(url: str, size: int) -> float:
     return raw.dag(url, size, opened)
 
 
+_NOTIFY = f"""WITH stored AS (INSERT INTO schedd_tasks (id, {", ".join(_ROW)})
+  VALUES (%(id)s, {", ".join(f"%({name})s" for name in _ROW)}) RETURNING id)
+  SELECT id, pg_notify('narrow', '') FROM stored"""
+
+
+def _driver(url: str) -> raw.Driver:
+    driver: raw.Driver = make_engine(parse_url(url))[0].raw_connection().driver_connection
+    driver.autocommit = True
+    return driver
+
+
+def caller(url: str) -> Callable[[int], None]:
+    """Stores a task and notifies in one statement, which is a transaction of its own."""
+    driver = _driver(url)
+    return lambda n: driver.execute(_NOTIFY, {**_ROW, "id": n + 2}) and None
+
+
+def start(url: str, size: int) -> list[float]:
+    """What any queue must do that commits a task before schedule() returns, and its claim before the handler begins:
+    two statements, each with its commit, and a notification between them. PostgreSQL only."""
+    claiming, _ = opened(url)
+    listening = _driver(url)
+    listening.execute("LISTEN narrow")
+    started: dict[int, float] = {}
+    over = threading.Event()
+
+    def work() -> None:
+        bound = {"now": 2, "turn": 1}
+        while not over.is_set():
+            select.select([listening.fileno()], [], [], 0.1)
+            list(listening.notifies(timeout=0))
+            while got := claiming.execute(raw._PG_CLAIM, bound).fetchall():
+                started.setdefault(got[0][0] - 2, time.time())
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        return Calls("raw_narrow", url, size).latencies(started)
+    finally:
+        over.set()
+        worker.join()
+
+
 _ALL = {"drain": drain, "dag 5,000": dag}
 WORKS = {(work, dialect): function for work, function in _ALL.items() for dialect in ("sqlite", "postgresql")}
+WORKS["start", "postgresql"] = start
