@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler import Context, PermanentError, task
 from scheduler.store.read import dead_causes
 from support.bench import Bench
 from support.consoles import ask, console_on, post
@@ -16,7 +17,8 @@ def test_causes_and_the_plan_of_a_replay(bench: Bench, monkeypatch: pytest.Monke
         cause = ask(gate, "GET", "/dead.json").json["causes"][0]
         assert (cause["kind"], cause["number"], sum(cause["trend"])) == ("Step", 3, 3)
         where = f"kind=Step&fingerprint={cause['fingerprint']}"
-        assert "Plan a replay of all 3" in ask(gate, "GET", f"/dead?{where}").text
+        assert "all of this cause (3)" in ask(gate, "GET", f"/dead?{where}").text
+        assert "Plan a replay" in ask(gate, "GET", f"/dead?{where}").text
         assert "Plan a purge" not in ask(gate, "GET", f"/dead?{where}").text, "an operator does not purge"
         assert [one["id"] for one in ask(gate, "GET", f"/dead.json?{where}").json["letters"]] == dead[::-1]
         form = {"q": f"state:dead kind:Step fingerprint:{cause['fingerprint']}", "matching": "1"}
@@ -37,3 +39,44 @@ def test_what_retention_removes_soon(bench: Bench) -> None:
         found = dead_causes.causes(tx, kept=47 * hour, within=48 * hour)
         assert sum(one.leaving for one in found.causes) == 2
         assert all(one.first_leaves == one.oldest + 47 * hour for one in found.causes)
+
+
+def test_a_field_is_set_before_a_replay(bench: Bench) -> None:
+    """By the type that the published schema gives it; a wrong one is said before a plan is made."""
+    dead = bench.die("d1", "d1")
+    with console_on(bench.database, "operator") as gate:
+        cause = ask(gate, "GET", "/dead.json").json["causes"][0]
+        page = ask(gate, "GET", f"/dead?kind=Step&fingerprint={cause['fingerprint']}").text
+        assert '<option value="name">name (string)</option>' in page
+        form = {"id": [str(i) for i in dead], "kind": "Step"}
+        for wrong, said in (
+            ({"field": "nme", "value": "x"}, "there is no field"),
+            ({"field": "", "value": "x"}, "choose the field that gets this value"),
+        ):
+            refused = post(gate, "/bulks/plan/replay", **form, **wrong)
+            assert (refused.status, said in refused.text) == (422, True)
+        assert not bench.jobs.bulks.list()
+        assert post(gate, "/bulks/plan/replay", **form, field="name", value="mended").status == 303
+        (made,) = bench.jobs.bulks.list()
+        assert (made.total, made.options["fields"]) == (2, {"name": "mended"})
+        plan = ask(gate, "GET", f"/bulks/{made.name}").text
+        assert "each payload gets" in plan
+        assert "one task first; the rest follows if it succeeds" in plan
+        assert post(gate, f"/bulks/{made.name}/replay/start", canary="1").status == 303
+        assert bench.jobs.bulks.get(made.name).options["canary"] is True
+
+
+def test_a_value_that_does_not_fit_its_type_is_refused(bench: Bench) -> None:
+    @task
+    def count(ctx: Context, number: int) -> None:
+        raise PermanentError("no")
+
+    bench.jobs.register(count)
+    task_id = int(bench.jobs.task(count, 1).schedule())
+    bench.drain()
+    with console_on(bench.database, "operator") as gate:
+        form = {"id": [str(task_id)], "kind": "count", "field": "number"}
+        assert "number takes JSON (integer)" in post(gate, "/bulks/plan/replay", **form, value="seven").text
+        assert post(gate, "/bulks/plan/replay", **form, value='"7"').status == 422, "the schema says integer"
+        assert not bench.jobs.bulks.list()
+        assert post(gate, "/bulks/plan/replay", **form, value="7").status == 303

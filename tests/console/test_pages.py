@@ -36,6 +36,9 @@ PATHS = (
     "/queues/slow",
     "/audit?by=alice",
     "/keys",
+    "/dead?{cause}",
+    "/bulks/{bulk}",
+    "/compare/{dead}",
 )
 RULES: dict[str, dict[str, Any]] = {
     "light": {"resultTypes": ["violations"]},

@@ -21,6 +21,8 @@ class Filled(NamedTuple):
     suspended: int
     running: int
     scheduled: int
+    cause: str  # of ``dead``, as a query
+    bulk: str
 
 
 @task
@@ -76,6 +78,9 @@ def fill(url: str) -> Filled:
         jobs.pause(queue="slow")
     scheduled = jobs.task(Resize, "later").after(86_400).schedule()
     running = jobs.task(Resize, "soon").queue("slow").schedule()
-    found = Filled(url, *map(int, (dead, done, retried, waiting, suspended, running, scheduled)))
+    ids = map(int, (dead, done, retried, waiting, suspended, running, scheduled))
+    cause = f"kind=Mail&fingerprint={jobs.get_task(dead).fingerprint}"
+    bulk = jobs.bulks.create("replay", ids=[int(dead)], fields={"to": "ada@example.com"})
+    found = Filled(url, *ids, cause, bulk.name)
     jobs.close()
     return found

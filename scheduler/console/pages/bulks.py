@@ -5,18 +5,22 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, get_args
 
+import msgspec
+
 from scheduler.client.filters import Filters
 from scheduler.console.filters import Filter, parse
+from scheduler.console.kind_fields import fields_of
 from scheduler.console.masks import masked_text, secret_path
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import UnknownBulkError
-from scheduler.model.bulk import MAX_TASKS, BulkState, ItemResult
+from scheduler.model.bulk import MAX_TASKS, WITH_CANARY, BulkState, ItemResult
 from scheduler.model.bulk import Verb as BulkVerb
 from scheduler.model.state import TaskState
 from scheduler.model.times import SECOND
+from scheduler.store.read.kinds import get_kind
 from scheduler.store.read.search import Term, search
 
 ITEMS = 100
@@ -64,6 +68,7 @@ def bulk(visit: Visit) -> Page:
         "typed": _is_typed(found.verb, found.options.get("cascade", False)) and found.total > TYPED_FROM,
         "cursor": items[-1].position if len(items) == ITEMS else None,
         "most": MAX_TASKS,
+        "with_canary": found.verb in WITH_CANARY,
         "masked_text": masked_text,
     }
     items_data = [{"task": i.task_id, "before": i.before, "result": i.result, "note": i.note} for i in items]
@@ -86,9 +91,32 @@ def _plan(visit: Visit, *, verb: BulkVerb) -> Done:
         cascade=visit.ticked("cascade"),
         force=visit.ticked("force"),
         downstream=not visit.ticked("alone"),
+        fields=_fields(visit) if verb == "replay" else None,
         **chosen,
     )
     return Done("This is the plan; nothing is changed yet.", f"/bulks/{made.name}", data=_view(made))
+
+
+def _fields(visit: Visit) -> dict[str, Any] | None:
+    """The field that a replay is to set, by its type in the schema of the kind; None without one."""
+    name, given = visit.given("field"), visit.given("value")
+    if not name:
+        if given:
+            raise BadInputError("choose the field that gets this value, or leave both empty")
+        return None
+    with visit.read() as tx:
+        record = get_kind(tx, visit.given("kind"))
+    types = {} if record is None else fields_of(record.schema, None)
+    if name not in types:
+        raise BadInputError(f"there is no field {name!r:.80} that may be set; there are {', '.join(types) or 'none'}")
+    if types[name] == "string":
+        return {name: given}
+    try:
+        return {name: msgspec.json.decode(given)}
+    except msgspec.DecodeError:
+        raise BadInputError(
+            f"{name} takes JSON ({types[name]}), which {given!r:.80} is not; a text needs quotes"
+        ) from None
 
 
 def _chosen(visit: Visit, verb: str) -> Filters:
@@ -152,7 +180,7 @@ def _start(visit: Visit, *, verb: str) -> Done:
     typed = _is_typed(verb, found.options.get("cascade", False)) and found.total > TYPED_FROM
     if typed and visit.given("number") != str(found.total):
         raise BadInputError(f"type the number of tasks, {found.total}, to go on")
-    visit.jobs.bulks.start(name)
+    visit.jobs.bulks.start(name, canary=visit.ticked("canary"))
     visit.site.wake_bulks()
     return Done("It runs in the background.", f"/bulks/{name}")
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from scheduler.client.json_views import task_view, time
 from scheduler.console.filters import compose
+from scheduler.console.kind_fields import fields_of
 from scheduler.console.masks import TaskMasks, masked_text
 from scheduler.console.render import Page
+from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import BadInputError, Visit
-from scheduler.model.secrets import is_secret_name
 from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import audit
@@ -119,6 +119,7 @@ def _cause(visit: Visit, kind: str, fingerprint: str) -> Page:
         "history": history,
         "masked_text": masked_text,
         "filter": _filter(kind, fingerprint),
+        "acts": visit.may(Verb.REPLAY) or visit.may(Verb.PURGE),
     }
     letters = [
         {**task_view(task), "payload": mask.payload(task.payload), "result": None,
@@ -152,17 +153,3 @@ def _history(tx: Tx, kind: str, fingerprint: str) -> list[tuple[audit.AuditRecor
             key = entry.bulk or f"entry {entry.id}"
             made[key] = (made[key][0], made[key][1] + 1) if key in made else (entry, 1)
     return list(made.values())[:20]
-
-
-def fields_of(schema: Mapping[str, Any], payload: Any) -> dict[str, str]:
-    """The fields that may be changed, each with its JSON type: those of the published schema that hide no secret."""
-    inner = schema
-    if "$ref" in schema:
-        inner = schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
-    fields = inner.get("properties", {})
-    hidden = {name for name, value in payload.items() if value == "***"} if isinstance(payload, dict) else set()
-    return {
-        name: str(field.get("type", "any")) if isinstance(field, Mapping) else "any"
-        for name, field in fields.items()
-        if name not in hidden and not is_secret_name(name) and not (isinstance(field, Mapping) and "x-secret" in field)
-    }

@@ -27,7 +27,7 @@ from scheduler.store.read.graph import EdgeRecord, dependencies, dependents
 from scheduler.store.read.history import AttemptRecord, attempt_logs, attempts, stack_of
 from scheduler.store.read.lives import task_at, timeline
 from scheduler.store.read.search import Term, search
-from scheduler.store.read.tasks import TaskRecord, ends, get_task
+from scheduler.store.read.tasks import TaskRecord, ends, get_task, removed_at
 from scheduler.store.read.workers import workers
 
 ROWS = 50  # of each table
@@ -81,8 +81,16 @@ def _past(tx: Tx, found: TaskRecord, at: int) -> Page:
 def _gone(tx: Tx, task_id: int) -> Page:
     """A task that retention removed, whose outcome is remembered. Raises UnknownTaskError."""
     state = ends(tx, [task_id])[task_id]
-    data = {"id": task_id, "state": None if state is None else state.value, "removed": True}
-    return Page("task_gone.html", data, {"id": task_id, "state": state}, f"schedctl show {task_id}", live=False)
+    at = removed_at(tx, task_id)
+    removed = None if at is None else time(at)
+    data = {"id": task_id, "state": None if state is None else state.value, "removed": True, "removed_at": removed}
+    return Page(
+        "task_gone.html",
+        data,
+        {"id": task_id, "state": state, "removed_at": at},
+        f"schedctl show {task_id}",
+        live=False,
+    )
 
 
 def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
@@ -256,7 +264,11 @@ def by_key(visit: Visit) -> Response:
     with visit.read() as tx:
         found = search(tx, [Term("key", (key.replace("*", ""),)), Term("kind", (kind,))], limit=1).tasks
     if not found:
-        raise BadInputError(f"there is no task of kind {kind} with the key {key!r:.100}", 404)
+        raise BadInputError(
+            f"there is no task of kind {kind} with the key {key!r:.100}; no key outlives its task: "
+            "retention may have removed it",
+            404,
+        )
     return RedirectResponse(f"{visit.prefix}/tasks/{found[0].id}{'.json' if visit.json else ''}", 303)
 
 

@@ -304,6 +304,14 @@ def first_id(tx: Tx, since: int) -> int:
     return int(low)
 
 
+def removed_at(tx: Tx, task_id: int) -> int | None:
+    """When retention removed a task whose end it remembers (microseconds); None if it does not."""
+    found: int | None = tx.run(
+        "SELECT removed_at FROM schedd_outcomes WHERE task_id = :id", id=min(task_id, _BIGGEST)
+    ).scalar()
+    return found
+
+
 def ends(tx: Tx, ids: Sequence[int]) -> dict[int, TaskState | None]:
     """The terminal state of each task, None while it lives; of removed ones as recorded.
 
