@@ -32,7 +32,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"schema"}),
     frozenset({"db"}),
     frozenset({"audit", "broken_rows", "predicates"}),
-    frozenset({"alerts", "bulks", "durable", "masks", "pauses", "settings", "views"}),
+    frozenset({"alerts", "bulks", "console_sessions", "durable", "masks", "pauses", "settings", "views"}),
     frozenset({"graph"}),
     frozenset({"tasks"}),
     frozenset({"rollups", "workers"}),

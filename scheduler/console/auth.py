@@ -19,11 +19,11 @@ from starlette.requests import Request
 
 from scheduler.config.addresses import OPEN_CONSOLE
 from scheduler.console.roles import Principal, Verb, read_roles
-from scheduler.console.security import Peer, Signer
+from scheduler.console.security import Peer
+from scheduler.console.sessions import Sessions, StoredSessions
 from scheduler.errors import ConfigError
+from scheduler.store.db.database import Database
 
-COOKIE = "schedd_session"
-SESSION_SECONDS = 12 * 3600.0
 LINK_SECONDS = 60.0  # for which a link for one use is good
 LINKS_EVERY = 10.0  # seconds between two links that a visitor may have printed
 VERIFIED_SECONDS = 300.0  # for which a password that was right is not hashed again
@@ -55,24 +55,6 @@ class Auth:
         return None
 
 
-class Sessions:
-    """Cookies of this process's own."""
-
-    def __init__(self, secure: bool = False) -> None:
-        self.signer = Signer()
-        self.secure = secure
-
-    def cookie(self, user: str) -> str:
-        """The value of a new session's cookie."""
-        return self.signer.seal("session", {"user": user}, SESSION_SECONDS)
-
-    def user(self, request: Request) -> str | None:
-        """Who the cookie of a request belongs to."""
-        sealed = request.cookies.get(COOKIE)
-        found = None if sealed is None else self.signer.open("session", sealed)
-        return None if found is None else str(found["user"])
-
-
 class LinkAuth(Auth):
     """A link with a token for one use, printed in the terminal, and exchanged for a cookie. For loopback addresses.
 
@@ -83,7 +65,7 @@ class LinkAuth(Auth):
 
     def __init__(self, roles: Roles) -> None:
         self._roles = roles
-        self.sessions: Sessions = Sessions()
+        self.sessions: Sessions = Sessions()  # of this process alone: a link is printed anew at each start
         self._links: dict[str, float] = {}
         self._printed = 0.0
         self.show: Callable[[str], None] = lambda token: None  # prints a link with this token
@@ -103,7 +85,7 @@ class LinkAuth(Auth):
         return True
 
     async def identify(self, request: Request, peer: Peer) -> Principal | None:
-        user = self.sessions.user(request)
+        user = await self.sessions.user(request)
         return None if user is None else Principal(user, "admin", self._roles["admin"], True)
 
     def log_in(self, given: str) -> Principal | None:
@@ -170,9 +152,9 @@ class TokenAuth(Auth):
     name = form = "token"
     challenge = "Bearer"
 
-    def __init__(self, users: Users, secure: bool) -> None:
+    def __init__(self, users: Users, sessions: Sessions) -> None:
         self._users = users
-        self.sessions: Sessions = Sessions(secure)
+        self.sessions: Sessions = sessions
 
     async def identify(self, request: Request, peer: Peer) -> Principal | None:
         method, _, token = request.headers.get("authorization", "").partition(" ")
@@ -181,7 +163,7 @@ class TokenAuth(Auth):
             if found is None:
                 raise WrongCredentialsError
             return self._users.principal(found, f"token:{found.name}")
-        known = self.sessions.user(request)
+        known = await self.sessions.user(request)
         name, _, mark = (known or "").partition(" ")
         user = self._users.users().get(name)
         if user is None or not hmac.compare_digest(mark, user.hash[-16:]):  # removed, or given another token, since
@@ -326,8 +308,11 @@ def _os_name(uid: int) -> str:
         return f"os:{uid}"
 
 
-def make_auth(settings: Any, *, loopback: bool, unix: bool, trusts_proxy: bool, secure: bool = False) -> Auth:
-    """The authentication that ``[console]`` asks for. Raises ConfigError, also where the address would be open."""
+def make_auth(settings: Any, database: Database, *, loopback: bool, unix: bool, trusts_proxy: bool) -> Auth:
+    """The authentication that ``[console]`` asks for; ``database`` keeps the sessions of those who log in with a token.
+
+    Raises ConfigError, also where the address would be open.
+    """
     roles = read_roles(settings.roles)
     method = settings.auth
     if method is None:
@@ -347,7 +332,7 @@ def make_auth(settings: Any, *, loopback: bool, unix: bool, trusts_proxy: bool, 
         return ProxyAuth(roles, _groups(settings.groups, roles), settings.proxy_secret)
     if method == "basic":
         return BasicAuth(Users(_users_file(settings.users), roles, "scrypt"))
-    return TokenAuth(Users(_users_file(settings.users), roles, "sha256"), secure)
+    return TokenAuth(Users(_users_file(settings.users), roles, "sha256"), StoredSessions(database))
 
 
 def _groups(lines: tuple[str, ...], roles: Roles) -> dict[str, str]:

@@ -21,7 +21,7 @@ from scheduler.client.bulks import BulkRunner
 from scheduler.config.model import Config, Console
 from scheduler.console import pages, routes
 from scheduler.console.answers import Refusal, here, html, listed_values, own_path, static, status_of, twin_of
-from scheduler.console.auth import COOKIE, Auth, LinkAuth, WrongCredentialsError
+from scheduler.console.auth import Auth, LinkAuth, WrongCredentialsError
 from scheduler.console.live import Snapshots
 from scheduler.console.render import Done, Page, dump, render
 from scheduler.console.roles import Principal, Verb
@@ -35,6 +35,7 @@ from scheduler.console.security import (
     same_origin,
     security_headers,
 )
+from scheduler.console.sessions import COOKIE
 from scheduler.console.visit import PREFERENCES, BadInputError, Preferences, Site, Visit
 from scheduler.errors import SchedulerError
 from scheduler.model.redact import redact
@@ -329,7 +330,8 @@ class Gate:
         response.set_cookie(
             FLASH, self._flashes.seal("flash", note, FLASH_SECONDS), max_age=int(FLASH_SECONDS),
             path=visit.prefix or "/", httponly=True, samesite="strict",
-        )  # fmt: skip
+            secure=request.url.scheme == "https",
+        )  # fmt: skip  # fmt: skip
         return response
 
     def _flash(self, request: Request) -> Mapping[str, Any] | None:
@@ -371,6 +373,8 @@ class Gate:
         if path == "/logout":
             response: Response = RedirectResponse(f"{visit.prefix}/login", 303)
             response.delete_cookie(COOKIE, visit.prefix or "/")
+            if self.auth.sessions is not None:
+                await self.auth.sessions.end(request)
             return response
         if path == "/login/link":
             printed = isinstance(self.auth, LinkAuth) and self.auth.print_link()
@@ -388,8 +392,8 @@ class Gate:
             raise Refusal(401, "That is not valid, or no longer.")
         response = RedirectResponse(f"{prefix}/", 303)
         response.set_cookie(
-            COOKIE, sessions.cookie(who.name), path=prefix or "/", httponly=True, samesite="strict",
-            secure=sessions.secure,
+            COOKIE, await sessions.begin(who.name), path=prefix or "/", httponly=True, samesite="strict",
+            secure=request.url.scheme == "https",
         )  # fmt: skip
         return response
 

@@ -59,6 +59,7 @@ class Server:
         self.jobs = Scheduler(store.url, auto_migrate=store.auto_migrate)
         self.auth = make_auth(
             settings,
+            self.jobs.database,
             loopback=self.address.loopback and self.address.path is None,
             unix=self.address.path is not None,
             trusts_proxy=Peers(settings.trusted_proxies).any,

@@ -281,6 +281,15 @@ views = Table(  # filters of pages that a person has named
     PrimaryKeyConstraint("owner", "page", "name"),
 )
 
+console_sessions = Table(  # of visitors who logged in with a token
+    "schedd_console_sessions",
+    metadata,
+    Column("id", Text, primary_key=True),  # SHA-256 of what the cookie says
+    Column("user", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("until", BigInteger, nullable=False),
+)
+
 pauses = Table(  # of which no worker claims a task
     "schedd_pauses",
     metadata,
