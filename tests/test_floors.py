@@ -25,6 +25,7 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"transports"}),
     frozenset({"alerts"}),
     frozenset({"app"}),
+    frozenset({"messages"}),
     frozenset({"console"}),
     frozenset({"cli", "daemon", "testing"}),
 )
@@ -36,7 +37,8 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"graph"}),
     frozenset({"tasks"}),
     frozenset({"rollups", "workers"}),
-    frozenset({"reaper", "requests"}),
+    frozenset({"inbox_order", "reaper", "requests"}),
+    frozenset({"inbox"}),
     frozenset({"schedule_runs"}),
     frozenset({"schedules"}),
     frozenset({"schedule_sets"}),

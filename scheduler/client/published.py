@@ -42,12 +42,18 @@ class PublishedKind:
         text = encode_payload(self.name, value)
         payload = msgspec.json.decode(text)  # as the worker reads it
         validate(self.record, payload)
+        made = self.usual()
+        made.payload, made.lane = text, lane_of(self.name, payload, self.record)
+        return made
+
+    def usual(self) -> TaskSpec:
+        """A task of this kind with the kind's own options, without a payload."""
         given = self.record.options
         policy = None if given.get("retry") is None else RetryPolicy.from_json(given["retry"])
         return TaskSpec(
             kind=self.name,
-            payload=text,
-            lane=lane_of(self.name, payload, self.record),
+            payload="{}",
+            lane=self.name,
             queue=given.get("queue", "default"),
             pool=given.get("pool", int(Priority.MEDIUM)),
             max_attempts=1 if policy is None else policy.max_attempts,

@@ -32,7 +32,8 @@ class Source(Section, frozen=True):
     to be run, no message is received. ``keep``: how long it is remembered which messages have come; None: four days
     longer than the transport may deliver one again. ``retry``: seconds after which a message that could not be stored
     comes again. ``ordered_by``: tasks of one subject run in the order of ``sequence``; at a ``gap`` a message waits
-    for those before it, comes again later, or goes ahead after ``gap_timeout``.
+    for those before it, comes again later, or goes ahead. One that waits goes ahead after ``gap_timeout``.
+    ``first_sequence``: of each subject.
     """
 
     type: str = ""
@@ -51,6 +52,7 @@ class Source(Section, frozen=True):
     ordered_by: Literal["subject"] | None = None
     gap: Literal["wait", "retry", "skip"] = "wait"
     gap_timeout: Duration = 300.0
+    first_sequence: Annotated[int, Meta(ge=0)] = 1
     options: dict[str, Any] = field(default_factory=dict)
 
     def kind_of(self, message_type: str | None) -> str | None:

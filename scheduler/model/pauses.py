@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 ALL, QUEUE, KIND = "all", "queue", "kind"
+SOURCE = "source"  # of messages: nothing is received from it
 
 
 class Pauses(NamedTuple):

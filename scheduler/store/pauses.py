@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from scheduler.model.actor import actor
-from scheduler.model.pauses import ALL, QUEUE
+from scheduler.model.pauses import ALL, KIND, QUEUE, SOURCE
 from scheduler.model.texts import rfc3339
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
@@ -23,7 +23,7 @@ IN_EFFECT = {
 
 
 class Pause(NamedTuple):
-    """One pause: ``scope`` all, queue or kind, of this ``name`` ('' for all), since ``at`` (microseconds)."""
+    """One pause: ``scope`` all, queue, kind or source, of this ``name`` ('' for all), since ``at`` (microseconds)."""
 
     scope: str
     name: str
@@ -38,7 +38,7 @@ class Pause(NamedTuple):
 
     def holds(self, queue: str, kind: str) -> bool:
         """Whether it keeps tasks of this kind in this queue from being claimed."""
-        return self.scope == ALL or self.name == (queue if self.scope == QUEUE else kind)
+        return self.scope == ALL or (self.scope, self.name) in ((QUEUE, queue), (KIND, kind))
 
     def describe(self) -> str:
         """``queue mail is paused since 2026-11-24T02:30:00Z by alice: provider down``."""
@@ -49,6 +49,8 @@ class Pause(NamedTuple):
     @property
     def remedy(self) -> str:
         """The command that ends it."""
+        if self.scope == SOURCE:
+            return f"schedctl sources resume {self.name}"
         return "schedctl resume --all" if self.scope == ALL else f"schedctl resume --{self.scope} {self.name}"
 
 
@@ -63,6 +65,12 @@ def records(tx: Tx) -> list[Pause]:
 def of_everything(tx: Tx) -> Pause | None:
     """The pause of everything, if there is one."""
     row = tx.run(f"{_ROW} WHERE scope = 'all'").first()
+    return None if row is None else Pause(*row)
+
+
+def of_source(tx: Tx, name: str) -> Pause | None:
+    """The pause of a source of messages."""
+    row = tx.run(f"{_ROW} WHERE scope = :scope AND name = :name", scope=SOURCE, name=name).first()
     return None if row is None else Pause(*row)
 
 

@@ -1,0 +1,156 @@
+"""Reads a delivery: its envelope, its key, its kind, and the task that it is to become."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from scheduler.client.builder import encode_headers
+from scheduler.client.published import PublishedKind, encode_payload, read_kind
+from scheduler.client.submitter import TaskSubmitter
+from scheduler.config.messages import Source
+from scheduler.errors import PayloadError, SchedulerError
+from scheduler.model.registry import Kind, encode_json
+from scheduler.model.spec import TaskSpec
+from scheduler.transports.envelope import EnvelopeError, Message, decode, from_fields
+from scheduler.transports.ports import Delivery
+
+_IN_HEADERS = (
+    *("message_type", "correlation_id", "causation_id", "idempotency_key", "subject", "created_at", "payload_ref"),
+    *("schema_version", "sequence"),
+)
+_NUMBERS = ("schema_version", "sequence")
+
+
+class Letter(NamedTuple):
+    """A message that was read. ``spec`` None: it can become no task, and ``error`` says why.
+
+    ``key``: the message's; of one without a key the transport's id, marked as such.
+    """
+
+    key: str
+    message: Message | None
+    spec: TaskSpec | None
+    error: str | None = None
+
+
+class Reader:
+    """Reads the deliveries of one source."""
+
+    def __init__(self, name: str, section: Source, caller: TaskSubmitter) -> None:
+        self._name = name
+        self._section = section
+        self._caller = caller
+        self._published: dict[str, PublishedKind] = {}
+
+    def forget_kinds(self) -> None:
+        """Look again at what workers have published."""
+        self._published.clear()
+
+    def read(self, delivery: Delivery) -> Letter:
+        """Never raises for a message; raises StoreUnavailableError."""
+        key, message = f"!{delivery.message_id}", None
+        try:
+            message = self._message(delivery)
+            found = message.idempotency_key or self._key(delivery, message)
+            if found is None:
+                raise EnvelopeError(
+                    "it has no idempotency key; the setting key_from says where else one is, if that is meant"
+                )
+            key = found
+            return Letter(key, message, self._spec(message, key))
+        except (EnvelopeError, PayloadError) as error:
+            return Letter(key, message, None, str(error))
+        except SchedulerError as error:
+            if type(error).__name__ == "UnregisteredKindError":
+                return Letter(key, message, None, str(error))
+            raise
+
+    def _message(self, delivery: Delivery) -> Message:
+        if self._section.body == "envelope":
+            return decode(delivery.body, self._section.max_size)
+        if len(delivery.body) > self._section.max_size:
+            raise EnvelopeError(f"the message has {len(delivery.body):,} bytes, more than {self._section.max_size:,}")
+        fields: dict[str, Any] = {name: delivery.headers[name] for name in _IN_HEADERS if name in delivery.headers}
+        for name in _NUMBERS:
+            if name in fields:
+                if not str(fields[name]).isdecimal():
+                    raise EnvelopeError(f"{name}: expected a whole number")
+                fields[name] = int(fields[name])
+        try:
+            payload = msgspec.json.decode(delivery.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise EnvelopeError(f"the message is no JSON: {error}") from None
+        return from_fields({**fields, "payload_inline": payload})
+
+    def _key(self, delivery: Delivery, message: Message) -> str | None:
+        way = self._section.key_from
+        if way is None:
+            return None
+        if way == "id":
+            return delivery.message_id[:255]
+        where, _, name = way.partition(".")
+        if where == "header":
+            found: Any = delivery.headers.get(name)
+        else:
+            found = message.payload_inline
+            for part in name.split("."):
+                found = found.get(part) if isinstance(found, Mapping) else None
+        if isinstance(found, bool) or not isinstance(found, str | int) or not str(found):
+            raise EnvelopeError(f"it has no {way}, which key_from says is its idempotency key")
+        if len(str(found)) > 255:
+            raise EnvelopeError(f"its {way}, the idempotency key, has more than 255 characters")
+        return str(found)
+
+    def _spec(self, message: Message, key: str) -> TaskSpec:
+        name = self._section.kind_of(message.message_type)
+        if name is None:
+            said = "it has no message_type" if message.message_type is None else f"of type {message.message_type!r:.80}"
+            raise EnvelopeError(f"{said}, and the source's settings name no kind for that")
+        kind = self._caller.registry.get(name) or self._published_kind(name)
+        payload = {} if message.payload_inline is None else message.payload_inline
+        spec = _registered(kind, payload, message) if isinstance(kind, Kind) else _published(kind, payload, message)
+        spec.message_type = message.message_type
+        spec.correlation, spec.causation = message.correlation_id, message.causation_id
+        spec.subject, spec.sequence, spec.payload_ref = message.subject, message.sequence, message.payload_ref
+        if message.headers:
+            spec.headers = encode_headers(message.headers)
+        if self._section.task_queue is not None:
+            spec.queue = self._section.task_queue
+        if not kind.makes_keys:
+            spec.key, spec.conflict = key, "keep"
+            spec.key_retention = kind.options.key_retention
+        return spec
+
+    def _published_kind(self, name: str) -> PublishedKind:
+        known = self._published.get(name)
+        if known is None:
+            known = self._published[name] = read_kind(self._caller.database, name)
+        return known
+
+
+def _registered(kind: Kind, payload: Any, message: Message) -> TaskSpec:
+    version = message.schema_version
+    newest = kind.options.schema_version
+    if version > newest:
+        raise PayloadError(f"it has schema_version {version}, newer than the {newest} that {kind.name} knows")
+    return copy.copy(kind.spec(kind.decode(encode_json(payload, f"payload of {kind.name}"), version)))
+
+
+def _published(kind: PublishedKind, payload: Any, message: Message) -> TaskSpec:
+    version, newest = message.schema_version, kind.record.schema_version
+    if version > newest:
+        raise PayloadError(f"it has schema_version {version}, newer than the {newest} that workers know of {kind.name}")
+    if version == newest:
+        return kind.spec(payload)
+    if kind.record.options.get("concurrency_key"):
+        raise PayloadError(
+            f"it has schema_version {version}: only a program with {kind.name} can make its concurrency key"
+        )
+    # The worker upgrades it: the schema is that of the newest version.
+    spec = kind.usual()
+    spec.payload, spec.schema_version = encode_payload(kind.name, payload), version
+    return spec

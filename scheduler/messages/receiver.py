@@ -1,0 +1,195 @@
+"""Receiver: the thread that serves one source which is fetched."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from scheduler.backoff import Backoff, LogOnce
+from scheduler.errors import SchedulerError, StoreUnavailableError
+from scheduler.messages.intake import Intake
+from scheduler.ports import FAILPOINTS, SECOND
+from scheduler.store import inbox, pauses
+from scheduler.store.db.database import Database
+from scheduler.transports.ports import Retry, Source, TransportError, Verdict
+
+IDLE_WAIT = 10.0  # seconds that one receive waits for messages
+OPEN_WAIT = 0.5  # the same while ends of tasks are waited for
+LOOK_EVERY = 1.0  # seconds between looks at pauses and the backlog
+OVERDUE_EVERY = 5.0  # seconds between looks for held messages that have waited too long
+FIRST_PAUSE, MAX_PAUSE = 0.5, 60.0  # seconds between tries after trouble with the transport or the store
+
+log = logging.getLogger("scheduler.messages")
+
+
+class Receiver:
+    """Receives, stores and settles between :meth:`start` and :meth:`stop`. Trouble with its source delays no other.
+
+    ``holder``: this receiver, among all that receive from the same queue.
+    """
+
+    def __init__(self, source: Source, intake: Intake, database: Database, holder: str) -> None:
+        self.name = intake.name
+        self.error: str | None = None
+        self._source = source
+        self._intake = intake
+        self._database = database
+        self._holder = holder
+        self._at_end = intake.section.ack == "end"
+        self._waits_in_order = intake.ordering is not None and intake.ordering.gap == "wait"
+        self._open: dict[str, float] = {}  # receipt -> when it is to be extended (monotonic)
+        self._held_back = False
+        self._look_at = self._overdue_at = 0.0
+        self._stopping = threading.Event()
+        self._logged = LogOnce()
+        self._backoff = Backoff(FIRST_PAUSE, MAX_PAUSE)
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name=f"schedd-source-{self.name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Receive nothing more. What was received and not settled comes again."""
+        self._stopping.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait until the thread has ended; False if it has not. Then gives the connection up under it."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                self._source.close()
+                return False
+        return True
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.turn()
+                self.error = None
+                self._backoff.reset()
+                self._logged.clear()
+                continue
+            except TransportError as error:
+                pause = max(self._backoff.next(), error.after or 0.0)
+                self._failed(str(error))
+            except (StoreUnavailableError, SchedulerError) as error:
+                pause = self._backoff.next()
+                self._failed(str(error))
+            except Exception as error:
+                pause = MAX_PAUSE
+                if self._logged.is_new(repr(error)):
+                    log.exception("source %s: unexpected error", self.name)
+                self.error = type(error).__name__
+            self._stopping.wait(pause)
+        try:
+            self._source.close()
+        except Exception as error:
+            log.info("source %s: closing it failed: %s", self.name, error)
+
+    def _failed(self, text: str) -> None:
+        self.error = text
+        if self._logged.is_new(text):
+            log.warning("source %s: %s; trying again", self.name, text)
+
+    def turn(self) -> int:
+        """Receive once, unless nothing may be received now, and settle what is due. Returns how many came."""
+        if self._may_receive():
+            section = self._intake.section
+            most = min(section.batch, self._source.limits.max_batch or section.batch)
+            deliveries = self._source.receive(most, OPEN_WAIT if self._open or self._at_end else IDLE_WAIT)
+            taken = self._intake.take(deliveries)
+            self._settle([one.verdict for one in taken if one.verdict is not None])
+            at = time.monotonic() + self._extend_after()
+            self._open |= {one.delivery.receipt: at for one in taken if one.verdict is None}
+            received = len(deliveries)
+        else:
+            received = 0
+            self._stopping.wait(LOOK_EVERY)
+        if self._open:
+            self._tend()
+        if self._waits_in_order and time.monotonic() >= self._overdue_at:
+            self._overdue_at = time.monotonic() + OVERDUE_EVERY
+            self._let_overdue_go()
+        return received
+
+    def _may_receive(self) -> bool:
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY
+            self._held_back = self._is_held_back()
+        return not self._held_back
+
+    def _is_held_back(self) -> bool:
+        """Whether the source is paused, or too many of its tasks wait."""
+        most = self._intake.section.max_backlog
+        with self._database.read() as tx:
+            if pauses.of_source(tx, self.name) is not None:
+                return True
+            return inbox.backlog(tx, sorted(self._intake.queues), most + 1) > most
+
+    def _settle(self, verdicts: Sequence[Verdict]) -> None:
+        """Tell the transport, then note what it has taken of those that the store has receipts of."""
+        if not verdicts:
+            return
+        FAILPOINTS.hit("inbox.settling")
+        settled = self._source.settle(verdicts)
+        FAILPOINTS.hit("inbox.settled")
+        done: list[str] = []
+        back: list[str] = []
+        for verdict, one in zip(verdicts, settled, strict=True):
+            if one.error is not None and not one.gone:
+                log.warning("source %s: a verdict was not taken: %s", self.name, one.error)
+                continue
+            self._open.pop(verdict.receipt, None)
+            (back if one.gone or isinstance(verdict, Retry) else done).append(verdict.receipt)
+        if self._at_end:
+            self._note(done, back)
+
+    def _note(self, done: list[str], back: list[str]) -> None:
+        for receipts, is_done in ((done, True), (back, False)):
+            if receipts:
+                self._database.change(lambda tx: inbox.settled(tx, self.name, receipts, done=is_done))  # noqa: B023
+
+    def _tend(self) -> None:
+        """Settle the messages whose tasks have ended, give back those whose tasks wait long, keep the others."""
+        with self._database.read() as tx:
+            found, now = inbox.open_messages(tx, self.name, self._holder), tx.now
+        known = {one.receipt for one in found}
+        self._open = {receipt: at for receipt, at in self._open.items() if receipt in known}
+        verdicts: list[Verdict] = []
+        for one in found:
+            verdict = self._intake.verdict_of_task(one.receipt, one.state, one.run_at, now)
+            if verdict is not None:
+                verdicts.append(verdict)
+        self._settle(verdicts)
+        self._extend()
+
+    def _extend_after(self) -> float:
+        visibility = self._source.limits.visibility
+        return float("inf") if visibility is None else visibility / 3
+
+    def _extend(self) -> None:
+        at = time.monotonic()
+        due = [receipt for receipt, when in self._open.items() if when <= at]
+        if not due:
+            return
+        visibility = self._source.limits.visibility or 0.0
+        gone = [one.receipt for one in self._source.extend(due, visibility) if one.gone]
+        for receipt in due:
+            self._open[receipt] = at + self._extend_after()
+        for receipt in gone:  # it comes again, with another receipt
+            self._open.pop(receipt, None)
+        self._note([], gone)
+
+    def _let_overdue_go(self) -> None:
+        section, ordering = self._intake.section, self._intake.ordering
+        assert ordering is not None
+        before = self._database.now() - round(section.gap_timeout * SECOND)
+        gone = self._database.change(lambda tx: inbox.let_overdue_go(tx, self.name, ordering, before))
+        if gone:
+            log.warning("source %s: %d messages went ahead of others that did not come", self.name, gone)
+            self._intake.notify()

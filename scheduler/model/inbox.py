@@ -1,0 +1,28 @@
+"""What becomes of a message that has come from a source."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class InboxState(StrEnum):
+    """The state of a message. Stored by position: append, never reorder."""
+
+    OPEN = "open"  # its task is stored, and its end settles the message
+    DONE = "done"  # its task is stored, or has ended; the message is acknowledged
+    DEAD = "dead"  # it could not become a task
+    HELD = "held"  # it waits for messages of its subject that come before it
+    LATE = "late"  # a later message of its subject went ahead; it became no task
+
+    @property
+    def code(self) -> int:
+        return _CODES[self]
+
+    @classmethod
+    def from_code(cls, code: int) -> InboxState:
+        return _STATES[code]
+
+
+_STATES = tuple(InboxState)
+_CODES = {state: code for code, state in enumerate(_STATES)}
+OPEN, DONE, DEAD, HELD, LATE = range(5)
