@@ -250,6 +250,11 @@ class Scheduler(
         """Surround a program's ``setup()``: if it fails, the next call may register other recurrences."""
         return self._caller.starting()
 
+    @property
+    def submitter(self) -> TaskSubmitter:
+        """What stores tasks: for the parts of schedd that are made of a Scheduler."""
+        return self._caller
+
     def _forget_schedule(self, name: str) -> None:
         self._caller.forget_schedule(name)
 

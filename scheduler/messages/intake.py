@@ -151,7 +151,7 @@ class Intake:
 
     def _log(self, one: Taken, letter: Letter) -> None:
         message, verdict = letter.message, one.verdict
-        said = {None: "held until its task ends"}.get(verdict, type(verdict).__name__.lower())  # type: ignore[arg-type]
+        said = "held until its task ends" if verdict is None else type(verdict).__name__.lower()
         fields: dict[str, Any] = {
             "source": self.name,
             "message_id": one.delivery.message_id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,17 +12,21 @@ from scheduler.client.builder import encode_headers
 from scheduler.client.published import PublishedKind, encode_payload, read_kind
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.config.messages import Source
-from scheduler.errors import PayloadError, SchedulerError
+from scheduler.errors import PayloadError, SchedulerError, UnregisteredKindError
+from scheduler.model.fingerprint import describe
 from scheduler.model.registry import Kind, encode_json
 from scheduler.model.spec import TaskSpec
 from scheduler.transports.envelope import EnvelopeError, Message, decode, from_fields
 from scheduler.transports.ports import Delivery
+
+log = logging.getLogger("scheduler.messages")
 
 _IN_HEADERS = (
     *("message_type", "correlation_id", "causation_id", "idempotency_key", "subject", "created_at", "payload_ref"),
     *("schema_version", "sequence"),
 )
 _NUMBERS = ("schema_version", "sequence")
+NEWEST = 0  # the schema version of a payload that says none
 
 
 class Letter(NamedTuple):
@@ -65,9 +69,12 @@ class Reader:
         except (EnvelopeError, PayloadError) as error:
             return Letter(key, message, None, str(error))
         except SchedulerError as error:
-            if type(error).__name__ == "UnregisteredKindError":
+            if isinstance(error, UnregisteredKindError):
                 return Letter(key, message, None, str(error))
             raise
+        except Exception as error:  # of a type's own upgrade() or serialize()
+            log.exception("source %s: message %s cannot be read", self._name, delivery.message_id)
+            return Letter(key, message, None, f"it cannot be read: {describe(error).text}")
 
     def _message(self, delivery: Delivery) -> Message:
         if self._section.body == "envelope":
@@ -84,7 +91,8 @@ class Reader:
             payload = msgspec.json.decode(delivery.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise EnvelopeError(f"the message is no JSON: {error}") from None
-        return from_fields({**fields, "payload_inline": payload})
+        made = from_fields({**fields, "payload_inline": payload})
+        return made if "schema_version" in fields else msgspec.structs.replace(made, schema_version=NEWEST)
 
     def _key(self, delivery: Delivery, message: Message) -> str | None:
         way = self._section.key_from
@@ -137,14 +145,15 @@ def _registered(kind: Kind, payload: Any, message: Message) -> TaskSpec:
     newest = kind.options.schema_version
     if version > newest:
         raise PayloadError(f"it has schema_version {version}, newer than the {newest} that {kind.name} knows")
-    return copy.copy(kind.spec(kind.decode(encode_json(payload, f"payload of {kind.name}"), version)))
+    text = encode_json(payload, f"payload of {kind.name}")
+    return kind.spec(kind.decode(text, newest if version == NEWEST else version))
 
 
 def _published(kind: PublishedKind, payload: Any, message: Message) -> TaskSpec:
     version, newest = message.schema_version, kind.record.schema_version
     if version > newest:
         raise PayloadError(f"it has schema_version {version}, newer than the {newest} that workers know of {kind.name}")
-    if version == newest:
+    if version in (NEWEST, newest):
         return kind.spec(payload)
     if kind.record.options.get("concurrency_key"):
         raise PayloadError(

@@ -30,7 +30,7 @@ _Made = tuple[str, int, int, str | None, str | None]  # key, task, verdict, rece
 
 
 class Arrival(NamedTuple):
-    """One message of a batch. ``error``: why it can become no task; then ``spec`` is of a task that stands for it, or None.
+    """One message of a batch. ``error``: why it can become no task; ``spec`` is then one that stands for it.
 
     ``receipt``: what settles it, if its task's end does; else None.
     """

@@ -102,7 +102,7 @@ def test_a_batch_becomes_tasks_with_one_commit_and_is_acknowledged_after_it(make
     assert seen == [("inbox.received", 0, 0), ("inbox.stored", 3, 0), ("inbox.settling", 3, 0), ("inbox.settled", 3, 3)]
     assert rig.queue.messages == []
     task = rig.jobs.get_task(rig.rows()[0].task_id or 0)
-    assert (task.key, task.subject, task.correlation_id, task.message_type) == (
+    assert (task.key, task.subject, task.correlation, task.message_type) == (
         "order-1",
         "order",
         "cart",
@@ -212,8 +212,10 @@ def test_a_dead_message_that_is_sent_again_is_tried_again(make: Make) -> None:
 def test_an_older_schema_is_upgraded(make: Make) -> None:
     rig = make()
     rig.queue.send({"schema_version": 1, "idempotency_key": "old", "payload_inline": {"number": 5}})
+    rig.queue.send({"schema_version": 1, "idempotency_key": "odd", "payload_inline": {}})
     rig.turn()
     assert rig.run() == [5]
+    assert [reason for _, reason in rig.queue.dead] == ["it cannot be read: KeyError: 'number'"]
 
 
 def test_a_source_without_a_dead_letter_queue_keeps_what_it_cannot_read_as_a_dead_task(make: Make) -> None:

@@ -73,8 +73,8 @@ Table(  # how far the messages of a subject have come, of sources that keep thei
     sqlite_with_rowid=False,
 )
 
-revision = "0006"
-down_revision = "0005"
+revision = "0007"
+down_revision = "0006"
 
 
 def upgrade() -> None:
