@@ -58,6 +58,7 @@ def serve(config: Config, factory: Factory) -> Ended:
     cgroups.set_up()
     companions = make_companions(config)
     service = factory(config)
+    companions += make_message_service(config, service)
     loader = TaskModules(service)
     kinds = loader.register(config)
     logger.log(
@@ -88,6 +89,17 @@ def make_companions(config: Config) -> list[Companion]:
     return found
 
 
+def make_message_service(config: Config, service: Service) -> list[Companion]:
+    """What the configuration's sources and door need. Raises ConfigError."""
+    if not config.sources and config.door.listen is None:
+        return []
+    from scheduler.app import Scheduler
+    from scheduler.messages.service import MessageService
+
+    assert isinstance(service, Scheduler)
+    return [MessageService(config, service)]
+
+
 def _monitoring(config: Config, supervisor: Supervisor) -> contextlib.AbstractContextManager[None]:
     if config.metrics.listen is None:
         return contextlib.nullcontext()
@@ -114,6 +126,10 @@ def check(config: Config) -> str:
     kinds = TaskModules(Checker()).register(config)
     find_state(config)
     make_companions(config)
+    if config.sources:
+        from scheduler.messages.service import make_sources
+
+        make_sources(config)
     return f"{config.file or 'no configuration file'}: fine; kinds: {', '.join(kinds) or 'none'}"
 
 

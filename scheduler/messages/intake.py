@@ -51,6 +51,7 @@ class Intake:
         self.section = section
         self.reader = Reader(name, section, caller)
         self.queues: set[str] = set() if section.task_queue is None else {section.task_queue}
+        self.database = caller.database
         self._limits = limits
         self._caller = caller
         self._at_end = section.ack == "end" and holder is not None

@@ -145,17 +145,17 @@ def _note(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> dic
         now=tx.now,
         until=tx.now + rules.keep,
     ).all()
-    ends = _ends(tx, [row.task_id for row in updated if row.task_id is not None])
+    found_ends = ends(tx, [row.task_id for row in updated if row.task_id is not None])
     found = {}
     for row in updated:
-        state, run_at = ends.get(row.task_id, (None, None))
+        state, run_at = found_ends.get(row.task_id, (None, None))
         found[row.message_key] = Entry(
             row.message_key, InboxState.from_code(row.verdict), row.task_id, True, state, run_at
         )
     return found
 
 
-def _ends(tx: Tx, ids: Sequence[int]) -> dict[int, tuple[TaskState | None, int | None]]:
+def ends(tx: Tx, ids: Sequence[int]) -> dict[int, tuple[TaskState | None, int | None]]:
     """The states of tasks, and when they are due; of a removed one only how it ended."""
     if not ids:
         return {}
@@ -196,7 +196,7 @@ def _make_tasks(
             entries[key] = Entry(key, verdict)
         wanted += one.chained(len(wanted))
     ids = enqueue(tx, [spec for _, spec in wanted], ours=True)
-    ended = _ends(tx, [int(task_id) for task_id in ids if not task_id.created])
+    ended = ends(tx, [int(task_id) for task_id in ids if not task_id.created])
     made: list[_Made] = []
     by_key = {a.key: a for a in arrivals}  # without those that were held until now
     for (key, _), task_id in zip(wanted, ids, strict=True):
@@ -259,10 +259,10 @@ def open_messages(tx: Tx, source: str, holder: str) -> list[Open]:
         source=source,
         holder=holder,
     ).all()
-    ends = _ends(tx, [row.task_id for row in rows if row.task_id is not None])
+    found_ends = ends(tx, [row.task_id for row in rows if row.task_id is not None])
     found = []
     for row in rows:
-        state, run_at = ends.get(row.task_id, (None, None))
+        state, run_at = found_ends.get(row.task_id, (None, None))
         found.append(Open(row.message_key, row.receipt, TaskState.WAITING if state is None else state, run_at))
     return found
 

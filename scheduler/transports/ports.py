@@ -225,6 +225,17 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auth:
+    """Who may post to a push source: the bearer of ``token``, or the signer of Standard Webhooks with ``secret``.
+
+    One of the two is needed; the door refuses a source that has neither. If both are set, either is enough.
+    """
+
+    token: str | None = None
+    secret: str | None = None
+
+
 class Unreadable(SchedulerError):
     """A request of a push source that holds no messages. ``status``: of the answer, 400 to 499."""
 
@@ -238,6 +249,7 @@ class PushSource(Protocol):
     """Takes messages that are posted to the door at ``/v1/sources/NAME``. Called by several threads."""
 
     limits: Limits
+    auth: Auth
 
     def accept(self, request: Request) -> Sequence[Delivery]:
         """The messages of a request. ``receipt`` need only be unique within it. Raises Unreadable."""

@@ -19,7 +19,10 @@ from scheduler.transports import ports
 SOURCES = "schedd.sources"
 SINKS = "schedd.sinks"
 # schedd's own, as "module:class": found without a search through all installed packages.
-OWN: Mapping[str, Mapping[str, str]] = {SOURCES: {}, SINKS: {}}
+OWN: Mapping[str, Mapping[str, str]] = {
+    SOURCES: {"cloudevents": "scheduler.transports.cloudevents:CloudEventsSource"},
+    SINKS: {"cloudevents": "scheduler.transports.cloudevents:CloudEventsSink"},
+}
 _WHAT = {SOURCES: "source", SINKS: "sink"}
 _SECTION = {SOURCES: "sources", SINKS: "sinks"}
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
-import hmac
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +10,7 @@ import msgspec
 
 from scheduler.alerts.sinks.sink import Body, post
 from scheduler.config.alerts import AlertSink
-from scheduler.errors import ConfigError
-
-_BASE64 = "whsec_"  # what a secret begins with that is a key in base64
+from scheduler.model.webhooks import key_of, signature
 
 
 class Webhook:
@@ -34,19 +28,3 @@ class Webhook:
         if self._key is not None:
             headers["webhook-signature"] = signature(self._key, body["id"], at, data)
         post(self._sink, data, headers, self._settings)
-
-
-def key_of(secret: str) -> bytes:
-    """The key of a secret: its bytes, or what it encodes after ``whsec_``. Raises ConfigError."""
-    if not secret.startswith(_BASE64):
-        return secret.encode()
-    try:
-        return base64.b64decode(secret.removeprefix(_BASE64), validate=True)
-    except binascii.Error:
-        raise ConfigError(f"the secret of a webhook begins with {_BASE64}, and is no base64 after that") from None
-
-
-def signature(key: bytes, message_id: str, at: str, data: bytes) -> str:
-    """``v1,`` and the HMAC-SHA256 of id, timestamp and body, in base64."""
-    made = hmac.new(key, f"{message_id}.{at}.".encode() + data, hashlib.sha256).digest()
-    return f"v1,{base64.b64encode(made).decode()}"

@@ -1,0 +1,114 @@
+"""MessageService: what a daemon runs for its sources, and its door."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+from scheduler.app import Scheduler
+from scheduler.config.model import Config
+from scheduler.errors import ConfigError, StoreUnavailableError
+from scheduler.messages.intake import Intake
+from scheduler.messages.receiver import Receiver
+from scheduler.messages.unreadable import UnreadableMessage
+from scheduler.store import inbox
+from scheduler.transports.ports import PushSource, Source
+from scheduler.transports.types import make_source
+
+PURGE_EVERY = 3600.0  # seconds between removals of messages whose time is over
+STOP_WITHIN = 5.0  # seconds that a stop waits for all receivers
+
+log = logging.getLogger("scheduler.messages")
+
+
+def make_sources(config: Config) -> dict[str, Source | PushSource]:
+    """The sources of a configuration, checked as far as that needs no connection. Raises ConfigError."""
+    found: dict[str, Source | PushSource] = {}
+    for name, section in config.sources.items():
+        source = found[name] = make_source(config, name)
+        if not source.limits.has_dlq and section.dlq != "none":
+            raise ConfigError(
+                f"source {name} has no dead-letter queue for messages that cannot be read: name one, or say "
+                f'dlq = "none" in [sources.{name}] to keep them as dead tasks'
+            )
+        if isinstance(source, PushSource):
+            if config.door.listen is None:
+                raise ConfigError(f"messages of source {name} are posted to the door: set listen in [door]")
+            if not source.auth.token and not source.auth.secret:
+                raise ConfigError(f"source {name} needs token or secret: who may post to it?")
+    return found
+
+
+class MessageService:
+    """Receives between :meth:`start` and :meth:`stop`, in threads of its own. Raises ConfigError."""
+
+    def __init__(self, config: Config, jobs: Scheduler) -> None:
+        self._jobs = jobs
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        sources = make_sources(config)
+        self.receivers: dict[str, Receiver] = {}
+        pushed: dict[str, tuple[PushSource, Intake]] = {}
+        rereading: dict[str, Intake] = {}
+        for name, source in sources.items():
+            section, limits = config.sources[name], source.limits
+            rereading[name] = Intake(name, section, limits, jobs.submitter)
+            if isinstance(source, PushSource):
+                pushed[name] = source, rereading[name]
+            else:
+                intake = Intake(name, section, limits, jobs.submitter, holder)
+                self.receivers[name] = Receiver(source, intake, jobs.database, holder)
+        if sources:
+            UnreadableMessage.intakes = rereading
+            jobs.register(UnreadableMessage)
+        self.door = self._make_door(config, pushed)
+
+    def _make_door(self, config: Config, pushed: Mapping[str, tuple[PushSource, Intake]]) -> object:
+        if config.door.listen is None:
+            return None
+        from scheduler.messages.door import Door
+        from scheduler.transports.ports import require
+
+        require("uvicorn", "door", "[door] listen")
+        return Door(config, self._jobs, pushed)
+
+    def start(self) -> None:
+        """Start the threads. Raises ConfigError if the door's address cannot be taken."""
+        from scheduler.messages.door import Door
+
+        if isinstance(self.door, Door):
+            self.door.start()
+        for receiver in self.receivers.values():
+            receiver.start()
+        self._thread = threading.Thread(target=self._purge, name="schedd-inbox", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Receive nothing more; returns within ``STOP_WITHIN`` seconds. What was not settled comes again."""
+        deadline = time.monotonic() + STOP_WITHIN
+        self._stopping.set()
+        for receiver in self.receivers.values():
+            receiver.stop()
+        from scheduler.messages.door import Door
+
+        if isinstance(self.door, Door):
+            self.door.stop()
+        for receiver in self.receivers.values():
+            if not receiver.join(max(0.1, deadline - time.monotonic())):
+                log.warning("source %s hangs: what it received comes again", receiver.name)
+
+    def _purge(self) -> None:
+        while True:
+            try:
+                while self._jobs.database.change(inbox.purge) and not self._stopping.is_set():
+                    pass
+            except StoreUnavailableError as error:
+                log.info("old messages were not removed from the inbox: %s", error)
+            if self._stopping.wait(PURGE_EVERY):
+                return

@@ -1,0 +1,285 @@
+"""The door: CloudEvents and tasks over HTTP, from senders who show who they are; 2xx only after the commit."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import linecache
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from scheduler import Context, Scheduler, Task
+from scheduler.config.messages import Door as DoorSettings
+from scheduler.config.messages import Source
+from scheduler.config.model import Config, Store
+from scheduler.errors import ConfigError, StoreUnavailableError
+from scheduler.messages.door import Door
+from scheduler.messages.service import MessageService, make_sources
+from scheduler.model.webhooks import key_of, signature, verify
+from scheduler.store import inbox, pauses
+from scheduler.testing import drain
+from scheduler.transports.cloudevents import BATCH, EVENT
+from support.databases import Database
+
+SECRET = "whsec_" + base64.b64encode(b"a key of 24 bytes or more").decode()
+TOKEN = "a token of the sender"
+
+
+class TakeOrder(Task):
+    order: int
+
+    def run(self, ctx: Context) -> int:
+        ctx.state.append((self.order, ctx.idempotency_key, ctx.subject, ctx.correlation_id))
+        return self.order
+
+
+class Opened:
+    """A service with a door that is open, and a client of it."""
+
+    def __init__(self, database: Database, **section: Any) -> None:
+        self.ran: list[tuple[int, str, str | None, str]] = []
+        self.jobs = Scheduler(database.url, state=self.ran)
+        self.jobs.register(TakeOrder)
+        source = Source(
+            **{"type": "cloudevents", "kind": "TakeOrder", **section}, options={"token": TOKEN, "secret": SECRET}
+        )
+        self.config = Config(
+            store=Store(url=database.url),
+            door=DoorSettings(listen="127.0.0.1:0", token="of tasks", kinds=("TakeOrder", "None"), max_body=200_000),
+            sources={"orders": source},
+        )
+        self.service = MessageService(self.config, self.jobs)
+        self.service.start()
+        assert isinstance(self.service.door, Door)
+        self.client = httpx2.Client(base_url=self.service.door.url, timeout=60)
+
+    def post(self, body: Any, content: str = EVENT, path: str = "/v1/sources/orders", **headers: str) -> Any:
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        given = {"content-type": content, "authorization": f"Bearer {TOKEN}", **headers}
+        return self.client.post(path, content=data, headers={k: v for k, v in given.items() if v})
+
+    def count(self) -> int:
+        with self.jobs.database.read() as tx:
+            return len(inbox.records(tx, limit=10_000))
+
+    def close(self) -> None:
+        self.client.close()
+        self.service.stop()
+        self.jobs.close()
+
+
+def event(number: int, **more: Any) -> dict[str, Any]:
+    return {
+        "specversion": "1.0", "id": f"e{number}", "source": "/shop", "type": "order", "data": {"order": number}, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def opened(database: Database) -> Iterator[Callable[..., Opened]]:
+    made: list[Opened] = []
+
+    def make(**section: Any) -> Opened:
+        made.append(Opened(database, **section))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_events_come_structured_binary_and_in_batches_and_become_tasks(opened: Callable[..., Opened]) -> None:
+    door = opened()
+    assert door.post(event(1, subject="s", correlationid="c-1")).status_code == 204
+    assert door.post([event(2), event(3)], BATCH).status_code == 204
+    headers = {"ce-specversion": "1.0", "ce-id": "e4", "ce-source": "/shop", "ce-type": "order", "ce-subject": "b"}
+    assert door.post({"order": 4}, "application/json", **headers).status_code == 204
+    assert door.post(event(1)).status_code == 204, "it came before"
+    drain(door.jobs)
+    assert [row[:3] for row in sorted(door.ran)] == [
+        (1, "/shop e1", "s"),
+        (2, "/shop e2", None),
+        (3, "/shop e3", None),
+        (4, "/shop e4", "b"),
+    ]
+    assert min(door.ran)[3] == "c-1"
+
+
+def test_only_those_who_show_who_they_are_may_post(opened: Callable[..., Opened]) -> None:
+    door = opened()
+    body = msgspec.json.encode(event(1))
+
+    def signed(at: float, data: bytes = body, secret: str = SECRET) -> int:
+        stamp = str(int(at))
+        made = "v1,bm9uZQ== " + signature(key_of(secret), "m1", stamp, data)
+        given = {"webhook-id": "m1", "webhook-timestamp": stamp, "webhook-signature": made, "authorization": ""}
+        return int(door.post(body, **given).status_code)
+
+    assert door.post(body, authorization="").status_code == 401
+    assert door.post(body, authorization="Bearer another").status_code == 401
+    assert signed(time.time(), secret="another") == 401
+    assert signed(time.time(), b"another body") == 401
+    assert signed(time.time() - 600) == 401, "it was replayed"
+    assert door.count() == 0
+    assert signed(time.time()) == 204
+    assert door.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "content", "status"),
+    [
+        (b"{", EVENT, 400),
+        ({"specversion": "0.3"}, EVENT, 400),
+        (event(1, id=""), EVENT, 400),
+        ([event(1), 7], BATCH, 400),
+        (event(1), "text/plain", 415),
+        (event(1, data={"order": "x"}), EVENT, 422),
+        (event(1, subject="s" * 300), EVENT, 422),
+        (event(1, data={"order": 1, "more": "x" * 250_000}), EVENT, 413),
+    ],
+)
+def test_what_cannot_be_taken_is_refused(opened: Callable[..., Opened], body: Any, content: str, status: int) -> None:
+    answer = opened().post(body, content)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]
+
+
+def test_one_bad_event_of_a_batch_harms_none(opened: Callable[..., Opened]) -> None:
+    door = opened()
+    answer = door.post([event(1), event(2, data={}), event(3)], BATCH)
+    assert answer.status_code == 422
+    assert [one["event"] for one in answer.json()["events"]] == [1]
+    drain(door.jobs)
+    assert sorted(row[0] for row in door.ran) == [1, 3]
+
+
+def test_there_is_no_2xx_without_a_commit(opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+    door = opened()
+    change = door.jobs.database.change
+
+    def lost(work: Any) -> Any:
+        change(work)
+        raise StoreUnavailableError("the answer of the commit was lost")
+
+    monkeypatch.setattr(door.jobs.database, "change", lost)
+    answer = door.post(event(1))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    monkeypatch.undo()
+    assert door.post(event(1)).status_code == 204
+    drain(door.jobs)
+    assert len(door.ran) == 1
+
+
+def test_a_source_that_is_paused_answers_that_it_will_take_it_later(opened: Callable[..., Opened]) -> None:
+    door = opened()
+    with door.jobs.database.write() as tx:
+        pauses.pause(tx, pauses.SOURCE, "orders")
+    assert door.post(event(1)).status_code == 503
+    assert door.count() == 0
+
+
+def test_the_end_of_the_task_is_the_answer_if_that_is_wanted(opened: Callable[..., Opened]) -> None:
+    door = opened(ack="end")
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(door.post, event(1))
+        while door.count() == 0:
+            assert not answer.done()
+        drain(door.jobs)
+        assert answer.result().status_code == 204
+    assert len(door.ran) == 1
+
+
+def test_tasks_are_taken_by_the_name_of_their_kind(opened: Callable[..., Opened]) -> None:
+    door = opened()
+
+    def submit(body: Any, token: str = "of tasks") -> Any:
+        return door.post(body, "application/json", "/v1/tasks", authorization=f"Bearer {token}")
+
+    made = submit({"kind": "TakeOrder", "payload": {"order": 7}, "key": "k", "subject": "s", "correlation": "c"})
+    assert (made.status_code, made.json()["created"]) == (201, True)
+    again = submit({"kind": "TakeOrder", "payload": {"order": 7}, "key": "k"})
+    assert (again.status_code, again.json()) == (200, {"id": made.json()["id"], "created": False})
+    drain(door.jobs)
+    assert door.ran == [(7, "k", "s", "c")]
+    wrong: list[tuple[Any, int]] = [
+        ({"kind": "Step", "payload": {}}, 403),
+        ({"kind": "None"}, 404),
+        ({"kind": "TakeOrder", "payload": {"order": "x"}}, 422),
+        ({"kind": "TakeOrder", "colour": 1}, 400),
+        (b"no json", 400),
+    ]
+    for body, status in wrong:
+        assert submit(body).status_code == status, body
+    assert submit({"kind": "TakeOrder"}, token=TOKEN).status_code == 401
+    assert door.client.get("/v1/tasks").status_code == 405
+    assert door.client.post("/v1/sources/others").status_code == 404
+
+
+def test_a_burst_is_stored_with_few_commits(opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand events that come one by one at the same time share transactions; a batch is one."""
+    door = opened()
+    commits = 0
+    change = door.jobs.database.change
+
+    def counted(work: Any) -> Any:
+        nonlocal commits
+        commits += 1
+        return change(work)
+
+    monkeypatch.setattr(door.jobs.database, "change", counted)
+    assert door.post([event(n) for n in range(1000)], BATCH).status_code == 204
+    assert (door.count(), commits) == (1000, 1)
+
+    async def burst() -> list[int]:
+        limits = httpx2.Limits(max_connections=64)
+        async with httpx2.AsyncClient(base_url=str(door.client.base_url), timeout=60, limits=limits) as client:
+            headers = {"content-type": EVENT, "authorization": f"Bearer {TOKEN}"}
+            posts = [
+                client.post("/v1/sources/orders", content=msgspec.json.encode(event(n)), headers=headers)
+                for n in range(1000, 1300)
+            ]
+            return [answer.status_code for answer in await asyncio.gather(*posts)]
+
+    assert set(asyncio.run(burst())) == {204}
+    assert door.count() == 1300
+    assert commits < 200
+
+
+def test_while_no_message_comes_its_thread_waits_for_the_next_without_an_end(opened: Callable[..., Opened]) -> None:
+    """It polls nothing: no store, no sender."""
+    door = opened()
+    door.post(event(1))
+    (thread,) = [one for one in threading.enumerate() if one.name == "schedd-source-orders"]
+    while True:
+        frame = sys._current_frames()[thread.ident or 0]
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if frame.f_code.co_name == "_run" and "self._waiting.get()" in line:
+            break
+
+
+def test_a_source_that_lets_everyone_post_is_refused() -> None:
+    source = Source(type="cloudevents", kind="TakeOrder")
+    with pytest.raises(ConfigError, match="who may post to it"):
+        make_sources(Config(door=DoorSettings(listen="127.0.0.1:0"), sources={"orders": source}))
+    with pytest.raises(ConfigError, match=r"set listen in \[door\]"):
+        make_sources(Config(sources={"orders": source}))
+
+
+def test_signatures_are_those_of_the_standard() -> None:
+    """The example of https://www.standardwebhooks.com."""
+    secret, data = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", b'{"test": 2432232314}'
+    made = signature(key_of(secret), "msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", data)
+    assert made == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    headers = {
+        "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek", "webhook-timestamp": "1614265330", "webhook-signature": made,
+    }  # fmt: skip
+    assert verify([key_of(secret)], headers, data, 1614265330 + 299) is None
+    assert verify([key_of(secret)], headers, data, 1614265330 + 301) is not None
+    assert verify([b"another"], headers, data, 1614265330) == "no signature in it is right"
