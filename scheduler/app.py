@@ -19,6 +19,7 @@ from scheduler.client.batch import Batch
 from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
 from scheduler.client.ends import EndOperations, Subscription
 from scheduler.client.pauses import PauseOperations
+from scheduler.client.publishing import PublishOperations
 from scheduler.client.recurring_graph import RecurringGraph
 from scheduler.client.stats import StatsOperations
 from scheduler.client.submitter import TaskSubmitter
@@ -55,6 +56,7 @@ class Scheduler(
     AuditOperations,
     EndOperations,
     PauseOperations,
+    PublishOperations,
     StatsOperations,
     UpkeepOperations,
     AnalysisOperations,

@@ -37,7 +37,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"graph"}),
     frozenset({"tasks"}),
     frozenset({"rollups", "workers"}),
-    frozenset({"inbox_order", "reaper", "requests"}),
+    frozenset({"inbox_order", "outbox", "reaper", "requests"}),
     frozenset({"inbox"}),
     frozenset({"schedule_runs"}),
     frozenset({"schedules"}),

@@ -90,8 +90,8 @@ def make_companions(config: Config) -> list[Companion]:
 
 
 def make_message_service(config: Config, service: Service) -> list[Companion]:
-    """What the configuration's sources and door need. Raises ConfigError."""
-    if not config.sources and config.door.listen is None:
+    """What the configuration's sources, sinks and door need. Raises ConfigError."""
+    if not config.sources and not config.sinks and config.door.listen is None:
         return []
     from scheduler.app import Scheduler
     from scheduler.messages.service import MessageService
@@ -130,6 +130,10 @@ def check(config: Config) -> str:
         from scheduler.messages.service import make_sources
 
         make_sources(config)
+    for name in config.sinks:
+        from scheduler.transports.types import make_sink
+
+        make_sink(config, name)
     return f"{config.file or 'no configuration file'}: fine; kinds: {', '.join(kinds) or 'none'}"
 
 

@@ -1,4 +1,4 @@
-"""MessageService: what a daemon runs for its sources, and its door."""
+"""MessageService: what a daemon runs for its sources, its sinks and its door."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from scheduler.app import Scheduler
 from scheduler.config.model import Config
 from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.messages.intake import Intake
+from scheduler.messages.outbox import Publisher, sink_kinds
 from scheduler.messages.receiver import Receiver
 from scheduler.messages.unreadable import UnreadableMessage
 from scheduler.store import inbox
@@ -67,6 +68,10 @@ class MessageService:
         if sources:
             UnreadableMessage.intakes = rereading
             jobs.register(UnreadableMessage)
+        self.publishers: dict[str, Publisher] = {}
+        for name, (publisher, kind) in sink_kinds(config, jobs.database).items():
+            self.publishers[name] = publisher
+            jobs.register(kind)
         self.door = self._make_door(config, pushed)
 
     def _make_door(self, config: Config, pushed: Mapping[str, tuple[PushSource, Intake]]) -> object:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from scheduler.model import state as st
+from scheduler.model.spec import TaskSpec
 
 
 class AttemptEnd(StrEnum):
@@ -72,6 +73,7 @@ class Outcome(NamedTuple):
     run_at: int | None = None
     refund: int = 0
     log: str | None = None
+    publish: TaskSpec | None = None  # the message that tells of a success, stored with it
 
 
 class OutcomeColumns(NamedTuple):
@@ -90,6 +92,7 @@ class OutcomeColumns(NamedTuple):
     run_at: tuple[int | None, ...]
     refunds: tuple[int, ...]
     logs: tuple[str | None, ...]
+    publish: tuple[TaskSpec | None, ...]
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> OutcomeColumns:

@@ -27,7 +27,7 @@ import msgspec
 from scheduler.errors import ConfigError
 from scheduler.model.handlers import check_function, check_run
 from scheduler.model.limits import Limits, parse_limits
-from scheduler.model.names import check_name
+from scheduler.model.names import check_name, is_name
 from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.retry import MAX_COUNT, RetryPolicy
 from scheduler.model.times import span_us
@@ -81,6 +81,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     determinism: str = "report"
     schema_version: int = 1
     limits: Limits | None = None
+    on_success: str | None = None
 
 
 class OptionArgs(TypedDict, total=False):
@@ -105,6 +106,7 @@ class OptionArgs(TypedDict, total=False):
     determinism: Literal["report", "strict"]
     schema_version: int
     limits: dict[str, Any] | None
+    on_success: str | None
 
 
 OPTION_NAMES = frozenset(OptionArgs.__annotations__)
@@ -165,6 +167,11 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
         if done.get("isolation") != "process":
             raise ConfigError('limits hold in a child process only; add isolation="process"')
         done["limits"] = parse_limits(args["limits"])
+    if args.get("on_success") is not None:
+        sink = args["on_success"]
+        if not isinstance(sink, str) or not sink.startswith("sinks.") or not is_name(sink):
+            raise ConfigError(f'on_success must name a sink, such as "sinks.shop", not {sink!r}')
+        done["on_success"] = sink
     done["dead_letter"] = bool(args.get("dead_letter", True))
     rule = args.get("concurrency_key")
     if rule is not None and not isinstance(rule, str) and not callable(rule):

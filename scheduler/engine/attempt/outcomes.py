@@ -21,10 +21,13 @@ from scheduler.errors import (
     TaskTimeout,
 )
 from scheduler.model import state as st
+from scheduler.model.envelope import idempotency_key
 from scheduler.model.fingerprint import describe, traceback_text
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
+from scheduler.model.outgoing import success_spec
 from scheduler.model.registry import encode_json
 from scheduler.model.retry import RetryPolicy
+from scheduler.model.spec import TaskSpec
 from scheduler.model.texts import counted
 from scheduler.model.times import span_us
 from scheduler.ports import SECOND
@@ -107,8 +110,25 @@ def success(attempt: Attempt, runtime: Runtime, text: str | None) -> Outcome:
         None,
         0,
         log_text,
+        None if attempt.kind.options.on_success is None else _message_of(attempt, text, now),
     )
     return _new(Outcome, columns)
+
+
+def _message_of(attempt: Attempt, text: str | None, now: int) -> TaskSpec:
+    """What is published of a success."""
+    c, sink = attempt.claimed, attempt.kind.options.on_success
+    assert sink is not None
+    fields = {
+        "message_type": c.message_type or c.kind,
+        "schema_version": c.schema_version,
+        "correlation_id": c.correlation or str(c.id),
+        "causation_id": str(c.id),
+        "subject": c.subject,
+        "sequence": c.sequence,
+    }
+    key = f"{c.kind}:{idempotency_key(c.key, c.original_id, c.id, c.epoch)}"
+    return success_spec(sink, key[:255], fields, text, c.id, now)
 
 
 def outcome_of_error(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypedDict, Unpack, overload
 
 import msgspec
 
@@ -31,6 +31,20 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 2000  # characters kept of a progress message
 P = ParamSpec("P")
+
+
+class PublishArgs(TypedDict, total=False):
+    """What ``ctx.publish()`` takes beside the sink and the payload."""
+
+    key: str | None
+    message_type: str | None
+    subject: str | None
+    group: str | None
+    sequence: int | None
+    payload_ref: str | None
+    headers: Mapping[str, Any] | None
+    schema_version: int
+    delay: float | timedelta
 
 
 class _ContextBase(Generic[App_co]):
@@ -288,6 +302,18 @@ class Context(_ContextBase[App_co]):
 
         return TransactionBlock(self._durable)
 
+    def publish(self, sink: str, payload: Any = None, **options: Unpack[PublishArgs]) -> TaskId[Any]:
+        """Store a message to ``[sinks.NAME]`` within ``with ctx.transaction():``; it goes out if that commits.
+
+        ``payload``: any JSON value, up to 128 KiB; the other arguments are those of ``jobs.publish()``. Without a
+        ``key`` the message gets one that is the same when the handler runs again. Raises ConfigError outside of
+        a transaction; PayloadError.
+        """
+        from scheduler.engine.execution import publishing
+
+        given, transaction = publishing.options(**options), publishing.opened(self._attempt)
+        return publishing.publish(transaction, self._attempt, self._runtime.now(), sink, payload, given)
+
     def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
         """Run ``function(*args)`` in a child process; returns its value or raises its error.
 
@@ -422,6 +448,16 @@ class AsyncContext(_ContextBase[App_co]):
         from scheduler.engine.execution.transaction import AsyncTransactionBlock
 
         return AsyncTransactionBlock(self._durable)
+
+    async def publish(self, sink: str, payload: Any = None, **options: Unpack[PublishArgs]) -> TaskId[Any]:
+        """Store a message within ``async with ctx.transaction():``. See :class:`Context`."""
+        from scheduler.engine.execution import publishing
+
+        given, transaction = publishing.options(**options), publishing.opened(self._attempt)
+        made: TaskId[Any] = await transaction.run(
+            publishing.publish, self._attempt, self._runtime.now(), sink, payload, given
+        )
+        return made
 
     async def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
         """Run ``function(*args)`` in a child process; see :meth:`Context.cpu`."""

@@ -65,6 +65,7 @@ class _Scope:
         self._span.__enter__()
 
     def leave(self) -> None:
+        self.attempt.transaction = None
         if self._token is not None:
             current_scope.reset(self._token)
             self._span.__exit__(*sys.exc_info())
@@ -157,7 +158,8 @@ class TransactionBlock(_Scope):
     def __enter__(self) -> Transaction:
         self.enter()
         try:
-            return self.open()
+            made = self.attempt.transaction = self.open()
+            return made
         except BaseException:
             self.leave()
             raise
@@ -219,7 +221,9 @@ class AsyncTransactionBlock(_Scope):
         self.enter()
         self._activity.enter_context(active(self.attempt))
         try:
-            return AsyncTransaction(await run_in_thread_of(self._thread, self.open), self._thread)
+            made = AsyncTransaction(await run_in_thread_of(self._thread, self.open), self._thread)
+            self.attempt.transaction = made
+            return made
         except BaseException:
             if self.transaction is not None:
                 self.transaction.give_up()

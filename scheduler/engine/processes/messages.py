@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from scheduler.engine.child.protocol import FrameDecoder
 from scheduler.model.outcome import Outcome
+from scheduler.model.outgoing import OUTBOX, PREFIX
 from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER
 from scheduler.telemetry.notes import SpanNote
@@ -126,6 +127,9 @@ def checked(outcome: Outcome, claimed: Any) -> Outcome:
     texts = (outcome.result, outcome.log, *((failure.text, failure.error_class) if failure is not None else ()))
     if outcome.refund not in (0, 1) or any(text is not None and "\0" in text for text in texts):
         raise GarbledError("it reported an end that cannot be stored")
+    told = outcome.publish
+    if told is not None and (told.queue != OUTBOX or not told.kind.startswith(PREFIX) or told.edges):
+        raise GarbledError("it reported an end with something else than a message to a sink")
     return outcome
 
 

@@ -14,6 +14,7 @@ from scheduler.store.durable import waits
 from scheduler.store.graph import debug_log
 from scheduler.store.graph.release import release
 from scheduler.store.tasks import attempts
+from scheduler.store.tasks.enqueue import enqueue
 from scheduler.store.tasks.outcome_locks import lock_ends
 from scheduler.store.tasks.outcome_rows import USUAL_LIVES, complete_unlocked, write
 from scheduler.store.tasks.ready_children import ReadyChildren, release_and_collect
@@ -93,6 +94,9 @@ def finish(
         ready += waits.tasks_ended(tx, [i for i in wrote.ended if i not in released])
     if wrote.ended and debug_log.wanted():
         debug_log.released(tx, wrote.ended, ready_children.ids() if ready_children is not None else ())
+    if any(ends.publish):
+        told = [o.publish for o in wrote.accepted if o.publish and wrote.ended.get(o.task_id) is TaskState.SUCCESS]
+        ready += len(enqueue(tx, told, ours=False))
     overridden: dict[int, AttemptEnd] = {}
     if wrote.overridden:
         apply_deferred(tx, wrote.overridden)

@@ -1,0 +1,93 @@
+"""``jobs.publish``: messages to sinks, committed with the caller's own rows if wanted."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from scheduler.client.submitter import TaskSubmitter
+from scheduler.client.threads import in_thread
+from scheduler.model.outgoing import outgoing_spec
+from scheduler.model.running import inherit
+from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.model.times import span_us
+from scheduler.store import outbox
+from scheduler.store.db.notifier import notify_after_commit
+from scheduler.store.db.tx import Tx
+from scheduler.store.tasks.enqueue import callers_connection
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from sqlalchemy.orm import Session
+
+
+class PublishOperations:
+    """The part of the Scheduler that publishes. Needs ``submitter`` and ``threads``."""
+
+    @property
+    def submitter(self) -> TaskSubmitter:
+        raise NotImplementedError
+
+    def publish(
+        self,
+        sink: str,
+        payload: Any = None,
+        *,
+        key: str | None = None,
+        message_type: str | None = None,
+        subject: str | None = None,
+        group: str | None = None,
+        correlation: str | None = None,
+        causation: str | None = None,
+        sequence: int | None = None,
+        payload_ref: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        schema_version: int = 1,
+        delay: float | timedelta = 0,
+        connection: sa.Connection | Session | None = None,
+    ) -> TaskId[Any]:
+        """Store a message to ``[sinks.NAME]``; a daemon that has the sink publishes it, at least once.
+
+        ``payload``: any JSON value, up to 128 KiB; or ``payload_ref``, where it is. ``key``: by which its receiver
+        knows it again; a message of this key that is stored already keeps this one out. ``group``: messages of one
+        group go out one after the other. ``delay``: seconds or timedelta. ``connection``: the caller's own; the
+        message goes out if that commits. Returns the id of the task that stands for the message: it is retried, is a
+        dead letter in the end, and can be replayed as any other. Raises PayloadError, ConfigError,
+        StoreUnavailableError.
+        """
+        caller = self.submitter
+        own = TaskSpec(kind="", payload="", lane="", correlation=correlation, causation=causation)
+        inherit(own)
+        fields = {
+            **(headers or {}),
+            "message_type": message_type,
+            "schema_version": schema_version,
+            "subject": subject,
+            "correlation_id": own.correlation,
+            "causation_id": own.causation,
+            "sequence": sequence,
+            "payload_ref": payload_ref,
+            "payload_inline": payload,
+        }
+        spec = outgoing_spec(
+            sink,
+            key or secrets.token_hex(16),
+            fields,
+            now=caller.database.now(),
+            group=group,
+            delay=span_us(delay, "delay"),
+            keyed=key is not None,
+        )
+        if connection is None:
+            made = caller.database.change(lambda tx: outbox.put(tx, [spec], [group], ours=True))
+            caller.notify()
+        else:
+            theirs = callers_connection(connection)
+            caller.database.open()
+            made = outbox.put(Tx(theirs, caller.database.now()), [spec], [group], ours=False)
+            notify_after_commit(theirs, caller.notify)
+        return made[0]
+
+    publish_async = in_thread(publish)

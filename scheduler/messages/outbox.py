@@ -1,0 +1,160 @@
+"""The kinds of sinks: each message that goes out is a task, and tasks that run at the same time share a batch."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from scheduler.config.messages import Sink as Settings
+from scheduler.config.model import Config
+from scheduler.config.scheduler_options import task_settings
+from scheduler.engine.execution.context import AsyncContext
+from scheduler.errors import ConfigError, PermanentError, Retry
+from scheduler.messages.packing import pack, too_large
+from scheduler.model.outgoing import OUTBOX, sink_kind
+from scheduler.model.retry import RetryPolicy
+from scheduler.model.task import Task
+from scheduler.ports import FAILPOINTS
+from scheduler.store import outbox
+from scheduler.store.db.database import Database
+from scheduler.tasks.files.blob_store import BlobStore
+from scheduler.transports.envelope import EnvelopeError, Message, encode, from_fields
+from scheduler.transports.ports import Outgoing, Published, Refused, Sink, TransportError
+from scheduler.transports.types import make_sink
+
+POINTER = "blob:"  # begins the URI of a payload that is a blob of [files]
+_Waiting = tuple[Outgoing, "Future[Published | Refused]"]
+
+
+class Publisher:
+    """A thread that publishes what waits, in batches, to one sink. It starts with the first message."""
+
+    def __init__(self, name: str, sink: Sink, settings: Settings) -> None:
+        self.sink = sink
+        self._name = name
+        self._settings = settings
+        self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, one: Outgoing) -> Future[Published | Refused]:
+        """What the transport says of a message, once it has; TransportError if it is away."""
+        done: Future[Published | Refused] = Future()
+        self._waiting.put((one, done))
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"schedd-sink-{self._name}", daemon=True)
+                self._thread.start()
+        return done
+
+    def _run(self) -> None:
+        while True:
+            found = [self._waiting.get()]
+            while len(found) < self._settings.batch:
+                try:
+                    found.append(self._waiting.get_nowait())
+                except queue.Empty:
+                    break
+            waiting = {id(one): done for one, done in found}
+            for batch in pack([one for one, _ in found], self.sink.limits, self._settings.batch):
+                self._publish(batch, waiting)
+
+    def _publish(self, batch: Sequence[Outgoing], waiting: Mapping[int, Future[Published | Refused]]) -> None:
+        try:
+            FAILPOINTS.hit("outbox.publishing")
+            answers = self.sink.publish(batch)
+            FAILPOINTS.hit("outbox.published")
+            for one, answer in zip(batch, answers, strict=True):
+                _resolve(waiting[id(one)], answer)
+        except Exception as error:
+            for one in batch:
+                done = waiting[id(one)]
+                if not done.done():
+                    done.set_exception(error)
+
+
+def _resolve(done: Future[Published | Refused], answer: Published | Refused) -> None:
+    if not done.done():  # its task may have been cancelled
+        done.set_result(answer)
+
+
+def make_kind(name: str, settings: Settings, publisher: Publisher, database: Database, blobs: BlobStore | None) -> Any:
+    """The task type of a sink."""
+    waits = RetryPolicy(min_wait=settings.min_wait, max_wait=settings.max_wait, max_attempts=settings.max_attempts)
+    limits = publisher.sink.limits
+
+    class PublishTask(Task, kind=sink_kind(name), queue=OUTBOX):
+        """Publishes one message."""
+
+        key: str
+        message: dict[str, Any]
+        group: str | None = None
+        result_of: int | None = None
+
+        async def run(self, ctx: AsyncContext) -> dict[str, Any]:
+            outgoing = await asyncio.to_thread(self.outgoing)
+            try:
+                answer = await asyncio.wait_for(asyncio.wrap_future(publisher.put(outgoing)), settings.timeout)
+            except TransportError as error:
+                answer = Refused(self.key, str(error), after=error.after)
+            except TimeoutError:
+                answer = Refused(self.key, f"no answer within {settings.timeout:g} s")
+            if isinstance(answer, Published):
+                return {"message_id": answer.message_id, "duplicate": answer.duplicate}
+            if answer.final:
+                raise PermanentError(answer.reason)
+            if ctx.attempt >= settings.max_attempts:
+                raise PermanentError(f"{answer.reason}; tried {ctx.attempt} times")
+            own = waits.wait_us(ctx.attempt, 0.0) / 1e6
+            raise Retry(after=max(own, answer.after or 0.0), reason=answer.reason)
+
+        def outgoing(self) -> Outgoing:
+            """The message as it goes out; over the transport's limit with a pointer in place of its payload."""
+            fields = dict(self.message)
+            if self.result_of is not None:
+                with database.read() as tx:
+                    text = outbox.result_of(tx, self.result_of)
+                if text is None:
+                    raise PermanentError(f"the result of task {self.result_of} is gone, which was to be the payload")
+                fields["payload_inline"] = msgspec.json.decode(text)
+            try:
+                message = from_fields(fields)
+            except EnvelopeError as error:
+                raise PermanentError(str(error)) from None
+            made = _made(self.key, message, self.group)
+            why = too_large(made, limits)
+            if why is None:
+                return made
+            if settings.large != "pointer" or blobs is None or message.payload_inline is None:
+                raise PermanentError(f'{why}: pass its data as payload_ref, or say large = "pointer" in [sinks.{name}]')
+            blob = blobs.put(msgspec.json.encode(message.payload_inline))
+            pointing = msgspec.structs.replace(message, payload_inline=None, payload_ref=POINTER + blob.file_id)
+            made = _made(self.key, pointing, self.group)
+            why = too_large(made, limits)
+            if why is not None:
+                raise PermanentError(f"{why}, even without its payload")
+            return made
+
+    return PublishTask
+
+
+def _made(key: str, message: Message, group: str | None) -> Outgoing:
+    return Outgoing(key=key, body=encode(message), message=message, group=group)
+
+
+def sink_kinds(config: Config, database: Database) -> dict[str, tuple[Publisher, Any]]:
+    """The publishers and task types of all sinks of a configuration, by name. Raises ConfigError."""
+    found: dict[str, tuple[Publisher, Any]] = {}
+    for name, settings in config.sinks.items():
+        if settings.large == "pointer" and config.files.blobs is None:
+            raise ConfigError(f'[sinks.{name}] large = "pointer" needs a place for payloads: set blobs in [files]')
+        blobs = None if config.files.blobs is None else BlobStore.from_settings(task_settings(config))
+        publisher = Publisher(name, make_sink(config, name), settings)
+        found[name] = publisher, make_kind(name, settings, publisher, database, blobs)
+    return found

@@ -1,0 +1,82 @@
+"""Messages that go out: each is a task of the kind of its sink, on a queue for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from scheduler.errors import ConfigError, PayloadError
+from scheduler.model.names import check_name
+from scheduler.model.registry import MAX_PAYLOAD
+from scheduler.model.spec import TaskSpec
+from scheduler.model.texts import rfc3339
+
+OUTBOX = "schedd.outbox"
+"""The queue of messages that go out."""
+
+PREFIX = "sinks."
+ROOM = 4096  # bytes of a task's payload that are kept for the envelope around a result
+
+
+def sink_kind(sink: str) -> str:
+    """The kind of the tasks of a sink, which may be given as ``shop`` or ``sinks.shop``. Raises ConfigError."""
+    if not isinstance(sink, str) or not sink.removeprefix(PREFIX):
+        raise ConfigError(f"a sink is named as in [sinks.NAME], not {sink!r:.80}")
+    return check_name("sink", PREFIX + sink.removeprefix(PREFIX))
+
+
+def outgoing_spec(
+    sink: str,
+    key: str,
+    message: Mapping[str, Any],
+    *,
+    now: int,
+    group: str | None = None,
+    delay: int = 0,
+    result_of: int | None = None,
+    keyed: bool = False,
+) -> TaskSpec:
+    """The task of a message: its envelope's fields, and ``key``, by which its receiver knows it again.
+
+    ``group``: messages of one group go out one after the other. ``result_of``: the task whose result is the payload,
+    if that is too long to be copied. ``keyed``: a message of this key that is stored already keeps this one out.
+    ``now``, ``delay``: microseconds. Raises PayloadError, ConfigError.
+    """
+    kind = sink_kind(sink)
+    given = {name: value for name, value in message.items() if value is not None}
+    fields = {"schema_version": 1, "created_at": rfc3339(now), **given, "idempotency_key": key}
+    payload = {"key": key, "message": fields, "group": group, "result_of": result_of}
+    try:
+        text = msgspec.json.encode({name: value for name, value in payload.items() if value is not None}).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise PayloadError(f"a message to {kind} is not JSON: {error}") from None
+    if len(text) > MAX_PAYLOAD:
+        raise PayloadError(
+            f"a message to {kind} is {len(text):,} bytes, over the limit of {MAX_PAYLOAD:,}; "
+            "store the data elsewhere and pass its place as payload_ref"
+        )
+    return TaskSpec(
+        kind=kind,
+        payload=text,
+        lane=kind,
+        queue=OUTBOX,
+        max_attempts=None,
+        delay=delay,
+        message_type=given.get("message_type"),
+        correlation=given.get("correlation_id"),
+        causation=given.get("causation_id"),
+        subject=given.get("subject") if group is None else group,
+        key=key if keyed else None,
+    )
+
+
+def success_spec(
+    sink: str, key: str, fields: Mapping[str, Any], result: str | None, task_id: int, now: int
+) -> TaskSpec:
+    """The message that tells of a task's success: its result is the payload."""
+    if result is not None and len(result) > MAX_PAYLOAD - ROOM:
+        return outgoing_spec(sink, key, fields, now=now, result_of=task_id)
+    payload = None if result is None else msgspec.Raw(result.encode())
+    return outgoing_spec(sink, key, {**fields, "payload_inline": payload}, now=now)

@@ -1,0 +1,290 @@
+"""Messages that go out: committed with what they tell of, at least once, in the order of their group."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as some
+
+from scheduler import AsyncContext, Context, PermanentError, Scheduler, Task
+from scheduler.config.messages import Sink
+from scheduler.config.model import Config, Files, Store
+from scheduler.errors import ConfigError, PayloadError
+from scheduler.messages.outbox import sink_kinds
+from scheduler.messages.packing import pack, too_large
+from scheduler.model.outgoing import OUTBOX
+from scheduler.testing import FakeClock, drain
+from scheduler.transports import types
+from scheduler.transports.ports import Limits, Outgoing, Refused
+from support.databases import Database
+from support.memory_queue import MemorySink, Settings
+
+
+class Told(Task, on_success="sinks.shop"):
+    name: str
+    size: int = 0
+
+    def run(self, ctx: Context) -> Any:
+        if self.name == "fail":
+            raise PermanentError("it failed")
+        return {"name": self.name, "more": "x" * self.size} if self.size else {"name": self.name}
+
+
+class ToldByChild(Task, isolation="process", on_success="sinks.shop"):
+    name: str
+
+    def run(self, ctx: Context) -> str:
+        return self.name
+
+
+class Telling(Task):
+    """Writes a row of its own and tells of it, in one transaction."""
+
+    fails: bool = False
+    within: bool = True
+
+    def run(self, ctx: Context) -> None:
+        if not self.within:
+            ctx.publish("shop", {"n": 0})
+        with ctx.transaction() as tx:
+            tx.execute(sa.text("INSERT INTO theirs (n) VALUES (1)"))
+            ctx.publish("shop", {"n": 1}, subject="order-1", message_type="order.taken")
+            ctx.publish("sinks.shop", {"n": 2}, key="my-own")
+            if self.fails:
+                raise PermanentError("rolled back")
+
+
+class TellingAsync(Task):
+    async def run(self, ctx: AsyncContext) -> None:
+        async with ctx.transaction():
+            await ctx.publish("shop", {"n": 3})
+
+
+class Rig:
+    def __init__(self, database: Database, sink: MemorySink, section: dict[str, Any]) -> None:
+        self.clock = FakeClock()
+        self.jobs = Scheduler.for_testing(url=database.url, clock=self.clock)
+        self.sink = sink
+        for task in (Told, Telling, TellingAsync):
+            self.jobs.register(task)
+        files = Files(blobs=section.pop("blobs", None))
+        self.config = Config(store=Store(url=database.url), files=files, sinks={"shop": Sink(type="memory", **section)})
+        for _, kind in sink_kinds(self.config, self.jobs.database).values():
+            self.jobs.register(kind)
+
+    def sent(self) -> list[dict[str, Any]]:
+        drain(self.jobs)
+        return [msgspec.json.decode(one.body) for one in self.sink.published]
+
+    def waiting(self) -> int:
+        return len([one for one in self.jobs.list_tasks(queue=OUTBOX) if not one.state.terminal])
+
+
+Make = Callable[..., Rig]
+
+
+@pytest.fixture
+def make(database: Database, monkeypatch: pytest.MonkeyPatch) -> Make:
+    def made(limits: Limits | None = None, **section: Any) -> Rig:
+        sink = MemorySink(limits)
+
+        class Factory:
+            Settings = Settings
+
+            def __new__(cls, _name: str, _settings: Any) -> Any:
+                return sink
+
+        monkeypatch.setattr(types, "find", lambda _group, _type: Factory)
+        return Rig(database, sink, section)
+
+    return made
+
+
+def test_a_success_is_told_with_its_result(make: Make) -> None:
+    rig = make()
+    made = rig.jobs.task(Told("a")).key("k").subject("s").correlation("c").schedule()
+    (message,) = rig.sent()
+    del message["created_at"]
+    assert message == {
+        "schema_version": 1, "message_type": "Told", "correlation_id": "c", "causation_id": str(int(made)),
+        "idempotency_key": "Told:k", "subject": "s", "payload_inline": {"name": "a"},
+    }  # fmt: skip
+    assert rig.waiting() == 0
+
+
+def test_a_success_in_a_child_process_is_told(make: Make, database: Database) -> None:
+    rig = make()
+    jobs = Scheduler(database.url, processes=1)
+    jobs.register(ToldByChild)
+    with jobs:
+        made = jobs.task(ToldByChild("c")).schedule()
+        assert jobs.result(made, timeout=60) == "c"
+    rig.clock.advance(10 * 365 * 86_400)  # it was stored by the real clock
+    assert [one["payload_inline"] for one in rig.sent()] == ["c"]
+
+
+def test_only_a_success_is_told(make: Make) -> None:
+    rig = make()
+    rig.jobs.task(Told("fail")).schedule()
+    rig.jobs.task(Told("b")).schedule()
+    assert [one["payload_inline"]["name"] for one in rig.sent()] == ["b"]
+
+
+def test_a_long_result_is_read_when_its_message_goes_out(make: Make) -> None:
+    rig = make(limits=Limits(max_size=400_000))
+    rig.jobs.task(Told("long", 200_000)).schedule()
+    assert len(rig.sent()[0]["payload_inline"]["more"]) == 200_000
+
+
+def test_a_message_is_committed_with_the_handlers_own_rows(make: Make) -> None:
+    rig = make()
+    with rig.jobs.database.write() as tx:
+        tx.run("CREATE TABLE theirs (n INTEGER)")
+    rig.jobs.task(Telling(fails=True)).schedule()
+    assert rig.sent() == []
+    made = rig.jobs.task(Telling()).schedule()
+    sent = rig.sent()
+    assert [(one["idempotency_key"], one["payload_inline"]["n"]) for one in sent] == [
+        (f"Telling:task-{int(made)}:sinks.shop:1", 1),
+        ("my-own", 2),
+    ]
+    assert (sent[0]["subject"], sent[0]["message_type"], sent[0]["causation_id"]) == (
+        "order-1",
+        "order.taken",
+        str(int(made)),
+    )
+    rig.jobs.task(TellingAsync()).schedule()
+    assert rig.sent()[-1]["payload_inline"] == {"n": 3}
+
+
+def test_outside_of_a_transaction_it_says_what_to_do(make: Make) -> None:
+    rig = make()
+    made = rig.jobs.task(Telling(within=False)).schedule()
+    drain(rig.jobs)
+    assert "belongs into `with ctx.transaction():`" in str(rig.jobs.get_last_error(made))
+
+
+def test_a_callers_connection_commits_or_rolls_back_a_message(make: Make) -> None:
+    rig = make()
+    engine = rig.jobs.database.open()
+    with engine.connect() as connection:
+        rig.jobs.publish("shop", {"n": 1}, connection=connection)
+        connection.rollback()
+        rig.jobs.publish("shop", {"n": 2}, connection=connection)
+        connection.commit()
+    assert [one["payload_inline"]["n"] for one in rig.sent()] == [2]
+
+
+def test_a_key_keeps_a_second_message_out(make: Make) -> None:
+    rig = make()
+    first = rig.jobs.publish("shop", {"n": 1}, key="k")
+    again = rig.jobs.publish("shop", {"n": 2}, key="k")
+    assert (int(first), again.created) == (int(again), False)
+    assert len(rig.sent()) == 1
+
+
+def test_a_refused_message_is_retried_and_its_group_waits_for_it(make: Make) -> None:
+    rig = make(min_wait=10, max_wait=10)
+    for n in range(3):
+        rig.jobs.publish("shop", n, key=f"k{n}", group="g")
+    rig.jobs.publish("shop", "other", key="k9", group="h")
+    rig.sink.refuse["k0"] = Refused("k0", "not now", after=60)
+    assert [one["payload_inline"] for one in rig.sent()] == ["other"]
+    rig.sink.refuse.clear()
+    rig.clock.advance(59)
+    assert len(rig.sent()) == 2, "what was refused is published now, but not yet due"
+    rig.clock.advance(2)
+    sent = [one["payload_inline"] for one in rig.sent()]
+    assert [one for one in sent if one != "other"][-3:] == [0, 1, 2]
+
+
+def test_a_final_refusal_and_the_last_attempt_are_dead_letters(make: Make) -> None:
+    rig = make(min_wait=1, max_wait=1, max_attempts=3)
+    final = rig.jobs.publish("shop", 1, key="final")
+    tried = rig.jobs.publish("shop", 2, key="tried")
+    rig.sink.refuse = {"final": Refused("final", "malformed", final=True), "tried": Refused("tried", "busy")}
+    for _ in range(4):
+        drain(rig.jobs)
+        rig.clock.advance(5)
+    assert [(t.state, t.attempt) for t in map(rig.jobs.get_task, (final, tried))] == [("dead", 1), ("dead", 3)]
+    assert rig.jobs.get_last_error(tried) == "PermanentError: busy; tried 3 times"
+    rig.sink.refuse = {}
+    rig.sink.batches = []
+    rig.jobs.dead_letters.replay(tried)
+    assert [one["idempotency_key"] for one in rig.sent()] == ["tried"]
+
+
+def test_while_the_transport_is_away_messages_wait(make: Make) -> None:
+    rig = make(min_wait=10, max_wait=10)
+    rig.sink.down = True
+    rig.jobs.publish("shop", 1)
+    drain(rig.jobs)
+    assert rig.waiting() == 1
+    rig.sink.down = False
+    rig.clock.advance(11)
+    assert len(rig.sent()) == 1
+
+
+def test_a_message_over_the_limit_is_refused_or_points_to_its_payload(make: Make, tmp_path: Any) -> None:
+    rig = make()
+    made = rig.jobs.publish("shop", "x" * 2000)
+    drain(rig.jobs)
+    assert "2,2" in str(rig.jobs.get_last_error(made))
+    assert 'large = "pointer"' in str(rig.jobs.get_last_error(made))
+    rig = make(large="pointer", blobs=str(tmp_path))
+    rig.jobs.publish("shop", "x" * 2000, key="large")
+    message = rig.sent()[-1]
+    assert "payload_inline" not in message
+    assert message["payload_ref"].startswith("blob:f1~")
+    with pytest.raises(ConfigError, match=r"set blobs in \[files\]"):
+        make(large="pointer")
+
+
+def test_what_is_no_message_is_refused_at_once(make: Make) -> None:
+    rig = make()
+    with pytest.raises(PayloadError, match="over the limit"):
+        rig.jobs.publish("shop", "x" * 140_000)
+    with pytest.raises(PayloadError, match="not JSON"):
+        rig.jobs.publish("shop", object())
+    with pytest.raises(ConfigError, match="a sink is named"):
+        rig.jobs.publish("", 1)
+    with pytest.raises(ConfigError, match="on_success must name a sink"):
+
+        class Wrong(Task, on_success="shop"):
+            def run(self, ctx: Context) -> None: ...
+
+
+def outgoing(sizes: list[int]) -> list[Outgoing]:
+    return [Outgoing(key=str(n), body=b"x" * size, message=None) for n, size in enumerate(sizes)]
+
+
+@given(
+    some.lists(some.integers(0, 140_000), max_size=300),
+    some.builds(
+        Limits,
+        max_size=some.sampled_from([None, 128_000, 1_000_000]),
+        max_batch=some.integers(1, 200),
+        max_batch_size=some.sampled_from([None, 256_000, 1_048_576]),
+        overhead=some.integers(0, 200),
+    ),
+    some.integers(1, 200),
+)
+def test_batches_keep_to_all_limits_with_headroom(sizes: list[int], limits: Limits, most: int) -> None:
+    taken = [one for one in outgoing(sizes) if too_large(one, limits) is None]
+    batches = list(pack(taken, limits, most))
+    assert [one for batch in batches for one in batch] == taken, "none is lost, and their order stays"
+    for batch in batches:
+        assert 0 < len(batch) <= min(most, limits.max_batch)
+        size = sum(one.size + limits.overhead for one in batch)
+        assert limits.max_batch_size is None or size <= limits.max_batch_size * 0.98
+        assert limits.max_size is None or all(one.size <= limits.max_size * 0.98 for one in batch)
+    for left, right in itertools.pairwise(batches):  # no batch is split without a need
+        more = sum(one.size + limits.overhead for one in [*left, right[0]])
+        full = len(left) == min(most, limits.max_batch)
+        assert full or (limits.max_batch_size is not None and more > int(limits.max_batch_size * 0.98))
