@@ -16,7 +16,7 @@ import os
 import struct
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -45,13 +45,17 @@ class Begun:
         self._map = mmap.mmap(self._fd, _SIZE)
         header = _boot()
         self._map[: len(header)] = header
-        self._next = itertools.count().__next__  # one step of the interpreter: threads note at the same time
+        entries = memoryview(self._map)[_HEADER:].cast("q")
+        number = itertools.count().__next__  # one step of the interpreter: threads note at the same time
+
+        def note(task_id: int, claim: int) -> None:
+            at = (number() & (_ENTRIES - 1)) * 2
+            entries[at] = task_id
+            entries[at + 1] = claim
+
+        self.note: Callable[[int, int], None] = note  # the handler of this claim begins; each handler calls it
         self._closer = weakref.finalize(self, _forget, self._fd, self.path)
         _sweep(self.path.parent)
-
-    def note(self, task_id: int, claim: int) -> None:
-        """The handler of this claim begins."""
-        _ENTRY.pack_into(self._map, _HEADER + (self._next() & (_ENTRIES - 1)) * _ENTRY.size, task_id, claim)
 
     def close(self) -> None:
         """Remove the file: the worker has ended in good order."""
