@@ -113,7 +113,7 @@ def timed(jobs: Scheduler, name: str, work: Callable[[Tx], Any], times: int = 40
 
 def main(url: str) -> None:
     """Fill the database and read it."""
-    jobs = Scheduler(url)
+    jobs = Scheduler(url, auto_migrate=True)
     for number in range(10):
         jobs.register(work, kind=f"Kind{number}")
     begin = time.perf_counter()

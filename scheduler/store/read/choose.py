@@ -137,7 +137,7 @@ def chosen_tasks(tx: Tx, wanted: TaskFilter, below: int | None, limit: int) -> t
     bound |= {"limit": limit, "cursor": _BIGGEST if below is None else below}
     codes = sorted({state.code for state in wanted.states}) or None
     narrow = any(value is not None for value in (wanted.key, wanted.subject, wanted.correlation))
-    page = page_of(tx, [where], codes, narrow=narrow)
+    page = page_of(tx, [where], codes, bound, narrow=narrow)
     rows = _read(tx, wanted, f"JOIN ({page}) p ON p.id = t.id", bound)
     return _fitting(wanted, rows), rows[-1][0] if len(rows) == limit else None
 

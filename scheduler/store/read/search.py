@@ -83,8 +83,8 @@ def search(
     ids: list[int] = []
     for_payload, at = _CHUNK if payload else limit + 1, top
     while True:
-        page = page_of(tx, conditions, codes, narrow=narrow)
-        rows = _rows(tx, page, bool(payload), {**bound, "limit": for_payload, "cursor": at})
+        given = {**bound, "limit": for_payload, "cursor": at}
+        rows = _rows(tx, page_of(tx, conditions, codes, given, narrow=narrow), bool(payload), given)
         ids += [row[0] for row in rows if not payload or all(_fits(term, row[1]) for term in payload)]
         if len(ids) > limit or len(rows) < for_payload:
             break

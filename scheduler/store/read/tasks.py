@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -42,7 +42,9 @@ __all__ = [
 ]
 
 _CREATED_SLACK = 600 * SECOND  # ids and creation times may be this much out of step
-_MAX_SORTED = 50_000  # up to so many tasks in the states asked for are sorted; of more, the newest are near at hand
+# Of the states asked for: up to so many tasks are sorted at once; of more, a page is looked for among the newest ids;
+# if it is not there, up to so many more are sorted.
+_FEW, _NEAR, _MAX_SORTED = 5_000, 30_000, 50_000
 _BIGGEST = 2**63 - 1
 
 
@@ -228,7 +230,7 @@ def list_tasks(
     codes = None if states is None else sorted({state.code for state in states})
     bound |= {"limit": limit + 1, "cursor": _BIGGEST if cursor is None else cursor}
     narrow = any(value is not None for value in (key, subject, correlation))
-    page = page_of(tx, conditions, codes, narrow=narrow)
+    page = page_of(tx, conditions, codes, bound, narrow=narrow)
     sql = f"SELECT {_NAMES} FROM schedd_tasks t JOIN ({page}) p ON p.id = t.id ORDER BY t.id DESC"
     rows = tx.run(sql, **bound).fetchall()
     shown = rows[:limit]
@@ -259,9 +261,10 @@ _GROUPS = (
 )
 
 
-def page_of(tx: Tx, conditions: list[str], codes: list[int] | None, *, narrow: bool) -> str:
+def page_of(tx: Tx, conditions: list[str], codes: list[int] | None, bound: Mapping[str, Any], *, narrow: bool) -> str:
     """The SELECT of a page's ids: down the primary key, or by an index where that would walk far for little.
 
+    ``bound``: its parameters, with ``limit`` and ``cursor``.
     ``id + 0`` keeps the planners from walking the primary key.
     """
     chosen: list[str] = []
@@ -272,7 +275,7 @@ def page_of(tx: Tx, conditions: list[str], codes: list[int] | None, *, narrow: b
     if narrow:
         where = " AND ".join([*conditions, "t.id + 0 < :cursor"])
         return f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id + 0 DESC LIMIT :limit"
-    if chosen and _are_rare(tx, chosen):
+    if chosen and _are_sorted(tx, chosen, conditions, bound):
         where = " AND ".join([*conditions, "t.id + 0 < :cursor"])
         found = " UNION ALL ".join(f"SELECT t.id FROM schedd_tasks t WHERE {c} AND {where}" for c in chosen)
         return f"SELECT f.id FROM ({found}) f ORDER BY f.id + 0 DESC LIMIT :limit"
@@ -280,12 +283,25 @@ def page_of(tx: Tx, conditions: list[str], codes: list[int] | None, *, narrow: b
     return f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id DESC LIMIT :limit"
 
 
-def _are_rare(tx: Tx, clauses: list[str]) -> bool:
+def _are_sorted(tx: Tx, chosen: list[str], conditions: list[str], bound: Mapping[str, Any]) -> bool:
+    """Whether the tasks in the states asked for are to be sorted, and not met on the way down the ids."""
+    if _are_fewer(tx, chosen, _FEW):
+        return True
+    newest = tx.run("SELECT max(id) FROM schedd_tasks WHERE id < :cursor", cursor=bound["cursor"]).scalar() or 0
+    where = " AND ".join([*conditions, "t.id < :cursor", "t.id > :near"])
+    page = f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id DESC LIMIT :limit"
+    met = tx.run(f"SELECT count(*) FROM ({page}) f", **bound, near=newest - _NEAR).scalar_one()
+    return bool(met < bound["limit"]) and _are_fewer(tx, chosen, _MAX_SORTED)
+
+
+def _are_fewer(tx: Tx, clauses: list[str], number: int) -> bool:
     seen = 0
     for clause in clauses:
-        some = f"SELECT 1 AS one FROM schedd_tasks t WHERE {clause} LIMIT {_MAX_SORTED}"
+        some = f"SELECT 1 AS one FROM schedd_tasks t WHERE {clause} LIMIT {number - seen}"
         seen += tx.run(f"SELECT count(*) FROM ({some}) f").scalar_one()
-    return seen < _MAX_SORTED
+        if seen >= number:
+            return False
+    return True
 
 
 def first_id(tx: Tx, since: int) -> int:
