@@ -57,6 +57,7 @@ class Server:
         settings = msgspec.structs.replace(config.console, listen=listen)
         store = config.store
         self.jobs = Scheduler(store.url, auto_migrate=store.auto_migrate)
+        self.jobs.database.application_name = "schedd-console"
         self.auth = make_auth(
             settings,
             self.jobs.database,

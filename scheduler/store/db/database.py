@@ -56,6 +56,7 @@ class Database:
         self.dialect: Dialect = dialect
         self.auto_migrate = auto_migrate if auto_migrate is not None else dialect.name == "sqlite"
         self.clock = clock
+        self.application_name = "schedd"  # in the server's list of sessions, of those made from now on
         self.server_clock = ServerClock()
         self.answered_at = 0.0  # when the server last answered a cycle (monotonic)
         self._wires: PgConnections | None = None
@@ -220,7 +221,12 @@ class Database:
         with self._alone_opening():
             if self._engine is None:
                 self.same.begin()
-                engine, self._wires = make_engine(self.url, _weakly(self.same.made), _weakly(self.same.check_file))
+                engine, self._wires = make_engine(
+                    self.url,
+                    _weakly(self.same.made),
+                    _weakly(self.same.check_file),
+                    application_name=self.application_name,
+                )
                 try:
                     migrate.ensure(engine, self.auto_migrate)
                     with engine.connect().execution_options(schedd_reads=True) as connection:

@@ -35,16 +35,22 @@ def _nothing(*_: object) -> None: ...
 
 
 def make_engine(
-    url: sa.URL, made: Callable[[Any], None] = _nothing, before: Callable[[], None] = _nothing
+    url: sa.URL,
+    made: Callable[[Any], None] = _nothing,
+    before: Callable[[], None] = _nothing,
+    *,
+    application_name: str = "schedd",
 ) -> tuple[sa.Engine, PgConnections | None]:
     """An engine without a connection yet, and the wires of one to a server.
 
     ``made`` is called with each new connection of the driver (to a server: in autocommit), ``before`` before one to a
-    file is made; what they raise, connecting does. Raises ConfigError, StoreUnavailableError.
+    file is made; what they raise, connecting does. ``application_name``: in the server's list of sessions.
+
+    Raises ConfigError, StoreUnavailableError.
     """
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url, made, before), None
-    engine = _postgresql_engine(url)
+    engine = _postgresql_engine(url, application_name)
     return engine, PgConnections(engine, made)
 
 
@@ -104,14 +110,14 @@ def server_arguments(url: sa.URL, application_name: str) -> dict[str, Any]:
     return {**found, **own, "application_name": application_name}
 
 
-def _postgresql_engine(url: sa.URL) -> sa.Engine:
+def _postgresql_engine(url: sa.URL, application_name: str) -> sa.Engine:
     try:
         engine = sa.create_engine(
             url,
             poolclass=FairPool,
             **_POOL["postgresql"],
             isolation_level="READ COMMITTED",
-            connect_args=server_arguments(url, "schedd"),
+            connect_args=server_arguments(url, application_name),
         )
     except ModuleNotFoundError as error:
         raise ConfigError(f"{url.drivername} needs a driver: pip install 'schedd[postgres]'") from error
