@@ -18,8 +18,8 @@ from scheduler.messages.outbox import Publisher, sink_kinds
 from scheduler.messages.receiver import Receiver
 from scheduler.messages.unreadable import UnreadableMessage
 from scheduler.store import inbox
-from scheduler.transports.ports import PushSource, Source
-from scheduler.transports.types import make_source
+from scheduler.transports.ports import Finding, PushSource, Sink, Source, TransportError
+from scheduler.transports.types import make_sink, make_source
 
 PURGE_EVERY = 3600.0  # seconds between removals of messages whose time is over
 STOP_WITHIN = 5.0  # seconds that a stop waits for all receivers
@@ -43,6 +43,26 @@ def make_sources(config: Config) -> dict[str, Source | PushSource]:
             if not source.auth.token and not source.auth.secret:
                 raise ConfigError(f"source {name} needs token or secret: who may post to it?")
     return found
+
+
+def check_source(config: Config, name: str) -> list[Finding]:
+    """What is found about a source by connecting to it; a failure is a finding, too. Raises ConfigError."""
+    source = make_sources(config)[name]
+    return _checked(source)
+
+
+def check_sink(config: Config, name: str) -> list[Finding]:
+    """What is found about a sink by connecting to it. Raises ConfigError."""
+    return _checked(make_sink(config, name))
+
+
+def _checked(end: Source | PushSource | Sink) -> list[Finding]:
+    try:
+        return list(end.check())
+    except TransportError as error:
+        return [Finding(False, str(error))]
+    finally:
+        end.close()
 
 
 class MessageService:

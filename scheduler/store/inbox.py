@@ -343,3 +343,24 @@ def records(
         limit=limit,
     )
     return [InboxRecord._make([*row[:7], InboxState.from_code(row[7]), *row[8:]]) for row in rows]
+
+
+class InboxCounts(NamedTuple):
+    """How many messages of a source are in a state that is not over, and when the last one came."""
+
+    open: int
+    held: int
+    dead: int
+    last_at: int | None
+
+
+def counts(tx: Tx, source: str) -> InboxCounts:
+    """The counts of one source."""
+    row = tx.run(
+        f"SELECT coalesce(sum(CASE WHEN verdict = {codes.OPEN} THEN 1 ELSE 0 END), 0), "
+        f"coalesce(sum(CASE WHEN verdict = {codes.HELD} THEN 1 ELSE 0 END), 0), "
+        f"coalesce(sum(CASE WHEN verdict = {codes.DEAD} THEN 1 ELSE 0 END), 0), max(last_at) "
+        "FROM schedd_inbox WHERE source = :source",
+        source=source,
+    ).one()
+    return InboxCounts(int(row[0]), int(row[1]), int(row[2]), row[3])

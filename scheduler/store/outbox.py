@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from scheduler.model import state as st
-from scheduler.model.outgoing import OUTBOX
+from scheduler.model.outgoing import OUTBOX, PREFIX
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
-from scheduler.model.state import Otherwise, When
+from scheduler.model.state import Otherwise, TaskState, When
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.enqueue import enqueue, hold_writes
 
@@ -65,3 +66,71 @@ def result_of(tx: Tx, task_id: int) -> str | None:
         "SELECT v.value FROM schedd_task_values v WHERE v.task_id = :id AND v.name = 'result'", id=task_id
     ).first()
     return None if row is None else str(row.value)
+
+
+class OutboxCounts(NamedTuple):
+    """How many messages of a sink wait, wait for another try, and are dead letters."""
+
+    waiting: int
+    retrying: int
+    dead: int
+
+
+def counts(tx: Tx, kind: str) -> OutboxCounts:
+    """The counts of one sink."""
+    found = {
+        row.state: row.number
+        for row in tx.run(
+            f"SELECT t.state, count(*) AS number FROM schedd_tasks t WHERE t.queue = '{OUTBOX}' AND t.kind = :kind "
+            "GROUP BY t.state",
+            kind=kind,
+        )
+    }
+    waiting = sum(found.get(state, 0) for state in range(st.FIRST_TERMINAL) if state != st.RETRY)
+    return OutboxCounts(waiting, found.get(st.RETRY, 0), found.get(st.DEAD, 0))
+
+
+class OutboxRecord(NamedTuple):
+    """One message that goes out, as people read it. Times are microseconds."""
+
+    id: int
+    sink: str
+    key: str | None
+    state: str
+    attempt: int
+    due: int
+    created_at: int
+    group: str | None
+    error: str | None
+
+
+def records(tx: Tx, kind: str | None, *, published: bool = False, limit: int = 50) -> list[OutboxRecord]:
+    """Messages to a sink, or to all, newest first; ``published``: also those that have gone out."""
+    more = "" if kind is None else "AND t.kind = :kind "
+    more += "" if published else f"AND t.state NOT IN ({st.SUCCESS}, {st.CANCELLED}, {st.SKIPPED}) "
+    rows = tx.run(
+        "SELECT t.id, t.kind, coalesce(t.payload, v.value) AS payload, t.state, t.attempt, t.run_at, t.created_at, "
+        "t.error FROM schedd_tasks t LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'payload' "
+        f"WHERE t.queue = '{OUTBOX}' {more}ORDER BY t.id DESC LIMIT :limit",
+        limit=limit,
+        **({} if kind is None else {"kind": kind}),
+    )
+    found = []
+    for row in rows:
+        fields = _fields(row.payload)
+        state = TaskState.from_code(row.state).value
+        found.append(
+            OutboxRecord(
+                *(row.id, row.kind.removeprefix(PREFIX), fields.get("key"), state, row.attempt, row.run_at),
+                *(row.created_at, fields.get("group"), row.error),
+            )
+        )
+    return found
+
+
+def _fields(payload: str | None) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(payload or "{}")
+    except msgspec.MsgspecError:
+        return {}
+    return found if isinstance(found, dict) else {}

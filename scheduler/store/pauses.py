@@ -74,6 +74,12 @@ def of_source(tx: Tx, name: str) -> Pause | None:
     return None if row is None else Pause(*row)
 
 
+def of_kind(tx: Tx, name: str) -> Pause | None:
+    """The pause of a kind by its name."""
+    row = tx.run(f"{_ROW} WHERE scope = :scope AND name = :name", scope=KIND, name=name).first()
+    return None if row is None else Pause(*row)
+
+
 def of_task(tx: Tx, queue: str, kind: str) -> Pause | None:
     """The pause that keeps tasks of this kind in this queue from being claimed: the widest, if there are several."""
     row = tx.run(

@@ -53,6 +53,10 @@ GIVEN = {
     "worker restart": ["1"],
     "alerts silence": ["a", "--for", "1h"],
     "alerts unsilence": ["1"],
+    "sources pause": ["a"],
+    "sources resume": ["a"],
+    "sinks pause": ["a"],
+    "sinks resume": ["a"],
 }
 
 

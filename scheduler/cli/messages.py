@@ -1,0 +1,263 @@
+"""``schedctl sources``, ``sinks``, ``inbox``, ``outbox``: messages in and out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler.cli import exits
+from scheduler.cli.group import Group
+from scheduler.cli.options import Number, acts, common
+from scheduler.cli.output import print_rows, time
+from scheduler.cli.session import Session, note, prints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from scheduler.store.db.tx import Tx
+    from scheduler.transports.ports import Finding
+
+_SOURCE_FIELDS = ("source", "type", "kind", "ack", "paused", "open", "held", "dead", "last_at")
+_SINK_FIELDS = ("sink", "type", "paused", "waiting", "retrying", "dead")
+_CHECK_FIELDS = ("name", "type", "ok", "found")
+_CHANGE_FIELDS = ("name", "paused", "changed")
+_INBOX_FIELDS = (
+    *("source", "key", "state", "task", "deliveries", "first_at", "last_at", "message_id", "subject", "sequence"),
+    *("error", "expires_at"),
+)
+_INBOX_COLUMNS = ("source", "key", "state", "task", "deliveries", "last_at", "error")
+_OUTBOX_FIELDS = ("id", "sink", "key", "state", "attempt", "due", "created_at", "group", "error")
+_STATES = ("open", "done", "dead", "held", "late")
+
+
+@click.group(name="sources", cls=Group)
+def sources_command() -> None:
+    """Where messages come from."""
+
+
+@sources_command.command(name="list")
+@common
+@prints(_SOURCE_FIELDS)
+def list_sources(session: Session, /) -> None:
+    """The sources of the configuration, whether they are paused, and what has come.
+
+    OPEN: messages that the end of their task settles. HELD: those that wait for messages before them. DEAD: those that
+    could become no task.
+    """
+    from scheduler.store import inbox, pauses
+
+    rows = []
+    with session.existing().read() as tx:
+        for name, section in session.config.sources.items():
+            counts = inbox.counts(tx, name)
+            kind = section.kind or ", ".join(section.kinds) or None
+            row: dict[str, Any] = {"source": name, "type": section.type, "kind": kind, "ack": section.ack}
+            row |= {"paused": pauses.of_source(tx, name) is not None, "last_at": time(counts.last_at)}
+            rows.append(row | {"open": counts.open, "held": counts.held, "dead": counts.dead})
+    print_rows(session, rows)
+    if not rows:
+        note("there is no source: write one as [sources.NAME]")
+
+
+@sources_command.command(name="check")
+@click.argument("names", metavar="[SOURCE]…", nargs=-1)
+@common
+@prints(_CHECK_FIELDS)
+def check_sources(session: Session, /, names: tuple[str, ...]) -> int:
+    """Connect to these sources, or to all of them; status 1 if one is not as it should be.
+
+    Done by this command itself, without a daemon; receives nothing.
+    """
+    from scheduler.messages.service import check_source
+
+    return _check(session, session.config.sources, names, "source", lambda name: check_source(session.config, name))
+
+
+@sources_command.command(name="pause")
+@click.argument("names", metavar="SOURCE…", nargs=-1, required=True)
+@acts
+@common
+@prints(_CHANGE_FIELDS)
+def pause_sources(session: Session, /, names: tuple[str, ...]) -> None:
+    """Receive nothing from these sources, on the whole fleet within a second or two. Their tasks go on."""
+    from scheduler.model.pauses import SOURCE
+    from scheduler.store.pauses import pause
+
+    _change(session, session.config.sources, names, "source", lambda tx, name: pause(tx, SOURCE, name), True)
+
+
+@sources_command.command(name="resume")
+@click.argument("names", metavar="SOURCE…", nargs=-1, required=True)
+@acts
+@common
+@prints(_CHANGE_FIELDS)
+def resume_sources(session: Session, /, names: tuple[str, ...]) -> None:
+    """Receive from these sources again."""
+    from scheduler.model.pauses import SOURCE
+    from scheduler.store.pauses import resume
+
+    _change(session, session.config.sources, names, "source", lambda tx, name: resume(tx, SOURCE, name), False)
+
+
+@click.group(name="sinks", cls=Group)
+def sinks_command() -> None:
+    """Where messages go."""
+
+
+@sinks_command.command(name="list")
+@common
+@prints(_SINK_FIELDS)
+def list_sinks(session: Session, /) -> None:
+    """The sinks of the configuration, whether they are paused, and what waits for them."""
+    from scheduler.model.outgoing import sink_kind
+    from scheduler.store import outbox, pauses
+
+    rows = []
+    with session.existing().read() as tx:
+        for name, section in session.config.sinks.items():
+            kind = sink_kind(name)
+            counts = outbox.counts(tx, kind)
+            paused = pauses.of_kind(tx, kind) is not None
+            rows.append({"sink": name, "type": section.type, "paused": paused, **counts._asdict()})
+    print_rows(session, rows)
+    if not rows:
+        note("there is no sink: write one as [sinks.NAME]")
+
+
+@sinks_command.command(name="check")
+@click.argument("names", metavar="[SINK]…", nargs=-1)
+@common
+@prints(_CHECK_FIELDS)
+def check_sinks(session: Session, /, names: tuple[str, ...]) -> int:
+    """Connect to these sinks, or to all of them; status 1 if one is not as it should be. Publishes nothing."""
+    from scheduler.messages.service import check_sink
+
+    return _check(session, session.config.sinks, names, "sink", lambda name: check_sink(session.config, name))
+
+
+@sinks_command.command(name="pause")
+@click.argument("names", metavar="SINK…", nargs=-1, required=True)
+@acts
+@common
+@prints(_CHANGE_FIELDS)
+def pause_sinks(session: Session, /, names: tuple[str, ...]) -> None:
+    """Publish nothing to these sinks; messages wait in the store. The same as `pause --kind sinks.SINK`."""
+    from scheduler.model.outgoing import sink_kind
+    from scheduler.model.pauses import KIND
+    from scheduler.store.pauses import pause
+
+    _change(session, session.config.sinks, names, "sink", lambda tx, name: pause(tx, KIND, sink_kind(name)), True)
+
+
+@sinks_command.command(name="resume")
+@click.argument("names", metavar="SINK…", nargs=-1, required=True)
+@acts
+@common
+@prints(_CHANGE_FIELDS)
+def resume_sinks(session: Session, /, names: tuple[str, ...]) -> None:
+    """Publish to these sinks again."""
+    from scheduler.model.outgoing import sink_kind
+    from scheduler.model.pauses import KIND
+    from scheduler.store.pauses import resume
+
+    _change(session, session.config.sinks, names, "sink", lambda tx, name: resume(tx, KIND, sink_kind(name)), False)
+
+
+@click.group(name="inbox", cls=Group)
+def inbox_command() -> None:
+    """Messages that have come."""
+
+
+@inbox_command.command(name="list")
+@click.option("--source", metavar="S", help="Of this source.")
+@click.option("--state", type=click.Choice(_STATES), help="In this state.")
+@click.option("--key", metavar="K", help="With this idempotency key.")
+@click.option("--task", "task_id", type=Number(1, 2**62), metavar="ID", help="That became this task.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@common
+@prints(_INBOX_FIELDS)
+def list_inbox(
+    session: Session, /, source: str | None, state: str | None, key: str | None, task_id: int | None, limit: int
+) -> None:
+    """Messages that have come, those that came last first."""
+    from scheduler.model.inbox import InboxState
+    from scheduler.store import inbox
+
+    wanted = None if state is None else InboxState(state)
+    with session.existing().read() as tx:
+        found = inbox.records(tx, source=source, state=wanted, key=key, task_id=task_id, limit=limit)
+    rows = []
+    for one in found:
+        row: dict[str, Any] = {**one._asdict(), "state": one.state.value, "task": one.task_id}
+        del row["task_id"]
+        rows.append(row | {name: time(row[name]) for name in ("first_at", "last_at", "expires_at")})
+    print_rows(session, rows, _INBOX_COLUMNS)
+
+
+@click.group(name="outbox", cls=Group)
+def outbox_command() -> None:
+    """Messages that go out."""
+
+
+@outbox_command.command(name="list")
+@click.option("--sink", metavar="S", help="To this sink.")
+@click.option("--all", "everything", is_flag=True, help="Also those that have been published.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@common
+@prints(_OUTBOX_FIELDS)
+def list_outbox(session: Session, /, sink: str | None, everything: bool, limit: int) -> None:
+    """Messages that are to go out, and dead letters among them.
+
+    Each is a task, for `show ID`, `cancel ID` and `dlq replay ID`.
+    """
+    from scheduler.model.outgoing import sink_kind
+    from scheduler.store import outbox
+
+    kind = None if sink is None else sink_kind(sink)
+    with session.existing().read() as tx:
+        found = outbox.records(tx, kind, published=everything, limit=limit)
+    rows = [{**one._asdict(), "due": time(one.due), "created_at": time(one.created_at)} for one in found]
+    print_rows(session, rows)
+
+
+def _check(
+    session: Session, there: Iterable[str], names: tuple[str, ...], what: str, check: Callable[[str], list[Finding]]
+) -> int:
+    known = dict.fromkeys(there)
+    _refuse_unknown(known, names, what)
+    if not known:
+        raise click.UsageError(f"there is no {what}: write one as [{what}s.NAME]")
+    sections: Any = getattr(session.config, f"{what}s")
+    rows = [
+        {"name": name, "type": sections[name].type, "ok": one.ok, "found": one.text}
+        for name in dict.fromkeys(names or known)
+        for one in check(name)
+    ]
+    print_rows(session, rows)
+    return exits.DONE if all(row["ok"] for row in rows) else exits.FAILED
+
+
+def _change(
+    session: Session,
+    there: Iterable[str],
+    names: tuple[str, ...],
+    what: str,
+    change: Callable[[Tx, str], bool],
+    paused: bool,
+) -> None:
+    wanted = list(dict.fromkeys(names))
+    _refuse_unknown(there, names, what)
+    done = session.write(lambda tx: [change(tx, name) for name in wanted])
+    rows = [{"name": name, "paused": paused, "changed": changed} for name, changed in zip(wanted, done, strict=True)]
+    print_rows(session, rows)
+    for row in rows:
+        if not row["changed"]:
+            note(f"{what} {row['name']} was {'paused already' if paused else 'not paused'}")
+
+
+def _refuse_unknown(there: Iterable[str], names: tuple[str, ...], what: str) -> None:
+    known = list(there)
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"there is no {what} {name!r}; [{what}s] has {', '.join(known) or 'none'}")
