@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from scheduler.console.masks import TaskMask, TaskMasks, masked
 from scheduler.console.past import asked_instant
 from scheduler.console.render import Page
 from scheduler.console.routes import page
-from scheduler.console.visit import BadInputError, Visit
+from scheduler.console.visit import Visit
 from scheduler.console.why_chain import why_chain
 from scheduler.errors import UnknownTaskError
 from scheduler.model.state import TaskState
@@ -31,6 +32,7 @@ from scheduler.store.read.tasks import TaskRecord, ends, get_task, removed_at
 from scheduler.store.read.workers import workers
 
 ROWS = 50  # of each table
+FEW = 10  # tasks that are offered instead of one that is not there
 LOG_LINES = 400
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -258,18 +260,34 @@ def cancel_plan(visit: Visit) -> Page:
 
 
 @page("/k/{kind}/{key:path}")
-def by_key(visit: Visit) -> Response:
-    """A deep link for log lines: the newest task of a kind with a key."""
+def by_key(visit: Visit) -> Page | Response:
+    """A deep link for log lines: the newest task of a kind with a key; without one, what there is instead."""
     kind, key = visit.params["kind"], visit.params["key"]
+    exact = Term("key", (key.replace("*", ""),))
     with visit.read() as tx:
-        found = search(tx, [Term("key", (key.replace("*", ""),)), Term("kind", (kind,))], limit=1).tasks
-    if not found:
-        raise BadInputError(
-            f"there is no task of kind {kind} with the key {key!r:.100}; no key outlives its task: "
-            "retention may have removed it",
-            404,
-        )
+        found = search(tx, [exact, Term("kind", (kind,))], limit=1).tasks
+        if not found:
+            return _no_key(visit, kind, key, search(tx, [exact], limit=FEW).tasks, _newest(tx, kind))
     return RedirectResponse(f"{visit.prefix}/tasks/{found[0].id}{'.json' if visit.json else ''}", 303)
+
+
+def _newest(tx: Tx, kind: str) -> Sequence[TaskRecord]:
+    return search(tx, [Term("kind", (kind,))], limit=FEW).tasks
+
+
+def _no_key(visit: Visit, kind: str, key: str, others: Sequence[TaskRecord], newest: Sequence[TaskRecord]) -> Page:
+    """No stored task of the kind has the key: how long one is kept, the key elsewhere, and the kind's newest."""
+    config = visit.site.config
+    data = {
+        "kind": kind,
+        "key": key,
+        "id": None,
+        "same_key": [{"id": one.id, "kind": one.kind, "state": one.state.value} for one in others],
+        "newest": [{"id": one.id, "key": one.key, "state": one.state.value} for one in newest],
+    }
+    kept = None if config is None else config.retention
+    context = {"kind": kind, "key": key, "others": others, "newest": newest, "kept": kept}
+    return Page("key_gone.html", data, context, f"schedctl list --kind {shlex.quote(kind)}", live=False, status=404)
 
 
 @page("/c/{text:path}")
