@@ -62,6 +62,9 @@ def test_the_json_of_a_graph_has_everything(database: Database, jobs: Scheduler)
         assert ask(gate, "GET", "/graphs/2?at=2999-01-01").status == 422
         assert ask(gate, "GET", "/graphs/2?at=yesterday").status == 422
         listed = ask(gate, "GET", "/graphs.json").json
+        for path, still in (("/graphs/2", False), (f"/graphs/{BIG}", True)):
+            text = ask(gate, "GET", path).text
+            assert ("data-live" in text, "Load it again" in text) == (not still, still)
     assert (small["view"], len(small["nodes"]), len(small["edges"])) == ("whole", 26, 32)
     assert {node["state"] for node in small["nodes"]} == {"success", "scheduled", "waiting", "dead"}
     assert small["estimate"]["remaining"] == 14

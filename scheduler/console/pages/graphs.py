@@ -84,6 +84,7 @@ def one_graph(visit: Visit) -> Page:
     members = next((one.tasks for one in fold.boxes if one.id == box), None)
     rows = _rows(found, edges, states, members)
     lines = tree(kinds, edges) if len(kinds) <= ROWS else _box_tree(fold)
+    watched = at is None and len(kinds) <= LIVE_UP_TO
     context: dict[str, Any] = {
         "task_id": task_id,
         "view": view,
@@ -110,6 +111,8 @@ def one_graph(visit: Visit) -> Page:
         "sizes": {one.id: len(one.tasks) for one in fold.boxes},
         "max_drawn": MAX_DRAWN,
         "max_graph": MAX_GRAPH,
+        "live_up_to": LIVE_UP_TO,
+        "watched": watched,
     }
     command = f"schedctl graph {task_id}" + (f" --limit {MAX_GRAPH}" if len(kinds) > MAX_DRAWN else "")
     data = {
@@ -129,7 +132,7 @@ def one_graph(visit: Visit) -> Page:
         "truncated": found.truncated,
         "estimate": None if left is None else estimate_view(left),
     }
-    return Page("graph.html", data, context, command, live=at is None and len(kinds) <= LIVE_UP_TO)
+    return Page("graph.html", data, context, command, live=watched)
 
 
 def _folded(
