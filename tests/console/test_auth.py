@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -42,6 +45,25 @@ def test_a_token_opens_by_header_and_by_the_log_in(database: Database, tmp_path:
         )
         users(tmp_path, f"eve viewer {hash_token('other')}")
         assert ask(gate, "GET", "/", headers=cookie).status == 401, "who was taken from the file is out at once"
+
+
+def test_prometheus_scrapes_with_a_bearer_token(database: Database, tmp_path: Path) -> None:
+    """Over a real connection, as ``authorization: {credentials: s3cret}`` has Prometheus do it."""
+    path = users(tmp_path, f"prometheus viewer {hash_token('s3cret')}")
+    with served(database, auth="token", users=path) as server:
+
+        def scrape(**headers: str) -> tuple[int, str]:
+            with closing(HTTPConnection(urlsplit(server.url).netloc, timeout=30)) as connection:
+                connection.request("GET", "/metrics", headers=headers)
+                answer = connection.getresponse()
+                return answer.status, answer.read().decode()
+
+        status, figures = scrape(authorization="Bearer s3cret", accept="application/openmetrics-text")
+        assert status == 200
+        assert 'schedd_tasks{state="dead"} 0.0' in figures
+        for wrong in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic czNjcmV0"}):
+            status, figures = scrape(**wrong)
+            assert (status, "schedd_tasks" in figures) == (401, False)
 
 
 def test_a_password(database: Database, tmp_path: Path) -> None:
