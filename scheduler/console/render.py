@@ -64,6 +64,7 @@ def environment() -> Environment:
         span=span,
         seconds=seconds_text,
         count=count_text,
+        rate=rate_text,
         plural=counted,
         pretty=pretty,
         rfc3339=rfc3339,
@@ -145,6 +146,13 @@ def count_text(number: int | None, capped: bool = False) -> str:
     if number is None:
         return "–"
     return f"{number:,}".replace(",", "\u202f") + ("+" if capped else "")
+
+
+def rate_text(value: float) -> str:
+    """A rate or a mean: three digits, whole from 100 on, never with an exponent."""
+    if value >= 100:
+        return count_text(round(value))
+    return "< 0.1" if 0 < value < 0.1 else f"{value:.3g}"
 
 
 def pretty(value: Any) -> str:

@@ -46,7 +46,7 @@ _FOR = {
 def bulks(visit: Visit) -> Page:
     """The bulks there were, the newest first."""
     found = visit.jobs.bulks.list(50)
-    return Page("bulks.html", [_view(one) for one in found], {"bulks": found})
+    return Page("bulks.html", [_view(one) for one in found], {"bulks": found}, "schedctl bulk list")
 
 
 @page("/bulks/{name}")
@@ -72,7 +72,7 @@ def bulk(visit: Visit) -> Page:
         "masked_text": masked_text,
     }
     items_data = [{"task": i.task_id, "before": i.before, "result": i.result, "note": i.note} for i in items]
-    return Page("bulk.html", {**_view(found), "items": items_data}, context)
+    return Page("bulk.html", {**_view(found), "items": items_data}, context, f"schedctl bulk show {name}")
 
 
 def _view(one: Any) -> dict[str, Any]:

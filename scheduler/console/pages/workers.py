@@ -13,7 +13,7 @@ from scheduler.store.read import workers as store
 from scheduler.store.read.workers import WorkerRecord
 
 SHOWN = 300  # workers on one page
-NAMED = 5  # running tasks of a worker that are named
+NAMED = 2  # running tasks of a worker that are named
 
 
 class PoolUse(NamedTuple):

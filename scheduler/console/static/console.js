@@ -276,6 +276,8 @@ function prepare() {
   ticks();
 }
 
+const tab = document.querySelector(".side [aria-current]"); // on a phone it may be out of view
+if (tab) tab.closest("nav").scrollLeft = tab.offsetLeft - 60;
 const zones = document.getElementById("zone");
 const own = Intl.DateTimeFormat().resolvedOptions().timeZone;
 if (zones && own && ![...zones.options].some((one) => one.value === own)) zones.add(new Option(own, own));
