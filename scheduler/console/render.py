@@ -65,7 +65,7 @@ def environment() -> Environment:
         seconds=seconds_text,
         count=count_text,
         rate=rate_text,
-        plural=counted,
+        plural=plural,
         pretty=pretty,
         rfc3339=rfc3339,
         path=lambda text: quote(str(text), safe="/"),
@@ -139,6 +139,11 @@ def seconds_text(value: float | None) -> str:
     if value < 60:
         return f"{value:.3g} s"
     return span_text(round(value * SECOND))
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 task``, ``20 000 tasks``."""
+    return f"{count_text(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def count_text(number: int | None, capped: bool = False) -> str:

@@ -139,7 +139,9 @@ def troubles(found: Status, at: int) -> list[Trouble]:
     made += [_paused(one) for one in found.paused]
     oldest = found.oldest
     if oldest is not None and at - oldest.since > OLD and not any(one.problem == "unserved" for one in made):
-        text = f"task {oldest.id} ({oldest.kind}, queue {oldest.queue}) is ready for {span_text(at - oldest.since)}"
+        text = (
+            f"task {oldest.id} ({oldest.kind}, queue {oldest.queue}) has been ready for {span_text(at - oldest.since)}"
+        )
         remedy = "More is due than the slots take: more slots, more workers, or less work."
         made.append(Trouble("warn", text, "backlog", (oldest.id,), remedy, ("Ready tasks", "/tasks?q=state:scheduled")))
     return made
