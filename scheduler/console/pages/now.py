@@ -26,7 +26,7 @@ from scheduler.store.read.workers import no_worker_reason
 CHART_MINUTES = 60
 CAUSES = 5  # of dead letters that are named
 OLD = 300 * SECOND  # a ready task this old is worth a sentence
-_DEAD_COUNTED = 20_000  # with more dead letters causes are not counted here
+_COUNTED = 20_000  # tasks of each state; of so many dead letters the causes are not counted here
 _WORST_FIRST = ("writes", "broken", "unserved", "hung", "lease", "bodies", "overdue", "stalled", "schedule")
 
 
@@ -67,7 +67,7 @@ def now(visit: Visit) -> Page:
     if visit.asked("at"):
         return _past(visit)
     with visit.read() as tx:
-        found = status(tx)
+        found = status(tx, _COUNTED)
         at = tx.now
         causes = _causes(tx, found)
         series = minutes(tx, CHART_MINUTES)
@@ -93,7 +93,7 @@ def now(visit: Visit) -> Page:
 
 def _causes(tx: Tx, found: Status) -> list[tuple[dead_letters.Group, str | None]]:
     """The causes of most dead letters, each with the masked error of its newest one."""
-    if not 0 < found.states.get("dead", 0) <= _DEAD_COUNTED:
+    if not 0 < found.states.get("dead", 0) < _COUNTED:
         return []
     groups = dead_letters.groups(tx, dead_letters.Filter(), CAUSES)
     newest = {task.id: task for task in get_tasks(tx, [group.id for group in groups])}

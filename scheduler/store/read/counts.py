@@ -15,20 +15,27 @@ from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.tasks.claim import LaneHead
 
 # Up to a number of rows of each index: the order is the index's own, so that nothing is sorted or walked. What has
-# ended without success is in one index by state, so each state of these is counted by itself.
+# ended without success is in one index by state, so each state of these is counted by itself. Where the condition
+# allows one state only, no column is read, so that the index alone answers.
 _GROUPS = (
-    (f"state = {st.WAITING}", "id"),
-    (f"{CLAIMABLE}", "queue, pool, lane, run_at, id"),
-    (f"{HELD}", "worker, lane"),
-    (f"state = {st.SUCCESS}", "kept_until, finished_at"),
-    *((f"state >= {st.FAILED} AND state = {code}", "state, finished_at") for code in (7, 8, 9, 10)),
-    (f"state >= {st.FAILED} AND state >= 11", "state, finished_at"),
+    (f"state = {st.WAITING}", "id", st.WAITING),
+    (f"{CLAIMABLE}", "queue, pool, lane, run_at, id", None),
+    (f"{HELD}", "worker, lane", None),
+    (f"state = {st.SUCCESS}", "kept_until, finished_at", st.SUCCESS),
+    *((f"state >= {st.FAILED} AND state = {code}", "state, finished_at", code) for code in (7, 8, 9, 10)),
+    (f"state >= {st.FAILED} AND state >= 11", "state, finished_at", None),
 )
-_ABOUT = " UNION ALL ".join(
-    f"SELECT {number} AS part, state, count(*) AS n FROM (SELECT state FROM schedd_tasks WHERE {where} "
-    f"ORDER BY {order} LIMIT :most) AS g{number} GROUP BY state"
-    for number, (where, order) in enumerate(_GROUPS)
-)
+
+
+def _counting(number: int, where: str, order: str, code: int | None) -> str:
+    read, group = ("state", "GROUP BY state") if code is None else ("1 AS one", "")
+    return (
+        f"SELECT {number} AS part, {'state' if code is None else code} AS state, count(*) AS n FROM (SELECT {read} "
+        f"FROM schedd_tasks WHERE {where} ORDER BY {order} LIMIT :most) AS g{number} {group}"
+    )
+
+
+_ABOUT = " UNION ALL ".join(_counting(number, *one) for number, one in enumerate(_GROUPS))
 _OF_POOL = (
     "SELECT count(*) AS n, sum(CASE WHEN run_at <= :now THEN 1 ELSE 0 END) AS due FROM (SELECT run_at "
     f"FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue AND pool = :pool "

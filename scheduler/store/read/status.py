@@ -82,7 +82,7 @@ class PausedWork(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What ``schedctl status`` tells. Counts end at ``MAX_COUNTED`` tasks of each index, and of each pool."""
+    """What ``schedctl status`` tells. Counts end at a number of tasks of each index, and of each pool."""
 
     states: dict[str, int]
     pools: dict[str, PoolCount]
@@ -94,13 +94,16 @@ class Status(NamedTuple):
     capped: frozenset[str] = frozenset()  # states of which there may be more
 
 
-def status(tx: Tx) -> Status:
-    """How things stand at ``now`` (microseconds). Reads narrow indexes only."""
+def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
+    """How things stand at ``now`` (microseconds). Reads narrow indexes only.
+
+    ``most``: tasks of each index, and of each pool, that are counted.
+    """
     found = workers(tx)
     fleet = Fleet(found, slot_types(tx))
     heads = lane_heads(tx)
     due = _due_of(heads, tx.now)
-    states, capped = about(tx, MAX_COUNTED)
+    states, capped = about(tx, most)
     stuck, broken = [], any(name not in set(TaskState) for name in states)
     parts: list[Callable[[], list[Stuck]]] = [
         lambda: _writes(tx),
@@ -129,7 +132,7 @@ def status(tx: Tx) -> Status:
         )
     return Status(
         states,
-        _pools(tx, fleet, heads),
+        _pools(tx, fleet, heads, most),
         _oldest(tx, due),
         dead_letters.oldest(tx),
         found,
@@ -148,8 +151,8 @@ def paused_work(tx: Tx, due: list[LaneHead]) -> list[PausedWork]:
     return found
 
 
-def _pools(tx: Tx, fleet: Fleet, heads: list[LaneHead]) -> dict[str, PoolCount]:
-    ready, held = pools(tx, heads, MAX_COUNTED), {0: 0, 1: 0, 2: 0}
+def _pools(tx: Tx, fleet: Fleet, heads: list[LaneHead], most: int) -> dict[str, PoolCount]:
+    ready, held = pools(tx, heads, most), {0: 0, 1: 0, 2: 0}
     for row in tx.run(f"SELECT pool, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY pool"):
         held[row.pool] = row.n
     slots = {name: [w.capacity.pools[name] for w in fleet.claiming] for name in POOLS}
@@ -202,8 +205,10 @@ def _unserved(tx: Tx, due: list[LaneHead], fleet: Fleet) -> list[Stuck]:
         if reason is None:
             version, ids = _too_new(tx, heads, fleet.newest(queue, kind))
             reason = fleet.unserved(queue, kind, version)
-        else:
+        elif rows.get(reason, (0, []))[0] < _MAX_COUNT:  # more are not counted
             ids = [i for head in heads for i in _due_ids(tx, head)]
+        else:
+            ids = []
         if reason is not None:
             count, examples = rows.get(reason, (0, []))
             rows[reason] = (count + len(ids), (examples + ids)[:_EXAMPLES])
