@@ -223,6 +223,7 @@ audit = Table(  # who changed what, and why; kept for a time of its own
     sqlite_autoincrement=True,
 )
 Index("ix_schedd_audit_at", audit.c.at)
+Index("ix_schedd_audit_actor", audit.c.actor, audit.c.id)
 Index(
     "ix_schedd_audit_task_id",
     audit.c.task_id,
