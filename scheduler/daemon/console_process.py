@@ -18,11 +18,15 @@ from scheduler.errors import ConfigError
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before it is started again
 STEADY = 60.0  # seconds after which an end counts as the first one again
 STOP_SECONDS = 5.0
+LOOK_EVERY = 5.0  # seconds between two looks at its memory
+MAX_MEMORY = 512 * 1024 * 1024  # bytes; a graph of 10,000 tasks takes it to a fraction of it
 USAGE = 2  # its exit status for a mistake in the settings: starting it again would not help
 NEEDS = ("starlette", "uvicorn", "jinja2")
 _COMMAND = "from scheduler.cli import main; main()"
 
 logger = logging.getLogger("scheduler.daemon")
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def command(config: Config) -> list[str]:
@@ -33,6 +37,15 @@ def command(config: Config) -> list[str]:
         *(sys.executable, "-c", _COMMAND, "console"),
         *(*file, "--listen", config.console.listen, "--until-stdin-ends"),
     ]
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has; 0 if that cannot be read, as where there is no /proc."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 class ConsoleProcess:
@@ -106,6 +119,8 @@ class ConsoleProcess:
             process = self._process
         assert process.stdout is not None
         assert process.stdin is not None
+        watching = threading.Thread(target=self._watch_memory, args=(process,), name="console-memory", daemon=True)
+        watching.start()
         try:
             for line in process.stdout:
                 logger.info("console: %s", line.rstrip())
@@ -113,3 +128,20 @@ class ConsoleProcess:
         finally:
             process.stdin.close()
             process.stdout.close()
+
+    def _watch_memory(self, process: subprocess.Popen[str]) -> None:
+        """End it once it takes too much memory; it is started again as after any other end."""
+        while not self._stopping.wait(LOOK_EVERY) and process.poll() is None:
+            used = resident(process.pid)
+            if used > MAX_MEMORY:
+                logger.error(
+                    "the console takes %d MiB of memory, more than %d: it is ended, and starts again",
+                    used // 2**20,
+                    MAX_MEMORY // 2**20,
+                )
+                process.terminate()
+                try:
+                    process.wait(STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                return

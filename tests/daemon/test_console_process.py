@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +94,36 @@ def test_a_mistake_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     made = ConsoleProcess(Config(console=Console(listen="127.0.0.1:0")), [sys.executable, "-c", "raise SystemExit(2)"])
     made._run()  # ends by itself
     assert "settings are to be mended" in caplog.text
+
+
+def test_a_console_that_takes_too_much_memory_is_ended_and_starts_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(console_process, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(console_process, "MAX_MEMORY", 1)
+    monkeypatch.setattr(console_process, "FIRST_PAUSE", 0.01)
+    caplog.set_level(logging.INFO)
+    program = "import sys; print('begun', flush=True); sys.stdin.read()"
+    made = ConsoleProcess(Config(console=Console(listen="127.0.0.1:0")), [sys.executable, "-c", program])
+    made.start()
+    deadline = time.monotonic() + PATIENCE
+    while caplog.text.count("MiB of memory") < 2:  # the second one is ended, too
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # another process ends
+    made.stop()
+    assert "the console has ended with status -15; it starts again" in caplog.text
+
+
+def test_a_console_that_takes_little_memory_is_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_process, "LOOK_EVERY", 0.001)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) as process:
+        made = ConsoleProcess(Config(console=Console(listen="127.0.0.1:0")), [])
+        watching = threading.Thread(target=made._watch_memory, args=(process,))
+        watching.start()
+        process.communicate("\n")
+        watching.join(PATIENCE)
+        assert not watching.is_alive()
+        assert process.returncode == 0
 
 
 def test_what_it_needs_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
