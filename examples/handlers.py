@@ -20,7 +20,7 @@ class Resize(Task, retry=RetryPolicy(min_wait=1, max_attempts=3), timeout=60):
 
     def run(self, ctx: Context) -> dict[str, int]:
         for done, width in enumerate(self.widths):
-            ctx.check_cancelled()  # ends here if somebody cancelled the task, or its time is up
+            ctx.check_cancelled()  # ends here if the task was cancelled, or its time is up
             ctx.log.info("resizing", width=width)  # kept with the attempt: schedctl logs
             ctx.report_progress(100 * done / len(self.widths), f"{width} pixels")
         return {"files": len(self.widths)}  # anything that is JSON

@@ -1,4 +1,4 @@
-"""The task types of a small shop. The daemon imports this module, and so does whoever schedules."""
+"""The task types of a small shop. The daemon imports this module, and so does each program that schedules."""
 
 from pathlib import Path
 
