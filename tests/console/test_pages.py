@@ -11,6 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from scheduler.console import pages as all_pages
 from scheduler.console import routes
 from scheduler.console.answers import static
+from scheduler.console.render import rate_text
 from scheduler.console.serve import Server
 from support.consoles import ask, console_on, link
 from support.databases import Database, one_database
@@ -152,3 +153,25 @@ def test_pages_of_an_empty_store(database: Database) -> None:
         assert "There are no tasks yet" in ask(gate, "GET", "/").text
         for path, _ in routes.navigation():
             assert ask(gate, "GET", path).status == 200, path
+
+
+def test_what_waits_for_ever_has_no_end(filled: Filled) -> None:
+    with console_on(Database(filled.url, "sqlite"), "viewer") as gate:
+        text = ask(gate, "GET", f"/graphs/{filled.waiting}").text
+    assert "not by itself: all that is left waits for what has ended" in text
+    assert "not known" not in text
+
+
+def test_rates_have_no_exponent() -> None:
+    shown = [rate_text(one) for one in (0, 8.3e-8, 0.1, 12.345, 99.96, 2345.6)]
+    assert shown == ["0", "< 0.1", "0.1", "12.3", "100", "2\u202f346"]
+
+
+def test_the_entry_of_the_page_is_in_view_on_a_phone(console: Server, pages: Any) -> None:
+    page = pages.new(viewport=PHONE)
+    page.goto(link(console))
+    page.goto(console.url + "settings")
+    at = page.locator(".side [aria-current]").bounding_box()
+    assert 0 <= at["x"] <= at["x"] + at["width"] <= PHONE["width"]
+    value = page.locator("tr[data-row='worker.restart_when_hung'] td").nth(1).bounding_box()
+    assert value["x"] + value["width"] <= PHONE["width"]
