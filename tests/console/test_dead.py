@@ -66,6 +66,25 @@ def test_a_field_is_set_before_a_replay(bench: Bench) -> None:
         assert bench.jobs.bulks.get(made.name).options["canary"] is True
 
 
+def test_a_bulk_shows_no_secret(bench: Bench) -> None:
+    """Neither of the field that it sets, nor of the reason."""
+    form = {
+        "id": [str(i) for i in bench.die("d1")],
+        "kind": "Step",
+        "field": "name",
+        "value": "ftp://ada:hunter2@host/",
+    }
+    with console_on(bench.database, "operator") as gate:
+        made = post(gate, "/bulks/plan/replay", **form, reason="known, password=hunter2")
+        assert made.status == 303
+        path = made.headers["location"]
+        for where in (path, f"{path}.json", "/bulks", "/bulks.json"):
+            assert "hunter2" not in ask(gate, "GET", where).text, where
+        assert "ftp://ada:***@host/" in ask(gate, "GET", path).text
+    (stored,) = bench.jobs.bulks.list()
+    assert stored.options["fields"] == {"name": "ftp://ada:hunter2@host/"}, "the replay sets it whole"
+
+
 def test_a_value_that_does_not_fit_its_type_is_refused(bench: Bench) -> None:
     @task
     def count(ctx: Context, number: int) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from scheduler.client.filters import Filters
 from scheduler.console.filters import Filter, parse
 from scheduler.console.kind_fields import fields_of
-from scheduler.console.masks import masked_text, secret_path
+from scheduler.console.masks import masked, masked_text, secret_path
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
@@ -70,13 +70,18 @@ def bulk(visit: Visit) -> Page:
         "most": MAX_TASKS,
         "with_canary": found.verb in WITH_CANARY,
         "masked_text": masked_text,
+        "masked": masked,
     }
-    items_data = [{"task": i.task_id, "before": i.before, "result": i.result, "note": i.note} for i in items]
+    items_data = [
+        {"task": i.task_id, "before": i.before, "result": i.result, "note": masked_text(i.note)} for i in items
+    ]
     return Page("bulk.html", {**_view(found), "items": items_data}, context, f"schedctl bulk show {name}")
 
 
 def _view(one: Any) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in one.__struct_fields__}
+    view = {name: getattr(one, name) for name in one.__struct_fields__}
+    shown = {name: masked(view[name]) for name in ("options", "chosen", "plan")}
+    return {**view, **shown, "reason": masked_text(one.reason)}
 
 
 def _is_typed(verb: str, cascade: bool) -> bool:
