@@ -191,7 +191,7 @@ def test_a_graph_in_a_browser_by_mouse_and_by_keyboard(database: Database, jobs:
         assert page.get_by_text("in 15 h 27 min").count() == 0, "no worker is live: only the longest way is known"
         page.get_by_role("link", name="Clean 3300 tasks: 40 dead").focus()
         page.keyboard.press("Enter")
-        page.get_by_role("heading", name="Clean: 3300 tasks of one box").wait_for()
+        page.get_by_role("heading", name="Clean: 3\u202f300 tasks of one box").wait_for()
         rows = page.locator("#tasks ~ .scroll tbody tr")
         assert rows.count() == 200
         assert "dead" in rows.first.inner_text(), "what failed comes first"
