@@ -13,6 +13,8 @@ from scheduler.config.model import KINDS, Config, Otel
 from scheduler.config.sources import Unfit, convert, shown
 from scheduler.errors import ConfigError
 from scheduler.model.defaults import POOLS
+from scheduler.model.inbox import INBOX
+from scheduler.model.outgoing import OUTBOX
 
 
 def scheduler_options(config: Config) -> dict[str, Any]:
@@ -20,7 +22,7 @@ def scheduler_options(config: Config) -> dict[str, Any]:
     pools = {name: getattr(config.pools, name) for name in POOLS}
     return {
         "auto_migrate": config.store.auto_migrate,
-        "queues": config.worker.queues,
+        "queues": _queues(config),
         "pools": {name: (pool.slots, pool.async_slots) for name, pool in pools.items()},
         "lease": config.worker.lease,
         "drain": config.worker.drain,
@@ -40,6 +42,13 @@ def scheduler_options(config: Config) -> dict[str, Any]:
         "otel": config.otel if config.otel.enabled else None,
         "settings": task_settings(config),
     }
+
+
+def _queues(config: Config) -> tuple[str, ...]:
+    """The queues that the worker serves: a daemon with sinks or sources serves theirs, too."""
+    own = [*([OUTBOX] if config.sinks else []), *([INBOX] if config.sources else [])]
+    named = config.worker.queues
+    return named if "*" in named else tuple(dict.fromkeys([*named, *own]))
 
 
 def otel_section(given: Otel | Mapping[str, Any]) -> Otel:

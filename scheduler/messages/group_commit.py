@@ -31,7 +31,7 @@ class Busy(SchedulerError):
 
 
 class PushedIntake:
-    """A thread that takes what requests bring. While none comes it waits for the next, and asks nobody anything."""
+    """A thread that takes what requests bring. While none comes it waits for the next, and asks nothing."""
 
     def __init__(self, source: PushSource, intake: Intake) -> None:
         self._source = source
@@ -106,6 +106,9 @@ class PushedIntake:
     def _why_held_back(self) -> Busy | None:
         section, name = self._intake.section, self._intake.name
         after = max(1, round(section.retry))
+        unknown = self._intake.unknown_kind()
+        if unknown is not None:
+            return Busy(f"no worker has registered the kind {unknown}", after)
         with self._intake.database.read() as tx:
             if pauses.of_source(tx, name) is not None:
                 return Busy("the source is paused", after)

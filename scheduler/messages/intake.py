@@ -11,7 +11,7 @@ from scheduler.client.submitter import TaskSubmitter
 from scheduler.config.messages import Source
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.messages.reading import Letter, Reader
-from scheduler.model.inbox import InboxState
+from scheduler.model.inbox import INBOX, InboxState
 from scheduler.model.registry import LANE_SEPARATOR, encode_json
 from scheduler.model.spec import TaskSpec
 from scheduler.model.state import TaskState
@@ -19,6 +19,7 @@ from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store import inbox
 from scheduler.store.db.tx import Tx
 from scheduler.store.inbox_order import Ordering
+from scheduler.store.read.kinds import get_kind
 from scheduler.transports.ports import Ack, Dead, Delivery, Limits, Retry, Verdict
 
 UNREADABLE = "messages.unreadable"
@@ -52,6 +53,7 @@ class Intake:
         self.reader = Reader(name, section, caller)
         self.queues: set[str] = set() if section.task_queue is None else {section.task_queue}
         self.database = caller.database
+        self._knows_kind = False
         self._limits = limits
         self._caller = caller
         self._at_end = section.ack == "end" and holder is not None
@@ -85,6 +87,15 @@ class Intake:
         for one, letter in zip(taken, letters, strict=True):
             self._log(one, letter)
         return taken
+
+    def unknown_kind(self) -> str | None:
+        """The kind of the source's tasks, if no program has registered it yet: its messages would all be dead."""
+        name = self.section.kind
+        if name is None or self._knows_kind or self._caller.registry.get(name) is not None:
+            return None
+        with self.database.read() as tx:
+            self._knows_kind = get_kind(tx, name) is not None
+        return None if self._knows_kind else name
 
     def notify(self) -> None:
         """Wake the engines: there are new tasks."""
@@ -189,5 +200,6 @@ def _unreadable(source: str, delivery: Delivery, error: str) -> TaskSpec:
         kind=UNREADABLE,
         payload=encode_json(payload, "an unreadable message"),
         lane=f"{UNREADABLE}{LANE_SEPARATOR}{source}",
+        queue=INBOX,
         subject=source,
     )

@@ -17,7 +17,7 @@ def too_large(one: Outgoing, limits: Limits) -> str | None:
 
 
 def pack(messages: Sequence[Outgoing], limits: Limits, most: int) -> Iterator[list[Outgoing]]:
-    """Batches in the order of the messages, none of which is too large by itself. ``most``: messages of a batch."""
+    """Batches in the order of the messages. Each of these fits by itself. ``most``: messages of a batch."""
     most, room = min(most, limits.max_batch), _room(limits.max_batch_size)
     batch: list[Outgoing] = []
     size = 0

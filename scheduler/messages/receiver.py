@@ -93,7 +93,7 @@ class Receiver:
     def _failed(self, text: str) -> None:
         self.error = text
         if self._logged.is_new(text):
-            log.warning("source %s: %s; trying again", self.name, text)
+            log.warning("source %s: %s", self.name, text)
 
     def turn(self) -> int:
         """Receive once, unless nothing may be received now, and settle what is due. Returns how many came."""
@@ -126,6 +126,10 @@ class Receiver:
     def _is_held_back(self) -> bool:
         """Whether the source is paused, or too many of its tasks wait."""
         most = self._intake.section.max_backlog
+        unknown = self._intake.unknown_kind()
+        if unknown is not None:
+            self._failed(f"no worker has registered the kind {unknown!r}: nothing is received until one has")
+            return True
         with self._database.read() as tx:
             if pauses.of_source(tx, self.name) is not None:
                 return True

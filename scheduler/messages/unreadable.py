@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 from scheduler.engine.execution.context import Context
 from scheduler.errors import PermanentError
 from scheduler.messages.intake import UNREADABLE, Intake
+from scheduler.model.inbox import INBOX
 from scheduler.model.task import Task
 from scheduler.transports.ports import Delivery
 
 
-class UnreadableMessage(Task, kind=UNREADABLE):
+class UnreadableMessage(Task, kind=UNREADABLE, queue=INBOX):
     """Reads its message again: a replay, once the settings or the program have changed, makes the task of it."""
 
     source: str

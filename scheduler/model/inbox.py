@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+INBOX = "schedd.inbox"
+"""The queue of tasks that stand for messages which could not be read."""
+
 
 class InboxState(StrEnum):
     """The state of a message. Stored by position: append, never reorder."""

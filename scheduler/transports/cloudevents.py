@@ -111,7 +111,7 @@ class CloudEventsSource:
         return Answer(status=204)
 
     def check(self) -> Sequence[Finding]:
-        """Whether someone may post."""
+        """Whether a sender may post."""
         ok = bool(self.auth.token or self.auth.secret)
         text = "senders have to show who they are" if ok else "set token or secret: until then no sender may post"
         return [Finding(ok, text)]

@@ -13,6 +13,7 @@ from scheduler.config.messages import Source
 from scheduler.errors import StoreUnavailableError
 from scheduler.messages.intake import UNREADABLE, Intake
 from scheduler.messages.receiver import Receiver
+from scheduler.messages.unreadable import UnreadableMessage
 from scheduler.model.inbox import InboxState
 from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store import inbox, pauses
@@ -35,6 +36,13 @@ class TakeOrder(Task, schema_version=2, retry=RetryPolicy(min_wait=100, max_wait
     @staticmethod
     def upgrade(payload: dict[str, Any], version: int) -> dict[str, Any]:
         return {"order": payload["number"]}
+
+
+class TakeOrder3(Task, schema_version=3):
+    order: int
+
+    def run(self, ctx: Context) -> None:
+        ctx.state.append((self.order, ctx.idempotency_key, ctx.subject))
 
 
 class Rig:
@@ -229,6 +237,38 @@ def test_a_source_without_a_dead_letter_queue_keeps_what_it_cannot_read_as_a_dea
     assert (task.kind, task.subject, row.state) == (UNREADABLE, "orders", InboxState.DEAD)
     payload = msgspec.json.decode(task.payload) if isinstance(task.payload, str) else task.payload
     assert payload["headers"] == {"trace": "t-1"}
+
+
+def test_the_replay_of_a_dead_task_reads_its_message_again(make: Make) -> None:
+    rig = make(dlq="none")
+    UnreadableMessage.intakes = {"orders": rig.receiver._intake}
+    rig.jobs.register(UnreadableMessage)
+    rig.queue.send({"schema_version": 3, "idempotency_key": "order-7", "payload_inline": {"order": 7}})
+    rig.turn()
+    rig.run()
+    dead = rig.rows()[0].task_id or 0
+    assert rig.jobs.get_task(dead).state == "dead"
+    assert "schema_version 3, newer than the 2" in str(rig.jobs.get_last_error(dead))
+    newer = Rig.__new__(Rig)  # a program that knows version 3
+    newer.__dict__.update(rig.__dict__)
+    newer.jobs = Scheduler.for_testing(url=str(rig.jobs.database.absolute_url()), clock=rig.clock, state=rig.ran)
+    newer.jobs.register(TakeOrder3, kind="TakeOrder")
+    newer.jobs.register(UnreadableMessage)
+    UnreadableMessage.intakes = {"orders": newer.make_receiver()._intake}
+    newer.jobs.dead_letters.replay(dead)
+    assert newer.run() == [7]
+    assert rig.rows()[0].state is InboxState.DONE
+
+
+def test_nothing_is_received_for_a_kind_that_no_worker_has(make: Make) -> None:
+    """Its messages would all be dead."""
+    rig = make(kind="Later")
+    rig.receiver._stopping.set()
+    rig.send(1)
+    assert rig.turn() == 0
+    assert "registered the kind 'Later'" in str(rig.receiver.error)
+    rig.jobs.register(TakeOrder3, kind="Later")
+    assert rig.turn() == 1
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_a_long_task_keeps_its_message_while_it_runs(trial: Trial) -> None:
 
 
 def test_the_message_of_a_dead_receiver_comes_to_another_one(trial: Trial) -> None:
-    """``ack = "end"``: nobody extends its visibility any more; its task has been stored once, and runs once."""
+    """``ack = "end"``: its visibility is extended no more; its task has been stored once, and runs once."""
     trial.configure(ack="end")
     trial.rig.send(trial.body(1))
     assert trial.receiver("first").turn() == 1
