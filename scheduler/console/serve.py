@@ -31,6 +31,7 @@ SOCKET_MODE = 0o660
 MAX_HEADERS = 32 * 1024
 STOP_SECONDS = 3
 BACKLOG = 128
+CONNECTIONS = 3  # to a server: two for requests and bulks, one on which the console looks whether anything has changed
 
 logger = logging.getLogger("scheduler.console")
 
@@ -58,6 +59,7 @@ class Server:
         store = config.store
         self.jobs = Scheduler(store.url, auto_migrate=store.auto_migrate)
         self.jobs.database.application_name = "schedd-console"
+        self.jobs.database.connections = CONNECTIONS
         self.auth = make_auth(
             settings,
             self.jobs.database,

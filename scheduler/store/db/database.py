@@ -57,6 +57,7 @@ class Database:
         self.auto_migrate = auto_migrate if auto_migrate is not None else dialect.name == "sqlite"
         self.clock = clock
         self.application_name = "schedd"  # in the server's list of sessions, of those made from now on
+        self.connections: int | None = None  # at once to a server, if it is to take fewer than a program may
         self.server_clock = ServerClock()
         self.answered_at = 0.0  # when the server last answered a cycle (monotonic)
         self._wires: PgConnections | None = None
@@ -226,6 +227,7 @@ class Database:
                     _weakly(self.same.made),
                     _weakly(self.same.check_file),
                     application_name=self.application_name,
+                    connections=self.connections,
                 )
                 try:
                     migrate.ensure(engine, self.auto_migrate)

@@ -40,17 +40,19 @@ def make_engine(
     before: Callable[[], None] = _nothing,
     *,
     application_name: str = "schedd",
+    connections: int | None = None,
 ) -> tuple[sa.Engine, PgConnections | None]:
     """An engine without a connection yet, and the wires of one to a server.
 
     ``made`` is called with each new connection of the driver (to a server: in autocommit), ``before`` before one to a
     file is made; what they raise, connecting does. ``application_name``: in the server's list of sessions.
+    ``connections``: to a server, at once; None: as many as the threads of a program may want.
 
     Raises ConfigError, StoreUnavailableError.
     """
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url, made, before), None
-    engine = _postgresql_engine(url, application_name)
+    engine = _postgresql_engine(url, application_name, connections)
     return engine, PgConnections(engine, made)
 
 
@@ -110,12 +112,13 @@ def server_arguments(url: sa.URL, application_name: str) -> dict[str, Any]:
     return {**found, **own, "application_name": application_name}
 
 
-def _postgresql_engine(url: sa.URL, application_name: str) -> sa.Engine:
+def _postgresql_engine(url: sa.URL, application_name: str, connections: int | None) -> sa.Engine:
+    sizes = _POOL["postgresql"] if connections is None else {"pool_size": connections, "max_overflow": 0}
     try:
         engine = sa.create_engine(
             url,
             poolclass=FairPool,
-            **_POOL["postgresql"],
+            **sizes,
             isolation_level="READ COMMITTED",
             connect_args=server_arguments(url, application_name),
         )

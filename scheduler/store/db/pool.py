@@ -78,7 +78,8 @@ class FairPool(QueuePool):
         super().__init__(creator, pool_size, max_overflow, **options)
         self._places = pool_size + max_overflow
         self._line = FairQueue(self._places)
-        self.has_room = self._line.has_room
+        # Without spare places none is kept aside: what a kept connection holds, no thread could get.
+        self.has_room = self._line.has_room if max_overflow > 0 else lambda: False
 
     def _do_get(self) -> ConnectionPoolEntry:
         timeout = deadline.left(self._timeout)
