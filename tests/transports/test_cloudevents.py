@@ -1,0 +1,148 @@
+"""The sink of CloudEvents: what an endpoint answers decides whether an event was taken, comes later, or never."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import tomllib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.errors import ConfigError
+from scheduler.transports import types
+from scheduler.transports.cloudevents import CloudEventsSink, CloudEventsSource, SinkSettings, SourceSettings
+from scheduler.transports.envelope import Message, decode, encode
+from scheduler.transports.ports import Outgoing, Published, Refused, Request, Sink, Source, TransportError
+
+ROOT = Path(__file__).parents[2]
+
+
+class Endpoint(http.server.ThreadingHTTPServer):
+    """Answers with ``status`` and ``headers``, and keeps what came."""
+
+    def __init__(self) -> None:
+        outer = self
+        self.status, self.headers = 204, dict[str, str]()
+        self.came: list[tuple[dict[str, str], Any]] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                outer.came.append(({k.lower(): v for k, v in self.headers.items()}, json.loads(body)))
+                self.send_response(outer.status)
+                for name, value in outer.headers.items():
+                    self.send_header(name, value)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    made = Endpoint()
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def sink(endpoint: Endpoint, **more: Any) -> CloudEventsSink:
+    return CloudEventsSink("shop", SinkSettings(url=f"http://127.0.0.1:{endpoint.server_port}/", **more))
+
+
+def outgoing(key: str, **more: Any) -> Outgoing:
+    message = Message(
+        idempotency_key=key, message_type="order.taken", created_at=datetime(2026, 1, 31, tzinfo=UTC),
+        payload_inline={"order": 1}, **more,
+    )  # fmt: skip
+    return Outgoing(key=key, body=encode(message), message=message)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "wanted"),
+    [
+        (200, {}, Published("k")),
+        (202, {}, Published("k")),
+        (400, {}, Refused("k", "answered 400", final=True)),
+        (410, {}, Refused("k", "answered 410", final=True)),
+        (301, {"location": "/"}, Refused("k", "answered 301", final=True)),
+        (429, {"retry-after": "17"}, Refused("k", "answered 429", after=17.0)),
+        (503, {"retry-after": "Fri, 01 Jan 2021 00:00:00 GMT"}, Refused("k", "answered 503", after=0.0)),
+        (500, {"retry-after": "soon"}, Refused("k", "answered 500")),
+    ],
+)
+def test_the_answer_decides(endpoint: Endpoint, status: int, headers: dict[str, str], wanted: Any) -> None:
+    endpoint.status, endpoint.headers = status, headers
+    (said,) = sink(endpoint).publish([outgoing("k")])
+    if isinstance(said, Refused):
+        said = Refused(said.key, said.reason.partition(" ")[2], said.final, said.after)
+    assert said == wanted
+
+
+def test_an_endpoint_that_is_away_is_trouble_of_the_transport(endpoint: Endpoint) -> None:
+    made = CloudEventsSink("shop", SinkSettings(url="http://127.0.0.1:9/"))
+    with pytest.raises(TransportError, match=r"127\.0\.0\.1:9"):
+        made.publish([outgoing("k")])
+
+
+def test_an_event_that_went_out_comes_in_with_the_same_envelope(endpoint: Endpoint) -> None:
+    sent = outgoing("k", subject="s", correlation_id="c", causation_id="7", schema_version=3, sequence=5)
+    sink(endpoint, token="t", source="/me").publish([sent])
+    ((headers, event),) = endpoint.came
+    assert headers["authorization"] == "Bearer t"
+    assert event["time"] == "2026-01-31T00:00:00Z"
+    request = Request(headers=headers, body=json.dumps(event).encode())
+    (delivery,) = CloudEventsSource("orders", SourceSettings(token="t")).accept(request)
+    got = decode(delivery.body)
+    assert got.idempotency_key == "/me k"
+    for name in (
+        "message_type",
+        "subject",
+        "correlation_id",
+        "causation_id",
+        "schema_version",
+        "sequence",
+        "created_at",
+    ):
+        assert getattr(got, name) == getattr(sent.message, name), name
+    assert got.payload_inline == {"order": 1}
+
+
+def test_a_batch_is_one_request(endpoint: Endpoint) -> None:
+    made = sink(endpoint, mode="batch")
+    assert made.publish([outgoing("a"), outgoing("b")]) == [Published("a"), Published("b")]
+    ((headers, events),) = endpoint.came
+    assert headers["content-type"].startswith("application/cloudevents-batch+json")
+    assert [event["id"] for event in events] == ["a", "b"]
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ConfigError, match="begins with https:// or http://"):
+        CloudEventsSink("shop", SinkSettings(url="shop.example.com"))
+    with pytest.raises(ConfigError, match="no base64"):
+        CloudEventsSink("shop", SinkSettings(url="https://shop.example.com", secret="whsec_!"))
+
+
+@pytest.mark.parametrize("group", [types.SOURCES, types.SINKS])
+def test_each_transport_is_an_entry_point_and_known_without_a_search(group: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    own = {name: place for name, place in types.OWN[group].items() if place.startswith("scheduler.")}  # not the tests'
+    assert project["entry-points"][group] == own
+    for name in own:
+        factory = types.find(group, name)
+        for method in ("check", "close", *(["publish"] if group == types.SINKS else [])):
+            assert callable(getattr(factory, method, None)), (name, method)
+
+
+def test_the_protocols_tell_fetched_and_pushed_sources_apart() -> None:
+    pushed = CloudEventsSource("orders", SourceSettings(token="t"))
+    assert not isinstance(pushed, Source)
+    assert isinstance(CloudEventsSink("shop", SinkSettings(url="https://a/")), Sink)
