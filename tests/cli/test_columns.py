@@ -51,6 +51,8 @@ GIVEN = {
     "worker drain": ["1"],
     "worker resume": ["1"],
     "worker restart": ["1"],
+    "db export": ["f"],
+    "db import": ["/dev/null"],
     "alerts silence": ["a", "--for", "1h"],
     "alerts unsilence": ["1"],
     "sources pause": ["a"],
