@@ -23,6 +23,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.read import audit, lives, schedules
 from scheduler.store.read.choose import TaskFilter
 from scheduler.store.read.compare import last_good
+from scheduler.store.read.dead_causes import causes
 from scheduler.store.read.estimate import graph_estimate
 from scheduler.store.read.forecast import forecast
 from scheduler.store.read.graph import graph, newest_graphs
@@ -121,7 +122,7 @@ def main(url: str) -> None:
     print(f"filled in {time.perf_counter() - begin:.0f} s; ms, median and p95:")
     if not url.startswith("sqlite"):
         with jobs.database.alone() as connection:
-            connection.exec_driver_sql("ANALYZE")
+            connection.exec_driver_sql("VACUUM ANALYZE")  # as the server does by itself some minutes later
     pick = random.Random(5)
     some = [pick.randrange(1, TASKS) for _ in range(100)]
     dead = {"states": [TaskState.DEAD]}
@@ -135,6 +136,8 @@ def main(url: str) -> None:
     timed(jobs, "list: a kind and queue, deep", lambda tx: list_tasks(tx, kind="Kind3", queue="queue1", cursor=500_000))
     timed(jobs, "list: a correlation", lambda tx: list_tasks(tx, correlation=f"order-{one() // 10}"))
     timed(jobs, "status", status)
+    timed(jobs, "status, as the first page has it", lambda tx: status(tx, 20_000))
+    timed(jobs, "causes of dead letters", lambda tx: causes(tx, kept=30 * DAY, within=2 * DAY))
     timed(jobs, "status an hour ago, of 2,000", lambda tx: lives.status_at(tx, tx.now - 3600 * SECOND))
     timed(jobs, "states of 100 tasks at a time", lambda tx: lives.states_at(tx, some, tx.now - SECOND))
     timed(jobs, "timeline of a task", lambda tx: lives.timeline(tx, one()))
@@ -146,6 +149,7 @@ def main(url: str) -> None:
     timed(jobs, "forecast of 200 schedules", forecast)
     timed(jobs, "runs of a schedule", lambda tx: schedules.runs(tx, "nightly-3", 30), 10)
     timed(jobs, "audit: newest 100", lambda tx: audit.entries(tx, audit.AuditFilter(), 100))
+    timed(jobs, "audit: of one who did little", lambda tx: audit.entries(tx, audit.AuditFilter(actor="bob"), 100))
     begin = time.perf_counter()
     plan = stored_bulks.plan(jobs.database, "retry", TaskFilter(kinds=("Kind3",)))
     print(f"plan of a bulk of {len(plan.ids)}: {(time.perf_counter() - begin) * 1000:.0f} ms")
