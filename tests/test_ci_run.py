@@ -47,6 +47,28 @@ def run(place: Path, *plan: str) -> tuple[int, str, list[str]]:
     return done.returncode, done.stdout, calls
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_a_missing_program_is_installed_and_looked_for_again(tmp_path: Path, works: bool) -> None:
+    make = f"echo '#!/bin/sh' >{tmp_path}/thing && chmod +x {tmp_path}/thing"
+    install = f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\n[ "$2" = update ] || {{ {make if works else "exit 1"}; }}\n'
+    for name, text in (("apt-get", install), ("id", "#!/bin/sh\necho 0\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    lines = SCRIPT.read_text().splitlines()
+    functions = "\n".join(lines[lines.index("POSTGRESQL=/usr/lib/postgresql") : lines.index("get_all() {")])
+    program = (
+        f"set -euo pipefail\nlog={tmp_path}/log\n{functions}\nfor n in 1 2; do get Thing thing a b || echo gone; done"
+    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", program], env={"PATH": path}, capture_output=True, text=True, check=True)
+    first = ["Debian's Thing is not installed: installing it"]
+    wanted = first if works else [*first, "It could not be installed:", "gone"] * 2
+    assert done.stdout.splitlines() == wanted
+    calls = (tmp_path / "calls").read_text().splitlines()
+    packages = [call.split()[-1] for call in calls]
+    assert packages == (["update", "a", "b"] if works else ["update", "a"] * 2)
+
+
 def test_a_run_that_passes_is_not_repeated(tmp_path: Path) -> None:
     status, output, calls = run(tmp_path, "")
     assert (status, len(calls)) == (0, 1)
