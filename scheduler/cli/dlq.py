@@ -29,7 +29,7 @@ _GROUP_FIELDS = ("count", "what", "kind", "error_class", "fingerprint", "oldest"
 _COLUMNS = ("id", "kind", "attempt", "finished_at", "replay_count", "key", "fingerprint", "error")
 _REPLAYED = ("id", "kind", "state", "original_id", "replay_count")
 _TOGETHER = 100  # replayed in one transaction
-_MOST = 10_000
+_MAX_LETTERS = 10_000
 
 _kind = click.option("--kind", metavar="K", help="Tasks of this kind.")
 _error_class = click.option("--error-class", metavar="E", help="That ended with this class of error.")
@@ -182,7 +182,7 @@ def replay(
 
 @dlq_command.command(name="replay-all")
 @_filters
-@click.option("--limit", type=Number(1, _MOST), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, _MAX_LETTERS), default=100, show_default=True, help="How many at most.")
 @acts
 @common
 @prints(("replayed", "conflicts", "left"))

@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 CANCELLED_FIELDS = ("cancelled", "requested", "dependants", "kinds", "more", "dry_run", "bulk")
 CHANGED_FIELDS = ("changed", "refused", "kinds", "more", "dry_run", "bulk")
-_MOST = 100_000_000
+_MAX_LIMIT = 100_000_000
 
 
 def filter_options(what: str) -> Callable[[F], F]:
@@ -41,7 +41,7 @@ def filter_options(what: str) -> Callable[[F], F]:
         ),
         click.option("--older-than", type=SPAN, metavar="2h", help="Stored longer ago than this."),
         click.option("--newer-than", type=SPAN, metavar="2h", help="Stored since."),
-        click.option("--limit", type=Number(1, _MOST), metavar="N", help="How many of these at most."),
+        click.option("--limit", type=Number(1, _MAX_LIMIT), metavar="N", help="How many of these at most."),
     )
 
     def decorate(command: F) -> F:

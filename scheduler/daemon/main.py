@@ -24,7 +24,7 @@ from scheduler.config.task_modules import TaskModules, find_state, make_schedule
 from scheduler.daemon import log
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import Signals
-from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, Companion, Ended, Service, Supervisor
+from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, Companion, DaemonExit, Service, Supervisor
 from scheduler.engine.child import cgroups
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.printable import printable
@@ -48,7 +48,7 @@ def build(config: Config) -> Service:
     return make_scheduler(config, Scheduler, capture_root=True)
 
 
-def serve(config: Config, factory: Factory) -> Ended:
+def serve(config: Config, factory: Factory) -> DaemonExit:
     """Run the daemon with this configuration until a signal to stop. Raises SchedulerError."""
     if config.metrics.listen is not None:
         prometheus.require("[metrics] listen")

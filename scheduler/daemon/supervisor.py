@@ -111,7 +111,7 @@ class Companion(Protocol):
     def stop(self) -> object: ...
 
 
-class Ended(NamedTuple):
+class DaemonExit(NamedTuple):
     """How the daemon ended. ``hard``: the process must not wait for threads that still run handlers."""
 
     status: int
@@ -153,13 +153,13 @@ class Supervisor:
                 return self._service.engine
         return self._engine
 
-    def run(self) -> Ended:
+    def run(self) -> DaemonExit:
         """Start, serve until a signal to stop, stop.
 
         Raises ConfigError or StoreUnavailableError when it cannot start and waiting would not help.
         """
         if not self._start():
-            return self._stop() if self._service.is_running() else Ended(OK, hard=True)
+            return self._stop() if self._service.is_running() else DaemonExit(OK, hard=True)
         self._engine = self._service.engine
         self._engine.on_restart(self._want_restart)
         BackgroundCall(
@@ -174,9 +174,9 @@ class Supervisor:
                 self._reload()
             if not self._service.is_running():
                 if self._engine.replaced is not None:  # the engine has logged it
-                    return Ended(UNREACHABLE, hard=True)
+                    return DaemonExit(UNREACHABLE, hard=True)
                 logger.critical("the engine has stopped by itself")
-                return Ended(FAILED, hard=True)
+                return DaemonExit(FAILED, hard=True)
             self._wait(STATUS_EVERY)
         return self._stop()
 
@@ -323,7 +323,7 @@ class Supervisor:
 
     # Stopping
 
-    def _stop(self) -> Ended:
+    def _stop(self) -> DaemonExit:
         """Drain; a second signal, or the end of the drain time, releases the tasks that still run."""
         drain, told = self.config.worker.drain, self._stops
         self._notifier.stopping("running tasks finish")
@@ -337,18 +337,18 @@ class Supervisor:
             self._wait_until(lambda: work.done or self._stops > told, LAST_WRITE_TIMEOUT)
         if not work.done:
             logger.error("could not release what still runs: it starts again when this worker's lease ends")
-            return Ended(UNREACHABLE, hard=True)
+            return DaemonExit(UNREACHABLE, hard=True)
         try:
             left, busy = work.result()
         except StoreUnavailableError:  # the engine has logged it; running tasks start again when the lease ends
-            return Ended(UNREACHABLE, hard=True)
+            return DaemonExit(UNREACHABLE, hard=True)
         if left:
             logger.warning("%d tasks were still running; they start again", len(left), extra={"tasks": left[:100]})
         if self._restart_wanted and not self._stops:
             logger.info("stopped, to be started again")
-            return Ended(RESTART, hard=busy)
+            return DaemonExit(RESTART, hard=busy)
         logger.info("stopped")
-        return Ended(OK, hard=busy)
+        return DaemonExit(OK, hard=busy)
 
     def _end(self) -> tuple[list[int], bool]:
         """Drain until the deadline, which may move forward; returns released ids, and whether handlers still ran."""

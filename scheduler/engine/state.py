@@ -150,7 +150,7 @@ class EngineState:
     # what attempts call
 
     @property
-    def patient(self) -> bool:
+    def waits_through_outages(self) -> bool:
         """Whether attempts wait while the database is away; inline ones would wait for ever."""
         return self.inline is None and not self.closed
 
@@ -199,7 +199,7 @@ class EngineState:
                     assert what == "ends", what
                     return asked_children.results(tx, args["ids"])
             except StoreUnavailableError:
-                if not self.patient:
+                if not self.waits_through_outages:
                     raise
                 if attempt.lost:
                     return None

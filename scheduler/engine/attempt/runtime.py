@@ -53,7 +53,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def patient(self) -> bool:
+    def waits_through_outages(self) -> bool:
         """Whether attempts wait while the database is unreachable."""
         ...
 

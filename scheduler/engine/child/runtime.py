@@ -83,7 +83,7 @@ class Drafts:
 class RemoteRuntime:
     """What an attempt needs of its engine, over the link."""
 
-    patient = True
+    waits_through_outages = True
 
     def __init__(self, link: Link) -> None:
         self.link = link

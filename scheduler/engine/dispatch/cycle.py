@@ -148,7 +148,7 @@ class DispatchCycle:
             with engine_state.database.single(connection) as tx:
                 claimed = claims.claim_one(tx, self.worker, plan.picks[0], engine_state.claims_above)
         except BaseException:
-            self.lost_commits.suspect()
+            self.lost_commits.on_uncertain_commit()
             raise
         if claimed:
             FAILPOINTS.hit("after claim")
@@ -329,7 +329,7 @@ class DispatchCycle:
         self.lanes.offsets.reset()  # tasks before the offsets were not claimed
         self.lanes.reset()
         if not isinstance(error, RowLocked):
-            self.lost_commits.suspect()
+            self.lost_commits.on_uncertain_commit()
         self.lost_commits.remember(cycle.claimed, cycle.start_by)
         if cycle.alone is not None:
             self.planner.alone = cycle.alone

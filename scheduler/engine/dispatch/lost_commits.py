@@ -32,7 +32,7 @@ class LostCommits:
         # Starts that such a commit has counted: by (task id, claim).
         self._starts: dict[tuple[int, int], CountedStarts] = {}
 
-    def suspect(self) -> None:
+    def on_uncertain_commit(self) -> None:
         """Note that the last commit may have been made, or may still be made by the server."""
         self.pending = True
         self._until = self._state.monotonic() + RECHECK_S

@@ -78,7 +78,7 @@ class _Scope:
             try:
                 self.transaction = database.transaction(lease)
             except StoreUnavailableError:
-                if not self.runtime.patient:
+                if not self.runtime.waits_through_outages:
                     raise
                 self._wait()
         return self.transaction

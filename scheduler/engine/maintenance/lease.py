@@ -159,14 +159,14 @@ class Lease:
         self._dead += dead_peers()
         hook, database = self.engine_state.dead_letter_hook, self.engine_state.database
         hook.notify_pending(database)  # dead letters of a commit whose answer was lost
-        patient = self.engine_state.monotonic() < self.no_reaping_until
+        postponed = self.engine_state.monotonic() < self.no_reaping_until
         if not self._dead:
             with database.glance(connection) as tx:  # no write lock: it mostly finds nothing
                 self.next_expiry, found_dead = reaper.find_expired(tx, worker)
-            if patient or not (found_dead or 0 < self.next_expiry < self.engine_state.now()):
+            if postponed or not (found_dead or 0 < self.next_expiry < self.engine_state.now()):
                 return []
         with database.write(connection) as tx:
-            found = reaper.reap(tx, dead_peers=self._dead, spare=worker, lapsed=not patient)
+            found = reaper.reap(tx, dead_peers=self._dead, spare=worker, lapsed=not postponed)
             self.next_expiry = reaper.next_lapse(tx, worker)
             hook.pending.update(task for one in found for task in (*one.poisoned, *one.spent))
         self._dead.clear()

@@ -145,7 +145,7 @@ def _reasons(tx: Tx, verb: str, rows: dict[int, sa.Row[Any]]) -> dict[int, str]:
     if verb in ("cancel", "purge"):
         return found
     keyed = [
-        keys.Ended(row.id, row.kind, row.key, row.finished_at)
+        keys.EndedTask(row.id, row.kind, row.key, row.finished_at)
         for row in rows.values()
         if row.key is not None and row.state >= st.FIRST_TERMINAL and row.id not in found
     ]

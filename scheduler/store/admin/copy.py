@@ -28,7 +28,7 @@ def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, depende
     if change.payload is not UNSET:
         payload = change.payload(task_id, row.kind, payload.text)
     if key is not None:
-        ended = keys.Ended(row.id, row.kind, key, row.finished_at)
+        ended = keys.EndedTask(row.id, row.kind, key, row.finished_at)
         refused = keys.others(tx, [ended])
         if refused:
             raise refused[row.id].error

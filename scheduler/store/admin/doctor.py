@@ -37,7 +37,7 @@ _PARENT = "coalesce(p.state, o.state)"
 _BIT = f"CASE {_PARENT} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
 _PARENTS = "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent"
 _LATE = 60 * SECOND
-_LONG = 3600 * SECOND
+_LONG_RUN_US = 3600 * SECOND
 _BLOCKER_TIMEOUT_S = 0.3  # bounds the search for the transaction in the way
 
 
@@ -267,12 +267,12 @@ def _without_timeout(tx: Tx) -> Finding:
     rows = tx.run(
         f"SELECT id FROM schedd_tasks WHERE {HELD} AND timeout IS NULL AND started_at < :before "
         f"ORDER BY started_at LIMIT {_MAX_IDS}",
-        before=tx.now - _LONG,
+        before=tx.now - _LONG_RUN_US,
     )
     ids = tuple(row[0] for row in rows)
     if not ids:
         return Finding("handlers", OK, "none hangs")
-    text = f"{counted(len(ids), 'task')} running for more than {span_text(_LONG)} without a timeout"
+    text = f"{counted(len(ids), 'task')} running for more than {span_text(_LONG_RUN_US)} without a timeout"
     advice = "should one hang, nothing reports it; give its kind a timeout, or set [worker] default_timeout"
     return Finding("handlers", NOTE, f"{text}: {listed([str(i) for i in ids])}; {advice}", ids)
 

@@ -169,7 +169,7 @@ def _copy(tx: Tx, row: sa.Row[Any], key: str | None, payload: NewPayload | None)
 
 def _refuse(tx: Tx, row: sa.Row[Any], key: str) -> None:
     """A copy under a key that the caller names: as for the task itself, nothing may have completed under it since."""
-    ended = keys.Ended(row.id, row.kind, key, row.finished_at)
+    ended = keys.EndedTask(row.id, row.kind, key, row.finished_at)
     refused = keys.others(tx, [ended])
     if refused:
         raise refused[row.id].error

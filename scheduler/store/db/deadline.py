@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 GRACE = 0.7  # seconds that an answer may come later than was asked for: a server is given that long for timeout 0, too
-_AGAIN = 0.1  # seconds between cuts of what goes on after the first
+_RECUT_EVERY_S = 0.1  # seconds between cuts of what goes on after the first
 _LONGEST = 3600.0  # seconds of one wait: threads cannot wait for any number
 _here = threading.local()
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class Deadline:
         """Until there is something to be cut; False: it is over."""
         with self._changed:
             if self.passed:
-                self._changed.wait(_AGAIN)
+                self._changed.wait(_RECUT_EVERY_S)
             while not self._over and (self._until is None or self.left > 0):
                 self._changed.wait(_LONGEST if self._until is None else min(self.left, _LONGEST))
             return not self._over

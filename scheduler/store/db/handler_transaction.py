@@ -17,7 +17,7 @@ from scheduler.store.db.write_gate import WriteGate
 
 LIMIT = 5.0  # seconds that a handler may keep others from writing to a SQLite file
 MOST_OPEN = 12
-_PATIENCE = 60.0  # seconds that one more waits for a place
+_PLACE_TIMEOUT_S = 60.0  # seconds that one more waits for a place
 _STUBBORN = 10.0  # seconds that a statement which is interrupted may take to notice
 _TRANSIENT = re.compile(
     r"deadlock detected|could not serialize|database is locked|database table is locked|lock timeout"
@@ -32,9 +32,10 @@ class Places:
 
     def take(self) -> None:
         """Wait for a place. Raises Collided after a while."""
-        if not self._places.acquire(timeout=_PATIENCE):
+        if not self._places.acquire(timeout=_PLACE_TIMEOUT_S):
             raise Collided(
-                f"{MOST_OPEN} transactions of handlers have been open for {_PATIENCE:g} s: there is no room for another"
+                f"{MOST_OPEN} transactions of handlers have been open for {_PLACE_TIMEOUT_S:g} s: "
+                "there is no room for another"
             )
 
     def release(self) -> None:

@@ -40,7 +40,7 @@ ENDS_EVERY = 0.02  # seconds between two notifications of ends of one process
 _DEBOUNCE = 0.003  # seconds between NOTIFYs of one process: each takes a global lock at commit
 _LINGER = 20  # of that time without a notification, until the thread that waits for one ends
 _PROBE = 2.0  # seconds until a notification must have come through a pooler
-_POOLED_AGAIN = 300.0  # seconds until it is tried again
+_POOLED_RETRY_S = 300.0  # seconds until it is tried again
 _LOOK = 2.0  # seconds between checks that the connection works, and its server still takes writes
 _ANSWER = 10.0  # seconds for the server's answer to that
 _PAUSE = 2.0  # seconds between tries to listen, at most: at a failover the fleet is to be awake again soon
@@ -277,7 +277,7 @@ class PgNotifier:
                         log.warning("no notifications from PostgreSQL, polling instead: %s", text)
                         told = text
                     pause = backoff.next()
-                    self._closed.wait(_POOLED_AGAIN if pooled else pause)
+                    self._closed.wait(_POOLED_RETRY_S if pooled else pause)
 
         self._spawn(serve, "schedd-listener")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scheduler.store.db.tx import Tx
 
 SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
-_MOST = 256  # rows of one statement on SQLite, where each row is text of the statement
+_MAX_ROWS = 256  # rows of one statement on SQLite, where each row is text of the statement
 _STEP = 8  # of which their number is a multiple, where rows may be filled up
 _INSERTED = 1024  # values of one INSERT on SQLite: more take no less time
 ANSWERED = "schedd_answered"  # in a connection's info (PostgreSQL): to be called with each answer
@@ -248,7 +248,7 @@ def _over_values(sql: str, names: tuple[str, ...], count: int, dialect: sa.Diale
     return text.replace("{rows}", f"{_ROWS}({', '.join(names)}) AS (VALUES {values})"), order or ()
 
 
-def _sizes(count: int, most: int = _MOST, *, whole: bool = True) -> Iterator[int]:
+def _sizes(count: int, most: int = _MAX_ROWS, *, whole: bool = True) -> Iterator[int]:
     """Sizes of statements for so many rows, of which there are few, so that few texts serve all counts. ``whole``: they
     come to just as many; else the last one may hold more."""
     while count > 0:

@@ -129,7 +129,7 @@ def _key(tx: Tx, row: sa.Row[Any], state: TaskState) -> str:
     """Why it cannot be retried under its key, if that is so, and what to do then."""
     if row.key is None or state is TaskState.SUCCESS:
         return ""
-    ended = keys.Ended(row.id, row.kind, row.key, row.finished_at)
+    ended = keys.EndedTask(row.id, row.kind, row.key, row.finished_at)
     other = keys.others(tx, [ended]).get(row.id)
     if other is None:
         return ""

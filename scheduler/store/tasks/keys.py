@@ -84,7 +84,7 @@ def free(tx: Tx, task_id: int) -> None:
     tx.run(f"UPDATE schedd_tasks SET held_key = NULL WHERE id = :id AND state >= {st.FIRST_TERMINAL}", id=task_id)
 
 
-class Ended(NamedTuple):
+class EndedTask(NamedTuple):
     """A task that has ended, and the key under which it may run again. ``at``: when it ended."""
 
     id: int
@@ -129,13 +129,13 @@ _COMPLETED = (
 )
 
 
-def others(tx: Tx, tasks: Iterable[Ended]) -> dict[int, Other]:
+def others(tx: Tx, tasks: Iterable[EndedTask]) -> dict[int, Other]:
     """The tasks that must not run again under their keys, with the task that blocks each.
 
     A key is not free while another task holds it, nor once another one has completed under it since. Of several tasks
     with one key the first may have it.
     """
-    first: dict[tuple[str, str], Ended] = {}
+    first: dict[tuple[str, str], EndedTask] = {}
     for task in sorted(tasks):
         first.setdefault((task.kind, task.key), task)
     rows = tx.run(
@@ -162,7 +162,7 @@ def take(tx: Tx, ids: Sequence[int]) -> dict[int, Other]:
     All or none: if a key is not free, takes none and returns the tasks that are blocked.
     """
     for last in (False, False, True):
-        tasks = [Ended(*row) for row in tx.run(_keyed(tx.dialect), ids=bind_rows(ids))]
+        tasks = [EndedTask(*row) for row in tx.run(_keyed(tx.dialect), ids=bind_rows(ids))]
         if not tasks:
             return {}
         _free_expired(tx, {(task.kind, task.key) for task in tasks})

@@ -70,7 +70,7 @@ _SUCCEED_LOCKED = _SUCCEED_AND_RECORD.format(
 )
 # ``lock_timeout`` bounds the wait for each locked row. Dependents and waiters need a second statement: this one's
 # snapshot is older than the commits that it waited for.
-_PATIENCE = "5ms"
+_ROW_LOCK_TIMEOUT = "5ms"
 _SUCCEED_UNLOCKED = _SUCCEED_AND_RECORD.format(
     patience="patience AS MATERIALIZED (SELECT current_setting('lock_timeout') AS usual, "
     "set_config('lock_timeout', :patience, true)),",
@@ -231,7 +231,7 @@ def complete_unlocked(
     if not told:
         return CompletionResult({}, [], [], [], []), outcomes, {}
     given = len(told[0])
-    bound = {"worker": worker, "now": tx.now, "all": given, "patience": _PATIENCE, "lives": lives.result}
+    bound = {"worker": worker, "now": tx.now, "all": given, "patience": _ROW_LOCK_TIMEOUT, "lives": lives.result}
     try:
         ((some, count, usual),) = run_across(tx, _SUCCEED_UNLOCKED, _RECORDED_COLUMNS, told, None, **bound)
         recorded = _recorded(told, some, count)

@@ -16,7 +16,7 @@ from scheduler.store.tasks import keys
 from scheduler.store.tasks.control import CLEAR, recount, with_keys
 
 _LOCK = "SELECT t.id, t.state, t.claimed_at FROM schedd_tasks t WHERE {among} ORDER BY t.id {lock}"
-_AGAIN = f"""
+_RERUN = f"""
 UPDATE schedd_tasks SET {CLEAR}, run_at = CASE WHEN id = :root OR run_at >= {FOREVER} THEN :now ELSE run_at END
 WHERE {{among}}
 """
@@ -52,7 +52,7 @@ def rerun(tx: Tx, task_id: int, *, downstream: bool = True) -> dict[int, keys.Ot
     bound = {"ids": tx.dialect.bind_ids(again)}
     checkpoints.forget(tx, again)
     tx.rows(_FORGET_RESULTS.format(among=tx.dialect.among("task_id")), **bound)
-    tx.rows(_AGAIN.format(among=tx.dialect.among("id")), **bound, now=tx.now, root=task_id)
+    tx.rows(_RERUN.format(among=tx.dialect.among("id")), **bound, now=tx.now, root=task_id)
     recount(tx, again)
     before = TaskState.from_code(rows[task_id][1])
     tasks = {task_id: {"before": before}}

@@ -23,7 +23,7 @@ from scheduler.engine.maintenance.jobs import ScheduleFirer
 from scheduler.engine.slots import InlineSlots
 from scheduler.model.registry import THREAD
 from scheduler.store import due_work as looks_of_store
-from scheduler.store.db.statements import _MOST
+from scheduler.store.db.statements import _MAX_ROWS
 from scheduler.store.db.write_gate import WriteGate
 from scheduler.store.tasks import claim as claims
 from scheduler.store.tasks.complete import Completion
@@ -66,7 +66,7 @@ def test_after_a_slow_one_they_grow_to_the_most_again(fleet: Fleet) -> None:
     assert dispatch.planner.batch < BATCH_BOUNDS[1]
     for _ in range(20):
         dispatch._fit(0.0001, dispatch.planner.batch)
-    assert dispatch.planner.batch == BATCH_BOUNDS[1] == _MOST
+    assert dispatch.planner.batch == BATCH_BOUNDS[1] == _MAX_ROWS
 
 
 def test_waiting_for_other_writers_does_not(fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -494,7 +494,7 @@ def test_who_gets_no_place_uses_no_attempt(
     stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transaction, "MOST_OPEN", 1)
-    monkeypatch.setattr(transaction, "_PATIENCE", 0.0)
+    monkeypatch.setattr(transaction, "_PLACE_TIMEOUT_S", 0.0)
     stage.jobs = stage.worker()
     places = stage.jobs.database._places
 
@@ -518,7 +518,7 @@ def test_a_connection_that_breaks_keeps_no_place(
 ) -> None:
     """Also where the block raises, and so is the first to learn of it when it is rolled back."""
     monkeypatch.setattr(transaction, "MOST_OPEN", 1)
-    monkeypatch.setattr(transaction, "_PATIENCE", 0.0)
+    monkeypatch.setattr(transaction, "_PLACE_TIMEOUT_S", 0.0)
     stage.jobs = stage.worker()
 
     async def body(ctx: Any) -> Any:
