@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--databases", default="sqlite,postgresql")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--put", action="store_true", help="also put the table into docs/explanation/performance.md")
+    parser.add_argument("--put", action="store_true", help="also put the table into its page")
     args = parser.parse_args()
     databases = args.databases.split(",")
     every: dict[str, dict[str, list[float]]] = {database: {} for database in databases}

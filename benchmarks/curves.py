@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "growth.svg", help=".svg or .png")
     parser.add_argument("--json", type=Path, help="where the figures are written")
     parser.add_argument("--draw", type=Path, help="draw the figures of such a file")
-    parser.add_argument("--put", action="store_true", help="also put the table into docs/explanation/performance.md")
+    parser.add_argument("--put", action="store_true", help="also put the table into its page")
     args = parser.parse_args()
     if args.draw:
         told = json.loads(args.draw.read_text())

@@ -139,13 +139,13 @@ def test_works_with_a_comma_can_be_chosen(local: Any) -> None:
 def test_results_are_put_between_their_comments(local: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n")
-    local("pages").put("results", r"new \1", page)
+    local("pages").put("results", r"new \1", [page])
     assert page.read_text() == "before\n<!-- results: begin -->\nnew \\1\n<!-- results: end -->\nafter\n"
     with pytest.raises(ValueError, match="no place for profile"):
-        local("pages").put("profile", "new", page)
-    written = local("pages").PERFORMANCE.read_text()
+        local("pages").put("profile", "new", [page])
+    written = "".join(page.read_text() for page in local("pages").PAGES)
     assert all(
-        f"<!-- {name}: {end} -->" in written
+        written.count(f"<!-- {name}: {end} -->") == 1
         for name in ("results", "profile", "curves", "start-causes")
         for end in ("begin", "end")
     )
