@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup operating pictures observability demo test quick test-lowest man soak faults vm cases mutants lint format bench bench-check clean
+.PHONY: help setup operating pictures observability demo test quick test-lowest man soak faults transports vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -33,6 +33,7 @@ help:
 	@echo "make operating           write the outputs in docs/guides/operating.md anew"
 	@echo "make pictures            take the pictures in docs/pictures anew, of a real daemon: two minutes; needs chromium"
 	@echo "make man                 write the man pages and completions in share/ anew"
+	@echo "make transports          messages over servers that Debian packages: redis-server"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
@@ -74,7 +75,7 @@ demo: $(DEMO_STAMP)
 
 test: setup
 	@$(if $(PYTEST_ARGS),,echo "All tests: about 8 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak" $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports" $(PYTEST_ARGS)
 
 # What breaks most things when it is wrong, from each room of the code; it has to stay under a minute on two cores.
 QUICK := cli/columns cli/db cli/help cli/status cli/submit cli/tasks client/builder config/durations \
@@ -89,7 +90,7 @@ QUICK_FILES := $(foreach name,$(QUICK),tests/$(if $(findstring /,$(name)),$(dir 
 
 quick: setup
 	@echo "A part of the tests, on SQLite only and without faults: a minute on 2 cores. make test runs them all."
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not faults and not alone" --sqlite-only \
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not faults and not alone and not transports" --sqlite-only \
 	  $(QUICK_FILES) $(PYTEST_ARGS)
 
 test-lowest:
@@ -110,6 +111,10 @@ soak: setup
 
 faults: setup
 	$(PYTEST) -m "soak and faults" --timeout=1800 $(PYTEST_ARGS)
+
+transports: setup
+	@command -v redis-server >/dev/null || { echo "redis-server is missing. On Debian and Ubuntu: apt-get install redis-server" >&2; exit 1; }
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "transports and not soak" $(PYTEST_ARGS)
 
 cases: setup
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "case and not soak" --cases -q $(PYTEST_ARGS)

@@ -65,7 +65,11 @@ def test_each_lower_bound_is_a_version_that_the_suite_runs_with() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     run_time = [
         *PROJECT["project"]["dependencies"],
-        *(r for e in ("postgres", "images", "http", "actions", "metrics", "console", "otel") for r in extras[e]),
+        *(
+            r
+            for e in ("postgres", "images", "http", "actions", "metrics", "console", "door", "redis", "otel")
+            for r in extras[e]
+        ),
     ]
     bounds = dict(re.fullmatch(r"([\w-]+)(?:\[\w+\])?(?:>=([\d.]+))?", r).groups() for r in run_time)
     assert bounds.pop("schedd") is None
@@ -78,7 +82,7 @@ def test_metadata() -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
     assert set(metadata.get_all("Provides-Extra") or ()) == {
-        *("postgres", "images", "http", "actions", "metrics", "console", "otel"),
+        *("postgres", "images", "http", "actions", "metrics", "console", "door", "redis", "otel"),
         *("test", "dev", "bench"),
     }
     assert (ROOT / "scheduler" / "py.typed").exists()

@@ -20,8 +20,14 @@ SOURCES = "schedd.sources"
 SINKS = "schedd.sinks"
 # schedd's own, as "module:class": found without a search through all installed packages.
 OWN: Mapping[str, Mapping[str, str]] = {
-    SOURCES: {"cloudevents": "scheduler.transports.cloudevents:CloudEventsSource"},
-    SINKS: {"cloudevents": "scheduler.transports.cloudevents:CloudEventsSink"},
+    SOURCES: {
+        "cloudevents": "scheduler.transports.cloudevents:CloudEventsSource",
+        "redis": "scheduler.transports.redis:RedisSource",
+    },
+    SINKS: {
+        "cloudevents": "scheduler.transports.cloudevents:CloudEventsSink",
+        "redis": "scheduler.transports.redis:RedisSink",
+    },
 }
 _WHAT = {SOURCES: "source", SINKS: "sink"}
 _SECTION = {SOURCES: "sources", SINKS: "sinks"}

@@ -170,3 +170,6 @@ class SpoolRig:
 
     def start_server(self) -> None:
         self.spool.path.with_name("down").unlink()
+
+    def close(self) -> None:
+        """Nothing runs."""

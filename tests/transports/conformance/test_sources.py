@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,13 @@ from scheduler.testing import drain
 from scheduler.transports.ports import TransportError
 from support.databases import Database
 from support.receiving import receiver_of
+from support.redis_rig import RedisRig
 from support.spool import SpoolRig
 
-RIGS: list[Callable[[Path], SpoolRig]] = [SpoolRig]
+RIGS: list[Any] = [
+    pytest.param(SpoolRig, id="spool"),
+    pytest.param(RedisRig, id="redis", marks=pytest.mark.transports),
+]
 POINTS = ("inbox.received", "inbox.stored", "inbox.settling", "inbox.settled")
 PATIENCE = 60.0
 
@@ -38,7 +42,7 @@ PATIENCE = 60.0
 class Trial:
     """One source on one database, its receivers, and the file of effects."""
 
-    def __init__(self, rig: SpoolRig, database: Database, place: Path) -> None:
+    def __init__(self, rig: Any, database: Database, place: Path) -> None:
         self.rig = rig
         self.effects_file = place / "effects"
         self.effects_file.touch()
@@ -82,9 +86,13 @@ class Trial:
         return Counter(int(line.split()[0]) for line in self.effects_file.read_text().splitlines())
 
 
-@pytest.fixture(params=RIGS, ids=lambda rig: rig.name)
-def trial(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> Trial:
-    return Trial(request.param(tmp_path), database, tmp_path)
+@pytest.fixture(params=RIGS)
+def trial(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> Iterator[Trial]:
+    rig = request.param(tmp_path)
+    try:
+        yield Trial(rig, database, tmp_path)
+    finally:
+        rig.close()
 
 
 @pytest.mark.faults
