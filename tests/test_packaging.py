@@ -67,7 +67,7 @@ def test_each_lower_bound_is_a_version_that_the_suite_runs_with() -> None:
         *PROJECT["project"]["dependencies"],
         *(
             r
-            for e in ("postgres", "images", "http", "actions", "metrics", "console", "door", "redis", "otel")
+            for e in ("postgres", "images", "http", "actions", "metrics", "console", "door", "redis", "sqs", "otel")
             for r in extras[e]
         ),
     ]
@@ -82,7 +82,7 @@ def test_metadata() -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
     assert set(metadata.get_all("Provides-Extra") or ()) == {
-        *("postgres", "images", "http", "actions", "metrics", "console", "door", "redis", "otel"),
+        *("postgres", "images", "http", "actions", "metrics", "console", "door", "redis", "sqs", "otel"),
         *("test", "dev", "bench"),
     }
     assert (ROOT / "scheduler" / "py.typed").exists()

@@ -23,10 +23,12 @@ OWN: Mapping[str, Mapping[str, str]] = {
     SOURCES: {
         "cloudevents": "scheduler.transports.cloudevents:CloudEventsSource",
         "redis": "scheduler.transports.redis:RedisSource",
+        "sqs": "scheduler.transports.sqs:SqsSource",
     },
     SINKS: {
         "cloudevents": "scheduler.transports.cloudevents:CloudEventsSink",
         "redis": "scheduler.transports.redis:RedisSink",
+        "sqs": "scheduler.transports.sqs:SqsSink",
     },
 }
 _WHAT = {SOURCES: "source", SINKS: "sink"}

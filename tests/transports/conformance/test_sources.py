@@ -30,9 +30,11 @@ from support.databases import Database
 from support.receiving import receiver_of
 from support.redis_rig import RedisRig
 from support.spool import SpoolRig
+from support.sqs_rig import SqsRig
 
 RIGS: list[Any] = [
     pytest.param(SpoolRig, id="spool"),
+    pytest.param(SqsRig, id="sqs"),
     pytest.param(RedisRig, id="redis", marks=pytest.mark.transports),
 ]
 POINTS = ("inbox.received", "inbox.stored", "inbox.settling", "inbox.settled")
