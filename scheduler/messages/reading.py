@@ -77,6 +77,8 @@ class Reader:
             return Letter(key, message, None, f"it cannot be read: {describe(error).text}")
 
     def _message(self, delivery: Delivery) -> Message:
+        if delivery.unreadable is not None:
+            raise EnvelopeError(delivery.unreadable)
         if self._section.body == "envelope":
             return decode(delivery.body, self._section.max_size)
         if len(delivery.body) > self._section.max_size:

@@ -68,6 +68,7 @@ class Delivery:
     ``attempts``: the number of this delivery, from 1; None where ``Limits.counts`` is false. ``sent_at``: when the
     transport took the message. ``headers``: attributes beside the body, their names in small letters; an envelope's
     fields are taken from them where the body is none. ``content_type``: of the body, if the transport says it.
+    ``unreadable``: why the transport's own encoding of the body cannot be read; such a message is dead.
     """
 
     message_id: str
@@ -77,6 +78,7 @@ class Delivery:
     sent_at: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     content_type: str | None = None
+    unreadable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

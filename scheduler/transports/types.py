@@ -22,11 +22,13 @@ SINKS = "schedd.sinks"
 OWN: Mapping[str, Mapping[str, str]] = {
     SOURCES: {
         "cloudevents": "scheduler.transports.cloudevents:CloudEventsSource",
+        "cloudflare": "scheduler.transports.cloudflare:CloudflareSource",
         "redis": "scheduler.transports.redis:RedisSource",
         "sqs": "scheduler.transports.sqs:SqsSource",
     },
     SINKS: {
         "cloudevents": "scheduler.transports.cloudevents:CloudEventsSink",
+        "cloudflare": "scheduler.transports.cloudflare:CloudflareSink",
         "redis": "scheduler.transports.redis:RedisSink",
         "sqs": "scheduler.transports.sqs:SqsSink",
     },

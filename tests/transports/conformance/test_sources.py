@@ -26,6 +26,7 @@ from scheduler.model.pauses import SOURCE
 from scheduler.store import inbox, pauses
 from scheduler.testing import drain
 from scheduler.transports.ports import TransportError
+from support.cloudflare_rig import CloudflareRig
 from support.databases import Database
 from support.receiving import receiver_of
 from support.redis_rig import RedisRig
@@ -35,6 +36,7 @@ from support.sqs_rig import SqsRig
 RIGS: list[Any] = [
     pytest.param(SpoolRig, id="spool"),
     pytest.param(SqsRig, id="sqs"),
+    pytest.param(CloudflareRig, id="cloudflare"),
     pytest.param(RedisRig, id="redis", marks=pytest.mark.transports),
 ]
 POINTS = ("inbox.received", "inbox.stored", "inbox.settling", "inbox.settled")
@@ -188,13 +190,19 @@ def test_a_delay_above_the_cap_is_capped(trial: Trial) -> None:
 
 
 def test_a_long_task_keeps_its_message_while_it_runs(trial: Trial) -> None:
-    """``ack = "end"``: longer than the visibility; it is delivered once, and acknowledged when the task has ended."""
+    """``ack = "end"``: longer than the visibility; it is acknowledged when the task has ended.
+
+    It is delivered once, unless the transport cannot extend a delivery: then it comes again, to no effect.
+    """
     trial.configure(ack="end")
     trial.rig.send(trial.body(1))
     receiver, until = trial.receiver(), time.monotonic() + 3 * trial.rig.visibility
     assert receiver.turn() == 1
-    while time.monotonic() < until:
-        assert receiver.turn() == 0, "it came again, although it was extended"
+    extends, again = getattr(trial.rig, "extends", True), 0
+    while time.monotonic() < until or (again == 0 and not extends):
+        assert time.monotonic() < until + PATIENCE
+        again += receiver.turn()
+    assert (again == 0) == extends, "it came again, although it was extended"
     assert trial.rig.left() == 1
     trial.run_tasks()
     receiver.turn()
