@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup operating pictures observability demo test quick test-lowest man soak faults transports vm cases mutants lint format bench bench-check clean
+.PHONY: help setup emulator operating pictures observability demo test quick test-lowest man soak faults transports vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -73,7 +73,11 @@ demo: $(DEMO_STAMP)
 	@echo "Running the demo: about 20 seconds"
 	@$(PY) examples/demo/run.py $(if $(PHOTO),"PHOTO=$(PHOTO)")
 
-test: setup
+# Cloudflare's emulator, from npm, by the Node of a wheel. Nothing is fetched while tests run.
+emulator: setup
+	@$(PY) tests/support/miniflare.py || echo "npm's registry cannot be reached: tests/transports/test_cloudflare_worker.py will fail" >&2
+
+test: setup emulator
 	@$(if $(PYTEST_ARGS),,echo "All tests: about 8 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports" $(PYTEST_ARGS)
 

@@ -23,6 +23,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     SOURCES: {
         "cloudevents": "scheduler.transports.cloudevents:CloudEventsSource",
         "cloudflare": "scheduler.transports.cloudflare:CloudflareSource",
+        "cloudflare-push": "scheduler.transports.cloudflare_push:CloudflarePushSource",
         "redis": "scheduler.transports.redis:RedisSource",
         "sqs": "scheduler.transports.sqs:SqsSource",
     },

@@ -225,6 +225,8 @@ class CloudflareApi:
         right = isinstance(most, int) and 1 <= most <= 100 and isinstance(lease_ms, int)
         if not right or not 0 < lease_ms <= MAX_VISIBILITY_MS or set(fields) - {"batch_size", "visibility_timeout_ms"}:
             raise Failure(400, 10207, "JSON request body does not match the schema")
+        if not any(one.get("type") == "http_pull" for one in queue.consumers):
+            raise Failure(405, 10405, "messages cannot be pulled unless http_pull mode is enabled")
         if queue.paused:
             raise Failure(429, 10252, "Queue disabled")
         self.move_dead(queue)

