@@ -61,15 +61,17 @@ def test_tasks_and_migrations_are_installed_inside_the_package() -> None:
     assert json.loads(found) == [*map(str, expected), None, None]
 
 
+EXTRAS = (
+    *("postgres", "images", "http", "actions", "metrics", "console", "door", "otel"),
+    *("redis", "sqs", "nats"),
+)
+
+
 def test_each_lower_bound_is_a_version_that_the_suite_runs_with() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     run_time = [
         *PROJECT["project"]["dependencies"],
-        *(
-            r
-            for e in ("postgres", "images", "http", "actions", "metrics", "console", "door", "redis", "sqs", "otel")
-            for r in extras[e]
-        ),
+        *(requirement for extra in EXTRAS for requirement in extras[extra]),
     ]
     bounds = dict(re.fullmatch(r"([\w-]+)(?:\[\w+\])?(?:>=([\d.]+))?", r).groups() for r in run_time)
     assert bounds.pop("schedd") is None
@@ -82,7 +84,7 @@ def test_metadata() -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
     assert set(metadata.get_all("Provides-Extra") or ()) == {
-        *("postgres", "images", "http", "actions", "metrics", "console", "door", "redis", "sqs", "otel"),
+        *EXTRAS,
         *("test", "dev", "bench"),
     }
     assert (ROOT / "scheduler" / "py.typed").exists()

@@ -87,7 +87,6 @@ def _resolve(done: Future[Published | Refused], answer: Published | Refused) -> 
 def make_kind(name: str, settings: Settings, publisher: Publisher, database: Database, blobs: BlobStore | None) -> Any:
     """The task type of a sink."""
     waits = RetryPolicy(min_wait=settings.min_wait, max_wait=settings.max_wait, max_attempts=settings.max_attempts)
-    limits = publisher.sink.limits
 
     class PublishTask(Task, kind=sink_kind(name), queue=OUTBOX):
         """Publishes one message."""
@@ -128,7 +127,7 @@ def make_kind(name: str, settings: Settings, publisher: Publisher, database: Dat
             except EnvelopeError as error:
                 raise PermanentError(str(error)) from None
             made = _made(self.key, message, self.group)
-            why = too_large(made, limits)
+            why = too_large(made, publisher.sink.limits)
             if why is None:
                 return made
             if settings.large != "pointer" or blobs is None or message.payload_inline is None:
@@ -136,7 +135,7 @@ def make_kind(name: str, settings: Settings, publisher: Publisher, database: Dat
             blob = blobs.put(msgspec.json.encode(message.payload_inline))
             pointing = msgspec.structs.replace(message, payload_inline=None, payload_ref=POINTER + blob.file_id)
             made = _made(self.key, pointing, self.group)
-            why = too_large(made, limits)
+            why = too_large(made, publisher.sink.limits)
             if why is not None:
                 raise PermanentError(f"{why}, even without its payload")
             return made

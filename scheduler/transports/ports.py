@@ -326,3 +326,12 @@ def require(module: str, extra: str, what: str) -> None:
 
     if find_spec(module) is None:
         raise ConfigError(f"{what} needs {module}: pip install 'schedd[{extra}]'")
+
+
+def dedupe_id(key: str) -> str:
+    """A key as an id of at most 128 printable characters without spaces: the key itself, or its digest."""
+    import hashlib
+
+    if len(key) <= 128 and key.isascii() and key.isprintable() and " " not in key:
+        return key
+    return hashlib.sha256(key.encode()).hexdigest()

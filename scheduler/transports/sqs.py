@@ -23,6 +23,7 @@ from scheduler.transports.ports import (
     Settled,
     TransportError,
     Verdict,
+    dedupe_id,
     require,
 )
 
@@ -177,7 +178,7 @@ class SqsSink:
     def _entry(self, number: int, one: Outgoing) -> dict[str, Any]:
         entry: dict[str, Any] = {"Id": str(number), "MessageBody": _text(one.body)}
         if self._fifo:
-            entry |= {"MessageGroupId": _short(one.group or one.key), "MessageDeduplicationId": _short(one.key)}
+            entry |= {"MessageGroupId": dedupe_id(one.group or one.key), "MessageDeduplicationId": dedupe_id(one.key)}
         else:
             entry["DelaySeconds"] = int(min(one.delay, MAX_DELAY) + 0.999)
         return entry
@@ -252,12 +253,3 @@ def _attribute(text: str) -> dict[str, str]:
 
 def _text(body: bytes) -> str:
     return body.decode("utf-8", "replace")
-
-
-def _short(text: str) -> str:
-    """An id of at most 128 printable characters: the text itself, or its digest."""
-    import hashlib
-
-    if len(text) <= 128 and text.isascii() and text.isprintable() and " " not in text:
-        return text
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -12,6 +12,7 @@ import sys
 
 from scheduler import Context, Scheduler, Task
 from scheduler.config.load import load
+from scheduler.messages import receiver as receiver_module
 from scheduler.messages.intake import Intake
 from scheduler.messages.receiver import Receiver
 from scheduler.ports import FAILPOINTS
@@ -58,6 +59,7 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     FAILPOINTS.hit = hit
+    receiver_module.IDLE_WAIT = 1.0
     idle = 0
     while idle < int(turns):
         idle = 0 if receiver.turn() else idle + 1

@@ -28,6 +28,7 @@ from scheduler.testing import drain
 from scheduler.transports.ports import TransportError
 from support.cloudflare_rig import CloudflareRig
 from support.databases import Database
+from support.nats_rig import NatsRig
 from support.receiving import receiver_of
 from support.redis_rig import RedisRig
 from support.spool import SpoolRig
@@ -37,6 +38,7 @@ RIGS: list[Any] = [
     pytest.param(SpoolRig, id="spool"),
     pytest.param(SqsRig, id="sqs"),
     pytest.param(CloudflareRig, id="cloudflare"),
+    pytest.param(NatsRig, id="nats"),
     pytest.param(RedisRig, id="redis", marks=pytest.mark.transports),
 ]
 POINTS = ("inbox.received", "inbox.stored", "inbox.settling", "inbox.settled")
@@ -52,6 +54,7 @@ class Trial:
         self.effects_file.touch()
         self.config = place / "config.toml"
         self.store = database.url
+        self.receivers: list[Receiver] = []
         self.configure()
 
     def configure(self, **section: str) -> None:
@@ -73,6 +76,7 @@ class Trial:
 
     def receiver(self, holder: str = "test") -> Receiver:
         made, self.jobs = receiver_of(str(self.config), self.rig.type_name, self.rig.factory, holder)
+        self.receivers.append(made)
         return made
 
     def receive_all(self) -> None:
@@ -93,9 +97,12 @@ class Trial:
 @pytest.fixture(params=RIGS)
 def trial(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> Iterator[Trial]:
     rig = request.param(tmp_path)
+    made = Trial(rig, database, tmp_path)
     try:
-        yield Trial(rig, database, tmp_path)
+        yield made
     finally:
+        for receiver in made.receivers:
+            receiver._source.close()
         rig.close()
 
 
