@@ -63,7 +63,7 @@ def test_tasks_and_migrations_are_installed_inside_the_package() -> None:
 
 EXTRAS = (
     *("postgres", "images", "http", "actions", "metrics", "console", "door", "otel"),
-    *("redis", "sqs", "nats"),
+    *("rabbitmq", "redis", "sqs", "nats"),
 )
 
 

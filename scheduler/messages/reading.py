@@ -56,7 +56,7 @@ class Reader:
 
     def read(self, delivery: Delivery) -> Letter:
         """Never raises for a message; raises StoreUnavailableError."""
-        key, message = f"!{delivery.message_id}", None
+        key, message = f"!{delivery.message_id or _digest(delivery.body)}", None
         try:
             message = self._message(delivery)
             found = message.idempotency_key or self._key(delivery, message)
@@ -101,7 +101,7 @@ class Reader:
         if way is None:
             return None
         if way == "id":
-            return delivery.message_id[:255]
+            return delivery.message_id[:255] or None
         where, _, name = way.partition(".")
         if where == "header":
             found: Any = delivery.headers.get(name)
@@ -140,6 +140,12 @@ class Reader:
         if known is None:
             known = self._published[name] = read_kind(self._caller.database, name)
         return known
+
+
+def _digest(body: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(body).hexdigest()
 
 
 def _registered(kind: Kind, payload: Any, message: Message) -> TaskSpec:

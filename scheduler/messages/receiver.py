@@ -101,7 +101,12 @@ class Receiver:
             section = self._intake.section
             most = min(section.batch, self._source.limits.max_batch or section.batch)
             deliveries = self._source.receive(most, OPEN_WAIT if self._open or self._at_end else IDLE_WAIT)
-            taken = self._intake.take(deliveries)
+            try:
+                taken = self._intake.take(deliveries)
+            except Exception:
+                if deliveries and self._source.limits.visibility is None:
+                    self._source.close()  # only then do they come again
+                raise
             self._settle([one.verdict for one in taken if one.verdict is not None])
             at = time.monotonic() + self._extend_after()
             self._open |= {one.delivery.receipt: at for one in taken if one.verdict is None}

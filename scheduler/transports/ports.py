@@ -63,8 +63,9 @@ class Limits:
 class Delivery:
     """One message, as a transport delivered it.
 
-    ``message_id``: the transport's own id, which is no idempotency key. ``receipt``: the text that settles or extends
-    this delivery, also after a restart if the transport can; another delivery of the message has another one.
+    ``message_id``: the transport's own id, which is no idempotency key; empty if it has none. ``receipt``: the text
+    that settles or extends this delivery, also after a restart if the transport can; another delivery of the message
+    has another one.
     ``attempts``: the number of this delivery, from 1; None where ``Limits.counts`` is false. ``sent_at``: when the
     transport took the message. ``headers``: attributes beside the body, their names in small letters; an envelope's
     fields are taken from them where the body is none. ``content_type``: of the body, if the transport says it.

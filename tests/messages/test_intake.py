@@ -474,3 +474,15 @@ def test_dead_is_the_verdict_of_what_was_refused_before(make: Make) -> None:
     rig.queue.send(b"[]")
     rig.turn()
     assert [type(one) for one in rig.queue.verdicts] == [Dead]
+
+
+@pytest.mark.parametrize("key_from", [None, "id"])
+def test_messages_to_which_the_transport_gives_no_id_are_different_ones(make: Make, key_from: str | None) -> None:
+    rig = make(dlq="none", **({} if key_from is None else {"key_from": key_from}))
+    for body in (b"{}", b'{"payload_inline": {"order": 1}}', b"{}"):
+        rig.queue.send(body)
+        rig.queue.messages[-1].message_id = ""
+    rig.turn()
+    assert [(row.state, row.error is None) for row in rig.rows()] == [(InboxState.DEAD, False)] * 2
+    assert len({row.task_id for row in rig.rows()}) == 2
+    assert rig.run() == []

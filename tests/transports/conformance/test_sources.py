@@ -29,6 +29,7 @@ from scheduler.transports.ports import TransportError
 from support.cloudflare_rig import CloudflareRig
 from support.databases import Database
 from support.nats_rig import NatsRig
+from support.rabbitmq_rig import RabbitRig
 from support.receiving import receiver_of
 from support.redis_rig import RedisRig
 from support.spool import SpoolRig
@@ -40,6 +41,7 @@ RIGS: list[Any] = [
     pytest.param(CloudflareRig, id="cloudflare"),
     pytest.param(NatsRig, id="nats"),
     pytest.param(RedisRig, id="redis", marks=pytest.mark.transports),
+    pytest.param(RabbitRig, id="rabbitmq", marks=pytest.mark.transports),
 ]
 POINTS = ("inbox.received", "inbox.stored", "inbox.settling", "inbox.settled")
 PATIENCE = 60.0
@@ -221,7 +223,9 @@ def test_the_message_of_a_dead_receiver_comes_to_another_one(trial: Trial) -> No
     """``ack = "end"``: its visibility is extended no more; its task has been stored once, and runs once."""
     trial.configure(ack="end")
     trial.rig.send(trial.body(1))
-    assert trial.receiver("first").turn() == 1
+    first = trial.receiver("first")
+    assert first.turn() == 1
+    first._source.close()  # as the system does for a process that dies
     other, deadline = trial.receiver("second"), time.monotonic() + PATIENCE
     while not other.turn():
         assert time.monotonic() < deadline
