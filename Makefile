@@ -16,10 +16,11 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator operating pictures observability demo test quick test-lowest man soak faults transports vm cases mutants lint format bench bench-check clean
+.PHONY: help setup emulator demo-messages operating pictures observability demo test quick test-lowest man soak faults transports vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
+	@echo "make demo-messages       orders from a Cloudflare queue, out as webhooks and over NATS, killed in the middle"
 	@echo "make test                all tests, on SQLite and on a real PostgreSQL: about 8 minutes on 2 cores"
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
@@ -65,6 +66,10 @@ $(DEMO_STAMP): pyproject.toml | $(PY)
 	@echo "Installing schedd and Pillow into $(VENV), about 110 MB"
 	@$(PIP) --editable '.[images]'
 	@printf '%s\n' '$(CURDIR)' > $@
+
+demo-messages: setup emulator
+	@echo "Running the demo of messages: about 20 seconds"
+	@$(PY) examples/orders/run.py
 
 operating: setup
 	SCHEDD_WRITE_GUIDE=1 $(PY) -m pytest -q --sqlite-only tests/test_operating.py

@@ -63,7 +63,7 @@ def test_blocks_are_the_files(name: str) -> None:
 def test_no_other_program_is_shown() -> None:
     shown_here = {name for told, name, _ in BLOCK.findall(README) if not told}
     assert set(FILES) <= shown_here
-    others = {"demo", "durable", "night"}  # the demo, durable.md's programs, and operating.md's tasks
+    others = {"demo", "durable", "night", "orders"}  # the demo, durable.md's programs, and operating.md's tasks
     there = {str(path) for one in EXAMPLES.rglob("*.py") if not others & set((path := one.relative_to(ROOT)).parts)}
     assert there == {name for name in FILES if name.endswith(".py")}
 

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 VERSION = "4.20260730.0"
 ROOT = Path(__file__).parents[2]
@@ -56,16 +56,19 @@ def _install() -> None:
 
 
 class Miniflare:
-    """An instance with these queues: see miniflare.mjs. It ends with the process that started it."""
+    """An instance with these queues: see miniflare.mjs. It ends with the process that started it.
 
-    def __init__(self, queues: Mapping[str, Mapping[str, Any]]) -> None:
+    ``log``: where goes what Workers say; None: to standard error.
+    """
+
+    def __init__(self, queues: Mapping[str, Mapping[str, Any]], log: IO[str] | None = None) -> None:
         import httpx2
 
         wanted = {"place": str(install()), "worker": str(WORKER), "queues": queues}
         script = Path(__file__).with_suffix(".mjs")
         self._process = subprocess.Popen(
             [str(wheel() / "bin" / "node"), str(script), json.dumps(wanted)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None
         first = self._process.stdout.readline()
