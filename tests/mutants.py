@@ -77,7 +77,7 @@ MUTANTS = (
         ("tests/engine/test_claim_lease.py", "tests/store/tasks/test_fence.py"),
     ),
     Mutant(
-        "what runs is told when the lease runs out",
+        "handlers learn it when the lease runs out",
         (
             Change(
                 "scheduler/engine/maintenance/lease_watchdog.py",
@@ -104,7 +104,7 @@ MUTANTS = (
         ("tests/engine/maintenance/test_lease.py",),
     ),
     Mutant(
-        "a claim that nobody knows of is not forgotten",
+        "a claim that no worker knows of is not forgotten",
         (Change("scheduler/engine/dispatch/lost_commits.py", "return bool(deferred)", "return False"),),
         ("tests/engine/dispatch/test_commit_loss.py",),
         "postgresql",
@@ -153,7 +153,7 @@ MUTANTS = (
         ("tests/engine/execution/test_cpu_functions.py",),
     ),
     Mutant(
-        "what has ended in a child is told at a hard stop",
+        "what has ended in a child is reported at a hard stop",
         (
             Change(
                 "scheduler/engine/processes/monitor.py",
@@ -639,7 +639,7 @@ def main() -> int:
         for mutant in chosen:
             before = mutate(tree, mutant)
             passed, failed = run(tree, mutant.tests, mutant.database)
-            print(f"{mutant.name:48}  {'NOBODY: it survives' if passed else failed}", flush=True)
+            print(f"{mutant.name:48}  {'NO TEST: it survives' if passed else failed}", flush=True)
             survived += passed
             for path, text in before.items():
                 path.write_text(text, encoding="utf-8")

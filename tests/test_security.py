@@ -51,7 +51,7 @@ def _is_false(value: ast.expr) -> bool:
 
 
 def test_schedctl_imports_no_task_module(tmp_path: Path) -> None:
-    """Neither when it looks, nor when it changes something: whoever answers a ticket does not run tasks' code."""
+    """Neither to read nor to change something: schedctl never runs the tasks' code for an operator."""
     (tmp_path / "shop.py").write_text("import pathlib\npathlib.Path(__file__).with_name('imported').touch()\n")
     (tmp_path / "config.toml").write_text(
         f'[store]\nurl = "sqlite:///{tmp_path}/jobs.db"\n[tasks]\nmodules = ["shop"]\npath = ["{tmp_path}"]\n'

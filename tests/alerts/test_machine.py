@@ -139,7 +139,7 @@ def test_a_silence_keeps_messages_back_until_it_ends() -> None:
     history.run([CLEAR])
     assert history.events()[1:] == [(180, "recovered")], "what was said to fire is said to be over"
     history.run([FIRES, FIRES, CLEAR, CLEAR])
-    assert len(history.said) == 2, "what nobody was told of is over in silence"
+    assert len(history.said) == 2, "an alert that was never sent ends without a message"
 
 
 @pytest.mark.parametrize(

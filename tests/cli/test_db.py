@@ -128,7 +128,7 @@ def test_backup_of_postgresql_is_left_to_its_own_tools(ctl: Ctl) -> None:
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 class TestUnusable:
-    """Each is told in a line or two, with status 5 and nothing half written."""
+    """Each gives an error of a line or two, status 5, and writes nothing by halves."""
 
     def test_no_such_directory(self, ctl: Ctl, tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path / 'no' / 'jobs.db'}"

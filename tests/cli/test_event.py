@@ -62,7 +62,7 @@ def test_doctor_finds_and_wakes_who_overslept(ctl: Ctl, live: Bench) -> None:
     live.drain()
     (checked,) = [row for row in ctl.json("doctor") if row["check"] == "waits"]
     assert checked["level"] == "ok"
-    old = "INSERT INTO schedd_events (name, emitted_at) VALUES ('approved', 1)"  # by other hands: it wakes nobody
+    old = "INSERT INTO schedd_events (name, emitted_at) VALUES ('approved', 1)"  # by other hands: it wakes no waiter
     live.execute(old)
     (checked,) = [row for row in ctl.json("doctor", status=1) if row["check"] == "waits"]
     assert (checked["level"], checked["tasks"]) == ("problem", [task_id])

@@ -123,7 +123,7 @@ def test_one_worker_with_a_line_of_its_own_hides_no_other_ones_slots(ctl: Ctl, l
 def test_no_live_worker_has_such_a_slot(
     ctl: Ctl, live: Bench, task: Task, priority: str, pools: dict[str, Any], what: str
 ) -> None:
-    """Nothing would ever run it, however long it waits: told as if nobody served its kind."""
+    """No worker would ever run it, however long it waits: reported like a kind that no worker serves."""
     worker(live, **pools, processes=1)
     kind = type(task).__name__
     reason = f"no live worker that serves kind {kind!r} in queue 'default' has {what} for {priority} tasks"

@@ -1,4 +1,4 @@
-"""What ``show`` and ``doctor`` say of rows that somebody's open transaction holds on PostgreSQL."""
+"""What ``show`` and ``doctor`` say of rows that another session's open transaction holds on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
-def somebody(database: Database) -> Iterator[psycopg.Connection]:
+def other_session(database: Database) -> Iterator[psycopg.Connection]:
     url = sa.make_url(database.url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url, application_name="by hand") as connection:
         yield connection
         connection.rollback()
 
 
-def locks(somebody: psycopg.Connection, task_id: int) -> str:
-    """Somebody holds this row; who that is."""
-    somebody.execute("SELECT 1 FROM schedd_tasks WHERE id = %s FOR UPDATE", (task_id,))
-    return (
-        f"session {somebody.info.backend_pid} (by hand, user postgres, idle in transaction), its transaction open for "
-    )
+def locks(other_session: psycopg.Connection, task_id: int) -> str:
+    """Lock this row in the other session; returns how schedctl names that session."""
+    other_session.execute("SELECT 1 FROM schedd_tasks WHERE id = %s FOR UPDATE", (task_id,))
+    pid = other_session.info.backend_pid
+    return f"session {pid} (by hand, user postgres, idle in transaction), its transaction open for "
 
 
 def test_a_row_that_claims_pass_over(
-    ctl: Ctl, live: Bench, somebody: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    ctl: Ctl, live: Bench, other_session: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live.drain()
     made = int(live.step("held").schedule())
-    who = locks(somebody, made)
+    who = locks(other_session, made)
     assert live.drain() == []
     monkeypatch.setattr(row_locks, "MIN_AGE", 0)
     why = ctl.json("show", made)["why"]
@@ -47,14 +46,14 @@ def test_a_row_that_claims_pass_over(
     assert why.endswith(": claims pass over it until that ends")
     monkeypatch.setattr(row_locks, "MIN_AGE", 10**12)
     assert "locked" not in ctl.json("show", made)["why"], "a cycle of a worker holds what it claims, too"
-    somebody.rollback()
+    other_session.rollback()
     monkeypatch.setattr(row_locks, "MIN_AGE", 0)
     assert "locked" not in ctl.json("show", made)["why"]
     assert live.drain() == ["held"]
 
 
 def test_doctor_names_who_waits_for_whom(
-    ctl: Ctl, live: Bench, somebody: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    ctl: Ctl, live: Bench, other_session: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def said() -> tuple[str, str]:
         (found,) = [f for f in ctl.json("doctor") if f["check"] == "locks"]
@@ -63,11 +62,11 @@ def test_doctor_names_who_waits_for_whom(
     made = int(live.step("held").schedule())
     monkeypatch.setattr(row_locks, "MIN_AGE", 0)
     assert said() == ("ok", "no session waits for another one's")
-    who = locks(somebody, made)
+    who = locks(other_session, made)
     side = Side(lambda: live.execute(f"UPDATE schedd_tasks SET progress = 1 WHERE id = {made}"))
     until(lambda: said()[0] == "note")
     assert "(schedd) has waited " in said()[1]
     assert f" for {who}" in said()[1]
-    somebody.rollback()
+    other_session.rollback()
     side.result()
     assert said()[0] == "ok"

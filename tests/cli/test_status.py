@@ -63,7 +63,7 @@ def test_the_oldest_ready_task_counts_from_the_end_of_its_last_parent(ctl: Ctl, 
 
 @pytest.mark.case(24)
 def test_an_unregistered_kind_is_left_alone_and_told(ctl: Ctl, live: Bench) -> None:
-    """A long row of them, due earlier and of a higher level, holds nobody up."""
+    """Many of them, due earlier and of a higher priority, delay no other task."""
     first = int(live.step("first").schedule())
     source = (
         "FROM generate_series(1, :n) g"

@@ -1,4 +1,4 @@
-"""A schedule whose kind has left every program goes on making tasks: whoever looks is told which."""
+"""A schedule whose kind has left every program goes on making tasks: schedctl names it to the operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .conftest import Ctl
 
 @pytest.fixture
 def since(ctl: Ctl, live: Bench) -> str:
-    """A worker is live; ``gone`` is of a kind that it does not serve. When that was registered, as it is told."""
+    """When ``gone``, of a kind that the live worker does not serve, was registered; as schedctl prints it."""
     live.step("x").key("served").cron("0 5 * * *").schedule()
     assert ctl("run", "--cron", "0 5 * * *", "--key", "gone", "--", "true").exit_code == 0
     assert ctl("cron", "list").stderr.startswith("schedctl: no worker is live"), "which says it of all"

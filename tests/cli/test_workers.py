@@ -16,7 +16,7 @@ def state(ctl: Ctl) -> str:
 
 
 def steps(live: Bench, count: int = 1) -> None:
-    """Steps of the worker, each of which looks at its row: it does so four times a second at most."""
+    """Step the worker; each step reads its row, which it else does four times a second at most."""
     for _ in range(count):
         engine_of(live.jobs).periodic.timers.bring_forward("told")
         ring_and_step(live.jobs)

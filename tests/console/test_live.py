@@ -1,4 +1,4 @@
-"""Pages that are open: they show what changes, and do not disturb whoever is at something."""
+"""Open pages: they show what changes, and do not disturb a visitor who is typing."""
 
 from __future__ import annotations
 

@@ -281,8 +281,8 @@ def test_the_watchdog_is_told_while_the_server_is_away(
 
 # Waits a second, of all its threads, whatever else the machine does: about twice the mean when this was recorded.
 WAITS = {"sqlite": 7, "postgresql": 9}
-# Of a core; only who does not wait at all takes so much. How near it is to the promised 0.005 is for benchmarks to say:
-# on a virtual machine the first half millisecond after a second of sleep may be the hypervisor's, whoever wakes.
+# Of a core; only a busy loop takes so much. How near it is to the promised 0.005 is for benchmarks to say:
+# on a virtual machine the hypervisor may take the first half millisecond after a second of sleep.
 SPINS = 0.05
 
 

@@ -160,7 +160,7 @@ def test_a_daemon_from_its_start_to_its_end(database: Database, jobs: Scheduler,
 
 @contextmanager
 def locked(database: Database, jobs: Scheduler) -> Iterator[None]:
-    """Nobody else writes to the database meanwhile."""
+    """Lock the database: no other connection can write meanwhile."""
     if database.is_sqlite:
         with closing(sqlite3.connect(database.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -321,12 +321,12 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     made.close()
     second.close()
     assert not path.exists()
-    path.write_text("a file of somebody's")
+    path.write_text("another program's file")
     third = Listener(parse_listen(at), lambda: None)
     third.start()
     assert third._server is None
     third.close()
-    assert path.read_text() == "a file of somebody's"
+    assert path.read_text() == "another program's file"
 
 
 @pytest.mark.parametrize(

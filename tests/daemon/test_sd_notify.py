@@ -1,4 +1,4 @@
-"""What systemd is told, against a socket such as systemd's."""
+"""Messages to systemd, sent to a socket such as systemd's."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Guarded:
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Somebody else has every connection, those that schedd had among them."""
+        """Another program holds every connection, schedd's own among them."""
         cut = (
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name LIKE 'schedd%' "
             "AND usename = 'guest'"
@@ -203,7 +203,7 @@ def test_a_server_without_a_connection_to_spare_is_waited_for(
 def test_a_worker_that_gets_no_connection_any_more_goes_on_when_it_does(
     guarded: Guarded, nursery: Nursery, systemd: Systemd
 ) -> None:
-    """Its connections break, and somebody else has taken them all before it is back."""
+    """Its connections break, and another program takes them all before it reconnects."""
     child = schedd(nursery, guarded.url())
     systemd.expect("READY=1")
     with guarded.full():
@@ -218,7 +218,7 @@ def test_a_worker_that_gets_no_connection_any_more_goes_on_when_it_does(
 
 @pytest.mark.case(9)
 def test_a_low_statement_timeout_is_told_and_tried_again(guarded: Guarded, nursery: Nursery, systemd: Systemd) -> None:
-    """Statements that take too long: here since somebody has locked the table."""
+    """Statements take too long, since another session has locked the table."""
     guarded.sql("ALTER ROLE guest SET statement_timeout = '200ms'")
     try:
         child = schedd(nursery, guarded.url())
@@ -332,7 +332,7 @@ def test_a_database_with_tables_that_only_look_like_ours(
 
 
 def test_a_database_of_another_program_is_left_as_it_is(guarded: Guarded, tmp_path: Path) -> None:
-    """It gets our tables when somebody asks for that, beside its own, and not before."""
+    """It gets schedd's tables beside its own when the operator asks for that, and not before."""
     guarded.sql("CREATE DATABASE shop")
     guarded.server.sql("CREATE TABLE orders (id int)", "shop")
     url = guarded.url("postgres", "", "shop")

@@ -284,7 +284,7 @@ def test_a_dead_workers_task_that_was_cancelled_is_not_run_again(bench: Bench) -
     ring_and_step(dying)
     ring_and_step(other)
     assert bench.jobs.cancel_task(task_id).requested == (task_id,)
-    for _ in range(5):  # renewing its own lease meanwhile: who did not get round to it reaps nobody
+    for _ in range(5):  # renewing its own lease meanwhile: a worker that did not get round to it reaps no other
         bench.clock.advance(9)
         ring_and_step(other)
     assert bench.state(task_id) == "cancelled"
@@ -362,7 +362,7 @@ def test_asked_again_with_cascade_and_then_retried(bench: Bench) -> None:
 @pytest.mark.case(37, 65)
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_a_cascade_waits_for_no_open_session(bench: Bench) -> None:
-    """Somebody adds a task below; the end of the cancelled one is recorded when that transaction is over."""
+    """Another transaction adds a task below. The cancelled task's end is recorded once that transaction is over."""
     task_id = int(bench.step("task").schedule())
     child = int(bench.step("child", task_id, otherwise="run").schedule())
     other = int(bench.step("other").schedule())

@@ -307,7 +307,7 @@ def test_only_whose_lease_has_run_out_loses_what_it_holds(fleet: Fleet, clock: F
 
 @pytest.mark.case(2, 10)
 def test_a_claim_that_never_started_gets_its_attempt_back(fleet: Fleet, clock: FakeClock) -> None:
-    """The number grows, the budget does not shrink: workers that die use up nobody's attempts."""
+    """The number grows, the budget does not shrink: workers that die use up no task's attempts."""
     for n in range(2):
         dying = named(fleet, f"dying {n}")
         if n == 0:

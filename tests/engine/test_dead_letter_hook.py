@@ -1,4 +1,4 @@
-"""The hook that is told of dead letters; metrics and purge."""
+"""The hook that gets dead letters; metrics and purge."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_throwing_hook_is_called_once_and_changes_nothing(
     told: list[tuple[DeadLetter, str]] = []
 
     def hook(letter: DeadLetter) -> None:
-        told.append((letter, jobs.get_task_status(letter.id).value))  # the commit is done: anybody can see it
+        told.append((letter, jobs.get_task_status(letter.id).value))  # the commit is done: every reader sees it
         raise RuntimeError("the pager is broken")
 
     jobs = fleet.worker(Flaky, on_dead_letter=hook)

@@ -161,7 +161,7 @@ def test_ends_that_wait_for_a_cycle_outlive_an_urgent_one_that_fails(
 
 
 def test_an_end_reported_right_before_the_engine_sleeps_is_not_slept_over(bench: Bench) -> None:
-    """Whoever reports it wakes nobody yet."""
+    """The thread that reports it does not wake the engine yet."""
     bench.step("task").schedule()
     ring_and_step(bench.jobs)
     engine_state = engine_of(bench.jobs).engine_state
@@ -181,7 +181,7 @@ def test_an_end_reported_right_before_the_engine_sleeps_is_not_slept_over(bench:
 
 
 class _Refused(deque[Any]):
-    """Requests of which the guard answers the last one right before it is taken."""
+    """Requests. The guard answers the last one right before the engine takes it."""
 
     def popleft(self) -> Any:
         answer = super().popleft().answer

@@ -1,4 +1,4 @@
-"""What nobody rang for is found by polling, though a worker at rest takes no cycle without a reason."""
+"""Polling finds work that came without a notification. An idle worker runs no cycle without a reason."""
 
 from __future__ import annotations
 

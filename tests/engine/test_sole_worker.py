@@ -1,4 +1,4 @@
-"""A worker that has nobody to wake rings for nobody, from its first moment on; who comes later is noticed."""
+"""A sole worker sends no notifications, from its first moment on. It notices a worker that joins later."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def with_notifier(jobs: Scheduler) -> ExpensiveNotifier:
 
 
 def notifications_for_a_child(jobs: Scheduler, notifier: ExpensiveNotifier) -> int:
-    """How often it rings in turns that make a task ready."""
+    """How often it notifies in cycles that make a task ready."""
     parent = jobs.task(plain).schedule()
     child = jobs.task(plain).depend_on(parent).schedule()
     jobs.task(plain).after(60).depend_on(parent).schedule()  # which it does not claim itself with that cycle

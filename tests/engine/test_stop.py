@@ -1,4 +1,4 @@
-"""Stopping and draining: what runs is recorded or released, and whoever still calls is answered."""
+"""Stopping and draining: what runs is recorded or released, and every late call gets an answer."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Asks(Task, isolation="process"):
         assert isinstance(ctx._attempt, RemoteAttempt)
         link = ctx._runtime.link  # type: ignore[attr-defined]
         for question in (("nonsense",), ("request", "nonsense", 1), ("request", "record", {"x": 1}), ("load",)):
-            with contextlib.suppress(Exception):  # it is told so
+            with contextlib.suppress(Exception):  # the answer is an error
                 link.ask(ctx._attempt.number, *question).result(20)
         return "went on"
 

@@ -75,7 +75,7 @@ class Process:
             assert self._hear(left), f"no report {at} {fields} within {timeout:g} s; {self.tail()}"
 
     def heard(self, at: str) -> list[dict[str, Any]]:
-        """All reports of this name so far that nobody expected."""
+        """All reports of this name so far that no ``expect()`` has taken."""
         while self._hear(0):
             pass
         return [report for report in self._heard if report["at"] == at]
@@ -346,7 +346,7 @@ def all_ended(jobs: Scheduler, timeout: float = PATIENCE) -> None:
 
 def all_take_part(fleet: Fleet, jobs: Scheduler, processes: list[Process]) -> None:
     """Handlers in every one of these processes, which have the default pools and nothing else to do: one more under way
-    at once than there are slots without any one of them. Nobody knows how long they take, so none is claimed ahead."""
+    at once than there are slots without any one of them. Their run times are unknown, so none is claimed ahead."""
     slots = POOL_SLOTS["medium"][0] + POOL_SLOTS["low"][0]  # idle ones of low help
     with jobs.batch() as batch:
         for _ in range(slots * (len(processes) - 1) + 1):

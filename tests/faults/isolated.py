@@ -43,7 +43,7 @@ def note(path: str, what: str) -> None:
 
 
 def hang() -> None:
-    """C code that never lets Python run again: a regular expression that tracks back for longer than anybody lives."""
+    """C code that never lets Python run again: a regular expression that backtracks for centuries."""
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
@@ -310,7 +310,7 @@ def work(parent: Any) -> None:
 
 
 class Unwaited(Task, isolation="process"):
-    """Leaves a process behind that has ended, and for which nobody has waited. Tells whether one was there before."""
+    """Leaves a zombie behind: a process that has ended and was not waited for. Tells whether one was there before."""
 
     def run(self, ctx: Context) -> dict[str, Any]:
         before = True

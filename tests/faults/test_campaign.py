@@ -116,7 +116,7 @@ def test_killed_at_random(ground: Ground) -> None:
 def test_stopped_for_longer_than_the_lease(ground: Ground) -> None:
     lease = ground.form.lease
     made, report = ground.campaign([injected.freeze(1.7 * lease)] * ground.form.faults, 1.7 * lease + 1)
-    assert made.lines("lease was lost"), "nobody lost its lease"
+    assert made.lines("lease was lost"), "no worker lost its lease"
     assert report.reclaimed, "nothing was interrupted"
 
 
@@ -139,7 +139,7 @@ def test_the_way_to_the_server_breaks(ground: Ground) -> None:
     what = [("cut", 0.1), ("half-close", 0.1), ("hole", 1.7 * lease), ("delay", 1.0), ("refuse", 0.5 * lease)]
     faults = [injected.way(proxies, name, seconds, tight=lease < 2) for name, seconds in what]
     made, _ = ground.campaign(faults * max(1, ground.form.faults // len(faults)), lease, start)
-    assert made.lines("the database is away"), "nobody was cut off"
+    assert made.lines("the database is away"), "no worker was cut off"
 
 
 @pytest.mark.case(47)
@@ -147,7 +147,7 @@ def test_wall_clocks_ten_minutes_off(ground: Ground) -> None:
     """Some are off from the start, some are set while they work; leases, due times and the graph do not notice."""
     ground.outlasting()
     start = [ground.start(), ground.start(clock=600.0), ground.start(clock=-600.0)]
-    offsets = [1200.0, -1200.0, 0.0] * ground.form.faults  # the first is nobody's yet
+    offsets = [1200.0, -1200.0, 0.0] * ground.form.faults  # no worker has the first one yet
     made, report = ground.campaign(
         [injected.clock(offset) for offset in offsets[: max(3, ground.form.faults)]], 0.5, start
     )

@@ -1,4 +1,4 @@
-"""The database goes away and comes back: nothing is lost, nothing runs beside itself, and it is told once."""
+"""The database goes away and comes back: nothing is lost, no task runs twice at once, and one line is logged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUSY = 150  # ms
 
 @contextmanager
 def away(database: Database) -> Iterator[None]:
-    """Nobody can write (SQLite: another program holds the lock; PostgreSQL: it lets nobody in) until this ends."""
+    """No worker can write until this ends (SQLite: another program holds the lock; PostgreSQL refuses connections)."""
     if database.is_sqlite:
         with closing(sqlite3.connect(database.path, isolation_level=None)) as holder:
             until(lambda: _locked(holder), "the write lock")

@@ -19,7 +19,7 @@ DAEMON |= {"pools__medium__slots": "2"}
 
 
 def untouched(jobs: Scheduler, ids: list[int]) -> None:
-    """Queued tasks that nobody holds, and whose budget is whole."""
+    """Assert that no worker holds these queued tasks and that their budget is whole."""
     for task_id in ids:
         (row,) = rows(
             jobs,

@@ -44,7 +44,7 @@ FLOWS = [
 
 
 class Crew:
-    """Three workers, of which some are killed and some stand still for longer than their lease."""
+    """Three workers. Some are killed, and some stand still for longer than their lease."""
 
     def __init__(self, fleet: Fleet, jobs: Scheduler, form: Form, tell: Tell) -> None:
         self.fleet, self.jobs, self.form = fleet, jobs, form

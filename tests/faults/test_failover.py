@@ -123,7 +123,7 @@ def test_what_a_failover_loses_is_never_taken_for_what_comes_after_it(pair: Pair
     try:
         jobs.start()
         assert caller.result(stored(caller, "before"), timeout=PATIENCE) == "before"
-        survivor = caller.task(late).schedule()  # nobody serves its kind yet
+        survivor = caller.task(late).schedule()  # no worker serves its kind yet
         worker = jobs.engine.worker
         pair.cut()
         jobs.register(late)
@@ -143,7 +143,7 @@ def test_what_a_failover_loses_is_never_taken_for_what_comes_after_it(pair: Pair
         assert len(set(keys)) == 9
         assert {key for number, _, key in begun if number in news} == {f"task-e2-{number}" for number in news}
         old_may_end.set()
-        until(lambda: len(lost) == 4, "what was held is told")
+        until(lambda: len(lost) == 4, "the held handlers learn that their leases are lost")
         assert set(lost) == {"LeaseLost"}
         until(lambda: len(begun) == 10, "what survived runs once more")
         assert begun[-1] == (survivor, "late", f"task-{survivor}")
@@ -202,7 +202,7 @@ def test_an_id_never_names_another_task_than_its_caller_was_given(store_url: str
             for look in jobs.get_task, jobs.wait, jobs.result:
                 with pytest.raises(UnknownTaskError, match="another task has its id"):
                     look(task_id)
-            assert jobs.get_task(int(task_id)).id == task_id  # whoever has only the number
+            assert jobs.get_task(int(task_id)).id == task_id  # a caller that has only the number
 
 
 @pytest.mark.case(67, pure=True)

@@ -1,4 +1,4 @@
-"""Fairness in a flood: no level starves, one slow task delays nobody, and what is urgent starts at once."""
+"""Fairness in a flood: no level starves, a slow task delays no other one, and urgent tasks start at once."""
 
 from __future__ import annotations
 

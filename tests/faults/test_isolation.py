@@ -203,7 +203,7 @@ def test_the_signal_that_asks_what_is_done_ends_nothing(jobs: Scheduler, tmp_pat
 
 @one_database
 def test_a_child_that_stands_still_keeps_no_task(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever was given to it waited for ever, beside children that had nothing to do."""
+    """A task that was handed to it waited for ever, while other children were idle."""
     monkeypatch.setattr(patience, "NOT_BEGUN_TIMEOUT_S", 0.3)
     pid = result(jobs, run(jobs, kinds.Pid()))["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -455,7 +455,7 @@ def test_a_hard_stop_kills_before_it_hands_back(database: Database, mark: str, t
 
 @pytest.fixture
 def deaf(database: Database, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
-    """It hears nothing more of its children, of which one is ready, but what there is to hear when it is closed."""
+    """A scheduler that reads its child's messages only when it is closed. The child is ready."""
     jobs = started(database, processes=1)
     run(jobs, kinds.Pid())
     handle_all = ChildMonitor.handle_all

@@ -137,7 +137,7 @@ def test_a_hard_stop_waits_for_no_function(database: Database, mark: str, tmp_pa
     task_id = jobs.task(kind(str(notes))).schedule()
     noted(notes, "start")
     jobs.cancel_task(task_id)
-    until(lambda: withdrawn(jobs), "it is told to end")
+    until(lambda: withdrawn(jobs), "it gets the order to end")
     jobs.stop_now()
     assert kinds.living(str(notes)) == []
     jobs.close()

@@ -87,7 +87,7 @@ def test_nothing_outlives_a_daemon_that_is_killed(
 def test_what_runs_ends_with_the_lease_of_a_daemon_that_stands_still(
     fleet: Fleet, jobs: Scheduler, mark: str, tmp_path: Path
 ) -> None:
-    """Its children do not stand still: their handlers ran on, beside those of whoever had taken over the tasks."""
+    """Its children do not stand still: their handlers ran on, beside those of the worker that took over."""
     daemon = fleet.daemon(**OPTIONS | {"worker__lease": "1.5", "worker__grace": "0.1"})
     task_id = jobs.task(kinds.Hang(str(tmp_path / "notes"))).timeout(3600).schedule()
     until(lambda: kinds.lines(tmp_path / "notes"), "it runs")
@@ -95,7 +95,7 @@ def test_what_runs_ends_with_the_lease_of_a_daemon_that_stands_still(
     daemon.kill(signal.SIGSTOP)
     until(lambda: not Path("/proc", pid).exists(), "its process has ended by itself")
     daemon.kill(signal.SIGCONT)
-    until(lambda: history(jobs, task_id), "nobody had taken it over")
+    until(lambda: history(jobs, task_id), "no other worker took it over")
     assert history(jobs, task_id)[0] == (1, "handed back")
 
 
@@ -173,7 +173,7 @@ def test_a_thread_that_segfaults_ends_dead_and_blames_nobody(fleet: Fleet, jobs:
     ends = [str(a.outcome) for a in attempts(jobs, culprit)]
     assert ends[-1] == "dead"
     assert set(ends[:-1]) == {"lost"}
-    assert sum("lost" in [end for _, end in history(jobs, i)] for i in good), "nobody was held by a worker that died"
+    assert sum("lost" in [end for _, end in history(jobs, i)] for i in good), "no worker that died held one of them"
     after = jobs.task(kinds.Pid()).schedule()
     all_ended(jobs)
     assert state(jobs, after) == "success"

@@ -68,7 +68,7 @@ def single(database: Database, mark: str, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def stop_with_child(jobs: Scheduler) -> None:
-    """Stop the fork server, and kill the child: its end is told by nobody."""
+    """Stop the fork server, and kill the child: no process reports its end."""
     pid = result(jobs, run(jobs, kinds.Pid()))["pid"]
     os.kill(fork_server(jobs), signal.SIGSTOP)
     os.kill(pid, signal.SIGKILL)
@@ -82,7 +82,7 @@ def state_of(pid: int) -> str:
 
 @one_database
 def test_a_fork_server_that_was_stopped_goes_on(single: Scheduler) -> None:
-    """What waited for a child waited until somebody let it go on, and nobody was told."""
+    """Tasks waited for a child until the operator resumed the fork server, and the log said nothing."""
     server = fork_server(single)
     stop_with_child(single)
     task_id = run(single, kinds.Pid())
@@ -95,7 +95,7 @@ def test_a_fork_server_that_was_stopped_goes_on(single: Scheduler) -> None:
 def test_a_fork_server_that_hangs_is_replaced(
     given: bool, single: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Until then it is told why the task does not begin."""
+    """Until then ``why`` says what the task waits for."""
     server = fork_server(single)
     monkeypatch.setattr(ForkServerClient, "resume", lambda nursery: None)
     if given:

@@ -51,7 +51,7 @@ def test_a_default_timeout_of_sockets_is_not_that_of_ours(database: Database, ma
                 assert jobs.result(jobs.task(kinds.Pid()).schedule(), timeout=30)
             if database.is_sqlite:
                 listener = jobs.engine.notifier._listener  # type: ignore[attr-defined]
-                assert listener.gettimeout() is None, "or nobody hears a ring after that long"
+                assert listener.gettimeout() is None, "or the listener misses notifications after that long"
     finally:
         socket.setdefaulttimeout(None)
 

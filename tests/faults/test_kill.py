@@ -140,8 +140,8 @@ def test_a_frozen_worker_loses_its_lease_and_changes_nothing_when_it_wakes(
 
     frozen.open()
     frozen.kill(signal.SIGCONT)
-    again = jobs.task(Hold("again")).schedule()  # somebody takes it: its handler says that the worker is well
-    taken = until(lambda: frozen.heard("body") + other.heard("body"), "somebody takes it")
+    again = jobs.task(Hold("again")).schedule()  # a worker claims it: its handler says that the worker is well
+    taken = until(lambda: frozen.heard("body") + other.heard("body"), "a worker claims it")
     assert [report["task"] for report in taken] == [again]
     for process in (frozen, other):
         process.open()
@@ -149,7 +149,7 @@ def test_a_frozen_worker_loses_its_lease_and_changes_nothing_when_it_wakes(
     all_ended(jobs)
     assert history(jobs, task_id) == [(1, "lost"), (2, "succeeded")]
     assert result(jobs, task_id) == 2, "the late completion of attempt 1 was recorded"
-    until(lambda: frozen.lines("lease was lost"), "it is told")
+    until(lambda: frozen.lines("lease was lost"), "it logs the loss")
     assert "Traceback" not in frozen.text() + other.text()
     tell(f"{len(fleet.runs(task_id)) - 1} handler run again after a lease ran out")
 

@@ -1,4 +1,4 @@
-"""Caps and rates over two daemons, one of which is killed."""
+"""Caps and rates over two daemons. One of them is killed."""
 
 from __future__ import annotations
 

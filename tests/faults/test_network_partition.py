@@ -1,4 +1,4 @@
-"""A worker that is cut off from its database: what runs is told in time, others take over, and it comes back."""
+"""A worker that is cut off from its database: its handlers learn it in time, others take over, and it comes back."""
 
 from __future__ import annotations
 

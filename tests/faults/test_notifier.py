@@ -65,7 +65,7 @@ def test_without_a_usable_socket_it_still_starts_by_polling(
 ) -> None:
     bell = database.path.with_name("jobs.db.bell")
     if broken == "before":
-        bell.write_text("a file where the directory should be: nobody can put a socket there")
+        bell.write_text("a file where the directory should be: no worker can put a socket there")
     worker = fleet.worker()
     assert len(worker.lines("no notifier")) == (1 if broken == "before" else 0)
     if broken != "before":

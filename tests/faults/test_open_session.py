@@ -121,8 +121,8 @@ def test_a_parent_that_reports_meanwhile_holds_up_nobody_else(
 def test_on_sqlite_such_a_session_holds_the_write_lock_and_no_more(
     database: Database, fleet: Fleet, jobs: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is one write lock, and an uncommitted insert holds it. Handlers run on, callers are told within the
-    busy timeout, everything finishes when the session ends, and nobody is taken for dead meanwhile."""
+    """There is one write lock, and an uncommitted insert holds it. Handlers run on. Callers get an error within the
+    busy timeout. Everything finishes when the session ends, and no worker is taken for dead meanwhile."""
     busy = 0.5
     monkeypatch.setattr(connecting, "SQLITE_BUSY_MS", round(busy * 1000))
     impatient = connect(database.url)

@@ -64,10 +64,10 @@ def full(disk: SmallDisk) -> Callable[[Campaign], None]:
         path = disk.directory / "jobs.db"
         until(lambda: emptied(path), "the log is empty")
         disk.fill()
-        until(lambda: len(campaign.lines(FULL)) > told, "somebody says that the disk is full")
+        until(lambda: len(campaign.lines(FULL)) > told, "a worker logs that the disk is full")
         time.sleep(1.5 * LEASE)  # real leases run out in real time
         disk.free()
-        until(lambda: len(campaign.lines(BACK)) > back, "somebody goes on")
+        until(lambda: len(campaign.lines(BACK)) > back, "a worker goes on")
 
     return fault
 
@@ -87,5 +87,5 @@ def test_a_disk_fills_up_and_has_room_again(disk: SmallDisk, fleet: Fleet, tell:
         tell(report.text())
         assert len(made.lines(FULL)) >= FAULTS
         assert not made.lines("lease was lost")
-        assert report.rerun == 0, "nobody could have taken anything"
+        assert report.rerun == 0, "no worker could have claimed a task"
         made.no_slot_is_leaked(SLOTS)

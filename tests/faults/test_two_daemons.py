@@ -129,7 +129,7 @@ def test_one_stands_still_for_longer_than_its_lease(pair: Pair) -> None:
         assert f":{frozen.pid} " in (lost.error or "")
         frozen.open()
         frozen.kill(signal.SIGCONT)
-        until(lambda: frozen.lines("lease was lost"), "it is told")
+        until(lambda: frozen.lines("lease was lost"), "it logs the loss")
         other.open()
         pair.ended([task])
         assert history(pair.jobs, task) == [(1, "lost"), (2, "succeeded")]
@@ -415,5 +415,5 @@ def test_a_segfault_kills_no_bystander_for_good(pair: Pair) -> None:
     until(over, "all have ended", timeout=60)
     assert pair.states(ids) == {"success"}
     assert state(pair.jobs, culprit) == "dead"
-    assert deaths, "nobody died"
+    assert deaths, "no worker died"
     assert not [i for i in ids if list(overlapping(pair.fleet.runs(i)))]

@@ -58,7 +58,7 @@ class Pages:
 
 
 def work(config: dict[str, Any], reports: int, commands: int) -> None:
-    """One worker, until it is told to exit."""
+    """Run one worker until a command tells it to exit."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

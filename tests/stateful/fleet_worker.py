@@ -70,7 +70,7 @@ class BodyThread(threading.Thread):
             raise Retry(after=RETRY_AFTER)
         if how == "snooze":
             raise Snooze(SNOOZE)
-        claim = ctx._attempt.claimed.claim  # each claim has names of its own, so that it does what it is told
+        claim = ctx._attempt.claimed.claim  # each claim has names of its own, so that it does what the test asks
         if how == "nap":
             ctx.sleep_for(NAP, name=f"nap of {claim}")
         if how == "await":
@@ -237,7 +237,7 @@ class FleetWorker:
         self.reported.append(body.outcome(how, self.clock.now()))
 
     def abandon(self) -> None:
-        """Nobody waits for these threads any more."""
+        """End these threads: the test waits for them no more."""
         for body in self.running():
             assert body.thread is not None
             body.thread.end("success")

@@ -45,7 +45,7 @@ HOWS = {"nothing": 58, "value": 28, "large": 3, "dead": 1.2, "cancel": 0.8, "tra
 FAILING = ("before finish commit", "before commit beside the claim")  # the second: PostgreSQL only
 WHENS = ("success", "success", "failure", "finished", "finished")  # most of a graph is not to end by failures
 NEWEST = 15  # tasks that new ones may depend on: else a graph is wide, and not deep
-LONGEST = 60  # seconds until everything has ended that nobody keeps from it
+LONGEST = 60  # seconds until everything has ended that the test does not hold
 SUSPECT = "!"
 
 _TASKS = "SELECT id, state, unmet, kind, key, queue, lane, claim, worker, claimed_at, run_at, rerun FROM schedd_tasks"
@@ -75,7 +75,7 @@ class Edge(NamedTuple):
 
 @contextmanager
 def failing(at: str) -> Iterator[None]:
-    """Whoever comes to this place in the product meets a Boom."""
+    """Raise Boom in each thread that reaches this failpoint."""
 
     def hit(name: str) -> None:
         if name == at:
@@ -487,7 +487,7 @@ class World:
                 raise Wrong(f"worker {worker} serves {options.queues}, and holds {mine}")
         loose = [t for t in tasks if _held(t) and t.worker not in workers]
         if loose:
-            raise Wrong(f"held by nobody: {loose}")
+            raise Wrong(f"held by no live worker: {loose}")
 
     def _unended(self) -> list[Any]:
         """What can still run. A task that waits for a retry may do so for ever."""

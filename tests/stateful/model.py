@@ -1,7 +1,7 @@
 """What schedd should do, as docs/reference/states.md says, written for clarity: one task at a time, plain loops.
 
 Nothing here comes from ``scheduler``: the tables are its own. Times are microseconds. The model does not choose which
-due task a worker claims; it is told, and says whether that was allowed.
+due task a worker claims: the test names it, and the model says whether that was allowed.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class Model:
         return found
 
     def wake(self, ended: set[int], now: int) -> None:
-        """Whoever awaits one of these is due, if it is not already."""
+        """Make each task that awaits one of these due, if it is not already."""
         self.watched = {who: child for who, child in self.watched.items() if child not in ended}
         for t in self.tasks.values():
             if t.state == "suspended" and t.awaits in ended:
@@ -275,7 +275,7 @@ class Model:
                 t.holds_key = False
 
     def store(self, task: Task, now: int) -> None:
-        """A new task, whose key (if any) nobody holds."""
+        """Store a new task. No other task holds its key, if it has one."""
         if task.key is not None:
             self.free_expired(task.kind, task.key, now)
         self.tasks[task.id] = task

@@ -45,7 +45,7 @@ def databases(
 
     @contextmanager
     def sqlite() -> Iterator[str]:
-        # Each with a name of its own: whoever of the last run closes its connection late removes files by their names.
+        # Each with a name of its own: a worker of the last run that closes its connection late removes files by name.
         path = tmp_path / f"jobs{next(number)}.db"
         shutil.copyfile(request.getfixturevalue("_sqlite_template"), path)
         yield f"sqlite:///{path}"

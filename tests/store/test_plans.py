@@ -22,7 +22,7 @@ YEAR = 365 * 86_400_000_000
 SCANNED = "SELECT seq_scan AS scans, seq_tup_read AS n FROM pg_stat_user_tables WHERE relname = 'schedd_tasks'"
 READ = f"SELECT idx_tup_read AS n FROM pg_stat_user_indexes WHERE indexrelname = '{READY}'"
 # For each task claimed. Mostly 2; 42 if all that was claimed before is read again by each look and each claim, as it is
-# while somebody's snapshot, be it of a test beside this one, keeps it from being forgotten. To read all that is due
+# while another session's snapshot, such as a parallel test's, keeps it from being forgotten. To read all that is due
 # would be 78.
 MOST_READ = 60
 TURNS = 12  # more than the five after which a prepared statement may get one plan for all its parameters
@@ -51,7 +51,7 @@ def fill(jobs: Scheduler, many: int) -> None:
 
 
 def on_an_empty_table(fleet: Fleet) -> Scheduler:
-    """A worker whose server knows, until somebody analyses the table anew, that there are no tasks."""
+    """A worker whose server believes, until the next ANALYZE of the table, that there are no tasks."""
     jobs = fleet.worker(plain, lease=30.0)
     step(jobs)
     if jobs.database.dialect.name == "postgresql":
@@ -183,7 +183,7 @@ def test_an_end_reads_its_children_not_all_that_wait(fleet: Fleet, tell: Callabl
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("edges", [3_000, 9_000, 90_000])
 def test_an_end_finds_its_edges_by_the_index(fleet: Fleet, edges: int) -> None:
-    """However many there are: of 9,000 that nobody had analysed yet all were read, at each cycle."""
+    """However many there are: each cycle read all of 9,000 that the server had not analysed yet."""
     jobs = fleet.worker(plain, lease=30.0)
     step(jobs)
     no_autovacuum(jobs)

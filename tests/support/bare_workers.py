@@ -84,7 +84,7 @@ class Bare:
                 undone.rollback()
 
     def finish_meanwhile(self, worker: int, outcome: Outcome, *, quick: bool) -> Future[Completion]:
-        """In a thread of its own, up to where it waits for somebody or has ended."""
+        """Finish in another thread. Returns once that thread has ended or waits for another transaction."""
         done: Future[Completion] = Future()
 
         def work() -> None:

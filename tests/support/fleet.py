@@ -65,7 +65,7 @@ def until(over: Callable[[], Any], seconds: float = 20.0) -> None:
 
 
 def step(jobs: Scheduler) -> None:
-    """One step of the engine as if somebody had notified: upkeep that is due and a cycle, but no handler runs."""
+    """One step of the engine as after a notification: due maintenance and a cycle, but no handler runs."""
     engine = engine_of(jobs)
     engine.wake()
     engine.step()

@@ -24,7 +24,7 @@ def marked(value: str) -> list[str]:
                 command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 found.append(f"{place.name} {command[:200]}")
         except OSError:
-            continue  # gone, or somebody else's
+            continue  # gone, or another user's
     return found
 
 
@@ -38,8 +38,8 @@ def none_left(value: str, timeout: float = 10.0) -> None:
 
 @contextmanager
 def stopping_engines() -> Iterator[None]:
-    """Stop every engine that was started meanwhile and that nobody stopped, as a failed test does not: it would claim
-    the tasks of those that come after it in the same database."""
+    """Stop every engine that the test started and did not stop, as when it failed: such an engine would claim the tasks
+    of later tests in the same database."""
     from scheduler import Scheduler
 
     started: weakref.WeakSet[Scheduler] = weakref.WeakSet()

@@ -94,7 +94,7 @@ class Proxy:
         return self._do(work)
 
     def refuse(self) -> int:
-        """Cut everything, and let nobody in until :meth:`heal`."""
+        """Cut all connections, and accept no new one until :meth:`heal`."""
 
         def work() -> int:
             self._refusing = True
@@ -216,7 +216,7 @@ class Proxy:
                 if not data:
                     break
                 if way.halved:
-                    continue  # nobody takes it any more
+                    continue  # the peer reads no more
                 to.write(data if changed is None else changed(data))
                 await to.drain()
         except (OSError, asyncio.IncompleteReadError):

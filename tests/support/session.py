@@ -142,8 +142,8 @@ def locked(name: str, operation: int = fcntl.LOCK_EX) -> Iterator[None]:
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
     """Keep tests marked ``alone`` apart from the tests of the other xdist workers.
 
-    Whoever wants in passes the gate; who wants the room alone holds the gate until the room is empty, so that
-    the others cannot keep it waiting for ever.
+    A test passes the gate to enter the room. A test that wants the room alone holds the gate until the room is
+    empty, so that the others cannot keep it waiting for ever.
     """
     if not _xdist_worker:
         return (yield)

@@ -159,7 +159,7 @@ def serve(requests: socket.socket) -> dict[str, Any]:
                     try:
                         os.write(place, str(os.waitstatus_to_exitcode(status)).encode())
                     except BrokenPipeError:
-                        pass  # nobody wants to know
+                        pass  # the requester has gone
                     os.close(place)
         if requests in ready:
             data, fds, _, _ = socket.recv_fds(requests, MAX_REQUEST, 16)

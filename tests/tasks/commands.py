@@ -38,7 +38,7 @@ def carriers(mark: str) -> list[int]:
 
 
 def gone(mark: str, seconds: float = 10) -> bool:
-    """Whether all that carry the mark end in time; only for processes that nobody here can wait for."""
+    """Whether all processes that carry the mark end in time. For processes that are not children of the test."""
     until = time.monotonic() + seconds
     while carriers(mark):
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""A web server for tests that does as it is told, well-behaved or not: real sockets, in threads."""
+"""A scripted web server for tests, well-behaved or not: real sockets, in threads."""
 
 from __future__ import annotations
 

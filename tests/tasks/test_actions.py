@@ -34,7 +34,7 @@ from .fake import AsyncFakeContext, FakeContext
 from .server import Asked, Server, answer, serving
 
 PHOTO = b"a photo"
-NOBODY = "http://127.0.0.1:1"
+UNREACHABLE = "http://127.0.0.1:1"
 
 
 def new_key(curve: ec.EllipticCurve | None = None) -> bytes:
@@ -50,13 +50,13 @@ KEY = new_key()
 class Side:
     """One of the two servers' stores, and its settings. Requests go to ``server``."""
 
-    def __init__(self, place: Path, server: str = NOBODY, **actions: Any) -> None:
+    def __init__(self, place: Path, server: str = UNREACHABLE, **actions: Any) -> None:
         place.mkdir(exist_ok=True)
         (place / "key.pem").write_bytes(KEY)
         self.blobs, self.actions = BlobStore(place / "blobs"), ActionStore(place / "actions")
         self.settings: dict[str, Any] = {
             "actions": {
-                "name": "alice.example" if server == NOBODY else "bob.example",
+                "name": "alice.example" if server == UNREACHABLE else "bob.example",
                 "audience": ["bob.example"],
                 "key_file": str(place / "key.pem"),
                 "directory": str(place / "actions"),
@@ -574,7 +574,7 @@ def test_a_server_that_is_away(alice: Side, bob: Side, published: Published) -> 
     published.status = 404
     with pytest.raises(PermanentError, match="404"):
         bob.take(token)
-    bob.settings["actions"]["keys"] = f"{NOBODY}/{{issuer}}"
+    bob.settings["actions"]["keys"] = f"{UNREACHABLE}/{{issuer}}"
     with pytest.raises(Unreachable):
         bob.take(token)
     bob.settings["http"] = {}

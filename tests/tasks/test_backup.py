@@ -297,7 +297,7 @@ def test_what_is_exchanged_for_a_link_is_not_archived(
 def test_a_link_in_the_place_of_a_draft_is_not_written_through(
     tmp_path: Path, source: Path, busy: tuple[Path, Callable[[], None]], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Whoever may write where backups go must not reach other files of ours by it."""
+    """A user who may write to the backups' directory must not reach schedd's other files through it."""
     victim = tmp_path / "victim"
     victim.write_text("dear to us")
     sweep = backup._remove_drafts

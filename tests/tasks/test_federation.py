@@ -50,7 +50,7 @@ class Instance:
         self.daemon: Child | None = None
 
     def start(self, peer: str, follows: list[str], **environ: str) -> None:
-        """Returns when it serves. Its requests go to ``peer``, whoever is asked for."""
+        """Start the daemon; returns once it serves. All its requests go to ``peer``, whatever name they are for."""
         sections: dict[str, dict[str, Any]] = {
             "store": {"url": self.url},
             "tasks": {

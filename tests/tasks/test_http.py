@@ -1,4 +1,4 @@
-"""HttpTask and ActionDeliveryTask against real servers, most of which misbehave."""
+"""HttpTask and ActionDeliveryTask against real servers. Most of them misbehave."""
 
 from __future__ import annotations
 
@@ -499,7 +499,7 @@ HOST = "Hunter2-of-the-crm"
     ],
 )
 def test_a_server_that_repeats_a_secret(tmp_path: Path, reply: bytes, fields: dict[str, Any]) -> None:
-    """No part of it that would help anybody is in what is kept."""
+    """schedd keeps no usable part of the secret."""
     key = HOST if HOST.encode() in reply else KEY
     (tmp_path / "token").write_text(key)
     http = {"allow": ["127.0.0.1"], "secrets": ["token@127.0.0.1"], "secrets_dir": str(tmp_path)}

@@ -181,7 +181,7 @@ def leftovers_go(group: Path) -> None:
 def limits_per_process() -> None:
     jobs = scheduler()
     assert run(jobs, Family(4)) == "all of them had their memory"
-    say("without a delegated group: 800 MiB by grandchildren of a kind with 256 MiB, none of which has more alone")
+    say("without a delegated group: 800 MiB by grandchildren of a kind with 256 MiB, each below that alone")
     jobs.close()
 
 

@@ -45,7 +45,7 @@ def test_it_comes_apart_wherever_it_was_cut(messages: list[list[Any]], data: som
     ],
 )
 def test_text_is_known_for_what_it_is_at_once(written: str) -> None:
-    """Nobody waits for as many bytes as its first ones seem to promise."""
+    """The decoder does not wait for as many bytes as the first ones seem to promise."""
     frames = FrameDecoder()
     assert frames.feed(frame("start", 1) + written.encode()) == [["start", 1]]
     assert frames.broken

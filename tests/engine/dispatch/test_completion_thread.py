@@ -114,7 +114,7 @@ def flood(jobs: Scheduler) -> list[int]:
 
 
 def goes_on(jobs: Scheduler) -> int:
-    """Handlers run, and the engine takes another cycle by itself: nobody has rung."""
+    """Run the claimed handlers, then one more cycle, without a notification."""
     ran = run_claimed(jobs)
     engine_of(jobs).step()
     return ran
@@ -628,7 +628,7 @@ def test_what_no_thread_can_be_started_for_goes_back_and_comes_again(
 
 @postgresql
 def test_what_is_kept_for_the_next_cycle_is_not_for_an_urgent_one(fleet: Fleet) -> None:
-    """Its result is for nobody."""
+    """The engine drops an urgent cycle's result."""
     jobs, _ = in_fours(fleet, plain)
     dispatch = engine_of(jobs).dispatch
     step(jobs)

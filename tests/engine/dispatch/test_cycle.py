@@ -103,7 +103,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
     fleet: Fleet, clock: FakeClock, asked: list[bool]
 ) -> None:
-    """A cycle writes without locking first. If that meets a row that somebody holds, it is done over, with locks."""
+    """A cycle writes without locking first. If another transaction holds a row, the cycle writes again, with locks."""
     jobs = fleet.worker(plain)
     engine_of(jobs)._poll_every = lambda: 60.0  # type: ignore[method-assign]
     held, free = jobs.task(plain).schedule(), jobs.task(plain).schedule()
@@ -146,7 +146,7 @@ def test_requests_that_are_put_off_keep_no_others_waiting(
             batch.task(plain)
     step(jobs)
     engine_state = engine_of(jobs).engine_state
-    monkeypatch.setattr(engine_state, "inline", None)  # nobody takes a cycle for a request
+    monkeypatch.setattr(engine_state, "inline", None)  # no thread runs a cycle for a request
     attempts = {attempt.claimed.id: attempt for attempt in engine_state.held.values()}
 
     def ask(task_id: int) -> Any:
@@ -224,7 +224,7 @@ def in_fours(fleet: Fleet, *types: Any) -> Scheduler:
 
 
 def goes_on(jobs: Scheduler) -> int:
-    """Handlers run, and the engine takes another cycle by itself: nobody has rung."""
+    """Run the claimed handlers, then one more cycle, without a notification."""
     ran = run_claimed(jobs)
     engine_of(jobs).step()
     return ran

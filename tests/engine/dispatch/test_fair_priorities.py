@@ -79,7 +79,7 @@ def test_no_level_keeps_all_children_beside_a_kind_at_its_cap(fleet: Fleet, cloc
 @example([({0, 1, 2}, False)] * 4 + [({0, 1}, False)] * 3 + [({1, 2}, False)])
 @given(some.lists(some.tuples(some.sets(some.integers(0, 2), min_size=1), some.booleans()), max_size=60))
 def test_who_waits_has_its_turn(rounds: list[tuple[set[int], bool]]) -> None:
-    """Whoever else comes and goes: of those that wait all the time none waits longer than this."""
+    """A level that always has work waits no longer than this, whatever the other levels do."""
     turns = FairRotation()
     since = dict.fromkeys((0, 1, 2), 0)
     for waiting, asked_twice in rounds:

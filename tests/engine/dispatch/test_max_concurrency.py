@@ -1,4 +1,4 @@
-"""``max_concurrency``: never more at once than the kind says, over all workers, and nobody else is kept waiting."""
+"""``max_concurrency``: never more at once than the kind says, over all workers. Other kinds are not delayed."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_end_of_one_wakes_the_others_if_there_is_more(fleet: Fleet, monkeypa
     notified.clear()
     step(first)
     assert held(first) == 0
-    assert not notified, "nobody waited for that"
+    assert not notified, "no task waited for that"
     for n in range(3):
         first.task(narrow, n).schedule()
     step(first)

@@ -28,7 +28,7 @@ def test_room_that_a_short_lane_left_goes_to_the_others(fleet: Fleet) -> None:
     step(jobs)
     engine = engine_of(jobs)
     for _ in range(3):
-        engine.step()  # by itself: nobody rings
+        engine.step()  # without a notification
     assert len(engine.engine_state.held) == 8
 
 

@@ -26,7 +26,7 @@ STARTS = "SELECT coalesce(sum(starts), 0) AS n FROM schedd_starts"
 
 
 class Starts:
-    """``ctx.state``: when handlers started, in microseconds, and of which kind."""
+    """``ctx.state``: when handlers started, in microseconds, and the kind of each."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock

@@ -1,6 +1,6 @@
 """Random work, while the answers to an engine's and its attempts' commits get lost again and again.
 
-The commit came through, but who made it is told that the database is away. Nothing may be lost for that, or done twice.
+The commit came through, but its caller gets the error that the database is away. Nothing may be lost or done twice.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def test_a_start_that_comes_too_late_goes_back(fleet: Fleet, clock: FakeClock, s
 
 
 def test_a_worker_that_died_gives_nothing_back(fleet: Fleet, clock: FakeClock, starts: Starts) -> None:
-    """Nobody knows whether what it held had begun."""
+    """No other worker knows whether the tasks that it held had begun."""
     first, second = (fleet.worker(again, state=starts, lease=3) for _ in range(2))
     for _ in range(4):
         first.task(again).schedule()

@@ -45,7 +45,7 @@ def four(fleet: Fleet, *types: Any, **options: Any) -> Scheduler:
 
 
 def finish_and_claim(jobs: Scheduler) -> None:
-    """What is claimed runs, and one cycle records it; nobody has rung."""
+    """Run the claimed tasks; one cycle records them, without a notification."""
     assert run_claimed(jobs)
     engine_of(jobs).step()
 
@@ -287,7 +287,7 @@ def claimed_after(jobs: Scheduler, clock: FakeClock, task_id: int) -> float:
 
 @pytest.fixture
 def jobs(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
-    """A worker that looks once a second unless it is told."""
+    """A worker that polls once a second unless it is notified."""
     made = four(fleet, plain, other)
     monkeypatch.setattr(engine_of(made), "_poll_every", lambda: 1.0)
     return made

@@ -182,7 +182,7 @@ def test_what_parents_returned_is_read_once_the_database_is_back(
 
 
 class Loses(Task, kind="loses"):
-    """Notes what it is told in place of its parents' results."""
+    """Notes the error that it gets in place of its parents' results."""
 
     def run(self, ctx: Context) -> None:
         try:

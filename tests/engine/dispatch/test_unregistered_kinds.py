@@ -1,4 +1,4 @@
-"""Kinds that no worker knows: their tasks are left exactly as they are, and hold nobody up."""
+"""Kinds that no worker knows: their tasks are left exactly as they are, and delay no other task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler does is matched by name with what is recorded; what does not fit is told, or fails if it is strict."""
+"""A handler's calls are matched by name with the recorded ones. A mismatch is logged, or fails a strict handler."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_the_first_of_two_events(stage: Stage, caplog: pytest.LogCaptureFixture)
     assert stage.state(task_id) == "suspended"
     stage.jobs.emit_event("refused", "no")
     stage.drain()
-    gc.collect()  # asyncio tells then what nobody has looked at
+    gc.collect()  # asyncio logs then each exception that was never retrieved
     assert stage.jobs.result(task_id, 0) == ["no"]
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
@@ -317,13 +317,13 @@ def test_what_callers_cannot_emit(stage: Stage) -> None:
 @pytest.mark.case(54)
 @pytest.mark.parametrize("commits", [True, False])
 def test_an_event_of_the_callers_own_transaction(stage: Stage, database: Database, commits: bool) -> None:
-    """It comes with the caller's rows or not at all; whoever asks meanwhile is answered after that."""
+    """It comes with the caller's rows or not at all. A handler that asks meanwhile is answered after that."""
     engine = sa.create_engine(database.url)
     before, meanwhile = stage.start(awaits), None
     stage.drain()
     with engine.connect() as connection, connection.begin() as transaction:
         assert stage.jobs.emit_event("approved", 1, connection=connection)
-        if not database.is_sqlite:  # where nobody else writes meanwhile
+        if not database.is_sqlite:  # where no other connection writes meanwhile
             meanwhile = stage.start(awaits)
             other = Side(lambda: drain(stage.jobs))
             while len(stage.play.done) < 2:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass
 class World:
-    """What the handlers call: it notes everything, and is away when it is told to."""
+    """What the handlers call: it notes every call, and fails those that ``away`` names."""
 
     done: Counter[str] = field(default_factory=Counter)
     away: set[str] = field(default_factory=set)

@@ -290,7 +290,7 @@ def test_what_is_no_task_cannot_be_awaited(stage: Stage, kind: Any, wrong: Any) 
 def test_children_inherit_the_correlation_and_name_their_cause(stage: Stage, kind: Any) -> None:
     async def body(ctx: Any) -> Any:
         await ctx.spawn(Double(1))
-        await ctx.spawn(stage.jobs.task(Double(2)).correlation("own").causation("somebody"))
+        await ctx.spawn(stage.jobs.task(Double(2)).correlation("own").causation("another"))
         await ctx.map(Double, [3])
 
     with_one = stage.start(body, kind, correlation="order-42")
@@ -298,7 +298,7 @@ def test_children_inherit_the_correlation_and_name_their_cause(stage: Stage, kin
     stage.drain()
     for parent, correlation in ((with_one, "order-42"), (without, str(without))):
         told = [(c.correlation, c.causation) for c in children(stage.jobs, parent)]
-        assert told == [(correlation, str(parent)), ("own", "somebody"), (correlation, str(parent))]
+        assert told == [(correlation, str(parent)), ("own", "another"), (correlation, str(parent))]
     assert {t.kind for t in stage.jobs.list_tasks(correlation="order-42")} == {"Double", kind.__name__}
 
 
@@ -366,7 +366,7 @@ def test_a_spawn_that_is_refused_can_be_caught(stage: Stage, kind: Any) -> None:
 @pytest.mark.case(48, 56)
 @pytest.mark.parametrize("state", ["suspended", "running"])
 def test_cancel_reaches_the_children(stage: Stage, kind: Any, state: str) -> None:
-    """And theirs; but nobody else's, nor what had ended."""
+    """And their children; but no other task's, nor a child that had ended."""
 
     async def grandchild(ctx: Any) -> Any:
         await ctx.sleep_for(1000)

@@ -385,7 +385,7 @@ def test_a_newer_schema_version_is_left_to_newer_workers(fleet: Fleet, clock: Fa
         assert sentence in (why(tx, newer[0]) or "")
         (stuck,) = status(tx).stuck
     assert (stuck.text, stuck.tasks) == (f"3 tasks are ready, but {sentence}", tuple(newer))
-    drain(new)  # whoever has handed them back makes no newer worker wait
+    drain(new)  # the worker that handed them back makes no newer worker wait
     assert [new.result(one, timeout=0) for one in newer] == ["new n0", "new n1", "new n2"]
 
 

@@ -1,4 +1,4 @@
-"""Handlers that lost their claims and run on: they fill their slots, and whoever waits for these is told so."""
+"""Handlers that lost their claims and run on: they fill their slots, and ``why`` names them for tasks that wait."""
 
 from __future__ import annotations
 

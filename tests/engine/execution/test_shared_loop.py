@@ -18,7 +18,7 @@ from support.databases import Database
 
 pytestmark = pytest.mark.case(1)
 PATIENCE = 30.0
-mine: ContextVar[str] = ContextVar("mine", default="nobody's")
+mine: ContextVar[str] = ContextVar("mine", default="unset")
 waits, go_on = threading.Event(), threading.Event()
 
 
@@ -131,7 +131,7 @@ def jobs(database: Database) -> Iterator[Scheduler]:
 
 
 def test_who_cancels_all_of_them_reaches_none_that_has_not_begun(jobs: Scheduler) -> None:
-    """It would end without having run: nobody knew that it had, and its slot stayed taken."""
+    """It would end without having run: the engine did not see its end, and its slot stayed taken."""
     with jobs.batch() as batch:
         batch.task(cancels_all)
         for _ in range(5):
@@ -148,7 +148,7 @@ def test_each_has_context_variables_of_its_own(jobs: Scheduler) -> None:
             batch.task(sets, f" {n}")
     with jobs:
         told = [jobs.result(i, timeout=PATIENCE) for i in batch.ids]
-    assert told == [f"nobody's {n}" for n in range(40)]
+    assert told == [f"unset {n}" for n in range(40)]
 
 
 def test_who_cancels_all_of_them_reaches_none_of_another_task(jobs: Scheduler) -> None:

@@ -1,4 +1,4 @@
-"""What is made up for when nobody looked, and when the wall clock jumps."""
+"""What a worker makes up for after a time without one, and after a jump of the wall clock."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_five_missed(bench: Bench, policy: str, runs: Seen) -> None:
 @pytest.mark.case(44)
 @pytest.mark.parametrize("overlap", ["allow", "skip"])
 def test_the_first_run_after_missed_ones_stands_for_them(bench: Bench, overlap: Any) -> None:
-    """Also where several slots are on time, of which only one may run."""
+    """Also where several fire times are on time and only one may run."""
     seen: Seen = []
     bench.script.bodies["tick"] = lambda ctx: seen.append((ctx.slot, ctx.missed, ctx.missed_since))
     bench.jobs.task(Step("tick")).key("tick").every(20).catchup("last").overlap(overlap).schedule()

@@ -1,4 +1,4 @@
-"""A server so far away that a lease is too short for it: nothing is claimed, and that is told."""
+"""A server so far away that the lease is too short for it: the worker claims nothing, and says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers that hang: what a stop records of them, who is told, and the ways out."""
+"""Handlers that hang: what a stop records of them, what it reports, and the ways out."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_fixed_delay_counts_from_the_terminal_state(bench: Bench, end: str) -> N
         bench.advance(5)
     assert [t.state.value for t in bench.jobs.list_tasks()] == [end]
     ended = bench.clock.datetime
-    bench.clock.advance(3)  # nobody looks at once
+    bench.clock.advance(3)  # no worker looks at once
     bench.drain()
     assert bench.jobs.schedules.get("tick").next_at == ended + timedelta(seconds=10)
     assert bench.advance(6) == []

@@ -167,7 +167,7 @@ def test_nobody_waits_for_a_worker_that_stands_still_while_it_renews(bench: Benc
         thread = threading.Thread(target=reap)
         thread.start()
         thread.join(10)
-        assert not thread.is_alive(), "the reaper waits for a row that nobody may ever unlock"
+        assert not thread.is_alive(), "the reaper waits for a row that may never be unlocked"
         holder.rollback()
     assert done == [[]]
 
@@ -248,7 +248,7 @@ def test_after_a_lease_that_was_lost_for_good_the_next_one_gives_nothing_back(be
 
 @pytest.mark.case(4, 9)
 def test_a_renewal_at_the_last_moment_is_in_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard has seen that the lease is over, and waits for nobody but the loop, which renews it."""
+    """The guard has seen that the lease is over, and waits only for the loop, which renews it."""
     attempt = begun(bench)
     engine = engine_of(bench.jobs)
 
@@ -283,7 +283,7 @@ def test_who_was_refused_an_answer_goes_back_though_the_lease_is_renewed(bench: 
 
 @pytest.mark.case(4, 9)
 def test_who_waits_for_an_answer_is_told_that_the_lease_has_run_out(bench: Bench) -> None:
-    """The loop may be waiting for a server that never answers, and nobody else gives one."""
+    """The loop may wait for a server that never answers, and no other thread answers requests."""
     attempt = begun(bench)
     engine_state = engine_of(bench.jobs).engine_state
     engine_state.inline = None
@@ -407,7 +407,7 @@ def test_what_was_lost_before_its_handler_began_does_not_begin(bench: Bench) -> 
 
 @pytest.mark.case(4)
 def test_who_is_told_of_a_lost_lease_as_it_is_renewed_goes_back(bench: Bench) -> None:
-    """What is told to a handler at the very moment of a late renewal is no failure of the task."""
+    """A handler that learns of the loss during a late renewal has not failed its task."""
     task = bench.step("task").schedule()
     ring_and_step(bench.jobs)
     attempt = _taken_by_a_slot(bench)

@@ -114,7 +114,7 @@ def test_a_fixed_delay_goes_on_though_its_run_has_been_removed(bench: Bench) -> 
     bench.clock.advance(60)
     ring_and_step(bench.jobs)
     assert next_at(bench) == FOREVER
-    bench.execute("DELETE FROM schedd_tasks")  # long after its end, before anybody looked
+    bench.execute("DELETE FROM schedd_tasks")  # long after its end, before any worker looked
     ring_and_step(bench.jobs)
     bench.script.ran.clear()
     assert bench.advance(60) == ["tick"]

@@ -90,7 +90,7 @@ def test_when_they_fire(bench: Bench) -> None:
     [("skip", [23, 24, 25]), ("last", [23, 24, 25]), ("all", [1, 2, 3]), ("none", [24, 25, 26])],
 )
 def test_the_next_instants_of_one_that_is_overdue(bench: Bench, catchup: Any, expected: list[int]) -> None:
-    """Those that it will still run, not hours of yesterday that nobody will."""
+    """Those that will still run, not yesterday's hours, which no worker will run."""
     tick(bench).hourly_at(0).catchup(catchup).schedule()
     tick(bench, "paused").hourly_at(0).catchup(catchup).schedule()
     bench.jobs.schedules.pause("paused")
@@ -373,8 +373,8 @@ def test_delete(bench: Bench) -> None:
 def test_unknown_names(bench: Bench) -> None:
     s = bench.jobs.schedules
     for call in (s.get, s.pause, s.resume, s.trigger, s.delete, s.next):
-        with pytest.raises(UnknownScheduleError, match="'nobody'"):
-            call("nobody")
+        with pytest.raises(UnknownScheduleError, match="'unknown'"):
+            call("unknown")
 
 
 @pytest.mark.case(45)

@@ -258,7 +258,7 @@ def test_the_last_stall_is_told_although_its_commit_was_not_answered(
 def test_what_could_not_be_taken_back_is_not_taken_for_lost(
     fleet: Fleet, room: Room, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody's transaction holds its row."""
+    """Another transaction holds its row."""
     jobs = fleet.worker(*KINDS, state=room)
     monkeypatch.setattr(store_stalls, "reclaim", lambda *_, **__: store_stalls.Reclaimed([], {}))
 

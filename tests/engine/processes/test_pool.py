@@ -140,7 +140,7 @@ def test_a_child_that_is_to_be_replaced_is_given_the_time_for_what_it_has_begun(
     made.says("start", second, made.engine_state.now())
     made.hear()
     assert made.child.ending
-    assert made.child.kill_at is None, "the grace period is for who is told to end"
+    assert made.child.kill_at is None, "the grace period is for a child that was asked to end"
     assert made.child.work.fileno() >= 0
     made.says("done", second, None, outcomes[1])
     made.hear()
@@ -221,7 +221,7 @@ def test_a_function_that_no_child_has_taken_ends_with_the_pool(made: Pool) -> No
 
 
 def asked(made: Pool) -> Job:
-    """A function that somebody waits for."""
+    """A job of a function whose caller waits for it."""
     (attempt,) = made.claim("task")
     job = Job(MEDIUM, ("cpu", "os:getpid", b""), attempt)
     job.future = CpuFuture()
@@ -233,7 +233,7 @@ def asked(made: Pool) -> Job:
 @pytest.mark.case(17)
 @pytest.mark.parametrize("where", ["it waits", "it was given", "it was taken, and its process has died"])
 def test_a_function_that_nobody_wants_any_more_does_not_begin(made: Pool, where: str) -> None:
-    """Whoever asked waits for its end, and is told at once."""
+    """The caller waits for its end, and gets an answer at once."""
     job = asked(made)
     assert job.future is not None
     if where != "it waits":

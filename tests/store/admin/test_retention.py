@@ -1,4 +1,4 @@
-"""What ended long ago goes: tasks, results, outcomes; in batches, and not while somebody needs it."""
+"""Removal of what ended long ago: tasks, results, outcomes; in batches, and not while a task needs it."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_what_would_go_is_what_goes(fleet: Fleet, clock: FakeClock) -> None:
 
 
 def test_a_dead_worker_stays_in_the_list_while_it_holds_something(fleet: Fleet, clock: FakeClock) -> None:
-    """Its claims are found by its row: without that nobody would ever take them back."""
+    """Its claims are found by its row: without that no worker would ever reclaim them."""
     jobs, other = make(fleet, queues=["default"]), make(fleet)
     task_id = jobs.task(echo, "a").schedule()
     step(jobs)

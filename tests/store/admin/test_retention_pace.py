@@ -87,7 +87,7 @@ def test_beside_work_it_takes_a_tenth_of_the_time(fleet: Fleet, clock: FakeClock
         assert left(jobs) == 7 * BATCH
         begun = clock.monotonic()
         while clock.monotonic() < begun + 0.9:
-            step(jobs)  # somebody rings all the time, and each cycle takes its time
+            step(jobs)  # notifications come all the time, and each cycle takes its time
     assert 7 * BATCH - left(jobs) in (4 * BATCH, 5 * BATCH)
 
 

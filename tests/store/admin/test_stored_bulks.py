@@ -1,4 +1,4 @@
-"""Bulks whose scope is frozen: what the plan shows is what is done, once, whoever dies meanwhile."""
+"""Bulks with a frozen scope: what the plan shows is done once, even if the worker dies meanwhile."""
 
 from __future__ import annotations
 

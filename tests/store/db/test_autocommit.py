@@ -424,7 +424,7 @@ def test_a_single_task_is_rung_for(jobs: Scheduler, database: Database, runs: bo
     other.open()
     notifier = make_notifier(other)
     heard = threading.Event()
-    notifier.listen("somebody", heard.set)
+    notifier.listen("listener", heard.set)
     until(lambda: notifier.works)
     if runs:
         jobs.start()

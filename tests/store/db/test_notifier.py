@@ -49,7 +49,7 @@ def test_many_rings_become_few_and_the_last_is_heard(database: Database, monkeyp
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_one_thread_rings_for_all_who_asked_too_soon(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends when nobody asks any more, or with the notifier; who asks then gets another."""
+    """It ends when no more requests come, or with the notifier. A later request starts another one."""
     monkeypatch.setattr(notifiers, "_DEBOUNCE", 0.2)
     monkeypatch.setattr(notifiers, "_LINGER", 2)
     made: list[threading.Thread] = []

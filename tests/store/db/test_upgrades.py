@@ -94,7 +94,7 @@ def test_an_upgrade_is_recorded(old: Database, next_program: Callable[..., None]
         return found
 
     before = revision(old)
-    assert entries() == []  # nothing is told of a database that is new
+    assert entries() == []  # no entry for a database that is new
     next_program()
     with acting(Actor("alice", "cli", "release 2")):
         migrate.upgrade(old.url)
@@ -155,7 +155,7 @@ def test_a_migration_that_fails_half_way_leaves_nothing_behind(
 
 @on_postgres
 def test_what_an_interrupted_upgrade_left_is_made_anew(old: Database, next_program: Callable[..., None]) -> None:
-    """An index that was being made when the program died is there, invalid, and used by nobody."""
+    """An index that was being made when the program died is there, invalid and unused."""
     next_program()
     engine = sa.create_engine(old.url)
     with engine.begin() as connection:
@@ -186,7 +186,7 @@ def upgrade() -> None:
 def test_the_migration_after_an_index_waits_no_longer_for_a_table(
     old: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits for a table keeps everybody waiting; only the making of an index does not."""
+    """A session that waits for a table lock holds up all later ones. Only the making of an index does not."""
     after = f"{int(NEXT) + 1:04}"
     scripts = write_scripts(tmp_path)
     (Path(scripts) / "versions" / f"{after}_after.py").write_text(_AFTER.format(after=after, next=NEXT))
@@ -252,7 +252,7 @@ def test_a_long_transaction_keeps_the_upgrade_waiting_and_nobody_else(
     upgrade.join(20)
     assert not upgrade.is_alive()
     assert revision(old) == NEXT
-    assert longest < migrate.LOCK_TIMEOUT + 10.0, "somebody waited for longer than the upgrade did"
+    assert longest < migrate.LOCK_TIMEOUT + 10.0, "a caller waited for longer than the upgrade did"
     jobs.close()
     holder.dispose()
 

@@ -1,4 +1,4 @@
-"""A database that takes no writes is told from one that does."""
+"""The check for a database that takes no writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scheduler.store.read.explain import why
 from scheduler.store.read.status import status
 from support.databases import Database
 
-NOBODY = 65534
+OTHER_UID = 65534
 
 
 @task
@@ -34,11 +34,11 @@ def store(database: Database) -> Iterator[Store]:
     made.dispose()
 
 
-def _as_nobody(path: str) -> str | None:
+def _as_other_user(path: str) -> str | None:
     """Root may write everywhere."""
     with sa.create_engine(f"sqlite:///{path}").connect() as connection:
         if os.geteuid() == 0:
-            os.setuid(NOBODY)
+            os.setuid(OTHER_UID)
         return no_writes(connection)
 
 
@@ -57,7 +57,7 @@ def test_it_is_told_what_takes_no_writes(database: Database, store: Store) -> No
         path.chmod(0o444)
         path.parent.chmod(0o555)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            assert "cannot be written by this user" in str(pool.apply(_as_nobody, (str(path),)))
+            assert "cannot be written by this user" in str(pool.apply(_as_other_user, (str(path),)))
         return
     with store.read() as tx:
         tx.connection.execute(sa.text("SET TRANSACTION READ ONLY"))

@@ -18,7 +18,7 @@ from scheduler.store.db.notifier import SocketNotifier
 from scheduler.store.db.write_gate import WriteGate
 from support.fleet import until
 
-# What is registered first runs last, as a thread of an engine does that nobody has stopped.
+# What is registered first runs last, as does an engine's thread that the program has not stopped.
 PROGRAM = """
 import atexit, sys
 from pathlib import Path
@@ -42,7 +42,7 @@ passage.__enter__()
 def test_both_serve_until_the_very_end(tmp_path: Path) -> None:
     heard = threading.Event()
     notifier = SocketNotifier(tmp_path)
-    notifier.listen("somebody", heard.set)
+    notifier.listen("listener", heard.set)
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("passed\n", "")
     assert heard.wait(10.0)

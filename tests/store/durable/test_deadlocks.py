@@ -19,7 +19,7 @@ def said(stage: Stage, task_id: int) -> str:
 
 
 def found(stage: Stage) -> tuple[str, tuple[int, ...]]:
-    """What doctor says of awaits, and of which tasks."""
+    """What doctor says of awaits, and the tasks that it names."""
     with stage.jobs.database.read() as tx:
         (one,) = [f for f in checks.check(tx) if f.check == "awaits"]
     return one.text if one.level == checks.PROBLEM else one.level, one.tasks

@@ -104,7 +104,7 @@ def test_what_is_stored_below_meanwhile_ends_with_it(bench: Bench, monkeypatch: 
 
 @pytest.mark.case(37, 48)
 def test_it_stops_below_what_is_held_but_not_beside_it(bench: Bench) -> None:
-    """A task that has two parents, of which one is held, ends with the other one."""
+    """A task with two parents ends with one of them while the other is held."""
     top = bench.ended("dead")
     held = int(bench.step("held", top, otherwise="run").schedule())
     ring_and_step(bench.jobs)

@@ -193,7 +193,7 @@ def test_cancel_is_first_and_wins_over_the_outcome(bench: Bench) -> None:
 
 @pytest.mark.case(49)
 def test_cancels_among_completions(bench: Bench) -> None:
-    """A canceller and a worker go through one graph at once: neither is told to try again."""
+    """A canceller and a worker go through one graph at once: neither gets an error to try again."""
     with bench.jobs.batch() as batch:
         rows = [[batch.task(Step(f"0.{n}")) for n in range(8)]]
         for row in range(1, 8):

@@ -185,7 +185,7 @@ def test_events_are_removed_beside_many_waits_for_one(jobs: Scheduler) -> None:
 @pytest.mark.case(54, 56)
 @pytest.mark.parametrize("analyzed", [("early",), ("late",)], ids=" and ".join)
 def test_an_end_finds_who_waits_for_it_beside_many_that_wait(jobs: Scheduler, analyzed: tuple[str, ...]) -> None:
-    """All that anybody waited for was read with each cycle's ends, and on PostgreSQL all that was suspended, too."""
+    """Each cycle's ends read every open wait, and on PostgreSQL every suspended task, too."""
     first, now = 1_000_000, jobs.database.now()
     if "early" in analyzed:
         analyze(jobs, "tasks", "waits")

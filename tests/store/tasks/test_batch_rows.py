@@ -101,7 +101,7 @@ ONES = {int: 7, str: "x"}
 
 @pytest.mark.parametrize("field", msgspec.structs.fields(TaskSpec), ids=lambda field: field.name)
 def test_a_usual_row_is_the_general_one_without_what_is_null(field: Any) -> None:
-    """Whatever a task is told, one field at a time."""
+    """One field of the spec is set at a time."""
     kinds = [kind for kind in ONES if str(kind.__name__) in str(field.type)]
     spec = TaskSpec("k", "{}", "k")
     if kinds:

@@ -117,7 +117,7 @@ def one_row(jobs: Scheduler) -> float:
 
 @pytest.fixture
 def undisturbed(dialect: str, clock: FakeClock, request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    """On PostgreSQL a server that nobody else uses: while anybody there, in whatever database, holds a transaction, the
+    """On PostgreSQL a server of the test's own. While any session there holds a transaction, in whatever database, the
     index's dead rows cannot be forgotten, and are counted each time."""
     if dialect == "sqlite":
         yield request.getfixturevalue("fleet")

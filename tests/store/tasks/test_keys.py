@@ -407,7 +407,7 @@ def test_calls_while_the_holders_come_and_go(fleet: Fleet) -> None:
 @pytest.mark.case(27)
 @pytest.mark.parametrize("conflict", ["keep", "reject", "replace"])
 def test_a_holder_may_come_and_go_between_two_statements(fleet: Fleet, conflict: str) -> None:
-    """On PostgreSQL each statement has its own view: nobody at the look, one at the insert, nobody at the next look."""
+    """On PostgreSQL each statement has its own view: no holder at the look, one at the insert, then none again."""
     jobs, bystander = fleet.worker(echo), fleet.worker(echo)
     bystander.database.open()
     engine = jobs.database.open()

@@ -1,4 +1,4 @@
-"""Claims behind an old snapshot that somebody holds open on PostgreSQL: what died meanwhile stays in the index."""
+"""Claims behind an old snapshot that another session holds open on PostgreSQL: dead rows stay in the index."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def slow(fleet: Fleet, clock: FakeClock, *types: Any) -> Scheduler:
 
 
 def look(jobs: Scheduler) -> int:
-    """One step without anybody ringing; how many tasks run."""
+    """Take one step without a notification; returns how many tasks run."""
     engine_of(jobs).step()
     return run_claimed(jobs)
 

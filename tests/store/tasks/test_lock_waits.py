@@ -1,4 +1,4 @@
-"""Ends while somebody's open transaction holds what has to change with them: nobody waits, and nothing is lost."""
+"""Ends while another transaction holds rows that change with them: no worker waits, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_lives_that_cannot_end_yet_keep_no_other_from_ending(bare: Bare, clock: 
 
 @pytest.mark.case(25, 33)
 def test_the_holder_of_a_key_that_a_batch_depends_on(bare: Bare) -> None:
-    """It must not end between the look at it and the commit: nobody would release what waits for it."""
+    """It must not end between the look at it and the commit: no worker would release its dependents."""
     worker = bare.worker("a")
     (holder,) = bare.task(key="k")
     (claimed,) = bare.claim(worker)
