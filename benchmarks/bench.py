@@ -65,7 +65,7 @@ Able = dict[tuple[str, str], dict[str, Callable[[str, int], Any]]]  # (work, dat
 
 
 def works_of(who: str) -> Able:
-    """What a contender can do; nothing if it is not installed, which is told."""
+    """What a contender can do. If it is not installed: nothing, and a line says so."""
     found: Able = {}
     for module in CONTENDERS[who]:
         try:
@@ -202,7 +202,7 @@ class Run:
         for work in self.works:
             for database in self.servers:
                 found = self.results.get((work.name, database), {})
-                if found or ("schedd" in self.able and work.bars.get(database)):  # what failed is told, too
+                if found or ("schedd" in self.able and work.bars.get(database)):  # failures are listed, too
                     kept[work.name, database] = {w: found[w] for w in dict.fromkeys(everybody) if w in found}
         return kept
 
@@ -243,7 +243,7 @@ def servers_() -> Any:
 
 
 def spawn(how: str, what: str, url: str, size: int, python: str = sys.executable, **environment: str) -> Any:
-    """One measurement (or preparation) in a process of its own; None if it failed, which is told."""
+    """One measurement (or preparation) in a process of its own. None if it failed; a line says so."""
     command = [python, __file__, how, what, url, str(size)]
     environ = {**os.environ, **environment}
     try:

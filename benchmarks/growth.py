@@ -1,8 +1,8 @@
 """How tables and indexes grow while millions of tasks go through a queue that always holds about a thousand.
 
 PostgreSQL of the test suite (without fsync), autovacuum as it comes but looking every 10 s, successes kept for 30 s:
-so what is left at the end is what churn leaves. With ``--snapshot`` somebody holds an old snapshot open in the second
-half, as a forgotten psql does: nothing that dies meanwhile can be removed until it ends.
+so what is left at the end is what churn leaves. With ``--snapshot`` another session holds an old snapshot open in the
+second half, as a forgotten psql does: no row that dies meanwhile can be removed until it ends.
 
     python benchmarks/growth.py [--tasks 2000000] [--queue 1000] [--snapshot] [--json FILE]
 """

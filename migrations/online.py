@@ -13,7 +13,7 @@ from scheduler.store.db.migrate import LOCK_TIMEOUT
 def create_index(
     name: str, table: str, columns: Sequence[str], *, unique: bool = False, where: str | None = None
 ) -> None:
-    """Make an index, on PostgreSQL without keeping anybody from writing.
+    """Make an index, on PostgreSQL without blocking writers.
 
     It commits what the migration did before, and may have to be made again after it was interrupted: so do this in a
     migration of its own, or at its end.
@@ -23,7 +23,7 @@ def create_index(
         op.create_index(name, table, list(columns), unique=unique, sqlite_where=clause)
         return
     with op.get_context().autocommit_block():
-        op.execute("SET lock_timeout = 0")  # what this waits for keeps nobody else waiting
+        op.execute("SET lock_timeout = 0")  # no other session waits behind this one
         op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")  # what an interrupted attempt left is invalid
         op.create_index(
             name, table, list(columns), unique=unique, postgresql_where=clause, postgresql_concurrently=True

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-PAUSE = 0.02  # seconds between two calls: whoever runs them is idle at each
+PAUSE = 0.02  # seconds between two calls: the worker is idle at each
 _CALLER = """
 import sys, time
 sys.path.insert(0, {path!r})
@@ -51,5 +51,5 @@ class Calls:
         deadline = time.monotonic() + 10
         while len(started.keys() & called.keys()) < len(called) and time.monotonic() < deadline:
             wait(0.01)
-        assert called, "nobody called"
+        assert called, "no caller called"
         return [(started[n] - at) * 1000 for n, at in called.items()]

@@ -38,7 +38,7 @@ SELECT id, 1, 1, 1, :now, :now, :now, 0 FROM schedd_tasks WHERE state = 6
 
 
 def store(jobs: Scheduler, count: int, what: str) -> None:
-    """A million tasks, say, in one statement: "due", "pending elsewhere" (in a queue that nobody serves here),
+    """A million tasks, say, in one statement: "due", "pending elsewhere" (in a queue that no worker serves here),
     "finished" (with their attempts) or "far-future"."""
     database = jobs.database
     database.open()

@@ -1,4 +1,4 @@
-"""An order that takes days: pay, wait for a person's approval, ship; and give the money back if nobody approves."""
+"""An order that takes days: pay, wait for a person's approval, ship. Without an approval, refund."""
 
 from datetime import timedelta
 from typing import Any

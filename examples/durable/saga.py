@@ -6,7 +6,7 @@ from scheduler import Context, RetryPolicy, Task
 
 
 class Trip(Task, retry=RetryPolicy(min_wait=1, max_attempts=10)):
-    """What is refused is told by a step's value, so that every attempt takes the same way back.
+    """A trip. A step returns a refusal as its value, so that every attempt takes the same way back.
 
     What raises (a company that does not answer) is no refusal: it is tried again, from the step that failed.
     """

@@ -214,7 +214,7 @@ Index(
     postgresql_where=text("task_id IS NOT NULL"),
 )
 
-pauses = Table(  # of which no worker claims a task
+pauses = Table(  # no worker claims a task of these
     "schedd_pauses",
     metadata,
     Column("scope", Text, nullable=False),  # all, queue, kind

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from scheduler.store.read.schedules import ScheduleRecord
 
 SAMPLE_EVERY = 60 * SECOND  # between two samples of the backlogs
-MAX_SAMPLED = 200  # queues of which samples are kept
+MAX_SAMPLED = 200  # queues whose samples are kept
 SCHEDULES_EVERY = 60 * SECOND  # between two looks at what schedules should have done
 PERCENTILE_LIFE = 300 * SECOND  # how long the p95 of a kind is good
 MAX_PERCENTILES = 1000

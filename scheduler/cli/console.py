@@ -17,7 +17,7 @@ NEEDS = ("starlette", "uvicorn", "jinja2")
 
 @click.command(name="console")
 @click.option("--listen", metavar="HOST:PORT|unix:PATH", help="Where to listen; by default [console] listen.")
-@click.option("--read-only", is_flag=True, help="Let nobody change anything.")
+@click.option("--read-only", is_flag=True, help="Allow no changes.")
 @click.option("--open", "opens", is_flag=True, help="Open it in a browser.")
 @click.option("--until-stdin-ends", is_flag=True, hidden=True, help="End with the daemon that started this.")
 @click.option("--new-user", metavar="NAME:ROLE", help="Print a line for [console] users, and end.")

@@ -37,7 +37,7 @@ class AnalysisOperations:
     def timeline(self, task_id: int) -> TaskTimeline:
         """What a task has been through: waits, pauses and attempts, its steps, who changed it. Raises UnknownTaskError.
 
-        A time of which nothing is recorded is ``unknown``.
+        A time without a record is ``unknown``.
         """
         with self.database.read() as tx:
             return timeline(tx, check_id(task_id))

@@ -31,7 +31,7 @@ MAX_LISTED = 10_000
 
 
 class BulkInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A bulk. ``total``: how many tasks are in its scope, of which ``looked_at`` were.
+    """A bulk. ``total``: how many tasks are in its scope; ``looked_at``: how many of them were looked at.
 
     Those are ``done``, ``passed`` over or ``failed``. ``dependants``: other tasks that ended, or ran again, because of
     it. ``chosen``: the filter; ``plan``: what it would have done when its scope was frozen. ``undoes``: the bulk whose

@@ -27,7 +27,7 @@ def app(
     """Make the ASGI app of the console, to be mounted in a program: ``app.mount("/jobs", console.app(jobs, user=…))``.
 
     ``user(scope)``: the visitor, from what the program's own authentication has put into the ASGI scope; None: the
-    answer is 401. It may be a coroutine function. ``settings``: as ``[console]``, of which ``listen`` and ``auth``
+    answer is 401. It may be a coroutine function. ``settings``: as ``[console]``; ``listen`` and ``auth``
     are not used. ``config``: the settings that the page /settings shows. Raises ConfigError.
     """
     from scheduler.console.auth import CallerAuth

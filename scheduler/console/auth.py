@@ -193,7 +193,7 @@ class BasicAuth(Auth):
         self._users = users
         self._key = secrets.token_bytes(32)
         self._verified: dict[bytes, float] = {}
-        self._nobody = hash_password(secrets.token_hex())  # hashed against where there is no such user
+        self._decoy_hash = hash_password(secrets.token_hex())  # hashed against where there is no such user
 
     async def identify(self, request: Request, peer: Peer) -> Principal | None:
         method, _, given = request.headers.get("authorization", "").partition(" ")
@@ -213,7 +213,7 @@ class BasicAuth(Auth):
         return None
 
     def _is_right(self, user: User | None, name: str, password: str) -> bool:
-        stored = user.hash if user is not None else self._nobody
+        stored = user.hash if user is not None else self._decoy_hash
         mark = hmac.digest(self._key, f"{name}\0{stored}\0{password}".encode("utf-8", "replace"), "sha256")
         now = time.monotonic()
         if self._verified.get(mark, 0.0) > now:

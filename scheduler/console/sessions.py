@@ -1,4 +1,4 @@
-"""Sessions: a cookie with a random id, of which only the hash is kept, so that a log-out ends it for good."""
+"""Sessions: a cookie with a random id. Only its hash is kept, so a log-out ends it for good."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Key(NamedTuple):
-    """What makes an alert one: its rule, of which kind, queue or schedule, and with which fingerprint; "" for none."""
+    """What identifies an alert: its rule; the kind, queue or schedule; the fingerprint. "" for none."""
 
     rule: str
     kind: str = ""

@@ -22,7 +22,7 @@ class Room(NamedTuple):
     """The slots in which tasks of one level and slot type may run.
 
     ``busy``: slots that are certainly taken; ``more``: tasks claimed beyond ``slots``; ``guests``: tasks of higher
-    levels, each of which may take one of these slots or one of its own pool.
+    levels, which may take one of these slots or one of their own pool.
     """
 
     slots: int

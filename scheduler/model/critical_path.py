@@ -50,9 +50,10 @@ class Estimate(NamedTuple):
     """What is left. ``low``, ``high``: from now on, None if nothing can be said; ``high`` None alone: it may take any
     time, as it waits for an event.
 
-    ``path``: the longest way by what is usual, from the top; ``remaining``: how many tasks have not ended, of which
-    ``stuck`` wait for ever; ``unknown``: how many are of kinds that have not run. ``path_low`` and ``work_low``: the
-    parts of ``low``, the longest way and the work divided by the slots. ``blockers``: those with the most below first.
+    ``path``: the longest way by what is usual, from the top; ``remaining``: how many tasks have not ended;
+    ``stuck``: those of them that wait for ever; ``unknown``: how many are of kinds that have not run. ``path_low`` and
+    ``work_low``: the parts of ``low``, the longest way and the work divided by the slots. ``blockers``: those with the
+    most below first.
     """
 
     low: int | None

@@ -1,4 +1,4 @@
-"""What is paused: everything, queues or kinds, of which no worker claims a task."""
+"""Pauses of everything, of queues or of kinds: no worker claims their tasks."""
 
 from __future__ import annotations
 

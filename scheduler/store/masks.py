@@ -22,7 +22,7 @@ def masks(tx: Tx, kinds: Iterable[str]) -> dict[str, Mask]:
 
 
 def unpublished(tx: Tx, kinds: Iterable[str]) -> set[str]:
-    """Those of these kinds of which no worker has published what is secret."""
+    """Those of these kinds whose secret fields no worker has published."""
     wanted = set(kinds)
     return wanted - set(_schemas(tx, wanted))
 

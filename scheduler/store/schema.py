@@ -291,7 +291,7 @@ console_sessions = Table(  # of visitors who logged in with a token
     Column("until", BigInteger, nullable=False),
 )
 
-pauses = Table(  # of which no worker claims a task
+pauses = Table(  # no worker claims a task of these
     "schedd_pauses",
     metadata,
     Column("scope", Text, nullable=False),  # all, queue, kind

@@ -15,7 +15,7 @@ try:
 except ImportError as missing:
     raise PermanentError("resizing images needs Pillow: pip install 'schedd[images]'") from missing
 
-# What may be opened. Pillow knows many more formats, some of which start programs or are little tested.
+# What may be opened. Pillow knows many more formats. Some of them start programs or are little tested.
 READABLE = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "TIFF")
 ORIENTATION = 0x0112
 _UPRIGHT = {

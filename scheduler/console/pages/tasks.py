@@ -21,7 +21,7 @@ from scheduler.store.read.tasks import TaskRecord
 
 PAGE_ROWS = 50
 MAX_ROWS = 500
-WHYS = 50  # rows of which a page says why they do not run
+WHYS = 50  # rows for which a page says why they do not run
 _FORM_FIELDS = ("kind", "queue", "since", "not_kind", "not_queue")
 _BULK_VERBS = (
     ("retry", "retry", "Retry"),

@@ -139,7 +139,7 @@ class Admission:
         self._asked: Sequence[LaneClaim] = ()  # the picks before they were cut
         self.start_by: dict[tuple[str, str], CountedStarts] = {}  # by (queue, lane)
         self.again = FOREVER  # when something that is due and was refused may be claimed
-        self.capped: set[str] = set()  # kinds of which something that is due was refused: by a cap
+        self.capped: set[str] = set()  # kinds whose due tasks were refused: by a cap
         self.rated: set[str] = set()  # by a rate
 
     def admitted(self, due: Sequence[LaneHead]) -> list[LaneHead]:

@@ -40,7 +40,7 @@ class Job:
         self.attempt = attempt  # for a function: the one that asked for it
         self.is_attempt = False
         self.future: CpuFuture[Any] | None = None  # of a function
-        self.cancelled = False  # a function of which only the end is waited for
+        self.cancelled = False  # a function whose caller waits only for its end
         self.quarantined = False  # a poison task: its crashes are counted
         self.started = False
 

@@ -31,7 +31,7 @@ class Interrupt(NamedTuple):
 
 
 class Asker(NamedTuple):
-    """Which request of which child (its tag) is to be answered."""
+    """The request (its tag) to answer, and the child that sent it."""
 
     child: int
     request: int

@@ -92,7 +92,7 @@ def copy(source: Database, target: Database, progress: Progress = no_progress) -
 
 @contextmanager
 def reading(source: Database) -> Iterator[Tx]:
-    """A transaction that reads a store which nobody changes meanwhile. Raises SchedulerError while workers live."""
+    """A transaction that reads a store and keeps all writers out. Raises SchedulerError while workers live."""
     with source.write() as tx:
         whole_tables.keep_writers_out(tx, TABLES)
         _refuse_use(tx)

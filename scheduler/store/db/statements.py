@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
 _MAX_ROWS = 256  # rows of one statement on SQLite, where each row is text of the statement
-_STEP = 8  # of which their number is a multiple, where rows may be filled up
+_STEP = 8  # the number of rows is a multiple of this where rows may be filled up
 _INSERTED = 1024  # values of one INSERT on SQLite: more take no less time
 ANSWERED = "schedd_answered"  # in a connection's info (PostgreSQL): to be called with each answer
 _ROWS = "j"
@@ -249,8 +249,8 @@ def _over_values(sql: str, names: tuple[str, ...], count: int, dialect: sa.Diale
 
 
 def _sizes(count: int, most: int = _MAX_ROWS, *, whole: bool = True) -> Iterator[int]:
-    """Sizes of statements for so many rows, of which there are few, so that few texts serve all counts. ``whole``: they
-    come to just as many; else the last one may hold more."""
+    """Sizes of statements for so many rows: few sizes, so that few texts serve all counts. ``whole``: they add up to
+    just as many; else the last one may hold more."""
     while count > 0:
         size = 1 << (count.bit_length() - 1)
         if not whole and size < count < most:

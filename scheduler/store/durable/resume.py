@@ -21,8 +21,8 @@ Recorded = tuple[str, int, str | None, str | None]  # name, sort, value, failure
 def resume(tx: Tx, claimed: Sequence[tuple[int, int]]) -> dict[int, list[Recorded]]:
     """Record the events that these (task id, claim) waited for and that have been emitted in time.
 
-    In the transaction that claims them. Returns what is recorded of each task, in order, but for those of which it is
-    too much.
+    In the transaction that claims them. Returns each task's recorded steps, in order. Tasks with too many or too large
+    ones are left out.
     """
     found = _recorded(tx, [task_id for task_id, _ in claimed])
     entries = _happened(tx, claimed, found)

@@ -1,7 +1,7 @@
 """What suspended tasks wait for, and waking them once it has happened.
 
-A wait has the name of the checkpoint to come. Its head (``item`` 0) says for which event, or that it is for tasks, each
-of which has a row of its own; it is over when none of its rows is open. The transaction that emits the event or ends
+A wait has the name of the checkpoint to come. Its head (``item`` 0) names the event, or says that it is for tasks; each
+task has a row of its own. The wait is over when none of its rows is open. The transaction that emits the event or ends
 the task closes the rows and makes the waiter due. The one that suspends the waiter checks whether that has happened.
 Neither waits for the other: where one held the waiter's row, :func:`wake_missed` finds the waiter.
 """
@@ -39,7 +39,7 @@ _LABEL: dict[str, type] = {"task_id": int, "name": str}
 
 
 class WaitRecord(NamedTuple):
-    """A stored wait for people: for an event, for ``task``, or for ``items`` tasks of which ``open`` have not ended."""
+    """A stored wait as people read it: for an event, a ``task``, or ``items`` tasks; ``open`` have not ended."""
 
     name: str
     event: str | None

@@ -83,9 +83,8 @@ def below(tx: Tx, parents: Sequence[int]) -> set[int]:
 
 
 def blocked(tx: Tx, parents: Sequence[int]) -> tuple[set[int], dict[int, int]]:
-    """Hold what these tasks spawned, without waiting. Returns the parents of which another transaction holds a child,
-    and of the
-    children held those that would end at once, with their parents."""
+    """Lock the tasks that these tasks spawned, without waiting. Returns the parents whose children another
+    transaction holds, and, of the children locked, those that would end at once, with their parents."""
     sql = _LIVE.format(ids=tx.dialect.ids())
     live = tx.run(sql, ids=bind_rows(parents)).fetchall()
     if not live:

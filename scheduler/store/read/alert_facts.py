@@ -101,7 +101,7 @@ def retry_rates(tx: Tx, window: int) -> list[RetryRate]:
 
 
 class Backlog(NamedTuple):
-    """Tasks of a queue that only want a worker: how many, and since when the oldest (microseconds) of which kind.
+    """Tasks of a queue that only want a worker: their number, and the oldest one's time (microseconds) and kind.
 
     ``number``: ``MAX_BACKLOG`` for that many or more; -1 where a pause holds a part of it.
     """
@@ -113,7 +113,7 @@ class Backlog(NamedTuple):
 
 
 def backlogs(tx: Tx) -> tuple[list[Backlog], set[str]]:
-    """The queues with ready tasks that no pause holds; and those of which a pause holds some."""
+    """The queues with ready tasks that no pause holds; and the queues where a pause holds some."""
     paused = pauses.records(tx)
     heads: dict[str, list[tuple[int, int, str, str]]] = {}
     held = set[str]()

@@ -45,7 +45,7 @@ _OF_POOL = (
 
 
 def about(tx: Tx, most: int) -> tuple[dict[str, int], frozenset[str]]:
-    """Tasks in each state that has any, in the order of the states; and of which states there may be more.
+    """Tasks in each state that has any, in the order of the states; and the states that may have more.
 
     Looks at no more than ``most`` tasks of each index.
     """

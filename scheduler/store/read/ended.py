@@ -48,7 +48,7 @@ End = tuple[int, int]  # when (microseconds), and the task's id
 
 
 class Wanted(NamedTuple):
-    """Of which tasks. ``correlation`` also means the task that has this id and no correlation of its own."""
+    """The tasks to read. ``correlation`` also means the task that has this id and no correlation of its own."""
 
     kind: str | None = None
     correlation: str | None = None

@@ -201,7 +201,7 @@ class PastStatus(NamedTuple):
     """How things stood at ``at``, as far as it is recorded.
 
     ``looked_at``: how many tasks were looked at, the newest of those made before; ``more``: there were more, so the
-    counts are of these only. ``counts``: state -> how many, None for those of which nothing says so. ``running``: those
+    counts are of these only. ``counts``: state -> how many, None for states without a record. ``running``: those
     under way. ``stats``: the attempts that ended in the hour before. ``changes``: what was done in that hour.
     """
 

@@ -91,7 +91,7 @@ class Status(NamedTuple):
     workers: list[WorkerRecord]
     stuck: list[Stuck]
     paused: list[PausedWork]
-    capped: frozenset[str] = frozenset()  # states of which there may be more
+    capped: frozenset[str] = frozenset()  # states that may have more
 
 
 def status(tx: Tx, most: int = MAX_COUNTED) -> Status:

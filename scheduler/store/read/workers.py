@@ -43,8 +43,8 @@ class WorkerRecord(NamedTuple):
     """One worker. ``state``: live, draining, stopped, dead; lost: its lease ran out, unnoticed so far; gone: its
     process has ended without a word.
 
-    ``capacity``: its slots; ``holds``: tasks it has claimed or is running, of which ``running``
-    names those under way; ``skew``: its machine's clock behind the server's. Times are microseconds.
+    ``capacity``: its slots; ``holds``: tasks that it has claimed or is running; ``running``: those
+    of them that are under way; ``skew``: its machine's clock behind the server's. Times are microseconds.
     """
 
     id: int

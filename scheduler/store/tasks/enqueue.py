@@ -204,7 +204,7 @@ def _listed_insert_of(given: tuple[bool, ...]) -> str:
 
 @lru_cache(maxsize=64)
 def _keyed_insert(dialect: Dialect, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-    """:data:`_KEYED` for many rows, of which some columns hold the same value in all of them."""
+    """:data:`_KEYED` for many rows. The ``constant`` columns hold the same value in all of them."""
     picked = ", ".join([*varying, *(f"CAST(:{name} AS {SQL_TYPES[COLUMNS[name]]})" for name in constant)])
     return (
         f"INSERT INTO schedd_tasks ({', '.join([*varying, *constant])}) "
