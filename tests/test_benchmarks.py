@@ -80,7 +80,7 @@ def test_the_raw_loop_writes_what_the_engine_writes(database: Database, local: A
     assert attempts[1] == written(database.url, "schedd_attempts")[1]
 
 
-def test_every_work_has_somebody_who_does_it(local: Any) -> None:
+def test_every_work_has_a_contender(local: Any) -> None:
     works, bench = local("works"), local("bench")
     for database in (works.SQLITE, works.POSTGRESQL):
         able = {

@@ -139,7 +139,7 @@ def test_postgres_is_emptied_but_for_what_migrations_wrote(postgres_databases: P
 
 
 @pytest.mark.parametrize("pid", ["", "x", str(os.getpid()), "4194305"], ids=["none", "junk", "mine", "gone"])
-def test_a_server_that_is_gone_or_whose_pid_is_somebody_elses_is_not_stopped(tmp_path: Path, pid: str) -> None:
+def test_a_server_that_is_gone_or_whose_pid_another_process_has_is_not_stopped(tmp_path: Path, pid: str) -> None:
     data = tmp_path / "pg"
     data.mkdir()
     (data / "postmaster.pid").write_text(f"{pid}\n{data}\n")

@@ -139,7 +139,7 @@ def service(database: Database, tmp_path: Path, sinks: str) -> AlertService:
     return AlertService(load(str(config), {}))
 
 
-def test_a_sink_that_hangs_delays_nobody(database: Database, jobs: Scheduler, server: Server, tmp_path: Path) -> None:
+def test_a_sink_that_hangs_delays_no_other(database: Database, jobs: Scheduler, server: Server, tmp_path: Path) -> None:
     hanging = threading.Event()
 
     def stall(connection: Any, asked: Asked) -> None:

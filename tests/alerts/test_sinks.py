@@ -74,7 +74,7 @@ def test_a_webhook_is_signed_json(server: Server) -> None:
     assert abs(int(asked.headers["webhook-timestamp"]) - time.time()) < 120
 
 
-def test_slack_gets_a_text_in_which_nobody_is_mentioned(server: Server) -> None:
+def test_slack_gets_a_text_that_mentions_no_user(server: Server) -> None:
     deliver(AlertSink(type="slack", url=server.url))
     text = json.loads(server.asked[0].body)["text"]
     assert text.startswith(":warning: *[prod] dead letters (Mail)*\n3 dead letters of Mail: &lt;!channel&gt;")

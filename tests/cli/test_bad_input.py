@@ -66,7 +66,7 @@ def test_a_field_that_is_not_there_gets_those_that_are(ctl: Ctl, live: Bench) ->
 
 
 @one_database
-def test_nothing_found_of_a_kind_that_nobody_knows(ctl: Ctl, live: Bench) -> None:
+def test_nothing_found_of_an_unknown_kind(ctl: Ctl, live: Bench) -> None:
     live.drain()
     for command in (["list"], ["dlq", "list"], ["dlq", "replay-all"], ["retry"]):
         result = ctl(*command, "--kind", "Stpe")

@@ -52,7 +52,7 @@ def test_a_reader_that_leaves_is_no_reason_to_complain(ctl: Ctl, live: Bench) ->
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
-def test_what_is_stored_is_done_although_nobody_hears_of_it(ctl: Ctl) -> None:
+def test_what_is_stored_is_done_although_the_output_is_closed(ctl: Ctl) -> None:
     """A status of 1 would have a script submit it again."""
     for closing in ("1", "2", "0 1 2"):
         close = f"import os; [os.close(int(fd)) for fd in '{closing}'.split()]"

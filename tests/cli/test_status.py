@@ -240,7 +240,7 @@ class TestDoctor:
         assert (result.exit_code, "took back 1 task of worker 1" in result.stderr) == (0, True)
         assert live.state(held) == "scheduled"
 
-    def test_claims_of_a_worker_that_nobody_knows(self, ctl: Ctl, live: Bench) -> None:
+    def test_claims_of_an_unknown_worker(self, ctl: Ctl, live: Bench) -> None:
         held = int(live.step("held").schedule())
         ring_and_step(live.jobs)
         live.execute("DELETE FROM schedd_worker_kinds")

@@ -165,7 +165,7 @@ def test_an_unknown_kind_lists_what_there_is(ctl: Ctl, mail: Bench) -> None:
     assert message == "schedctl: no worker has registered a kind 'Mial'; known are Mail, Soft, Step\n"
 
 
-def test_submit_says_when_nobody_would_run_it(ctl: Ctl, mail: Bench) -> None:
+def test_submit_says_when_no_worker_would_run_it(ctl: Ctl, mail: Bench) -> None:
     assert ctl("submit", "Mail", "-P", "to=x").stderr == ""
     mail.execute("UPDATE schedd_workers SET queues = '[\"default\"]'")
     assert "no live worker serves queue 'mail'" in ctl("submit", "Mail", "-P", "to=x").stderr

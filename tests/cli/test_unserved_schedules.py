@@ -39,7 +39,7 @@ def test_every_look_tells_of_it(ctl: Ctl, since: str) -> None:
     assert (found["level"], found["text"]) == ("note", said(since))
 
 
-def test_a_paused_one_is_nobodys_trouble(ctl: Ctl, since: str) -> None:
+def test_a_paused_one_is_not_reported(ctl: Ctl, since: str) -> None:
     assert ctl("cron", "pause", "gone").exit_code == 0
     assert ctl("cron", "list").stderr == ""
     assert ctl.json("status")["stuck"] == []

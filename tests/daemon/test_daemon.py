@@ -485,7 +485,7 @@ def test_a_reload_that_fails_changes_nothing(start: Start, systemd: Systemd, tmp
     assert child.end() == 0
 
 
-def test_a_reload_that_hangs_keeps_nobody_from_stopping(start: Start, systemd: Systemd, tmp_path: Path) -> None:
+def test_a_reload_that_hangs_does_not_block_a_stop(start: Start, systemd: Systemd, tmp_path: Path) -> None:
     write(tmp_path, "")
     write(tmp_path, JOBS, "hangs.py")
     child = start()

@@ -48,7 +48,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_json_when_nobody_watches() -> None:
+def test_json_without_a_terminal() -> None:
     stream = io.StringIO()
     log.configure(Log(), stream)
     structlog.get_logger("myapp").info("sent", to="a@b.c", seconds=0.25)
@@ -179,7 +179,7 @@ def test_colours(environ: dict[str, str], colors: bool) -> None:
     assert "ValueError: why" in stream.getvalue()
 
 
-def test_no_colours_where_nobody_sees_them() -> None:
+def test_no_colours_without_a_terminal() -> None:
     stream = io.StringIO()
     log.configure(Log(format="console"), stream, {})
     logging.getLogger("x").error("hello")

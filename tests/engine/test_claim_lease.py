@@ -275,7 +275,7 @@ def test_claims_of_a_snoozed_task_are_told_apart(fleet: Fleet, clock: FakeClock)
 
 @pytest.mark.case(10)
 @pytest.mark.parametrize("serves", ["another queue", "no such kind"])
-def test_expired_claims_are_taken_back_although_nobody_polls_their_queue(
+def test_expired_claims_are_reclaimed_although_no_worker_polls_their_queue(
     fleet: Fleet, clock: FakeClock, serves: str
 ) -> None:
     owner = named(fleet, "owner", queues=["mail"])
@@ -328,7 +328,7 @@ def test_a_claim_that_never_started_gets_its_attempt_back(fleet: Fleet, clock: F
 
 
 @pytest.mark.case(2)
-def test_who_joins_after_a_jump_of_the_clock_reaps_nobody_alive(fleet: Fleet, clock: FakeClock) -> None:
+def test_a_worker_that_joins_after_a_jump_of_the_clock_reaps_no_live_one(fleet: Fleet, clock: FakeClock) -> None:
     """A newcomer has no earlier look at the clock to compare with, so it waits until the living have renewed."""
     living = named(fleet, "living")
     task_id = living.task(note).schedule()

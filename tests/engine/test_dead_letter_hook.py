@@ -114,7 +114,7 @@ def test_the_hook_is_told_of_tasks_that_kill_their_workers(
 
 
 @pytest.mark.case(21)
-def test_kinds_without_dead_letters_and_dependants_tell_nobody(bench: Bench) -> None:
+def test_kinds_without_dead_letters_and_dependants_call_no_hook(bench: Bench) -> None:
     told: list[DeadLetter] = []
     bench.jobs.on_dead_letter = told.append
     bench.ended("failed", Soft)

@@ -55,7 +55,7 @@ def notifications_for_a_child(jobs: Scheduler, notifier: ExpensiveNotifier) -> i
     return notifier.rings - before
 
 
-def test_a_lone_worker_rings_for_nobody(fleet: Fleet) -> None:
+def test_a_sole_worker_sends_no_notification(fleet: Fleet) -> None:
     jobs = fleet.worker(plain)
     notifier = with_notifier(jobs)
     step(jobs)

@@ -103,7 +103,7 @@ def test_every_call(jobs: Scheduler, kind: type[Task]) -> None:
 
 @pytest.mark.parametrize("kind", [kinds.Awaiting, kinds.AAwaiting])
 @pytest.mark.parametrize("acts", [False, True])
-def test_a_retry_by_hand_awaits_anew_what_nobody_acted_upon(jobs: Scheduler, kind: Any, acts: bool) -> None:
+def test_a_retry_by_hand_awaits_anew_what_no_handler_acted_upon(jobs: Scheduler, kind: Any, acts: bool) -> None:
     other = jobs.task(Parent(fail=True)).schedule()
     task_id = jobs.task(kind(int(other), acts=acts)).schedule()
     jobs.wait([other, task_id], 30)

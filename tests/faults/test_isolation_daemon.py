@@ -143,7 +143,7 @@ def test_an_idle_daemon_has_no_other_process(fleet: Fleet, jobs: Scheduler, mark
 
 @pytest.mark.case(66)
 @one_database
-def test_a_thread_that_segfaults_ends_dead_and_blames_nobody(fleet: Fleet, jobs: Scheduler, mark: str) -> None:
+def test_a_thread_that_segfaults_ends_dead_and_blames_no_other_task(fleet: Fleet, jobs: Scheduler, mark: str) -> None:
     """The daemon dies of it twice, and is started again. From then on the culprit runs in a child process."""
     with jobs.batch() as batch:
         bystanders = [batch.task(kinds.Bystander()) for _ in range(6)]

@@ -68,7 +68,7 @@ def test_handlers_end_when_the_lease_has_run_out_and_others_take_over(
     assert "Traceback" not in cut_off.text()
 
 
-def test_what_nobody_took_over_goes_on_or_goes_back(
+def test_what_no_worker_took_over_goes_on_or_goes_back(
     fleet: Fleet, jobs: Scheduler, proxy: Proxy, cut_off: Process
 ) -> None:
     """There is no other worker: the claims are whole when it comes back. Who was told ends without using an attempt;
@@ -91,7 +91,7 @@ def test_what_nobody_took_over_goes_on_or_goes_back(
     assert not cut_off.lines("lease was lost")
 
 
-def test_a_connection_that_nobody_answers_is_replaced_before_the_lease_runs_out(
+def test_a_dead_connection_is_replaced_before_the_lease_runs_out(
     fleet: Fleet, jobs: Scheduler, proxy: Proxy, cut_off: Process
 ) -> None:
     """As behind a firewall that forgot it: nothing comes back on the old connection, a new one works at once."""

@@ -101,7 +101,7 @@ def test_nor_does_a_session_that_holds_a_grandchild_of_what_fails(
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_parent_that_reports_meanwhile_holds_up_nobody_else(
+def test_a_parent_that_reports_meanwhile_delays_no_other_task(
     database: Database, fleet: Fleet, jobs: Scheduler
 ) -> None:
     worker = fleet.worker(options=OPTIONS)

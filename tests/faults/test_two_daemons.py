@@ -166,7 +166,7 @@ def test_one_is_killed_between_claim_and_run(pair: Pair) -> None:
 
 @pytest.mark.soak
 @pytest.mark.case(6, 10)
-def test_a_queue_that_nobody_else_serves_gets_back_what_its_daemon_held(pair: Pair) -> None:
+def test_a_queue_that_no_other_worker_serves_gets_back_what_its_daemon_held(pair: Pair) -> None:
     pair.daemons()
     only = pair.daemon("side")
     task = int(pair.jobs.task(Hold()).queue("side").schedule())

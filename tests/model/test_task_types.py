@@ -180,7 +180,7 @@ def test_a_concurrency_key_is_told_where_others_can_make_the_same(annotation: An
         (Any, "{of}", ([1, "a", None],), "[1, 'a', None]"),
     ],
 )
-def test_one_payload_has_one_lane_whoever_schedules_it(annotation: Any, rule: str, given: Any, key: str) -> None:
+def test_one_payload_has_one_lane_from_every_caller(annotation: Any, rule: str, given: Any, key: str) -> None:
     """As instances that were never read, or as ``schedctl`` has it: JSON and a schema."""
 
     def paint(ctx: Context, of: Any) -> None: ...

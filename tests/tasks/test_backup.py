@@ -131,7 +131,9 @@ def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path
         yield store, write
 
 
-def test_the_store_while_somebody_writes_all_the_time(tmp_path: Path, busy: tuple[Path, Callable[[], None]]) -> None:
+def test_the_store_while_another_program_writes_all_the_time(
+    tmp_path: Path, busy: tuple[Path, Callable[[], None]]
+) -> None:
     """SQLite's backup begins anew when another connection has written: it must come to an end all the same."""
     store, write = busy
     steps = 0

@@ -375,7 +375,7 @@ def test_a_task_due_in_an_hour_does_not_run_early_because_of_a_restart(fleet: Fl
 
 
 @pytest.mark.case(18)
-def test_a_poison_task_uses_up_its_attempts_and_blocks_nobody(fleet: Fleet, clock: FakeClock) -> None:
+def test_a_poison_task_uses_up_its_attempts_and_blocks_no_other_task(fleet: Fleet, clock: FakeClock) -> None:
     @task(retry=policy(5, 5, max_attempts=3))
     def poison(ctx: Context) -> None:
         raise KeyError("poison")

@@ -65,7 +65,7 @@ def quiet(bench: Bench) -> Engine:
 @pytest.mark.case(9)
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("locked", ["unknown", "ends"])
-def test_a_claim_that_nobody_knows_of_goes_back_though_somebody_holds_a_row(
+def test_a_claim_that_no_worker_knows_of_goes_back_though_a_row_is_locked(
     bench: Bench, commit_unknown: Any, locked: str
 ) -> None:
     """Its own, so that it is left for later; or another's that ends, so that the cycle is done over."""

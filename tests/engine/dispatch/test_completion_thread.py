@@ -436,7 +436,7 @@ def test_a_suspect_starts_once_the_ends_beside_it_are_recorded(fleet: Fleet, rec
 
 
 @postgresql
-def test_a_lost_handler_that_has_ended_keeps_its_task_from_nobody(fleet: Fleet) -> None:
+def test_a_lost_handler_that_has_ended_keeps_its_task_from_no_worker(fleet: Fleet) -> None:
     jobs, completion_thread = in_fours(fleet, plain)
     engine = engine_of(jobs)
     ids = flood(jobs)

@@ -100,7 +100,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 @pytest.mark.case(6)
-def test_what_a_caller_holds_is_put_off_and_nobody_else_waits(
+def test_what_a_caller_holds_is_put_off_and_no_other_task_waits(
     fleet: Fleet, clock: FakeClock, asked: list[bool]
 ) -> None:
     """A cycle writes without locking first. If another transaction holds a row, the cycle writes again, with locks."""

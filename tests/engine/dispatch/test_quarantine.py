@@ -14,7 +14,7 @@ from support.fleet import rows
 
 
 @pytest.mark.case(60)
-def test_a_suspect_for_a_pool_that_this_worker_lacks_holds_up_nobody(bench: Bench) -> None:
+def test_a_poison_task_for_a_pool_that_this_worker_lacks_delays_no_other_task(bench: Bench) -> None:
     suspect = bench.step("suspect").priority("low").schedule()
     bench.execute("UPDATE schedd_tasks SET lane = '!' || lane, suspect = 2")
     other = bench.step("other").schedule()
@@ -26,7 +26,7 @@ def test_a_suspect_for_a_pool_that_this_worker_lacks_holds_up_nobody(bench: Benc
 
 
 @pytest.mark.case(60)
-def test_a_suspect_whose_pool_is_taken_for_long_holds_up_nobody(bench: Bench) -> None:
+def test_a_poison_task_whose_pool_is_taken_for_long_delays_no_other_task(bench: Bench) -> None:
     bench.jobs._options = bench.jobs._options._replace(pools={"high": (1, 0), "medium": (2, 0), "low": (1, 0)})
     engine = engine_of(bench.jobs)
     bench.step("long").priority("low").schedule()

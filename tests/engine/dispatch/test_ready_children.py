@@ -293,9 +293,7 @@ def jobs(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     return made
 
 
-def test_what_nobody_rang_for_is_found_a_quarter_of_a_second_later(
-    jobs: Scheduler, fleet: Fleet, clock: FakeClock
-) -> None:
+def test_unnotified_work_is_found_a_quarter_of_a_second_later(jobs: Scheduler, fleet: Fleet, clock: FakeClock) -> None:
     """Children of its own do not keep a worker from looking what else there is."""
     parent = jobs.task(plain).schedule()
     child = jobs.task(plain).depend_on(parent).schedule()

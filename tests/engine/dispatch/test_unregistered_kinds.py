@@ -38,7 +38,7 @@ def everything(jobs: Scheduler) -> list[Any]:
 
 
 @pytest.mark.case(24)
-def test_it_is_not_claimed_not_touched_and_holds_nobody_up(fleet: Fleet, clock: FakeClock) -> None:
+def test_it_is_not_claimed_not_touched_and_delays_no_other_task(fleet: Fleet, clock: FakeClock) -> None:
     caller, worker = fleet.worker(known, strange), fleet.worker(known)
     strangers(caller, 1500, priority=Priority.HIGH)
     ids = [caller.task(known, n).schedule() for n in range(5)]

@@ -166,7 +166,7 @@ def test_the_first_of_two_events(stage: Stage, caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.case(54)
-def test_what_fails_in_a_branch_that_nobody_looks_at_is_told(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_in_a_branch_that_is_never_awaited_is_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     async def fails() -> None:
         raise ConnectionError("away")
 
@@ -182,7 +182,7 @@ def test_what_fails_in_a_branch_that_nobody_looks_at_is_told(stage: Stage, caplo
 
 
 @pytest.mark.case(54)
-def test_a_wait_that_the_handler_no_longer_comes_to_wakes_nobody(stage: Stage, kind: Any) -> None:
+def test_a_wait_that_the_handler_no_longer_comes_to_wakes_no_task(stage: Stage, kind: Any) -> None:
     async def body(ctx: Any) -> Any:
         if ctx.state.do("runs") and len(ctx.state.done) == 1:
             await ctx.await_event("approved")  # a way that later attempts do not take
@@ -341,7 +341,7 @@ def test_an_event_of_the_callers_own_transaction(stage: Stage, database: Databas
 
 
 @pytest.mark.case(51, 54)
-def test_events_go_after_their_time_but_never_while_somebody_waits(stage: Stage) -> None:
+def test_events_go_after_their_time_but_never_while_a_task_waits(stage: Stage) -> None:
     day = 86400
     waits = stage.start(awaits)
     stage.drain()

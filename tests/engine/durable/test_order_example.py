@@ -64,7 +64,7 @@ def test_an_order_is_charged_and_shipped_once(bench: Bench, shop: Shop) -> None:
 
 
 @pytest.mark.case(55)
-def test_an_order_that_nobody_approves_is_refunded(bench: Bench, shop: Shop) -> None:
+def test_an_order_without_an_approval_is_refunded(bench: Bench, shop: Shop) -> None:
     jobs = bench.jobs
     task_id = jobs.task(Order("8", 5)).schedule()
     drain(jobs)

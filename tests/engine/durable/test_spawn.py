@@ -461,7 +461,7 @@ def test_retention_leaves_what_a_dead_task_spawned(stage: Stage, kind: Any) -> N
 
 
 @pytest.mark.case(51, 56)
-def test_retention_leaves_a_result_that_somebody_awaits(stage: Stage, kind: Any) -> None:
+def test_retention_leaves_a_result_that_a_task_awaits(stage: Stage, kind: Any) -> None:
     other = stage.jobs.task(Double(1)).after(60).schedule()
     elsewhere = Scheduler.for_testing(url=stage.database.url, clock=stage.clock, state=stage.play)
     elsewhere.register(Double)  # and nothing else

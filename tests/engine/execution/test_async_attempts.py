@@ -221,7 +221,7 @@ def test_wherever_the_call_was_made(jobs: Scheduler, way: str) -> None:
     assert gates.runs == 1
 
 
-def test_a_success_waits_for_a_call_that_nobody_awaits(jobs: Scheduler) -> None:
+def test_a_success_waits_for_a_call_that_the_handler_does_not_await(jobs: Scheduler) -> None:
     with jobs:
         made = jobs.task(leaves_a_call).schedule()
         assert gates.told.wait(PATIENCE)

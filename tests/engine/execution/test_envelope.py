@@ -308,7 +308,7 @@ def test_children_inherit_the_correlation_and_name_their_cause(
 
 
 @pytest.mark.case(61)
-def test_the_runs_of_a_schedule_that_a_handler_registers_belong_to_nobody(fleet: Fleet, clock: FakeClock) -> None:
+def test_the_runs_of_a_schedule_that_a_handler_registers_have_no_parent(fleet: Fleet, clock: FakeClock) -> None:
     state = State()
     jobs = fleet.worker(Order, Parent, state=state)
     state.jobs = jobs

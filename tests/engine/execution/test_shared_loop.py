@@ -162,7 +162,7 @@ def test_who_cancels_all_of_them_reaches_none_of_another_task(jobs: Scheduler) -
 
 
 @pytest.mark.parametrize("how", ["ends it", "gives its own"])
-def test_nobody_takes_the_threads_in_which_all_wait(jobs: Scheduler, how: str) -> None:
+def test_no_task_takes_the_threads_in_which_all_wait(jobs: Scheduler, how: str) -> None:
     with jobs:
         with pytest.raises(TaskFailedError, match="handlers share this event loop"):
             jobs.result(jobs.task(takes_the_executor, how).schedule(), timeout=PATIENCE)

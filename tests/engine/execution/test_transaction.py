@@ -209,7 +209,7 @@ def test_a_task_cancelled_meanwhile_commits_nothing(stage: Stage, kind: Any, led
     assert (stage.state(task_id), ledger(), told) == ("cancelled", [], [Cancelled])
 
 
-def test_who_waits_for_somebodys_transaction_can_be_ended(
+def test_a_handler_that_waits_for_another_transaction_can_be_ended(
     stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds a row that waits for this task, and may never let go of it."""
@@ -235,7 +235,7 @@ def test_who_waits_for_somebodys_transaction_can_be_ended(
 
 @pytest.mark.case(49, 65)
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_who_waits_for_somebodys_transaction_holds_nothing_that_others_need(
+def test_a_handler_that_waits_for_another_transaction_holds_nothing_that_others_need(
     stage: Stage, kind: Any, ledger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two that end at once may each have some of the children that they share: both would wait for ever."""

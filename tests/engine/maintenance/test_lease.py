@@ -149,7 +149,7 @@ def test_a_long_cycle_that_gets_answers_is_not_cut(bench: Bench, monkeypatch: py
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_nobody_waits_for_a_worker_that_stands_still_while_it_renews(bench: Bench) -> None:
+def test_no_worker_waits_for_one_that_stands_still_while_it_renews(bench: Bench) -> None:
     """Its row is locked by its own transaction, and nothing comes from it any more."""
     ring_and_step(bench.jobs)
     other = bench.worker()

@@ -164,7 +164,7 @@ def test_two_engines_that_see_the_same_end_start_one_run(bench: Bench) -> None:
 
 @pytest.mark.case(46, 65)
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_an_engine_does_not_wait_for_a_schedule_that_somebody_holds(bench: Bench) -> None:
+def test_an_engine_does_not_wait_for_a_locked_schedule(bench: Bench) -> None:
     tick(bench).every(10, mode="fixed_delay").schedule()
     bench.clock.advance(10)
     ring_and_step(bench.jobs)

@@ -290,7 +290,7 @@ def test_the_name_without_a_key_comes_from_kind_and_payload(bench: Bench) -> Non
 
 
 @pytest.mark.case(42)
-def test_an_engine_that_nobody_rings_finds_a_new_schedule(bench: Bench) -> None:
+def test_an_engine_without_notifications_finds_a_new_schedule(bench: Bench) -> None:
     """The doorbell may be lossy; behind it every engine looks once a second."""
     deaf, caller = bench.worker(), bench.worker()
     ring_and_step(deaf)

@@ -232,7 +232,7 @@ def asked(made: Pool) -> Job:
 
 @pytest.mark.case(17)
 @pytest.mark.parametrize("where", ["it waits", "it was given", "it was taken, and its process has died"])
-def test_a_function_that_nobody_wants_any_more_does_not_begin(made: Pool, where: str) -> None:
+def test_a_cancelled_function_does_not_begin(made: Pool, where: str) -> None:
     """The caller waits for its end, and gets an answer at once."""
     job = asked(made)
     assert job.future is not None
@@ -252,7 +252,7 @@ def test_a_function_that_nobody_wants_any_more_does_not_begin(made: Pool, where:
 
 @pytest.mark.case(17)
 @pytest.mark.parametrize("how", ["it says so", "its process dies", "the pool is closed"])
-def test_a_function_that_nobody_wants_any_more_has_ended_when_it_is_told(made: Pool, how: str) -> None:
+def test_a_cancelled_function_has_ended_when_its_caller_gets_the_answer(made: Pool, how: str) -> None:
     job = asked(made)
     assert job.future is not None
     assert made.pool.queue.give(made.child)

@@ -100,7 +100,7 @@ def end_sessions(database: Database, raws: list[Any]) -> None:
             assert ended.fetchone() == (True,)
 
 
-def test_the_same_connection_is_used_again_and_nobody_else_gets_it(store: Store) -> None:
+def test_the_same_connection_is_used_again_and_no_other_caller_gets_it(store: Store) -> None:
     first = used(store)
     assert used(store) is first
     assert kept(store) == [first]
@@ -139,7 +139,7 @@ def test_no_more_are_kept_than_a_few(store: Store) -> None:
 
 
 @on_postgres
-def test_after_a_restart_of_the_server_nobody_sees_an_error(
+def test_after_a_restart_of_the_server_no_caller_sees_an_error(
     database: Database, jobs: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs.task(work).schedule()
@@ -352,7 +352,7 @@ def test_whose_insert_fails_is_closed_and_the_gate_is_left(store: Store) -> None
 
 
 @on_sqlite
-def test_the_time_is_read_once_nobody_else_writes(database: Database) -> None:
+def test_the_time_is_read_once_no_other_connection_writes(database: Database) -> None:
     clock = FakeClock()
     jobs = Scheduler.for_testing(url=database.url, clock=clock)
     jobs.register(work)
@@ -372,7 +372,7 @@ def test_the_time_is_read_once_nobody_else_writes(database: Database) -> None:
 
 
 @on_sqlite
-def test_whoever_is_interrupted_as_it_inserts_leaves_nothing_behind(store: Store) -> None:
+def test_a_caller_interrupted_as_it_inserts_leaves_nothing_behind(store: Store) -> None:
     class Interrupted:
         def execute(self, *_: object) -> None:
             raise KeyboardInterrupt
@@ -388,7 +388,7 @@ def test_whoever_is_interrupted_as_it_inserts_leaves_nothing_behind(store: Store
 
 
 @on_sqlite
-def test_what_inserts_where_nobody_keeps_it_is_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_insert_connection_that_no_thread_keeps_is_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = used(store)
     ((its, _, _),) = singles(store)._kept
     monkeypatch.setattr(singles(store), "_has_room", lambda: False)
@@ -483,7 +483,7 @@ def test_the_gate_is_passed_before_it_is_used_and_left_whatever_happens(
 
 
 @on_sqlite
-def test_one_that_is_kept_keeps_nobody_from_a_checkpoint(database: Database, jobs: Scheduler) -> None:
+def test_a_kept_connection_blocks_no_checkpoint(database: Database, jobs: Scheduler) -> None:
     """It reads no more: a reader holds back what was written since."""
     jobs.task(work).schedule()
     (raw,) = kept(jobs.database)
@@ -535,7 +535,7 @@ def together(store: Store, count: int) -> None:
 
 
 @on_postgres
-def test_those_that_are_kept_take_nobodys_room(store: Store) -> None:
+def test_kept_connections_take_no_room_from_others(store: Store) -> None:
     together(store, 4)
     assert len(kept(store)) == MAX_KEPT
     held = [store.connect() for _ in range(25)]

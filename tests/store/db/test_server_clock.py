@@ -38,7 +38,7 @@ def test_a_jump_of_the_machines_clock_is_made_up_for_at_once(bench: Bench) -> No
 
 @on_postgres
 @pytest.mark.case(47)
-def test_after_a_jump_of_the_servers_clock_nobody_is_reaped(bench: Bench) -> None:
+def test_after_a_jump_of_the_servers_clock_no_worker_is_reaped(bench: Bench) -> None:
     bench.clock = Machine()
     engine = engine_of(bench.jobs)
     ring_and_step(bench.jobs)

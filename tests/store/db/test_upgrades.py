@@ -229,7 +229,7 @@ def test_a_dry_run_shows_what_is_done_beside_the_others(old: Database, next_prog
 
 
 @on_postgres
-def test_a_long_transaction_keeps_the_upgrade_waiting_and_nobody_else(
+def test_a_long_transaction_delays_the_upgrade_and_no_caller(
     old: Database, next_program: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migrate, "LOCK_PAUSE", 0.2)
@@ -262,7 +262,7 @@ def test_a_long_transaction_keeps_the_upgrade_waiting_and_nobody_else(
 @pytest.mark.parametrize(
     "many", [20_000, pytest.param(1_000_000, marks=[pytest.mark.soak, pytest.mark.faults])], ids=["short", "long"]
 )
-def test_an_upgrade_of_a_full_table_holds_up_nobody(
+def test_an_upgrade_of_a_full_table_delays_no_caller(
     old: Database, next_program: Callable[..., None], many: int, tell: Callable[[str], None]
 ) -> None:
     """The old program schedules and runs meanwhile."""

@@ -109,7 +109,7 @@ def test_who_waits_comes_before_who_has_just_had_the_turn(two: tuple[WriteGate, 
 
 
 @pytest.mark.parametrize("held", ["next", "turn"])
-def test_whose_patience_ends_goes_on_without_and_keeps_nobody_out(
+def test_a_writer_that_times_out_goes_on_without_the_gate_and_blocks_no_other(
     two: tuple[WriteGate, WriteGate], tmp_path: Path, held: str
 ) -> None:
     ours, theirs = two
@@ -144,7 +144,7 @@ class Interrupting:
 @pytest.mark.parametrize(
     ("how", "after"), [(fcntl.LOCK_EX, 1), (fcntl.LOCK_EX, 2), (fcntl.LOCK_UN, 1), (fcntl.LOCK_UN, 2)]
 )
-def test_whoever_is_interrupted_keeps_nobody_out(
+def test_an_interrupted_writer_blocks_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool, how: int, after: int
 ) -> None:
     ours, theirs = WriteGate(tmp_path), WriteGate(tmp_path)

@@ -162,7 +162,7 @@ def test_a_row_that_a_caller_holds_is_woken_later(bare: Bare, database: Database
 
 @pytest.mark.case(4, 54)
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_claim_that_somebody_is_changing_is_asked_about_again(bare: Bare) -> None:
+def test_a_claim_that_another_transaction_changes_is_asked_about_again(bare: Bare) -> None:
     """He may be taking it back: nothing is written for it meanwhile."""
     waiter = Waiter(bare)
     with bare.store.connect() as session, session.begin():

@@ -126,7 +126,7 @@ def test_parent_removed_by_retention_counts_by_its_outcome(bench: Bench, end: st
 
 
 @pytest.mark.case(33)
-def test_retention_leaves_a_parent_that_somebody_waits_for(bench: Bench) -> None:
+def test_retention_leaves_a_parent_that_a_task_waits_for(bench: Bench) -> None:
     bench.worker(retention={"success": 10.0, "failed": 10.0, "outcomes": float(LONG)})
     dead = bench.ended("dead")
     waits = bench.step("waits", dead, otherwise="wait").schedule()

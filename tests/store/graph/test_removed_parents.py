@@ -127,7 +127,7 @@ def test_an_outcome_lives_as_long_as_what_is_judged_by_it(bench: Bench, otherwis
 
 
 @pytest.mark.case(36)
-def test_what_nobody_remembers_counts_as_failed(bench: Bench) -> None:
+def test_a_forgotten_parent_counts_as_failed(bench: Bench) -> None:
     """By no way of ours; but a child must not wait for ever."""
     parent = bench.ended("success")
     child = bench.step("child", parent).after(60).schedule()

@@ -169,7 +169,7 @@ def test_stamps_of_two_claims_are_told_apart(bare: Bare, clock: FakeClock) -> No
 
 @pytest.mark.case(4)
 @pytest.mark.parametrize("state", [s for s in TaskState if s not in (TaskState.CLAIMED, TaskState.RUNNING)])
-def test_a_row_that_is_neither_claimed_nor_running_is_nobodys(bare: Bare, state: TaskState) -> None:
+def test_a_row_that_is_neither_claimed_nor_running_has_no_holder(bare: Bare, state: TaskState) -> None:
     worker = bare.worker("a")
     (task_id,) = bare.task()
     (claimed,) = bare.claim(worker)
@@ -293,7 +293,7 @@ def test_a_heartbeat_leaves_a_draining_worker_draining(bare: Bare, clock: FakeCl
 
 
 @pytest.mark.case(2, 4)
-def test_an_expired_lease_that_nobody_reclaimed_still_holds(bare: Bare, clock: FakeClock) -> None:
+def test_an_expired_lease_that_no_worker_reclaimed_still_holds(bare: Bare, clock: FakeClock) -> None:
     worker = bare.worker("a")
     (task_id,) = bare.task()
     (claimed,) = bare.claim(worker)
@@ -456,7 +456,7 @@ class TestOnPostgreSQL:
             assert states == [TaskState.SUCCESS, TaskState.SCHEDULED, TaskState.WAITING]
 
     @pytest.mark.parametrize("depth", [2, 3, 7])
-    def test_whoever_holds_a_row_far_below_defers_what_reaches_it_only(self, bare: Bare, depth: int) -> None:
+    def test_a_locked_row_far_below_defers_only_what_reaches_it(self, bare: Bare, depth: int) -> None:
         worker = bare.worker("a")
         parents = bare.task(count=3)
         rows = {parent: [parent] for parent in parents}

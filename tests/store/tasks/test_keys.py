@@ -531,7 +531,7 @@ def test_the_key_of_what_was_cancelled_by_something_else_is_free_again(fleet: Fl
 
 
 @pytest.mark.case(30)
-def test_a_retried_task_takes_its_key_back_if_nobody_has_it(fleet: Fleet) -> None:
+def test_a_retried_task_takes_its_key_back_if_it_is_free(fleet: Fleet) -> None:
     jobs = fleet.worker(fail)
     first = keyed(jobs, "x", fail, conflict="reject")
     drain(jobs)

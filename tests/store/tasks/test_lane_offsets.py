@@ -107,7 +107,9 @@ def test_claims_do_not_walk_past_all_that_died(fleet: Fleet, clock: FakeClock, w
     assert read - 2_000 < 5 * 1_000, "but for the one walk"
 
 
-def test_what_becomes_ready_in_front_is_found_though_nobody_rings(fleet: Fleet, clock: FakeClock, walks: Walks) -> None:
+def test_what_becomes_ready_in_front_is_found_without_a_notification(
+    fleet: Fleet, clock: FakeClock, walks: Walks
+) -> None:
     jobs = slow(fleet, clock, plain)
     schedule(jobs, 2, clock, 0.15)
     late = rows(jobs, "SELECT max(id) AS id FROM schedd_tasks")[0].id
