@@ -159,7 +159,12 @@ class Intake:
     def retry(self, receipt: str, after: float, reason: str) -> Retry:
         """A Retry within what the transport can wait."""
         most = self._limits.max_delay
-        return Retry(receipt, after if most is None else min(after, most), reason)
+        if most is None or after <= most:
+            return Retry(receipt, after, reason)
+        log.info(
+            "source %s: a message comes again in %g s, not %g s: its transport waits no longer", self.name, most, after
+        )
+        return Retry(receipt, most, reason)
 
     def _log(self, one: Taken, letter: Letter) -> None:
         message, verdict = letter.message, one.verdict

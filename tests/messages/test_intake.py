@@ -333,7 +333,10 @@ def test_its_visibility_is_extended_while_the_task_runs(make: Make) -> None:
     assert rig.queue.messages == []
 
 
-def test_a_retry_carries_the_tasks_own_wait_within_what_the_transport_can(make: Make) -> None:
+def test_a_retry_carries_the_tasks_own_wait_within_what_the_transport_can(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "scheduler.messages")
     rig = make(ack="end")
     rig.send(1, payload_inline={"order": 1, "note": "fail"})
     rig.turn()
@@ -346,6 +349,7 @@ def test_a_retry_carries_the_tasks_own_wait_within_what_the_transport_can(make: 
     rig.run()
     rig.turn()
     assert round(getattr(rig.queue.verdicts[-1], "after", 0)) == 40, "capped; the task waits for the rest in the store"
+    assert "a message comes again in 40 s, not 100 s" in caplog.text
     assert rig.turn(41) == 1
     assert round(getattr(rig.queue.verdicts[-1], "after", 0)) == 40
     rig.clock.advance(100)

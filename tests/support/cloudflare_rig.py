@@ -34,7 +34,7 @@ class Account:
         assert answer.is_success, answer.text
         return answer.json()["result"]
 
-    def make(self, *, max_retries: int = 3, dead_letters: str | None = None) -> tuple[str, str]:
+    def make(self, *, max_retries: int = 3, dead_letters: str | None = None, pulled: bool = True) -> tuple[str, str]:
         """A queue with a pull consumer: its id and its name. ``dead_letters``: a queue's name."""
         name = f"schedd-{uuid.uuid4().hex[:20]}"
         key = self.ask("POST", "", {"queue_name": name})["queue_id"]
@@ -42,7 +42,8 @@ class Account:
         consumer = {"type": "http_pull", "settings": {"max_retries": max_retries}}
         if dead_letters is not None:
             consumer["dead_letter_queue"] = dead_letters
-        self.ask("POST", f"/{key}/consumers", consumer)
+        if pulled:
+            self.ask("POST", f"/{key}/consumers", consumer)
         return key, name
 
     def source_settings(self, queue: str, **more: Any) -> SourceSettings:

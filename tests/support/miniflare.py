@@ -72,7 +72,9 @@ class Miniflare:
         )  # fmt: skip
         assert self._process.stdout is not None
         first = self._process.stdout.readline()
-        assert first.startswith("at http"), f"miniflare did not start: {first}{self._process.poll()}"
+        if not first.startswith("at http"):
+            self._process.kill()
+            raise RuntimeError(f"miniflare did not start: its status is {self._process.wait()}")
         self._client = httpx2.Client(base_url=first.split()[1], timeout=60)
 
     def send(self, queue: str, *messages: Mapping[str, Any]) -> None:

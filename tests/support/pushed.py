@@ -6,15 +6,12 @@ It ends when its standard input does.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 
 from scheduler import Scheduler
 from scheduler.config.load import load
 from scheduler.messages.service import MessageService
-from scheduler.ports import FAILPOINTS
-from support.receiving import Order
+from support.receiving import Order, die_at
 
 
 def main() -> None:
@@ -22,16 +19,7 @@ def main() -> None:
     config = load(config_file, {})
     jobs = Scheduler(config.store.url)
     jobs.register(Order)
-    left = int(number)
-
-    def hit(name: str) -> None:
-        nonlocal left
-        if name == point:
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    FAILPOINTS.hit = hit
+    die_at(point, int(number))
     service = MessageService(config, jobs)
     if point == "-":  # one that is killed would leave tasks half done, which run again
         jobs.start()

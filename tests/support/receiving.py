@@ -46,10 +46,9 @@ def receiver_of(config_file: str, type_name: str, factory: str, holder: str) -> 
     return Receiver(source, intake, jobs.database, holder), jobs
 
 
-def main() -> None:
-    config_file, type_name, factory, point, number, turns = sys.argv[1:]
-    receiver, _ = receiver_of(config_file, type_name, factory, f"process-{os.getpid()}")
-    left = int(number)
+def die_at(point: str, number: int) -> None:
+    """From now on the ``number``-th hit of a failpoint is the end of this process."""
+    left = number
 
     def hit(name: str) -> None:
         nonlocal left
@@ -59,6 +58,12 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     FAILPOINTS.hit = hit
+
+
+def main() -> None:
+    config_file, type_name, factory, point, number, turns = sys.argv[1:]
+    receiver, _ = receiver_of(config_file, type_name, factory, f"process-{os.getpid()}")
+    die_at(point, int(number))
     receiver_module.IDLE_WAIT = 1.0
     idle = 0
     while idle < int(turns):

@@ -212,6 +212,14 @@ def test_a_queue_that_is_not_there_and_a_wrong_token_are_trouble_of_the_transpor
     assert "of-another" not in str(caught.value)
 
 
+def test_a_queue_without_a_pull_consumer_is_trouble_that_the_check_explains(account: Account) -> None:
+    queue, _ = account.make(pulled=False)
+    made = source(account, queue)
+    with pytest.raises(TransportError, match="405"):
+        made.receive(1, 0.0)
+    assert "wrangler queues consumer http add" in made.check()[1].text
+
+
 def test_a_check_says_what_is_missing(account: Account) -> None:
     dead, name = account.make()
     queue, _ = account.make(dead_letters=name)
@@ -377,7 +385,8 @@ def test_a_close_ends_the_pause_of_a_receive(faked: Account) -> None:
 def test_the_end_of_a_task_is_waited_for_with_the_longest_visibility() -> None:
     """Nothing extends a lease, and each time that it runs out uses one of the consumer's retries."""
     settings = SourceSettings(account=ACCOUNT, queue=OTHER, token=TOKEN)
-    assert CloudflareSource("in", settings).limits.visibility == cloudflare.VISIBILITY
+    usual = CloudflareSource("in", settings).limits
+    assert (usual.visibility, usual.retention) == (cloudflare.VISIBILITY, 14 * 86_400.0)
     at_end = CloudflareSource("in", msgspec.structs.replace(settings, ack="end"))
     assert at_end.limits.visibility == 43_200.0
     assert at_end.extend(["a"], 60.0)[0].error == "Cloudflare extends no lease"
