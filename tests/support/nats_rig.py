@@ -114,14 +114,18 @@ class NatsRig:
     def left(self) -> int:
         return int(self.server.ask(lambda _, js: js.stream_info(self.stream)).state.messages)
 
-    def buried(self) -> list[Any]:
-        """The dead messages, with their headers."""
+    def stored(self, stream: str) -> list[Any]:
+        """All messages of a stream from which none was taken."""
 
         async def read(_: Any, jetstream: Any) -> list[Any]:
-            state = (await jetstream.stream_info(self.dead_subject)).state
-            return [await jetstream.get_msg(self.dead_subject, n + 1) for n in range(state.messages)]
+            state = (await jetstream.stream_info(stream)).state
+            return [await jetstream.get_msg(stream, n + 1) for n in range(state.messages)]
 
         return list(self.server.ask(read))
+
+    def buried(self) -> list[Any]:
+        """The dead messages, with their headers."""
+        return self.stored(self.dead_subject)
 
     def dead(self) -> list[bytes]:
         return [one.data for one in self.buried()]

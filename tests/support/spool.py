@@ -18,6 +18,9 @@ from scheduler.transports.ports import (
     Delivery,
     Finding,
     Limits,
+    Outgoing,
+    Published,
+    Refused,
     Retry,
     Settled,
     TransportError,
@@ -104,6 +107,33 @@ class SpoolSource:
         pass
 
 
+class SpoolSink:
+    """Its file takes the same key twice. What says ``refuse`` is refused for good."""
+
+    Settings: ClassVar[type[msgspec.Struct]] = SpoolSettings
+    limits = Limits(max_size=100_000, max_batch=7, max_batch_size=300_000, overhead=100, orders=True)
+
+    def __init__(self, _name: str, settings: SpoolSettings, /) -> None:
+        self.spool = Spool(Path(settings.path))
+
+    def publish(self, batch: Sequence[Outgoing]) -> Sequence[Published | Refused]:
+        with self.spool.open() as connection:
+            return [self._publish(connection, one) for one in batch]
+
+    def _publish(self, connection: sqlite3.Connection, one: Outgoing) -> Published | Refused:
+        if b"refuse" in one.body:
+            return Refused(one.key, "it is refused", final=True)
+        connection.execute("INSERT INTO messages (name, body, headers) VALUES (?, ?, '{}')", (one.key, one.body))
+        return Published(one.key)
+
+    def check(self) -> Sequence[Finding]:
+        with self.spool.open():
+            return [Finding(True, "there")]
+
+    def close(self) -> None:
+        pass
+
+
 class Spool:
     """The file; ``down`` beside it: the server is away."""
 
@@ -156,6 +186,10 @@ class SpoolRig:
             name = message_id or f"m{made.lastrowid}"
             connection.execute("UPDATE messages SET name = ? WHERE id = ?", (name, made.lastrowid))
         return name
+
+    def bodies(self) -> list[bytes]:
+        with self.spool.open() as connection:
+            return [row[0] for row in connection.execute("SELECT body FROM messages ORDER BY id")]
 
     def left(self) -> int:
         with self.spool.open() as connection:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -18,44 +16,21 @@ from scheduler.transports import types
 from scheduler.transports.cloudevents import CloudEventsSink, CloudEventsSource, SinkSettings, SourceSettings
 from scheduler.transports.envelope import Message, decode, encode
 from scheduler.transports.ports import Outgoing, Published, Refused, Request, Sink, Source, TransportError
+from support.endpoint import Endpoint
 
 ROOT = Path(__file__).parents[2]
-
-
-class Endpoint(http.server.ThreadingHTTPServer):
-    """Answers with ``status`` and ``headers``, and keeps what came."""
-
-    def __init__(self) -> None:
-        outer = self
-        self.status, self.headers = 204, dict[str, str]()
-        self.came: list[tuple[dict[str, str], Any]] = []
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                outer.came.append(({k.lower(): v for k, v in self.headers.items()}, json.loads(body)))
-                self.send_response(outer.status)
-                for name, value in outer.headers.items():
-                    self.send_header(name, value)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None: ...
-
-        super().__init__(("127.0.0.1", 0), Handler)
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
     made = Endpoint()
-    threading.Thread(target=made.serve_forever, daemon=True).start()
+    made.start()
     yield made
-    made.shutdown()
-    made.server_close()
+    made.stop()
 
 
 def sink(endpoint: Endpoint, **more: Any) -> CloudEventsSink:
-    return CloudEventsSink("shop", SinkSettings(url=f"http://127.0.0.1:{endpoint.server_port}/", **more))
+    return CloudEventsSink("shop", SinkSettings(url=endpoint.url, **more))
 
 
 def outgoing(key: str, **more: Any) -> Outgoing:
