@@ -11,6 +11,7 @@ from support.cloudflare_api import ACCOUNT, TOKEN
 from support.cloudflare_rig import CloudflareRig
 from support.endpoint import Endpoint
 from support.nats_rig import NatsRig
+from support.rabbitmq_rig import RabbitRig
 from support.redis_rig import STREAM, RedisRig
 from support.spool import SpoolRig
 from support.sqs_rig import KEYS, SqsRig
@@ -115,6 +116,18 @@ class RedisSinkRig(RedisRig):
     def arrived(self) -> list[Arrived]:
         with self.client() as client:
             return [_arrived(fields[b"body"]) for _, fields in client.xrange(STREAM)]
+
+
+class RabbitSinkRig(RabbitRig):
+    sink_factory = "scheduler.transports.rabbitmq:RabbitSink"
+    refuses = False
+
+    @property
+    def sink_table(self) -> str:
+        return f'url = "{self.node.url}"\nqueue = "{self.queue}"\n'
+
+    def arrived(self) -> list[Arrived]:
+        return [_arrived(body) for _, body in self.take(self.queue)]
 
 
 class CloudEventsSinkRig:

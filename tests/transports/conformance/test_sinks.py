@@ -33,6 +33,7 @@ RIGS: list[Any] = [
     pytest.param(sink_rigs.FifoSinkRig, id="fifo"),
     pytest.param(sink_rigs.NatsSinkRig, id="nats"),
     pytest.param(sink_rigs.RedisSinkRig, id="redis", marks=pytest.mark.transports),
+    pytest.param(sink_rigs.RabbitSinkRig, id="rabbitmq", marks=pytest.mark.transports),
 ]
 REFUSING = [one for one in RIGS if one.values[0].refuses]
 POINTS = ("before transaction commit", "after transaction commit", "outbox.publishing", "outbox.published")
