@@ -360,15 +360,12 @@ def read_body(content: str, body: str, *, coded: bool) -> tuple[bytes, str | Non
 def _grave(one: Dead) -> _Entry:
     """A dead message as it was; one that is no text in an object, since the API takes only JSON and text."""
     body, content = one.delivery.body, one.delivery.content_type
-    if content != "v8":
-        try:
-            body.decode()
-        except UnicodeDecodeError:
-            pass
-        else:
-            return _Entry(body, "json" if content == "json" and _is_json(body) else "text")
-    fields = {"body_base64": base64.b64encode(body).decode(), "content_type": content, "reason": one.reason[:1000]}
-    return _Entry(msgspec.json.encode(fields), "json")
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        fields = {"body_base64": base64.b64encode(body).decode(), "content_type": content, "reason": one.reason[:1000]}
+        return _Entry(msgspec.json.encode(fields), "json")
+    return _Entry(body, "json" if content == "json" and _is_json(body) else "text")
 
 
 def _is_json(body: bytes) -> bool:
