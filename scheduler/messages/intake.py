@@ -162,7 +162,10 @@ class Intake:
         if most is None or after <= most:
             return Retry(receipt, after, reason)
         log.info(
-            "source %s: a message comes again in %.0f s, not %.0f s: its transport waits no longer", self.name, most, after
+            "source %s: a message comes again in %.0f s, not %.0f s: its transport waits no longer",
+            self.name,
+            most,
+            after,
         )
         return Retry(receipt, most, reason)
 
