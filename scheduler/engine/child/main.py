@@ -30,11 +30,10 @@ from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
 from scheduler.engine.attempt.outcomes import internal_failure, outcome_of_external_end
 from scheduler.engine.child import cgroups
 from scheduler.engine.child.imports import import_main, resolve, set_main
-from scheduler.engine.child.link import Interrupter, Link
 from scheduler.engine.child.output import Output, Records, write_past_python
 from scheduler.engine.child.protocol import message_of, number_of
 from scheduler.engine.child.rlimits import limited, memory
-from scheduler.engine.child.runtime import RemoteAttempt, RemoteRuntime
+from scheduler.engine.child.runtime import Interrupter, Link, RemoteAttempt, RemoteRuntime
 from scheduler.engine.durable.async_driver import track_tasks
 from scheduler.engine.execution.context import AsyncContext, Context
 from scheduler.engine.execution.event_loop import run_in_new_loop
