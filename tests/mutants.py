@@ -235,7 +235,7 @@ MUTANTS = (
         "a replaced task runs once more when its attempt has ended",
         (
             Change(
-                "scheduler/store/tasks/outcome_rows.py",
+                "scheduler/store/tasks/complete.py",
                 "CASE WHEN {T}.rerun = 1 THEN {st.SCHEDULED}",
                 "CASE WHEN false THEN 0",
             ),
@@ -331,7 +331,7 @@ MUTANTS = (
         "a replaced task keeps its key",
         (
             Change(
-                "scheduler/store/tasks/outcome_rows.py",
+                "scheduler/store/tasks/complete.py",
                 "  held_key = CASE WHEN {T}.rerun <> 1\n      AND ({T}.cancel_requested",
                 "  held_key = CASE WHEN {T}.rerun <> 3\n      AND ({T}.cancel_requested",
             ),

@@ -11,8 +11,8 @@ from scheduler.store.db import statements as statement
 from scheduler.store.graph.release import _MEET_PG, MAX_CHILDREN
 from scheduler.store.predicates import bind_parents, from_parents
 from scheduler.store.tasks.claim import LaneHead
+from scheduler.store.tasks.complete import _FOLLOWS
 from scheduler.store.tasks.outcome_locks import _LOCK_WAITING
-from scheduler.store.tasks.outcome_rows import _FOLLOWS
 from scheduler.testing import drain, engine_of
 from support.fleet import Fleet, no_autovacuum, run_claimed, step, write
 from support.plans import Seen, figures, plan

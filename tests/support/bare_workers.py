@@ -21,9 +21,8 @@ from scheduler.store.tasks.claim import (
     LaneClaim,
     claim,
 )
-from scheduler.store.tasks.complete import Completion, finish
+from scheduler.store.tasks.complete import Completion, RowLocked, finish
 from scheduler.store.tasks.enqueue import enqueue
-from scheduler.store.tasks.outcome_rows import RowLocked
 from scheduler.store.workers import WorkerInfo
 from scheduler.testing import FakeClock
 

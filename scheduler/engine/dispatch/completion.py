@@ -25,8 +25,7 @@ from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.tasks import attempts
-from scheduler.store.tasks.complete import Completion, finish
-from scheduler.store.tasks.outcome_rows import RowLocked
+from scheduler.store.tasks.complete import Completion, RowLocked, finish
 from scheduler.store.tasks.salvage import complete_one_by_one
 
 log = logging.getLogger("scheduler.engine")

@@ -33,8 +33,7 @@ from scheduler.store.durable import waits
 from scheduler.store.durable.resume import Recorded, resume
 from scheduler.store.tasks import claim as claims
 from scheduler.store.tasks.claim import QUARANTINE_LANE, Claimed, LaneHead
-from scheduler.store.tasks.complete import Completion
-from scheduler.store.tasks.outcome_rows import RowLocked
+from scheduler.store.tasks.complete import Completion, RowLocked
 from scheduler.store.tasks.ready_children import ReadyChildren
 
 if TYPE_CHECKING:

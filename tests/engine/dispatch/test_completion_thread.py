@@ -20,8 +20,7 @@ from scheduler.ports import SECOND, spawn_thread
 from scheduler.store.db.dialect import PostgreSQL
 from scheduler.store.durable import waits
 from scheduler.store.tasks import claim as claims
-from scheduler.store.tasks.complete import Completion
-from scheduler.store.tasks.outcome_rows import RowLocked
+from scheduler.store.tasks.complete import Completion, RowLocked
 from scheduler.testing import FakeClock, engine_of
 from support.databases import Database
 from support.fleet import Fleet, ends, rows, run_claimed, step

@@ -378,7 +378,7 @@ class TestOnPostgreSQL:
         self, bare: Bare, quick: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whoever waits for a row sees, once it has it, what the holder has committed meanwhile."""
-        monkeypatch.setattr("scheduler.store.tasks.outcome_rows._ROW_LOCK_TIMEOUT", "10s")
+        monkeypatch.setattr("scheduler.store.tasks.complete._ROW_LOCK_TIMEOUT", "10s")
         worker = bare.worker("a")
         (parent,) = bare.task()
         (claimed,) = bare.claim(worker)
@@ -395,7 +395,7 @@ class TestOnPostgreSQL:
     def test_who_comes_to_await_what_is_being_written_is_woken(
         self, bare: Bare, quick: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("scheduler.store.tasks.outcome_rows._ROW_LOCK_TIMEOUT", "10s")
+        monkeypatch.setattr("scheduler.store.tasks.complete._ROW_LOCK_TIMEOUT", "10s")
         worker, never = bare.worker("a"), 2**60
         awaited, waiter = bare.task(count=2)
         claimed = {c.id: c for c in bare.claim(worker)}
