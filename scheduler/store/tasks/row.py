@@ -19,49 +19,32 @@ from scheduler.store.graph.messages import broken_text, removed_text
 from scheduler.store.tasks.claim import HAS_PARENTS, RARE
 
 INLINE = 1024  # longer values go to schedd_task_values, so that claim and finish do not rewrite them
-COLUMNS: dict[str, type] = {
-    "id": int,
+_DECIDED: dict[str, type] = {  # columns whose values are decided here
     "state": int,
-    "queue": str,
-    "lane": str,
-    "pool": int,
     "run_at": int,
-    "kind": str,
     "unmet": int,
-    "max_attempts": int,
-    "retry": str,
-    "timeout": int,
     "dead_letter": int,
     "created_at": int,
     "finished_at": int,
     "payload": str,
     "extras": int,
-    "payload_ref": str,
-    "schema_version": int,
-    "message_type": str,
-    "correlation": str,
-    "causation": str,
-    "subject": str,
-    "sequence": int,
-    "headers": str,
-    "key": str,
     "held_key": str,
-    "key_retention": int,
-    "schedule": str,
-    "slot": int,
-    "slot_tz": str,
-    "missed": int,
-    "missed_since": int,
-    "result_ttl": int,
     "error": str,
     "error_class": str,
     "ended_by": int,
-    "max_duration": int,
-    "max_delay": int,
     "expires_at": int,
     "check_at": int,
 }
-NEW = tuple(name for name in COLUMNS if name != "id")
+_NOT_STORED = ("delay", "conflict", "unique_states", "debounce", "edges")  # what decides, and is no column
+# Columns with a caller's values as they are.
+_GIVEN: dict[str, type] = {
+    name: str if annotation.startswith("str") else int
+    for name, annotation in TaskSpec.__annotations__.items()
+    if name not in _DECIDED and name not in _NOT_STORED
+}
+_given_of = attrgetter(*_GIVEN)
+NEW = (*_DECIDED, *_GIVEN)
+COLUMNS: dict[str, type] = {"id": int, **_DECIDED, **_GIVEN}
 EDGE_COLUMNS: dict[str, type] = {"parent": int, "child": int, "on_end": int, "otherwise": int, "ok": int}
 _CODES = {
     when: {other: (on_end, otherwise, satisfied_mask(when, other)) for otherwise, other in enumerate(Otherwise)}
@@ -71,22 +54,10 @@ _RARE = tuple(name for name in RARE if name in TaskSpec.__struct_fields__)
 _rare_of = attrgetter(*_RARE)
 _NOTHING_RARE = (None,) * len(_RARE)
 # Of a task that stands alone, and that nothing was said about but what it is to do, and when and where.
-_USUAL = (
-    "state",
-    "queue",
-    "lane",
-    "pool",
-    "run_at",
-    "kind",
-    "unmet",
-    "max_attempts",
-    "dead_letter",
-    "created_at",
-    "payload",
-    "extras",
-    "schema_version",
-)
-USUAL_GIVEN = tuple(name in _USUAL for name in NEW)
+_USUAL_DECIDED = ("state", "run_at", "unmet", "dead_letter", "created_at", "payload", "extras")
+_USUAL_OF_SPEC = tuple(f.name for f in msgspec.structs.fields(TaskSpec) if f.name in _GIVEN and f.default is not None)
+_usual_given_of = attrgetter(*_USUAL_OF_SPEC)
+USUAL_GIVEN = tuple(name in {*_USUAL_DECIDED, *_USUAL_OF_SPEC} for name in NEW)
 _UNUSUAL = tuple(field.name for field in msgspec.structs.fields(TaskSpec) if field.default is None)
 _unusual_of = attrgetter(*_UNUSUAL)
 _NOTHING_UNUSUAL = (None,) * len(_UNUSUAL)
@@ -182,44 +153,20 @@ def values_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None)
         look_at = None if end else first_look(now, run_at, expires_at, spec.max_delay)
     return (
         placed.state if unmet or end else st.SCHEDULED,
-        spec.queue,
-        spec.lane,
-        spec.pool,
         run_at,
-        spec.kind,
         unmet,
-        spec.max_attempts,
-        spec.retry,
-        spec.timeout,
         int(spec.dead_letter),
         made,  # created_at
         now if end else None,  # finished_at
         spec.payload if len(spec.payload) <= INLINE else None,
         int(_rare_of(spec) != _NOTHING_RARE) | (HAS_PARENTS if spec.edges else 0),  # extras
-        spec.payload_ref,
-        spec.schema_version,
-        spec.message_type,
-        spec.correlation,
-        spec.causation,
-        spec.subject,
-        spec.sequence,
-        spec.headers,
-        spec.key,
         spec.key if end is None else None,  # held_key
-        spec.key_retention,
-        spec.schedule,
-        spec.slot,
-        spec.slot_tz,
-        spec.missed,
-        spec.missed_since,
-        spec.result_ttl,
         end.error if end else None,
         "DependencyFailed" if end else None,
         end.parent if end else None,
-        spec.max_duration,
-        spec.max_delay,
         expires_at,
         look_at,  # check_at
+        *_given_of(spec),
     )
 
 
@@ -230,18 +177,13 @@ def usual_values_of(spec: TaskSpec, now: int) -> list[Any] | None:
         return None
     return [
         st.SCHEDULED,
-        spec.queue,
-        spec.lane,
-        spec.pool,
         max(now + spec.delay, spec.run_at),
-        spec.kind,
         0,  # unmet
-        spec.max_attempts,
         int(spec.dead_letter),
         now,  # created_at
         spec.payload,
         0,  # extras
-        spec.schema_version,
+        *_usual_given_of(spec),
     ]
 
 
