@@ -71,8 +71,8 @@ class DuplicateKeyError(SchedulerError):
     """Another task of the kind holds the key, or has ``completed`` under it. ``existing_id`` is that task's id."""
 
     def __init__(self, kind: str, key: str, existing_id: int, *, completed: bool = False) -> None:
-        said = f"has been completed by task {existing_id}" if completed else f"is held by task {existing_id}"
-        super().__init__(f"key {key!r} of kind {kind} {said}")
+        holder = f"has been completed by task {existing_id}" if completed else f"is held by task {existing_id}"
+        super().__init__(f"key {key!r} of kind {kind} {holder}")
         self.kind = kind
         self.key = key
         self.existing_id = existing_id

@@ -50,7 +50,7 @@ class BatchTask(Task, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts
         results: list[Any] = []
         failed: list[dict[str, Any]] = []
         failures = 0
-        told = time.monotonic()
+        reported_at = time.monotonic()
         total = len(self.items)
         for start in range(0, total, self.chunk):
             part = self.items[start : start + self.chunk]
@@ -59,8 +59,8 @@ class BatchTask(Task, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts
             results += made["results"]
             failures += len(made["failed"])
             failed += made["failed"][: MAX_FAILURES_LISTED - len(failed)]
-            if time.monotonic() >= told + REPORT_EVERY:
-                told = time.monotonic()
+            if time.monotonic() >= reported_at + REPORT_EVERY:
+                reported_at = time.monotonic()
                 ctx.report_progress(100 * (start + len(part)) / total, f"{start + len(part)} of {total}")
         return {"done": total - failures, "failed": failed} | ({"results": results} if self.collect else {})
 

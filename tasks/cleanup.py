@@ -75,8 +75,8 @@ class Sweep:
         self.failed: list[str] = []
 
     def result(self) -> dict[str, Any]:
-        told = {"removed": self.removed, "bytes": self.bytes, "directories": self.directories, "kept": self.kept}
-        return told | {"failed": self.failed[:MAX_FAILURES_LISTED]}
+        report = {"removed": self.removed, "bytes": self.bytes, "directories": self.directories, "kept": self.kept}
+        return report | {"failed": self.failed[:MAX_FAILURES_LISTED]}
 
     def directory(self, fd: int, shown: str) -> None:
         """Remove what is old in an open directory."""

@@ -185,16 +185,16 @@ class SmtpConnection:
             server = self._connected()
             server.send_message(message, envelope_sender, [address])
         except smtplib.SMTPRecipientsRefused as error:
-            code, said = error.recipients[address]
-            raise self._answer(f"{address} is refused", code, said) from None
+            code, reply = error.recipients[address]
+            raise self._answer(f"{address} is refused", code, reply) from None
         except smtplib.SMTPNotSupportedError as error:
-            raise PermanentError(f"{self.host}: {_said(str(error), self._private())}") from None
+            raise PermanentError(f"{self.host}: {_one_line(str(error), self._private())}") from None
         except smtplib.SMTPResponseException as error:
             raise self._answer(f"mail to {address} is refused", error.smtp_code, error.smtp_error) from None
         except (OSError, smtplib.SMTPException) as error:
             self.close()
             raise Unreachable(
-                f"the mail server {self.host}:{self.port}: {_said(str(error), self._private())}"
+                f"the mail server {self.host}:{self.port}: {_one_line(str(error), self._private())}"
             ) from None
 
     def _connected(self) -> smtplib.SMTP:
@@ -219,11 +219,11 @@ class SmtpConnection:
         return server
 
     def _login(self, error: smtplib.SMTPResponseException) -> Exception:
-        text = f"{self.host} refuses the login: {error.smtp_code} {_said(error.smtp_error, self._private())}"
+        text = f"{self.host} refuses the login: {error.smtp_code} {_one_line(error.smtp_error, self._private())}"
         return Unreachable(text) if 400 <= error.smtp_code < 500 else PermanentError(text)
 
-    def _answer(self, what: str, code: int, said: bytes | str) -> PermanentError | Refused:
-        text = f"{what}: {code} {_said(said, self._private())}"
+    def _answer(self, what: str, code: int, reply: bytes | str) -> PermanentError | Refused:
+        text = f"{what}: {code} {_one_line(reply, self._private())}"
         if not 400 <= code < 500 and code != -1:
             return PermanentError(text, status=code)
         return Refused(text, code if code > 0 else None)
@@ -243,7 +243,7 @@ class SmtpConnection:
                 server.close()
 
 
-def _said(answer: bytes | str, hide: Iterable[str] = ()) -> str:
+def _one_line(answer: bytes | str, hide: Iterable[str] = ()) -> str:
     text = answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
     for one in hide:
         text = text.replace(one, HIDDEN)

@@ -1,4 +1,4 @@
-"""State machine of alerts: pending, firing, recovering; what is to be said, and what is held back. Pure.
+"""State machine of alerts: pending, firing, recovering; what is to be sent, and what is held back. Pure.
 
 ok -> pending -> firing -> recovering -> ok. An alert that is ok is not kept. Instants and spans are microseconds.
 """
@@ -26,7 +26,7 @@ class Level(IntEnum):
 class Rule(NamedTuple):
     """How long a condition must hold, and in how many looks, before it fires, and must be gone before it is over.
 
-    ``steps``: numbers at which it is said again.
+    ``steps``: numbers at which it is sent again.
     """
 
     name: str
@@ -190,7 +190,7 @@ def _notify(
 
 
 def _event(rule: Rule, alert: Alert, silenced: bool, repeat: int, now: int) -> Event | None:
-    """The message that is due. What was said to fire is said to be over, silenced or not: receivers close it."""
+    """The message that is due. The end of an alert that was sent is sent, silenced or not: receivers close it."""
     if recovered(rule, alert, now):
         return Event.RECOVERED if alert.notified_at is not None else None
     if alert.phase is not Phase.FIRING or silenced:

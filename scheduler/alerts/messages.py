@@ -96,7 +96,7 @@ def _flood(notice: Notice, origin: Origin, message_id: str, now: int) -> dict[st
     held = counted(notice.held, "alert")
     text = (
         f"There were as many messages within an hour as [alerts] max_per_hour allows; {held} held back for now. "
-        "`schedctl alerts list` shows all. What still fires is said once there is room again."
+        "`schedctl alerts list` shows all. What still fires is sent once there is room again."
     )
     title = _labelled(origin, "too many alerts: messages are held back")
     return _plain(Event.FLOODED, title, text, "critical", origin, message_id, now)

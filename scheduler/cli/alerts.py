@@ -126,9 +126,9 @@ def test(session: Session, /, names: tuple[str, ...]) -> int:
 @common
 @prints(_SILENCE_FIELDS)
 def silence(session: Session, /, rule: str, kind: str | None, fingerprint: str | None, span: int) -> None:
-    """Make no messages of a rule for a while; "*" for all rules. Alerts that fired before are still said to be over.
+    """Make no messages of a rule for a while; "*" for all rules. The end of an alert that fired before is still sent.
 
-    What still fires when the silence ends is said then.
+    What still fires when the silence ends is sent then.
     """
     import difflib
 

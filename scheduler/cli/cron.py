@@ -299,14 +299,14 @@ def backfill(session: Session, /, name: str, start: int, end: int | None, limit:
     done = plan.missing if dry_run else []
     for slots in () if dry_run else schedule_sets.batches(plan):
         done += session.write(lambda tx, some=slots: schedule_sets.backfill(tx, name, some))  # type: ignore[misc]
-    here, said = set(done), "would run" if dry_run else "run"
+    here, verb = set(done), "would run" if dry_run else "run"
     rows = [
-        {"slot": time(slot), "action": said if slot in here else "has run"}
+        {"slot": time(slot), "action": verb if slot in here else "has run"}
         for slot in sorted([*plan.missing, *plan.present])
     ]
     print_rows(session, rows, ("slot", "action"))
     left = len(rows) - len(done)
-    note(f"{len(done)} slots {said}, {left} have run already" if left else f"{len(done)} slots {said}")
+    note(f"{len(done)} slots {verb}, {left} have run already" if left else f"{len(done)} slots {verb}")
 
 
 @cron_command.command()

@@ -58,8 +58,8 @@ def emit(session: Session, /, name: str, payload: str | None) -> int:
         if first:
             say(f"event {name} emitted")
         else:
-            told = "the same" if same else "another one, which stays"
-            note(f"event {name} was emitted at {time(record.emitted_at)}; its payload is {told}")
+            which = "the same" if same else "another one, which stays"
+            note(f"event {name} was emitted at {time(record.emitted_at)}; its payload is {which}")
     return exits.DONE if same else exits.CONFLICT
 
 

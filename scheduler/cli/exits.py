@@ -69,8 +69,8 @@ def print_error(error: BaseException) -> None:
     elif isinstance(error, UnicodeEncodeError):  # an argument, as the system gave it
         text = f"{error.object!r:.80} is not text in UTF-8"
     else:
-        said = " ".join(str(error).split())
-        text = f"internal error: {type(error).__name__}: {said} (SCHEDD_DEBUG=1 shows where)"
+        message = " ".join(str(error).split())
+        text = f"internal error: {type(error).__name__}: {message} (SCHEDD_DEBUG=1 shows where)"
     say(f"schedctl: {text}", err=True)
 
 

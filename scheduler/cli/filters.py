@@ -163,7 +163,7 @@ def _planned(
 ) -> Bulk | None:
     """Say what ``work`` would do, ask, and do it; None: the answer was no. Raises UsageError without a terminal.
 
-    What is stored after it was said is left alone.
+    Tasks that are stored after the command began are left alone.
     """
     import msgspec
 

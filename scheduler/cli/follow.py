@@ -177,8 +177,8 @@ def _print(session: Session, entry: dict[str, Any], headed: bool, raw: bool) -> 
         print_rows(session, [entry])
         return
     if headed:
-        told = f"attempt {entry['attempt']}, {entry['outcome']}, {entry['worker']}" if entry["attempt"] else "running"
-        say(f"==> {told} <==")
+        title = f"attempt {entry['attempt']}, {entry['outcome']}, {entry['worker']}" if entry["attempt"] else "running"
+        say(f"==> {title} <==")
     text = entry["text"]
     if raw:
         click.echo(text, nl=not text.endswith("\n"), color=True)  # else click leaves out colours where no terminal is

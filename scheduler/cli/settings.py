@@ -49,11 +49,11 @@ def _pools(tx: Tx) -> list[dict[str, Any]]:
         for pool, (threads, tasks) in worker.capacity.pools.items():
             for name, size in (("slots", threads), ("async_slots", tasks)):
                 found = [live[key] for key in (pool_name(pool, worker.id), pool_name(pool)) if key in live]
-                said = next((s for s in found if name in s.value), None)
+                stored = next((s for s in found if name in s.value), None)
                 source = "its configuration"
-                if said is not None:
-                    pending = "" if said.value[name] == size else f"{said.value[name]} soon, "
-                    source = pending + source_of(said)
+                if stored is not None:
+                    pending = "" if stored.value[name] == size else f"{stored.value[name]} soon, "
+                    source = pending + source_of(stored)
                 rows.append({"setting": f"worker {worker.id} pool {pool} {name}", "value": size, "source": source})
     return rows
 

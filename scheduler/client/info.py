@@ -37,8 +37,8 @@ class TaskInfo(TaskColumns[datetime, datetime | None, timedelta], frozen=True, k
 class AttemptInfo(NamedTuple):
     """One attempt that has ended. ``worker`` is ``host:pid``; ``claim`` grows with every claim of the task.
 
-    ``envelope``: what its message said of itself, which may be replaced since. ``status_code``: what another service
-    had answered when it failed, if its error said so. ``trace``: the context of its span as a W3C ``traceparent``,
+    ``envelope``: what its message carried, which may have been replaced since. ``status_code``: what another service
+    had answered when it failed, if its error names it. ``trace``: the context of its span as a W3C ``traceparent``,
     None if it was not traced.
     """
 

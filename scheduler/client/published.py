@@ -156,12 +156,12 @@ def validate(kind: KindRecord, payload: Any) -> None:
     where = ".".join(str(part) for part in error.absolute_path)
     secrets = Mask(kind.schema).secrets(encode_json(payload, "payload"))
     text = hide_in(error.message, secrets)
-    said = text if len(text) <= 200 else text[:199] + "…"
+    detail = text if len(text) <= 200 else text[:199] + "…"
     if error.validator == "additionalProperties" and not error.absolute_path:
-        said += f"; there are {', '.join(_fields(kind)) or 'no fields'}"
+        detail += f"; there are {', '.join(_fields(kind)) or 'no fields'}"
     of_type = error.validator == "type" and len(error.absolute_path) == 1
     raise MisfitError(
-        f"payload of {kind.name} does not fit{f', at {where}' if where else ''}: {said}",
+        f"payload of {kind.name} does not fit{f', at {where}' if where else ''}: {detail}",
         (where, hide_in(error.instance, secrets)) if of_type and isinstance(error.instance, str) else None,
     )
 

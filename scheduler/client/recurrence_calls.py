@@ -115,7 +115,7 @@ class RecurrenceCalls(Generic[B]):
         return made
 
     def _refuse_recurrence_settings(self) -> None:
-        """Raises InvalidScheduleError if something was said that only a recurrence has."""
+        """Raises InvalidScheduleError if something was set that only a recurrence has."""
         if _NAMES.isdisjoint(self.__dict__):
             return  # quick, for each task of a batch comes here
         given = [name for name in _SETTINGS if self.__dict__.get(name)]

@@ -248,8 +248,8 @@ class SteeringOperations(TaskOperations):
         """Check filters. Raises ConfigError."""
         unknown = set(given) - Filters.__optional_keys__
         if unknown or not given:
-            said = f"there is no filter {', '.join(sorted(unknown))}" if unknown else "say which tasks"
-            raise ConfigError(f"{said}: by {', '.join(sorted(Filters.__optional_keys__))}")
+            detail = f"there is no filter {', '.join(sorted(unknown))}" if unknown else "say which tasks"
+            raise ConfigError(f"{detail}: by {', '.join(sorted(Filters.__optional_keys__))}")
         kind, fields = given.get("kind", ()), given.get("payload", {})
         kinds = (kind,) if isinstance(kind, str) else tuple(kind)
         for name in kinds:

@@ -171,7 +171,7 @@ class TaskSubmitter:
 
 
 def _enqueue(tx: Tx, specs: list[TaskSpec], *, ours: bool) -> list[TaskId]:
-    """Store tasks, and record them in the audit where the caller has said who makes them (``jobs.acting``)."""
+    """Store tasks, and record them in the audit where the caller has named the actor (``jobs.acting``)."""
     ids = enqueue(tx, specs, ours=ours)
     if by_hand():
         audit.record_submit(tx, specs, ids)

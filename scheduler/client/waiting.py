@@ -93,10 +93,10 @@ class Wait:
         if not self.seconds:
             return ""
         with suppress(UnknownTaskError, StoreUnavailableError), self._database.read() as tx:
-            said = why(tx, task_id)
+            reason = why(tx, task_id)
             path = self._database.path
             where = "" if path is None else f"; the database is {path.absolute()}"
-            return f"; task {task_id}: {said or 'it is running'}{where}"
+            return f"; task {task_id}: {reason or 'it is running'}{where}"
         return ""
 
 

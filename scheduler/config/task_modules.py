@@ -237,13 +237,13 @@ def _import(name: str, setting: str) -> ModuleType:
 def _refuse(what: str, error: BaseException) -> NoReturn:
     """Raise ConfigError: what failed, file and line, and the error."""
     if isinstance(error, SyntaxError) and error.filename:
-        where, said = f"{error.filename}:{error.lineno or 0}", f"{type(error).__name__}: {error.msg}"
+        where, detail = f"{error.filename}:{error.lineno or 0}", f"{type(error).__name__}: {error.msg}"
     else:
         frames = _frames(error.__traceback__)
         where = _place(frames)
         text = str(error).strip().partition("\n")[0]
-        said = type(error).__name__ + (f": {text}" if text else "")
-    raise ConfigError(f"{what}: {f'{where}: ' if where else ''}{said}") from error
+        detail = type(error).__name__ + (f": {text}" if text else "")
+    raise ConfigError(f"{what}: {f'{where}: ' if where else ''}{detail}") from error
 
 
 def _frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:

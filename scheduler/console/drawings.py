@@ -83,10 +83,10 @@ def _bar(span: Span, drawn: Sequence[Place], now: int) -> Bar:
     css = f"b-{span.phase.value}"
     if span.phase is Phase.RUNNING and span.outcome is not None:
         css += " b-ok" if span.outcome is AttemptEnd.SUCCEEDED else " b-bad" if span.outcome in _BAD else " b-other"
-    said = f"{span.phase.value} for {span_text(end - span.start)}"
+    title = f"{span.phase.value} for {span_text(end - span.start)}"
     if span.outcome is not None:
-        said += f", {span.outcome.value}"
-    return Bar(100 * left, max(_NARROWEST, 100 * (right - left)), css, said, span.end is None)
+        title += f", {span.outcome.value}"
+    return Bar(100 * left, max(_NARROWEST, 100 * (right - left)), css, title, span.end is None)
 
 
 _BAD = (AttemptEnd.FAILED, AttemptEnd.DEAD, AttemptEnd.RETRIED, AttemptEnd.LOST)

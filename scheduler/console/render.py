@@ -107,13 +107,13 @@ def ago(context: Context, value: int | datetime | None) -> Markup:
     moment = _moment(value)
     passed = (context["now_at"] - moment).total_seconds()
     text = rough(abs(passed))
-    said = f"in {text}" if passed < -0.5 else f"{text} ago"
+    relative = f"in {text}" if passed < -0.5 else f"{text} ago"
     zone: ZoneInfo = context["zone"]
     local = moment.astimezone(zone)
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         f"{local:%Y-%m-%d %H:%M:%S %Z}",
-        said,
+        relative,
     )
 
 

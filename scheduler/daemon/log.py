@@ -188,8 +188,8 @@ def _unfold(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Muta
     fields = event.get("fields")
     if isinstance(fields, dict) and str(event.get("logger", "")).startswith(TASK_LOGGER):
         del event["fields"]
-        told = " ".join(f"{name}={value!r}" for name, value in fields.items())
-        event["event"] = str(event["event"]).removesuffix(told).rstrip()
+        shown = " ".join(f"{name}={value!r}" for name, value in fields.items())
+        event["event"] = str(event["event"]).removesuffix(shown).rstrip()
         for name, value in fields.items():
             event.setdefault(name, value)
     return event

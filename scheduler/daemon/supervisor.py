@@ -325,16 +325,16 @@ class Supervisor:
 
     def _stop(self) -> DaemonExit:
         """Drain; a second signal, or the end of the drain time, releases the tasks that still run."""
-        drain, told = self.config.worker.drain, self._stops
+        drain, stops_before = self.config.worker.drain, self._stops
         self._notifier.stopping("running tasks finish")
         self._notifier.extend(drain + 2 * LAST_WRITE_TIMEOUT)
         self._deadline = time.monotonic() + drain
         work = BackgroundCall(self._signals, self._end, "schedd-stop")
-        over = self._wait_until(lambda: work.done or self._stops > told, drain + LAST_WRITE_TIMEOUT)
+        over = self._wait_until(lambda: work.done or self._stops > stops_before, drain + LAST_WRITE_TIMEOUT)
         if over and not work.done:
             logger.warning("stopping at once")
-            told, self._deadline = self._stops, 0.0
-            self._wait_until(lambda: work.done or self._stops > told, LAST_WRITE_TIMEOUT)
+            stops_before, self._deadline = self._stops, 0.0
+            self._wait_until(lambda: work.done or self._stops > stops_before, LAST_WRITE_TIMEOUT)
         if not work.done:
             logger.error("could not release what still runs: it starts again when this worker's lease ends")
             return DaemonExit(UNREACHABLE, hard=True)

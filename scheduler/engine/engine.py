@@ -418,7 +418,7 @@ class Engine:
         if self.claims:
             wait = min(wait, self.periodic.schedules.seconds_until_due())
         if self.registration.commands_may_wait:
-            wait = min(wait, left("told"))
+            wait = min(wait, left("commands"))
         if not self.engine_state.held:
             pass  # an idle engine asks no slot
         elif any(s.waiting for s in self.slots.values()):
@@ -478,8 +478,8 @@ class Engine:
                 counts, more = read_counts.about(tx, MAX_COUNTED)  # a million took the loop a second, and 70 MB
         except StoreUnavailableError:
             return
-        told: dict[str, Any] = {"worker": self.worker, "incarnation": self.registration.incarnation, **counts}
-        log.info("ready", extra=told | {"counted_up_to": MAX_COUNTED} if more else told)
+        fields: dict[str, Any] = {"worker": self.worker, "incarnation": self.registration.incarnation, **counts}
+        log.info("ready", extra=fields | {"counted_up_to": MAX_COUNTED} if more else fields)
 
     # stopping
 

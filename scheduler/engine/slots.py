@@ -469,17 +469,17 @@ def resize_slots(
     children = engine_state.options.processes.children
     for pool, name in enumerate(POOLS):
         threads, tasks = pools.get(name, (0, 0))
-        for sort, size in ((THREAD, threads), (ASYNC, tasks), (PROCESS, children if threads + tasks else 0)):
-            present = made.get((pool, sort))
+        for slot_type, size in ((THREAD, threads), (ASYNC, tasks), (PROCESS, children if threads + tasks else 0)):
+            present = made.get((pool, slot_type))
             if isinstance(present, (ThreadSlots, AsyncSlots, InlineSlots)):
                 if present.size != size:
                     present.resize(size)
             elif present is None and size > 0:
                 if inline:
-                    made[pool, sort] = InlineSlots(size, engine_state, engine_state.report)
-                elif sort == ASYNC:
-                    made[pool, sort] = AsyncSlots(name, size, engine_state, engine_state.report, spawn)
-                elif sort == THREAD:
-                    made[pool, sort] = ThreadSlots(name, size, engine_state, engine_state.report, spawn)
+                    made[pool, slot_type] = InlineSlots(size, engine_state, engine_state.report)
+                elif slot_type == ASYNC:
+                    made[pool, slot_type] = AsyncSlots(name, size, engine_state, engine_state.report, spawn)
+                elif slot_type == THREAD:
+                    made[pool, slot_type] = ThreadSlots(name, size, engine_state, engine_state.report, spawn)
                 elif child_pool is not None:
-                    made[pool, sort] = ProcessSlots(child_pool, pool, size)
+                    made[pool, slot_type] = ProcessSlots(child_pool, pool, size)

@@ -372,8 +372,8 @@ class EngineState:
     def _orphaned_attempts(self) -> tuple[OrphanedAttempts, ...]:
         tasks: dict[SlotKey, list[int]] = {}
         for attempt in self.orphans:
-            tasks.setdefault(attempt.slot_type, []).append(attempt.claimed.id)
+            tasks.setdefault(attempt.slot_key, []).append(attempt.claimed.id)
         return tuple(
-            OrphanedAttempts(*slot_type, len(ids), tuple(sorted(ids)[:_MAX_NAMED_ORPHANS]))
-            for slot_type, ids in sorted(tasks.items())
+            OrphanedAttempts(*slot_key, len(ids), tuple(sorted(ids)[:_MAX_NAMED_ORPHANS]))
+            for slot_key, ids in sorted(tasks.items())
         )

@@ -226,8 +226,8 @@ class Door:
         except SchedulerError as error:
             log.warning("the door: %s", error)
             return _error(503, "the store cannot be reached", {"retry-after": "5"})
-        said = msgspec.json.encode({"id": int(made), "created": made.created})
-        return Answer(status=201 if made.created else 200, body=said)
+        body = msgspec.json.encode({"id": int(made), "created": made.created})
+        return Answer(status=201 if made.created else 200, body=body)
 
 
 def _headers(scope: Any) -> dict[str, str]:

@@ -80,8 +80,10 @@ class Intake:
             if len(deliveries) > 1:
                 return [one for delivery in deliveries for one in self.take([delivery])]
             log.exception("source %s: message %s cannot be stored", self.name, deliveries[0].message_id)
-            said = str(error) if isinstance(error, SchedulerError) else f"it cannot be stored: {type(error).__name__}"
-            taken = self._store([(deliveries[0], letters[0]._replace(spec=None, error=said))])
+            verdict_text = (
+                str(error) if isinstance(error, SchedulerError) else f"it cannot be stored: {type(error).__name__}"
+            )
+            taken = self._store([(deliveries[0], letters[0]._replace(spec=None, error=verdict_text))])
         FAILPOINTS.hit("inbox.stored")
         self.notify()
         for one, letter in zip(taken, letters, strict=True):
@@ -171,13 +173,13 @@ class Intake:
 
     def _log(self, one: Taken, letter: Letter) -> None:
         message, verdict = letter.message, one.verdict
-        said = "held until its task ends" if verdict is None else type(verdict).__name__.lower()
+        verdict_text = "held until its task ends" if verdict is None else type(verdict).__name__.lower()
         fields: dict[str, Any] = {
             "source": self.name,
             "message_id": one.delivery.message_id,
             "idempotency_key": one.key,
             "deliveries": one.delivery.attempts,
-            "verdict": said,
+            "verdict": verdict_text,
             "task": None if one.entry is None else one.entry.task_id,
         }
         if message is not None:
@@ -190,7 +192,7 @@ class Intake:
         if log.isEnabledFor(level):
             shown = {name: value for name, value in fields.items() if value is not None}
             why = "" if letter.error is None else f": {letter.error}"
-            log.log(level, "message %s: %s%s", one.delivery.message_id, said, why, extra=shown)
+            log.log(level, "message %s: %s%s", one.delivery.message_id, verdict_text, why, extra=shown)
 
 
 def _unreadable(source: str, delivery: Delivery, error: str) -> TaskSpec:

@@ -118,8 +118,10 @@ class Reader:
     def _spec(self, message: Message, key: str) -> TaskSpec:
         name = self._section.kind_of(message.message_type)
         if name is None:
-            said = "it has no message_type" if message.message_type is None else f"of type {message.message_type!r:.80}"
-            raise EnvelopeError(f"{said}, and the source's settings name no kind for that")
+            detail = (
+                "it has no message_type" if message.message_type is None else f"of type {message.message_type!r:.80}"
+            )
+            raise EnvelopeError(f"{detail}, and the source's settings name no kind for that")
         kind = self._caller.registry.get(name) or self._published_kind(name)
         payload = {} if message.payload_inline is None else message.payload_inline
         spec = _registered(kind, payload, message) if isinstance(kind, Kind) else _published(kind, payload, message)

@@ -37,7 +37,7 @@ def actor() -> Actor:
 
 
 def by_hand() -> bool:
-    """Whether the caller has said who acts, or through which door: what programs do by themselves says neither."""
+    """Whether the caller has named the actor, or the door it came through: programs by themselves name neither."""
     return _ACTING.get() != _PROGRAM
 
 

@@ -76,7 +76,7 @@ class Silence(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """``sent``: when the last hour's messages were made; ``flooded_at``: when one said last that some are held back."""
+    """``sent``: when the last hour's messages were made; ``flooded_at``: the last report of held-back messages."""
 
     sent: tuple[int, ...] = ()
     flooded_at: int | None = None

@@ -52,7 +52,7 @@ class OrphanedAttempts(msgspec.Struct, frozen=True, array_like=True):
     """
 
     level: int
-    sort: int
+    slot_type: int
     count: int
     tasks: tuple[int, ...] = ()
 
@@ -68,7 +68,7 @@ class HungHandler(msgspec.Struct, frozen=True, array_like=True):
     claim: int
     kind: str
     level: int
-    sort: int
+    slot_type: int
     since: int
     blocks: bool = False
     behind: tuple[tuple[int, int], ...] = ()
@@ -108,33 +108,33 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
         """(thread slots, async slots) of this level's pool."""
         return self.pools[POOLS[level]]
 
-    def lacks(self, level: int, sort: int) -> bool:
+    def lacks(self, level: int, slot_type: int) -> bool:
         """Whether the worker has no slot that could run tasks of this level and slot type."""
-        if sort == PROCESS:
+        if slot_type == PROCESS:
             return self.processes is not None and not (self.processes and sum(self.pool(level)))
-        return not any(self.pool(one)[sort] for one in range(level, len(POOLS)))
+        return not any(self.pool(one)[slot_type] for one in range(level, len(POOLS)))
 
-    def room(self, level: int, sort: int, held: Mapping[SlotKey, int]) -> Room | None:
+    def room(self, level: int, slot_type: int, held: Mapping[SlotKey, int]) -> Room | None:
         """The room for tasks of this level and slot type beside the held tasks; None: not known."""
-        if sort == PROCESS:
+        if slot_type == PROCESS:
             return None if self.processes is None else self._children(self.processes, level, held)
-        orphans_here = [self._orphans(one, sort) for one in range(len(POOLS))]
-        slots = sum(self.pool(one)[sort] for one in range(level, len(POOLS)))
-        own = sum(held.get((one, sort), 0) for one in range(level, len(POOLS)))
+        orphans_here = [self._orphans(one, slot_type) for one in range(len(POOLS))]
+        slots = sum(self.pool(one)[slot_type] for one in range(level, len(POOLS)))
+        own = sum(held.get((one, slot_type), 0) for one in range(level, len(POOLS)))
         over = guests = 0  # tasks of higher levels that must, and that may, take slots of these pools
         for one in range(level):
-            over += held.get((one, sort), 0)
-            above = min(over, max(0, self.pool(one)[sort] - orphans_here[one]))
+            over += held.get((one, slot_type), 0)
+            above = min(over, max(0, self.pool(one)[slot_type] - orphans_here[one]))
             over, guests = over - above, guests + above
         taken = own + over + sum(orphans_here[level:])
         return Room(slots, min(taken, slots), max(0, taken - slots), guests)
 
-    def orphans_of(self, level: int, sort: int) -> list[OrphanedAttempts]:
+    def orphans_of(self, level: int, slot_type: int) -> list[OrphanedAttempts]:
         """The orphaned attempts that fill slots in which tasks of this level and slot type may run."""
-        return [s for s in self.orphans if s.sort == sort and (sort == PROCESS or s.level >= level)]
+        return [s for s in self.orphans if s.slot_type == slot_type and (slot_type == PROCESS or s.level >= level)]
 
-    def _orphans(self, level: int, sort: int) -> int:
-        return sum(s.count for s in self.orphans if (s.level, s.sort) == (level, sort))
+    def _orphans(self, level: int, slot_type: int) -> int:
+        return sum(s.count for s in self.orphans if (s.level, s.slot_type) == (level, slot_type))
 
     def _children(self, count: int, level: int, held: Mapping[SlotKey, int]) -> Room:
         high, *others = (held.get((one, PROCESS), 0) + self._orphans(one, PROCESS) for one in range(len(POOLS)))

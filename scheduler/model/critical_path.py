@@ -47,7 +47,7 @@ class Blocker(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What is left. ``low``, ``high``: from now on, None if nothing can be said; ``high`` None alone: it may take any
+    """What is left. ``low``, ``high``: from now on, None if it is unknown; ``high`` None alone: it may take any
     time, as it waits for an event.
 
     ``path``: the longest way by what is usual, from the top; ``remaining``: how many tasks have not ended;

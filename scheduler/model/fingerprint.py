@@ -18,10 +18,10 @@ def describe(error: BaseException) -> Failure:
     """Make the Failure that the store keeps of an error."""
     name = storable(type(error).__name__)
     try:
-        said = storable(" ".join(str(error).split()))
+        message = storable(" ".join(str(error).split()))
     except BaseException:  # a user's error whose text cannot be made
-        said = "(its text cannot be made)"
-    text = f"{name}: {said}" if said else name
+        message = "(its text cannot be made)"
+    text = f"{name}: {message}" if message else name
     if len(text) > MAX_TEXT:
         text = text[: MAX_TEXT - 1] + "…"
     return Failure(text, name, fingerprint(error), _status(error))

@@ -25,14 +25,14 @@ class Limits(msgspec.Struct, frozen=True):
     files: int | None = None
 
     def __str__(self) -> str:
-        told = []
+        parts = []
         if self.memory is not None:
-            told.append(f"memory {size_text(self.memory)}")
+            parts.append(f"memory {size_text(self.memory)}")
         if self.cpu is not None:
-            told.append(f"cpu {self.cpu} s")
+            parts.append(f"cpu {self.cpu} s")
         if self.files is not None:
-            told.append(f"files {self.files}")
-        return ", ".join(told)
+            parts.append(f"files {self.files}")
+        return ", ".join(parts)
 
 
 def parse_limits(given: object) -> Limits:

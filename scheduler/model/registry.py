@@ -68,7 +68,7 @@ class Kind:
         self.run = run
         self.runs = f"{source.__name__}.run" if isinstance(source, type) else source.function.__name__
         self.is_async = inspect.iscoroutinefunction(body)
-        self.sort = PROCESS if options.isolation == "process" else ASYNC if self.is_async else THREAD
+        self.slot_type = PROCESS if options.isolation == "process" else ASYNC if self.is_async else THREAD
         self.build = build
         self.on_attempt_failed: Callable[[Any, Any, BaseException], Any] | None = getattr(
             source, "on_attempt_failed", None

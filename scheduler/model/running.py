@@ -110,16 +110,16 @@ LOG_FIELDS = ("task", "kind", "attempt", "key", "correlation", "causation", "sub
 def log_fields(c: Claim) -> dict[str, Any]:
     """The fields of every log line of an attempt: its identity, and the envelope's fields that are set."""
     correlation = c.correlation if c.correlation is not None else str(c.id)
-    told = (c.id, c.kind, c.attempt, c.key, correlation, c.causation, c.subject, c.message_type, c.sequence)
-    return {name: value for name, value in zip(LOG_FIELDS, told, strict=True) if value is not None}
+    values = (c.id, c.kind, c.attempt, c.key, correlation, c.causation, c.subject, c.message_type, c.sequence)
+    return {name: value for name, value in zip(LOG_FIELDS, values, strict=True) if value is not None}
 
 
 def envelope_fields(c: Claim) -> dict[str, Any]:
     """The rest of the envelope's fields, for the log line about an attempt's end."""
-    told = {
+    fields = {
         "idempotency_key": idempotency_key(c.key, c.original_id, c.id, c.epoch),
         "message_type": c.message_type if c.message_type is not None else c.kind,
         "schema_version": c.schema_version,
         "created_at": to_datetime(c.created_at).isoformat().replace("+00:00", "Z"),
     }
-    return told if c.payload_ref is None else told | {"payload_ref": c.payload_ref}
+    return fields if c.payload_ref is None else fields | {"payload_ref": c.payload_ref}

@@ -46,7 +46,7 @@ def is_parent(task: str) -> str:
 def from_parents(dialect: Dialect, column: str = "parent") -> str:
     """The condition that an edge leads from one of the tasks that :func:`bind_parents` has bound.
 
-    The range that they lie in is for the planner only, which is why it is not told its ends.
+    The range that they lie in is for the planner only, so its ends are not among the conditions.
     """
     if dialect.name == "sqlite":
         return dialect.among(column)

@@ -68,7 +68,7 @@ def publish_kinds(tx: Tx, worker: int, kinds: Iterable[Kind]) -> None:
         o = kind.options
         options = {
             "runs": kind.runs,
-            "sort": SLOT_TYPES[kind.sort],
+            "slot_type": SLOT_TYPES[kind.slot_type],
             "queue": o.queue,
             "pool": int(o.priority),
             "retry": o.retry.to_json() if o.retry else None,
@@ -120,11 +120,11 @@ def renew(
 ) -> bool:
     """Extend the lease, and set the worker's state (and its clock's skew) if one is given. False if it was reclaimed:
     what is lost cannot be extended; or if the id is another ``incarnation``'s, after a failover that lost commits."""
-    told = "" if state is None else ", state = :state, skew = :skew"
+    also = "" if state is None else ", state = :state, skew = :skew"
     bound = {"worker": worker, "now": tx.now, "until": tx.now + lease, "incarnation": incarnation}
     bound |= {} if state is None else {"state": state, "skew": skew}
     done = tx.run(
-        f"UPDATE schedd_workers SET lease_until = :until, heartbeat_at = :now{told} "
+        f"UPDATE schedd_workers SET lease_until = :until, heartbeat_at = :now{also} "
         f"WHERE id = :worker AND state < {STOPPED} AND incarnation = coalesce(:incarnation, incarnation)",
         **bound,
     )

@@ -31,7 +31,7 @@ class LinkNote(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class SpanNote(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A span inside an attempt, or (``parent`` 0) what the handler said of the attempt's own span.
+    """A span inside an attempt, or (``parent`` 0) what the handler added to the attempt's own span.
 
     Times are nanoseconds. ``error``: the class of what was raised. ``kind``: as ``opentelemetry.trace.SpanKind``
     numbers them. ``scope``: the name of the tracer that made it, empty for schedd's own.

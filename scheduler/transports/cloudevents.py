@@ -197,8 +197,8 @@ class CloudEventsSink:
         """Raises TransportError."""
         if self._settings.mode == "batch":
             events = msgspec.json.encode([self._event(one) for one in batch])
-            said = self._post(batch[0].key, events, BATCH)
-            return [self._answer(one.key, said) for one in batch]
+            answer = self._post(batch[0].key, events, BATCH)
+            return [self._answer(one.key, answer) for one in batch]
         return [
             self._answer(one.key, self._post(one.key, msgspec.json.encode(self._event(one)), EVENT)) for one in batch
         ]
@@ -248,8 +248,8 @@ class CloudEventsSink:
         status = answer.status_code
         if 200 <= status < 300:
             return Published(key)
-        said = " ".join(answer.text.split())[:MAX_SHOWN]
-        reason = f"{_host(self._settings.url)} answered {status}: {said}".rstrip(": ")
+        shown = " ".join(answer.text.split())[:MAX_SHOWN]
+        reason = f"{_host(self._settings.url)} answered {status}: {shown}".rstrip(": ")
         if status >= 500 or status in _LATER:
             return Refused(key, reason, after=_seconds(answer.headers.get("retry-after")))
         return Refused(key, reason, final=True)

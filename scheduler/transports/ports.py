@@ -194,7 +194,7 @@ class Source(Protocol):
     def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Settled]:
         """Tell the transport, in as few requests as it can; one for each verdict, in their order.
 
-        Never raises for one of them: its ``Settled`` has the error. Raises TransportError if none could be told.
+        Never raises for one of them: its ``Settled`` has the error. Raises TransportError if the transport took none.
         """
         ...
 
@@ -263,7 +263,7 @@ class PushSource(Protocol):
         ...
 
     def check(self) -> Sequence[Finding]:
-        """What can be said without the sender."""
+        """What is known without the sender."""
         ...
 
     def close(self) -> None:

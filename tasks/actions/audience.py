@@ -43,8 +43,8 @@ def check_audience(action: Unverified, server: str, settings: Mapping[str, Any])
             )
     elif server not in named:
         more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-        told = ", ".join(named[:_SHOWN]) + more
-        raise PermanentError(f"{action.action_id} is for {told}, and not for {server} (aud)", status=403)
+        audiences = ", ".join(named[:_SHOWN]) + more
+        raise PermanentError(f"{action.action_id} is for {audiences}, and not for {server} (aud)", status=403)
 
 
 def _required(settings: Mapping[str, Any]) -> bool:

@@ -56,9 +56,9 @@ class ActionDeliveryTask(Task, timeout=300, retry=RetryPolicy(min_wait=10, max_w
         call = Call("POST", url, headers, body, self.timeout, max_body=4096)
         reply = await send(call, ctx.settings, Secrets(ctx.settings))
         if not 200 <= reply.status < 300:
-            said = text_of(reply.body)[:MAX_REFUSAL_TEXT].strip()
+            detail = text_of(reply.body)[:MAX_REFUSAL_TEXT].strip()
             what = f"the inbox of {self.recipient} answered {reply.status}"
-            refuse(f"{what}: {said}" if said else what, reply.status, reply.headers.get("retry-after"))
+            refuse(f"{what}: {detail}" if detail else what, reply.status, reply.headers.get("retry-after"))
         return {"recipient": self.recipient, "status": reply.status}
 
 

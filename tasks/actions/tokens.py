@@ -64,9 +64,9 @@ def action_id_of(token: str) -> str:
 def sign(claims: Claims, key: EllipticCurvePrivateKey) -> str:
     """A token of these claims; what is None or empty is left out, apart from ``c``."""
     jwt = _jwt()
-    told = {name: value for name, value in claims._asdict().items() if value is not None and value != ()}
+    stated = {name: value for name, value in claims._asdict().items() if value is not None and value != ()}
     headers = {"kid": key_id_of(key.public_key())}
-    token: str = jwt.encode(told | {"c": claims.c}, key, algorithm=ALGORITHM, headers=headers)
+    token: str = jwt.encode(stated | {"c": claims.c}, key, algorithm=ALGORITHM, headers=headers)
     head, _, signature = token.rpartition(".")
     return f"{head}.{_low(signature)}"
 

@@ -89,7 +89,7 @@ class Reaper:
         self.grace = grace
         self.order = ""  # stop or kill, once either was given
         self.reported = False
-        self.told: set[int] = set()
+        self.signalled: set[int] = set()
 
     def tell(self, line: str) -> None:
         try:
@@ -176,8 +176,8 @@ class Reaper:
             if hard:
                 os.kill(pid, SIGKILL)
             # The group got its signal already, and once is enough; but a process that is still there may be younger.
-            elif pid not in self.told and (late or os.getpgid(pid) != self.pid):
-                self.told.add(pid)
+            elif pid not in self.signalled and (late or os.getpgid(pid) != self.pid):
+                self.signalled.add(pid)
                 os.kill(pid, SIGTERM)
                 os.kill(pid, SIGCONT)
         except OSError:

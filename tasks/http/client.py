@@ -94,8 +94,8 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: 
     except TimeoutError:
         raise Unreachable(f"{shown(call.method, call.url)} took longer than {call.timeout:g} s") from None
     except httpx2.TransportError as error:
-        said = secrets.hidden(str(error)) or type(error).__name__
-        raise Unreachable(f"{shown(call.method, call.url)}: {said}") from None
+        detail = secrets.hidden(str(error)) or type(error).__name__
+        raise Unreachable(f"{shown(call.method, call.url)}: {detail}") from None
     except (httpx2.InvalidURL, ValueError) as error:
         raise PermanentError(f"{shown(call.method, call.url)}: {secrets.hidden(str(error))}") from None
     finally:

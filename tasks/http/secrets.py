@@ -33,14 +33,14 @@ class Secrets:
         self._used: set[str] = set()
 
     def filled(self, text: str, scheme: str, host: str) -> str:
-        """The text with every ``${name}`` replaced. Raises PermanentError for what this host may not be told, or not
+        """The text with every ``${name}`` replaced. Raises PermanentError for what this host may not get, or not
         by this scheme."""
 
         def value(match: re.Match[str]) -> str:
             name, there = match[1], host.lower()
             entries = {f"{name}@{there}", f"{name}@https://{there}", f"{name}@http://{there}"} & self._bound
             if not entries:
-                raise PermanentError(f"{host} may not be told the secret {name!r}: [http] secrets has no {name}@{host}")
+                raise PermanentError(f"{host} may not get the secret {name!r}: [http] secrets has no {name}@{host}")
             if scheme != "https" and f"{name}@http://{there}" not in entries and not _is_here(there):
                 raise PermanentError(
                     f"the secret {name!r} would go to {host} unencrypted: use https://, "

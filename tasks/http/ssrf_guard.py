@@ -81,8 +81,8 @@ class Rules:
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (socket.gaierror, UnicodeError) as error:
-            said = error.strerror if isinstance(error, socket.gaierror) else "not a name"
-            raise Unreachable(f"{host} has no address: {said}") from None
+            detail = error.strerror if isinstance(error, socket.gaierror) else "not a name"
+            raise Unreachable(f"{host} has no address: {detail}") from None
         addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
         admitted = [str(address) for address in dict.fromkeys(addresses) if self.admit(host, address)]
         if not admitted:

@@ -77,9 +77,9 @@ class HttpTask(Task, timeout=900, retry=RetryPolicy(min_wait=5, max_wait=3600, m
         call = Call(self.method, self.url, headers, content, self.timeout, self.max_body, self.redirects)
         reply = await send(call, ctx.settings, secrets)
         if not (200 <= reply.status < 300 or reply.status in self.ok):
-            said = text_of(secrets.hidden_bytes(reply.body, cut=reply.truncated))[:MAX_REFUSAL_TEXT].strip()
+            detail = text_of(secrets.hidden_bytes(reply.body, cut=reply.truncated))[:MAX_REFUSAL_TEXT].strip()
             what = f"{secrets.hidden(shown(self.method, reply.url))} answered {reply.status}"
-            refuse(f"{what}: {said}" if said else what, reply.status, reply.headers.get("retry-after"))
+            refuse(f"{what}: {detail}" if detail else what, reply.status, reply.headers.get("retry-after"))
         return kept(reply, secrets)
 
 

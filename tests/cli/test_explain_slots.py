@@ -158,7 +158,7 @@ def test_what_a_program_did_not_publish_is_not_guessed(ctl: Ctl, live: Bench) ->
         rows = tx.connection.exec_driver_sql("SELECT name, options FROM schedd_kinds").fetchall()
     for row in rows:
         options = json.loads(row.options)
-        del options["sort"]
+        del options["slot_type"]
         live.execute("UPDATE schedd_kinds SET options = :o WHERE name = :n", o=json.dumps(options), n=row.name)
     assert said(ctl, live, Coroutine()) == NEXT
     (worker_,) = ctl.json("workers")

@@ -416,8 +416,8 @@ def test_secrets_go_to_their_host_only(tmp_path: Path) -> None:
         run(HttpTask(server.url, headers=headers), {"http": http})
     assert "hunter2" not in str(failed.value)
     for wrong, says in (
-        ({"secrets": ["token@other.example"]}, "may not be told the secret 'token'"),
-        ({"secrets": []}, "may not be told"),
+        ({"secrets": ["token@other.example"]}, "may not get the secret 'token'"),
+        ({"secrets": []}, "may not get"),
         ({"secrets_dir": None}, "there are no secrets"),
         ({"secrets_dir": "/nowhere"}, "cannot be read"),
     ):

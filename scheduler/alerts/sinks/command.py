@@ -38,7 +38,7 @@ class Command:
         except (OSError, ValueError) as error:
             raise SinkError(f"{program} cannot be started: {getattr(error, 'strerror', None) or error}") from None
         try:
-            _, said = process.communicate(msgspec.json.encode(body), timeout=self._sink.timeout)
+            _, output = process.communicate(msgspec.json.encode(body), timeout=self._sink.timeout)
         except subprocess.TimeoutExpired:
             raise SinkError(f"{program} took longer than {self._sink.timeout:g} s, and was killed") from None
         finally:
@@ -48,5 +48,5 @@ class Command:
             if process.stderr is not None:
                 process.stderr.close()
         if process.returncode != 0:
-            text = " ".join(said.decode("utf-8", "replace").split())[-MAX_SHOWN:]
+            text = " ".join(output.decode("utf-8", "replace").split())[-MAX_SHOWN:]
             raise SinkError(f"{program} ended with status {process.returncode}: {text}".rstrip(": "))

@@ -43,8 +43,8 @@ def post(sink: AlertSink, data: bytes, headers: Mapping[str, str], settings: Map
     except (SchedulerError, Unreachable, Refused, OSError) as error:
         raise SinkError(hidden(str(error) or type(error).__name__, sink)) from None
     if not 200 <= reply.status < 300:
-        said = " ".join(reply.body.decode("utf-8", "replace").split())[:MAX_SHOWN]
-        raise SinkError(hidden(f"{_host(url)} answered {reply.status}: {said}".rstrip(": "), sink))
+        detail = " ".join(reply.body.decode("utf-8", "replace").split())[:MAX_SHOWN]
+        raise SinkError(hidden(f"{_host(url)} answered {reply.status}: {detail}".rstrip(": "), sink))
 
 
 def require_client() -> None:

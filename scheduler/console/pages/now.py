@@ -134,7 +134,7 @@ def troubles(found: Status, at: int) -> list[Trouble]:
             )
         )
     for stuck in sorted(found.stuck, key=lambda one: _rank(one.problem)):
-        if idle is None or not stuck.text.endswith(idle):  # of each kind the same is said
+        if idle is None or not stuck.text.endswith(idle):  # the same text for each kind
             made.append(_trouble(stuck))
     made += [_paused(one) for one in found.paused]
     oldest = found.oldest
@@ -199,9 +199,9 @@ def pause(visit: Visit) -> Done:
     """Let no worker claim tasks of a queue, of a kind, or any."""
     scope = _scope(visit)
     fresh = visit.jobs.pause(**scope)
-    said = _said(scope)
+    subject = _describe(scope)
     undo = ("Undo: resume", "/resume", _fields(scope))
-    return Done(f"{said} is paused." if fresh else f"{said} was paused already.", undo=undo)
+    return Done(f"{subject} is paused." if fresh else f"{subject} was paused already.", undo=undo)
 
 
 @action("/resume", Verb.PAUSE)
@@ -209,9 +209,9 @@ def resume(visit: Visit) -> Done:
     """End a pause."""
     scope = _scope(visit)
     ended = visit.jobs.resume(**scope)
-    said = _said(scope)
+    subject = _describe(scope)
     return Done(
-        f"{said} goes on." if ended else f"{said} was not paused.",
+        f"{subject} goes on." if ended else f"{subject} was not paused.",
         undo=("Undo: pause it", "/pause", _fields(scope)),
         ok=ended,
     )
@@ -226,7 +226,7 @@ def _scope(visit: Visit) -> dict[str, Any]:
     raise BadInputError("say which: queue, kind, or all")
 
 
-def _said(scope: Mapping[str, Any]) -> str:
+def _describe(scope: Mapping[str, Any]) -> str:
     name, value = next(iter(scope.items()))
     return "Everything" if name == "all" else f"{name.capitalize()} {value}"
 

@@ -136,8 +136,8 @@ def trigger(visit: Visit) -> Done:
     """Run it once now."""
     name = visit.params["name"]
     made = int(visit.jobs.schedules.trigger(name))
-    said = f"Schedule {name} runs once now: task {made}."
-    return Done(said, undo=("Undo: cancel it", f"/tasks/{made}/cancel", {}), data={"id": made})
+    message = f"Schedule {name} runs once now: task {made}."
+    return Done(message, undo=("Undo: cancel it", f"/tasks/{made}/cancel", {}), data={"id": made})
 
 
 @action("/schedules/delete/{name:path}", Verb.SCHEDULE_DELETE)

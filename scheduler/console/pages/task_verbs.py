@@ -30,8 +30,8 @@ def cancel(visit: Visit) -> Done:
     if done.finished:
         return Done(f"Task {task_id} had ended already.", ok=False)
     if done.requested:
-        said = "it ends now, whatever its handler does" if visit.ticked("force") else "it has been asked to end"
-        return Done(f"Task {task_id} is running: {said}.")
+        effect = "it ends now, whatever its handler does" if visit.ticked("force") else "it has been asked to end"
+        return Done(f"Task {task_id} is running: {effect}.")
     more = f", and {counted(len(done.affected), 'task')} ended with it" if done.affected else ""
     undo = ("Undo: run it after all", f"/tasks/{task_id}/uncancel", dict[str, str]())
     return Done(f"Task {task_id} is cancelled{more}.", undo=undo, data={"cancelled": list(done.cancelled)})

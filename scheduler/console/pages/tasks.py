@@ -77,8 +77,8 @@ def tasks(visit: Visit) -> Page:
 
 def _row(task: TaskRecord, mask: TaskMask, reason: str | None) -> tuple[TaskRecord, TaskMask, str]:
     """A task, and why it does not run or what it failed of; nothing for a success."""
-    said = reason if not task.state.terminal else None if task.state is TaskState.SUCCESS else task.error
-    return task, mask, mask.text(said) or ""
+    reason = reason if not task.state.terminal else None if task.state is TaskState.SUCCESS else task.error
+    return task, mask, mask.text(reason) or ""
 
 
 def _text(visit: Visit) -> str:

@@ -75,16 +75,16 @@ class Attempt:
     transaction: Any = None  # its own, while that is open
     published = 0  # messages without a key of their own
 
-    def __init__(self, claimed: Claimed, kind: Kind, slot_type: SlotKey, submitted_at: float) -> None:
+    def __init__(self, claimed: Claimed, kind: Kind, slot_key: SlotKey, submitted_at: float) -> None:
         self.claimed = claimed
         self.kind = kind
-        self.slot_type = slot_type
+        self.slot_key = slot_key
         self.submitted_at = submitted_at
 
     @property
     def pool(self) -> int:
         """The priority of its slots."""
-        return self.slot_type[0]
+        return self.slot_key[0]
 
     @property
     def schema_too_new(self) -> bool:

@@ -157,7 +157,7 @@ class ChildProcess:
             through_logging()
 
     def _send_output(self, text: str) -> None:
-        self.link.put("said", self.number, storable(text))
+        self.link.put("output", self.number, storable(text))
 
     def _record(self, fields: dict[str, Any]) -> None:
         self.link.put("log", self.number, fields)

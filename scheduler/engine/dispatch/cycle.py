@@ -310,8 +310,8 @@ class DispatchCycle:
     def _due(self, tx: Tx, cycle: _Cycle) -> list[LaneHead]:
         finished, known = cycle.finished, self.limits.known
         ready = cycle.requests.woken + (finished.ready if finished else 0)
-        told = finished is not None and finished.overridden  # a replaced task may run again
-        rely = cycle.ended.over and not (ready or told or self.lost_commits.pending or cycle.requests or known)
+        overridden = finished is not None and finished.overridden  # a replaced task may run again
+        rely = cycle.ended.over and not (ready or overridden or self.lost_commits.pending or cycle.requests or known)
         due = self.lanes.scan(
             tx, self.planner.serves, fresh=cycle.fresh, rely=rely, ready_children=cycle.ready_children
         )

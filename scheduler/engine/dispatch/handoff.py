@@ -80,10 +80,10 @@ class SlotFeeder:
                 shares[0][1] -= len(part)
                 if of_lane:
                     shares.pop(0)
-                sort = (pool, self.planner.sort_of(LaneHead(*lane, 0)))
+                slot_key = (pool, self.planner.slot_type_of(LaneHead(*lane, 0)))
                 if timeout:
                     part = [c if c.timeout is not None else c._replace(timeout=timeout) for c in part]
-                attempts = [Attempt(c, kind, sort, at) for c in part]
+                attempts = [Attempt(c, kind, slot_key, at) for c in part]
                 for attempt in attempts if recorded else ():
                     attempt.recorded = recorded.get(attempt.claimed.id)
                 if engine_state.tracing is not None:
@@ -96,15 +96,15 @@ class SlotFeeder:
                 if engine_state.losing:
                     attempts = self._without_still_running(attempts)
                 if attempts:
-                    batches.setdefault(sort, []).extend(attempts)
+                    batches.setdefault(slot_key, []).extend(attempts)
                 if attempts and lane[1].startswith(QUARANTINE_LANE):
-                    if sort[1] != PROCESS:
+                    if slot_key[1] != PROCESS:
                         self.planner.alone = attempts[-1]
                     else:
                         for attempt in attempts:
                             attempt.isolated = True
-        for sort, attempts in batches.items():
-            slots = self.slots[sort]
+        for slot_key, attempts in batches.items():
+            slots = self.slots[slot_key]
             wake = self._wake_for(attempts, slots)
             if wake == 1 and self._may_hold(attempts) and isinstance(slots, ThreadSlots):
                 self._held.append(slots)

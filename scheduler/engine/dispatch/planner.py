@@ -24,7 +24,7 @@ from scheduler.store.tasks.claim import QUARANTINE_LANE, LaneClaim, LaneHead
 
 log = logging.getLogger("scheduler.engine")
 
-_SLOT_TYPE_OF = attrgetter("slot_type")
+_SLOT_KEY_OF = attrgetter("slot_key")
 HIGH_LEVEL = 0
 DEFER_TO_NEWER_S = 5.0  # after a task was released as too new
 SUSPECT_ALONE_S = 10.0  # how long a suspect runs alone; younger attempts do not run beside it
@@ -110,15 +110,15 @@ class ClaimPlanner:
             got = {share.pool for pick in plan.picks for share in plan.shares[claims.LANE_OF(pick)]}
             self._places.record(self._share_places, got)
         if self._share_children:
-            got = {pick.pool for pick in plan.picks if self.sort_of(LaneHead(*claims.LANE_OF(pick), 0)) == PROCESS}
+            got = {pick.pool for pick in plan.picks if self.slot_type_of(LaneHead(*claims.LANE_OF(pick), 0)) == PROCESS}
             self._children.record(self._share_children, got)
 
     def plan_single(self, head: LaneHead) -> Plan:
         """The plan for one task of this lane while nothing is held; empty if no slot of its level fits."""
         kind = self.engine_state.registry.get(claims.kind_of(head.lane))
-        if kind is None or kind.sort == PROCESS or self.engine_state.options.max_concurrent:
+        if kind is None or kind.slot_type == PROCESS or self.engine_state.options.max_concurrent:
             return Plan([], {})
-        slots = self.slots.get((head.pool, kind.sort))
+        slots = self.slots.get((head.pool, kind.slot_type))
         if slots is None or head.lane.startswith(QUARANTINE_LANE) or not self.serves(head):
             return Plan([], {})
         lane = claims.LANE_OF(head)
@@ -130,7 +130,7 @@ class ClaimPlanner:
         if not due or self.alone is not None:
             return Plan([], {})
         self._rotation += 1
-        ordinary = [h for h in due if not h.lane.startswith(QUARANTINE_LANE) or self.sort_of(h) == PROCESS]
+        ordinary = [h for h in due if not h.lane.startswith(QUARANTINE_LANE) or self.slot_type_of(h) == PROCESS]
         if len(ordinary) < len(due):
             # A suspect runs beside no young attempt: if the process dies, only the suspect can be blamed. An attempt
             # that has run for a while is not the one that kills workers.
@@ -145,22 +145,22 @@ class ClaimPlanner:
             self._share_places = sorted({h.pool for h in ordinary}) if budget else []
             first = self._places.order(self._share_places)
             pools = [*first, *(level for level in LEVELS if level not in first)]
-        taken = Counter(map(_SLOT_TYPE_OF, held))
+        taken = Counter(map(_SLOT_KEY_OF, held))
         room = self._capacity(held, taken, self._in_processes(ordinary, taken))
         return allocate(ordinary, room, budget, self._rotation, self.batch, pools)
 
-    def sort_of(self, head: LaneHead) -> int:
+    def slot_type_of(self, head: LaneHead) -> int:
         """The slot type for this lane. Suspects run in child processes, where a crash harms no other task."""
         kind = self.engine_state.registry.get(claims.kind_of(head.lane))
         assert kind is not None, "only lanes of registered kinds are claimed"
         processes = self.engine_state.processes
         if processes is not None and head.lane.startswith(QUARANTINE_LANE) and processes.can_run(kind):
             return PROCESS
-        return kind.sort
+        return kind.slot_type
 
     def _in_processes(self, heads: list[LaneHead], taken: Counter[SlotKey]) -> dict[int, int]:
         """How many tasks of each level to claim for the shared child processes: not more than are free."""
-        due = sorted({h.pool for h in heads if (h.pool, PROCESS) in self.slots and self.sort_of(h) == PROCESS})
+        due = sorted({h.pool for h in heads if (h.pool, PROCESS) in self.slots and self.slot_type_of(h) == PROCESS})
         shares = dict.fromkeys(due, 0)
         if not due:
             return shares
@@ -180,13 +180,13 @@ class ClaimPlanner:
         engine_state = self.engine_state
         taken: dict[SlotKey, int] = {}
         for attempt in old:
-            taken[attempt.slot_type] = taken.get(attempt.slot_type, 0) + 1
+            taken[attempt.slot_key] = taken.get(attempt.slot_key, 0) + 1
 
         def room(pool: int, head: LaneHead) -> int:
             kind = engine_state.registry.get(claims.kind_of(head.lane))
             assert kind is not None
-            slots = self.slots.get((pool, kind.sort))
-            return 0 if slots is None else max(0, slots.size - taken.get((pool, kind.sort), 0))
+            slots = self.slots.get((pool, kind.slot_type))
+            return 0 if slots is None else max(0, slots.size - taken.get((pool, kind.slot_type), 0))
 
         if engine_state.options.max_concurrent and len(old) >= engine_state.options.max_concurrent:
             return Plan([], {})
@@ -200,23 +200,25 @@ class ClaimPlanner:
         busy: Counter[SlotKey] = Counter()  # slots whose attempt outlasts the horizon
         for attempt in held:
             if attempt.started_at is not None and not attempt.ended and attempt.started_mono < horizon:
-                busy[attempt.slot_type] += 1
+                busy[attempt.slot_key] += 1
         in_children = sum(busy[level, PROCESS] for level in LEVELS)
 
-        def moving_of(sort: SlotKey, size: int) -> int:
-            if sort[1] != PROCESS:
-                return max(0, size - busy[sort])  # lost attempts may outnumber the slots
-            own = 1 if sort[0] == HIGH_LEVEL and size and not busy[sort] else 0  # the one that the pool has more for it
+        def moving_of(slot_key: SlotKey, size: int) -> int:
+            if slot_key[1] != PROCESS:
+                return max(0, size - busy[slot_key])  # lost attempts may outnumber the slots
+            own = (
+                1 if slot_key[0] == HIGH_LEVEL and size and not busy[slot_key] else 0
+            )  # the one that the pool has more for it
             return max(own, size - in_children)  # the levels share the others
 
         def room(pool: int, head: LaneHead) -> int:
             kind = engine_state.registry.get(claims.kind_of(head.lane))
             assert kind is not None
-            sort = (pool, self.sort_of(head))
-            slots = self.slots.get(sort)
-            if slots is None or (sort[1] == PROCESS and pool != head.pool):
+            slot_key = (pool, self.slot_type_of(head))
+            slots = self.slots.get(slot_key)
+            if slots is None or (slot_key[1] == PROCESS and pool != head.pool):
                 return 0  # the levels share the processes, so none has to help another
-            ahead, moving = 0, moving_of(sort, slots.size)
+            ahead, moving = 0, moving_of(slot_key, slots.size)
             mean = engine_state.means.get(kind.name)
             limited = self.limits.known.concern(head.queue, kind.name)
             if mean is not None and not limited and not engine_state.options.max_concurrent:
@@ -225,12 +227,12 @@ class ClaimPlanner:
                 ahead = min(MAX_BATCHES_AHEAD * self.batch, int(moving * engine_state.options.ahead / max(mean, 1e-5)))
                 if waiting_since(slots) < horizon or (pool != head.pool and mean < SHORT_TASK_S):
                     ahead = 0
-            free = slots.size + ahead - taken[sort]
-            if sort[1] == PROCESS and not ahead:
+            free = slots.size + ahead - taken[slot_key]
+            if slot_key[1] == PROCESS and not ahead:
                 free = min(free, in_processes[pool])
             if free < 0 < moving and waiting_since(slots) >= horizon:
                 # The line is longer than the slots, and moves: what quick kinds have ahead keeps no other kind out.
-                own = sum(1 for a in held if a.kind is kind and a.slot_type == sort)
+                own = sum(1 for a in held if a.kind is kind and a.slot_key == slot_key)
                 free = max(free, max(1, slots.size // 2) - own)
             return max(0, free)
 

@@ -190,13 +190,13 @@ class Durable:
         listed = list(items)
         called = self._drafts.name_of(kind)
         base = f"{INTERNAL_PREFIX}map:{called}" if name is None else check_name(name, "a map's name")
-        said = f"map {name or called}"
+        call = f"map {name or called}"
         label, seq = self._record_name(base, CheckpointType.TASK)
         ids: list[TaskId] = []
         for start in range(0, len(listed), CHILDREN_PER_REQUEST):
             part, place = self._record_name(f"{label}/{start}", CheckpointType.SPAWN)
             chunk = listed[start : start + CHILDREN_PER_REQUEST]
-            ids += yield from self._spawned(part, place, lambda chunk=chunk: self._specs(kind, chunk), label, said)  # type: ignore[misc]
+            ids += yield from self._spawned(part, place, lambda chunk=chunk: self._specs(kind, chunk), label, call)  # type: ignore[misc]
         if len(ids) != len(listed):
             self._mismatch(f"{label!r} has {len(ids)} recorded children, and now {len(listed)} items")
         found = yield from self._recorded(label, CheckpointType.TASK)

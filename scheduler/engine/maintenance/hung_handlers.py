@@ -55,7 +55,7 @@ class HungHandlers:
         for hang, attempt, frame in self._found(sys._current_frames()):
             key = (hang.task, hang.claim, hang.blocks)
             if attempt is not None:
-                self._counts[attempt.slot_type] += 1
+                self._counts[attempt.slot_key] += 1
                 if attempt.lost:
                     continue  # it is published as an orphan
             known = self._known.get(key)
@@ -81,8 +81,8 @@ class HungHandlers:
 
     def full_pool(self) -> str | None:
         """The pool whose slots of one type are all taken by hanging handlers; None if there is none."""
-        for (level, sort), slots in self._slots.items():
-            if slots.size and sort != PROCESS and self._counts[level, sort] >= slots.size:
+        for (level, slot_type), slots in self._slots.items():
+            if slots.size and slot_type != PROCESS and self._counts[level, slot_type] >= slots.size:
                 return POOLS[level]
         return None
 
@@ -96,7 +96,7 @@ class HungHandlers:
         engine_state = self._state
         mono, now = engine_state.monotonic(), engine_state.now()
         blocked: set[int] = set()
-        for (level, sort), slots in self._slots.items():
+        for (level, slot_type), slots in self._slots.items():
             if not isinstance(slots, AsyncSlots):
                 continue
             for stuck in slots.blocked(mono, HUNG_AFTER_S):
@@ -105,14 +105,18 @@ class HungHandlers:
                 task, claim, kind = (0, 0, "") if attempt is None else _named(attempt)
                 since = now - round((mono - stuck.since) * SECOND)
                 pairs = tuple((c.id, c.claim) for c in behind)
-                yield HungHandler(task, claim, kind, level, sort, since, True, pairs), attempt, frames.get(stuck.thread)
+                yield (
+                    HungHandler(task, claim, kind, level, slot_type, since, True, pairs),
+                    attempt,
+                    frames.get(stuck.thread),
+                )
         for attempt in list(engine_state.held.values()):
             late = attempt.deadline is not None and mono >= attempt.deadline + HUNG_AFTER_S
-            if not late or attempt.ended or attempt.slot_type[1] == PROCESS or id(attempt) in blocked:
+            if not late or attempt.ended or attempt.slot_key[1] == PROCESS or id(attempt) in blocked:
                 continue
             since = (attempt.started_at or now) + (attempt.claimed.timeout or 0)
             yield (
-                HungHandler(*_named(attempt), *attempt.slot_type, since),
+                HungHandler(*_named(attempt), *attempt.slot_key, since),
                 attempt,
                 frames.get(attempt.thread or _of_a_call(attempt)),
             )

@@ -79,16 +79,16 @@ class LeaseWatchdog:
         with self._mutex:
             if self.engine_state.monotonic() < self.engine_state.lease_expires_at:
                 return  # renewed at the last moment
-            told = [attempt for attempt in list(self.engine_state.held.values()) if not attempt.lost]
-            for attempt in told:
+            running = [attempt for attempt in list(self.engine_state.held.values()) if not attempt.lost]
+            for attempt in running:
                 attempt.lost = True
-                attempt.loss_delivered = bool(attempt.slot_type[1])  # a thread notices when it asks
+                attempt.loss_delivered = bool(attempt.slot_key[1])  # a thread notices when it asks
                 if attempt.slot is not None:
                     attempt.slot.interrupt(attempt)
-            self._lapsed += told
+            self._lapsed += running
         self.engine_state.reject_requests()
-        if told:
-            log.warning("the lease has run out and cannot be renewed: %d tasks have to end", len(told))
+        if running:
+            log.warning("the lease has run out and cannot be renewed: %d tasks have to end", len(running))
 
     def renewed(self) -> None:
         """The lease was extended after all, so no task was reclaimed: attempts that were not interrupted yet go on."""

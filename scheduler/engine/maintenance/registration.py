@@ -169,7 +169,7 @@ class WorkerRegistration:
     def apply_commands(self, connection: sa.Connection) -> bool:
         """Read and apply the commands in this worker's row, if there may be new ones. True: there was one."""
         timers = self.periodic.timers
-        if not (self.commands_may_wait and timers.due("told", COMMANDS_EVERY_S)):
+        if not (self.commands_may_wait and timers.due("commands", COMMANDS_EVERY_S)):
             return False
         self.commands_may_wait = False
         if self.notifier.expensive and self.lease.is_only_worker():
@@ -180,20 +180,20 @@ class WorkerRegistration:
 
     def _read_commands(self, connection: sa.Connection) -> bool:
         with self.engine_state.database.glance(connection) as tx:
-            told = workers.commands(tx, self.worker)
-        if told.dead:
+            commands = workers.commands(tx, self.worker)
+        if commands.dead:
             self._start_over(connection)
             return True
-        if told.restart and not self._restart_requested:
+        if commands.restart and not self._restart_requested:
             self._restart_requested = True
             self._restart()
-        paused = self.dispatch.apply_pauses(told.pauses)
-        if told.drain == self.drain_requested:
+        paused = self.dispatch.apply_pauses(commands.pauses)
+        if commands.drain == self.drain_requested:
             return paused
-        self.drain_requested = told.drain
-        log.info("draining: claiming no new tasks" if told.drain else "claiming tasks again")
+        self.drain_requested = commands.drain
+        log.info("draining: claiming no new tasks" if commands.drain else "claiming tasks again")
         self.periodic.timers.bring_forward("renew")  # which writes the new state
-        if told.drain:
+        if commands.drain:
             self.dispatch.return_waiting()
         return True
 

@@ -226,8 +226,8 @@ def describe_exit(status: int | None, limits: Any, *, out_of_memory: bool, over_
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    said = _SIGNALS.get(number)  # type: ignore[call-overload]
-    text = f"its process was killed by {name}" + (f" ({said})" if said else "")
+    meaning = _SIGNALS.get(number)  # type: ignore[call-overload]
+    text = f"its process was killed by {name}" + (f" ({meaning})" if meaning else "")
     if number == signal.SIGXCPU and limits is not None and limits.cpu is not None:
         return f"{text}: over its limit of {limits.cpu} s of CPU time"
     if number == signal.SIGKILL and over_memory:

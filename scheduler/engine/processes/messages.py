@@ -54,7 +54,7 @@ class Start(Message, tag="start"):
     at: Number
 
 
-class Said(Message, tag="said"):
+class Output(Message, tag="output"):
     """Output of a job."""
 
     job: Number
@@ -107,7 +107,7 @@ class Hooked(Over, tag="hooked"):
 
 
 _decoder = msgspec.msgpack.Decoder(
-    Ready | Unfit | Ask | Start | Said | Log | Traced | Decided | Done | Computed | Hooked
+    Ready | Unfit | Ask | Start | Output | Log | Traced | Decided | Done | Computed | Hooked
 )
 
 
@@ -127,8 +127,8 @@ def checked(outcome: Outcome, claimed: Any) -> Outcome:
     texts = (outcome.result, outcome.log, *((failure.text, failure.error_class) if failure is not None else ()))
     if outcome.refund not in (0, 1) or any(text is not None and "\0" in text for text in texts):
         raise GarbledError("it reported an end that cannot be stored")
-    told = outcome.publish
-    if told is not None and (told.queue != OUTBOX or not told.kind.startswith(PREFIX) or told.edges):
+    publish = outcome.publish
+    if publish is not None and (publish.queue != OUTBOX or not publish.kind.startswith(PREFIX) or publish.edges):
         raise GarbledError("it reported an end with something else than a message to a sink")
     return outcome
 

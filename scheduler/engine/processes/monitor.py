@@ -23,9 +23,9 @@ from scheduler.engine.processes.messages import (
     Hooked,
     Log,
     Message,
+    Output,
     Over,
     Ready,
-    Said,
     Start,
     Traced,
     Unfit,
@@ -117,12 +117,14 @@ class ChildMonitor:
                 child.init_error = message.why
             case Ask():
                 self._ask(child, message)
-            case Start() | Said() | Log() | Traced() | Decided() | Over():
+            case Start() | Output() | Log() | Traced() | Decided() | Over():
                 job = child.jobs.get(message.job)
                 if job is not None:
                     self._handle_job(child, job, message)
 
-    def _handle_job(self, child: ChildHandle, job: Job, message: Start | Said | Log | Traced | Decided | Over) -> None:
+    def _handle_job(
+        self, child: ChildHandle, job: Job, message: Start | Output | Log | Traced | Decided | Over
+    ) -> None:
         attempt = job.attempt
         match message:
             case Start():
@@ -132,7 +134,7 @@ class ChildMonitor:
                     attempt.started_mono = child.current_since
                     attempt.started_at = message.at
                     self._host.runtime.began(attempt.claimed.id, attempt.claimed.claim)
-            case Said():
+            case Output():
                 attempt.capture(message.text)
             case Log():
                 replay_record(attempt, message.fields)
@@ -241,7 +243,7 @@ class ChildMonitor:
             child.kill_at = time.monotonic() + self._host.options.grace
 
     def _leave(self, child: ChildHandle, why: str) -> None:
-        """The child has said that it takes nothing more."""
+        """The child has sent word that it takes nothing more."""
         self._queue.take_back(child)
         child.stopping = why
         if why in ("stopped", "processes"):

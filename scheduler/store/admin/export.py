@@ -70,11 +70,11 @@ def load(target: Database, lines: Iterable[bytes], progress: Progress = no_progr
         written = [write_table(tx, table, reader.rows(table), 0, progress) for table in TABLES]
         declared = reader.end()
         for table, found in zip(TABLES, written, strict=True):
-            told = declared.get(table.name)
-            if told is None or (told.rows, told.digest) != (found.rows, found.digest):
+            expected = declared.get(table.name)
+            if expected is None or (expected.rows, expected.digest) != (found.rows, found.digest):
                 raise SchedulerError(f"{table.name} differs from what its last line says of it: the export was changed")
-            if told.last:
-                whole_tables.go_on_after(tx, table, told.last)
+            if expected.last:
+                whole_tables.go_on_after(tx, table, expected.last)
         finish(tx, [declared[table.name] for table in TABLES], "an export")
     return [declared[table.name] for table in TABLES]
 

@@ -261,8 +261,10 @@ def uncancel(tx: Tx, task_id: int) -> None:
     entry = last(tx, task_id, "cancel")
     if row.state != st.CANCELLED or entry is None or entry.before not in _UNBEGUN:
         state = TaskState.from_code(row.state)
-        said = f"task {task_id} is {state}" if row.state != st.CANCELLED else f"task {task_id} had begun"
-        raise InvalidTransitionError(f"{said}: only a cancel of what had not begun can be taken back; retry it instead")
+        state_text = f"task {task_id} is {state}" if row.state != st.CANCELLED else f"task {task_id} had begun"
+        raise InvalidTransitionError(
+            f"{state_text}: only a cancel of what had not begun can be taken back; retry it instead"
+        )
     control.retry(tx, task_id)
     if row.run_at > tx.now:
         tx.run(

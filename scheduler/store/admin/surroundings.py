@@ -71,8 +71,8 @@ def _place(database: Database, tx: Tx) -> list[Finding]:
         assert directory is not None
         present = directory.exists()
         usable = os.access(directory if present else path.absolute().parent, os.W_OK | os.X_OK if present else os.W_OK)
-        said = f"{directory} is writable" if usable else f"{directory} cannot be written: idle workers poll instead"
-        found.append(Finding("notifications", OK if usable else PROBLEM, said))
+        detail = f"{directory} is writable" if usable else f"{directory} cannot be written: idle workers poll instead"
+        found.append(Finding("notifications", OK if usable else PROBLEM, detail))
         found.append(_readers(path, directory))
         free = shutil.disk_usage(path.absolute().parent).free
         level = PROBLEM if free < _LOW_SPACE else OK

@@ -162,8 +162,8 @@ def backup_sqlite(path: Path, target: Path, progress: Callable[[int, int], objec
     except (OSError, sqlite3.Error) as error:
         if raised:
             raise raised[0] from None
-        said = error.strerror if isinstance(error, OSError) else error  # without the draft's name
-        raise SchedulerError(f"cannot back up to {target}: {said}") from None
+        detail = error.strerror if isinstance(error, OSError) else error  # without the draft's name
+        raise SchedulerError(f"cannot back up to {target}: {detail}") from None
     finally:
         for leftover in (draft, draft.with_name(draft.name + "-journal")):
             leftover.unlink(missing_ok=True)

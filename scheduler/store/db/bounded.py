@@ -58,7 +58,7 @@ def bounded_read(database: Database, seconds: float) -> Iterator[Tx]:
 def change_token(tx: Tx) -> str:
     """A text that is another one once another connection has committed a change; cheap to read.
 
-    On PostgreSQL any change of the server counts. On SQLite it compares only with what the same connection has said.
+    On PostgreSQL any change of the server counts. On SQLite only answers of one connection compare.
     """
     postgres = tx.dialect.name == "postgresql"
     found = tx.rows("SELECT CAST(pg_current_snapshot() AS text)" if postgres else "PRAGMA data_version")

@@ -71,10 +71,10 @@ class _SocketListener:
     def _serve(self, wake: Callable[[], None]) -> None:
         while True:
             try:
-                said = self._socket.recv(17)
+                message = self._socket.recv(17)
             except OSError:
                 return
-            if said == self._farewell:
+            if message == self._farewell:
                 self._socket.close()
                 return
             wake()

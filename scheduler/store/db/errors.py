@@ -74,7 +74,7 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
 
 
 class StoreError(StoreUnavailableError):
-    """A StoreUnavailableError that knows whether waiting may ``heal`` it. ``brief``: it without what the driver said,
+    """A StoreUnavailableError that knows whether waiting may ``heal`` it. ``brief``: it without the driver's text,
     which differs from statement to statement; ``locked``: another session's lock was in the way."""
 
     def __init__(self, text: str, heals: bool, *, brief: str | None = None) -> None:

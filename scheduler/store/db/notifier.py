@@ -139,10 +139,10 @@ class SocketNotifier:
         def serve() -> None:
             while True:
                 try:
-                    said = listener.recv(17)
+                    message = listener.recv(17)
                 except OSError:
                     return
-                if said == farewell:
+                if message == farewell:
                     return
                 wake()
 
@@ -259,23 +259,23 @@ class PgNotifier:
         self._own = incarnation
 
         def serve() -> None:
-            told, backoff = "", Backoff(0.1, _PAUSE)
+            logged, backoff = "", Backoff(0.1, _PAUSE)
             while not self._closed.is_set():
                 try:
                     self._listen_once(incarnation, wake)
-                    told = ""
+                    logged = ""
                     backoff.reset()
                 except Exception as error:
                     if self._closed.is_set():
                         return
                     text = driver_text(error, self._database.url).splitlines()[0]
                     pooled = isinstance(error, _Pooled)
-                    if self.works or (pooled and told != text):
-                        told = ""
+                    if self.works or (pooled and logged != text):
+                        logged = ""
                     self.works = False
-                    if not told:
+                    if not logged:
                         log.warning("no notifications from PostgreSQL, polling instead: %s", text)
-                        told = text
+                        logged = text
                     pause = backoff.next()
                     self._closed.wait(_POOLED_RETRY_S if pooled else pause)
 

@@ -64,8 +64,8 @@ def _translated(tx: Tx, table: sa.Table, work: Callable[[], object]) -> None:
     try:
         work()
     except (driver.IntegrityError, driver.DataError) as error:
-        said = str(error).splitlines()[0]
-        raise SchedulerError(f"{table.name}: the database does not take a row: {said}") from None
+        detail = str(error).splitlines()[0]
+        raise SchedulerError(f"{table.name}: the database does not take a row: {detail}") from None
     except driver.Error as error:
         raise sa.exc.DBAPIError(f"rows of {table.name}", None, error) from error
 

@@ -197,8 +197,8 @@ def _judge_below(tx: Tx, rows: list[_End], waiting: set[int]) -> list[_End]:
 
 def _ended(child: int, found: Sequence[tuple[EdgeVerdict, int]], ends: Mapping[int, TaskState]) -> _End:
     # Failing weighs more than skipping, and a parent that is gone fails what waits for its retry.
-    said = {v for v, _ in found}
-    verdict = next(v for v in (EdgeVerdict.FAIL, EdgeVerdict.WAIT, EdgeVerdict.SKIP) if v in said)
+    verdicts = {v for v, _ in found}
+    verdict = next(v for v in (EdgeVerdict.FAIL, EdgeVerdict.WAIT, EdgeVerdict.SKIP) if v in verdicts)
     parents = [parent for v, parent in found if v is verdict]
     if verdict is EdgeVerdict.WAIT:
         return child, TaskState.FAILED.code, removed_text(parents[0]), parents[0]

@@ -95,10 +95,10 @@ def last(tx: Tx, task_id: int, action: str) -> AuditRecord | None:
     return found[0] if found else None
 
 
-def said(entry: AuditRecord) -> str:
+def by(entry: AuditRecord) -> str:
     """``by alice: wrong customer``."""
-    by = f"by {entry.actor}" if entry.actor is not None else "by an unknown user"
-    return by if entry.reason is None else f"{by}: {entry.reason}"
+    actor = f"by {entry.actor}" if entry.actor is not None else "by an unknown user"
+    return actor if entry.reason is None else f"{actor}: {entry.reason}"
 
 
 def _entry(row: sa.Row[Any]) -> AuditRecord:

@@ -60,13 +60,13 @@ def _expected(tx: Tx, back: int, kinds: Collection[str]) -> dict[str, Expected]:
 def slots_of(fleet: Fleet, groups: Collection[Group]) -> dict[object, int]:
     """How many tasks of each group the live workers run at once."""
     return {
-        (pool, sort): sum(
+        (pool, slot_type): sum(
             (w.capacity.processes or 0)
-            if sort == PROCESS
-            else sum(w.capacity.pool(one)[sort] for one in range(pool, len(POOLS)))
+            if slot_type == PROCESS
+            else sum(w.capacity.pool(one)[slot_type] for one in range(pool, len(POOLS)))
             for w in fleet.claiming
         )
-        for pool, sort in groups
+        for pool, slot_type in groups
     }
 
 

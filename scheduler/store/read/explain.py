@@ -85,17 +85,17 @@ def _why(tx: Tx, task_id: int, known: _Fleet) -> str | None:
     state = TaskState.from_code(row.state)
     if state.terminal:
         return f"{_ended(row, state, tx.now)}{_by_whom(tx, row, state)}{_key(tx, row, state)}"
-    said, refused = _unended(tx, row, state, known), no_writes(tx.connection)
-    return said if refused is None else refused if said is None else f"{refused}; {said}"
+    reason, refused = _unended(tx, row, state, known), no_writes(tx.connection)
+    return reason if refused is None else refused if reason is None else f"{refused}; {reason}"
 
 
 def _unended(tx: Tx, row: sa.Row[Any], state: TaskState, known: _Fleet) -> str | None:
     if state is TaskState.WAITING:
         return _waiting(tx, row)
     if state in (TaskState.CLAIMED, TaskState.RUNNING):
-        said = _held(tx, row, state, {w.id: w for w in known.workers})
+        reason = _held(tx, row, state, {w.id: w for w in known.workers})
         again = "it was replaced, and runs once more as what it is now when this attempt has ended"
-        return said if row.rerun != 1 else again if said is None else f"{said}; {again}"
+        return reason if row.rerun != 1 else again if reason is None else f"{reason}; {again}"
     fleet = known.fleet
     if row.run_at > tx.now:
         awaited = _awaited(tx, row.id) if state is TaskState.SUSPENDED else ""
@@ -122,7 +122,7 @@ def _by_whom(tx: Tx, row: sa.Row[Any], state: TaskState) -> str:
     if state is not TaskState.CANCELLED or row.ended_by is not None or row.cancel_requested is None:
         return ""
     entry = audit.last(tx, row.id, "cancel")
-    return "" if entry is None or entry.at < row.cancel_requested else f" {audit.said(entry)}"
+    return "" if entry is None or entry.at < row.cancel_requested else f" {audit.by(entry)}"
 
 
 def _key(tx: Tx, row: sa.Row[Any], state: TaskState) -> str:
@@ -133,11 +133,11 @@ def _key(tx: Tx, row: sa.Row[Any], state: TaskState) -> str:
     other = keys.others(tx, [ended]).get(row.id)
     if other is None:
         return ""
-    said = "has completed under" if other.completed else "holds"
+    verb = "has completed under" if other.completed else "holds"
     remedy = "schedule it anew under another key"
     if state is TaskState.DEAD:
         remedy = f"`schedctl dlq replay {row.id} --copy` runs it under another one"
-    return f"; task {other.id} {said} its key {row.key!r}, so a retry is refused: {remedy}"
+    return f"; task {other.id} {verb} its key {row.key!r}, so a retry is refused: {remedy}"
 
 
 def _by_policy(row: sa.Row[Any]) -> str:
@@ -171,7 +171,7 @@ def _held(tx: Tx, row: sa.Row[Any], state: TaskState, alive: dict[int, WorkerRec
     hung = _hung(row, holder, tx.now)
     if row.cancel_requested is not None:
         entry = audit.last(tx, row.id, "cancel")
-        asked = rfc3339(row.cancel_requested, exact=False) + (f" {audit.said(entry)}" if entry is not None else "")
+        asked = rfc3339(row.cancel_requested, exact=False) + (f" {audit.by(entry)}" if entry is not None else "")
         return f"cancel requested at {asked}{_by_policy(row)}; it ends when its handler on {worker} notices" + (
             f"; {hung}" if hung is not None else ""
         )
@@ -217,15 +217,15 @@ def _hung(row: sa.Row[Any], holder: WorkerRecord, now: int) -> str | None:
 
 def _awaited(tx: Tx, task_id: int) -> str:
     """What a suspended task waits for: ``event 'approved'``, ``task 12``, ``3 of 10 tasks``; empty: only its time."""
-    said, found = [], waits.records(tx, task_id)
+    awaited, found = [], waits.records(tx, task_id)
     for wait in found:
         if wait.event is not None:
-            said.append(f"event {wait.event!r}")
+            awaited.append(f"event {wait.event!r}")
         elif wait.task is not None:
-            said.append(f"task {wait.task}")
+            awaited.append(f"task {wait.task}")
         else:
-            said.append(f"{wait.open} of {counted(wait.items, 'task')}")
-    text = listed(said)
+            awaited.append(f"{wait.open} of {counted(wait.items, 'task')}")
+    text = listed(awaited)
     cycle = standoffs.through(tx, task_id) if any(wait.event is None for wait in found) else []
     return f"{text}; {standoffs.describe(cycle)}" if cycle else text
 
@@ -260,7 +260,7 @@ def _paused_later(tx: Tx, row: sa.Row[Any]) -> str:
 
 
 def _unserved(row: sa.Row[Any], fleet: Fleet) -> str | None:
-    level = None if row.lane.startswith(QUARANTINE_LANE) else row.pool  # a suspect may run in slots of another sort
+    level = None if row.lane.startswith(QUARANTINE_LANE) else row.pool  # a suspect may run in slots of another pool
     return fleet.unserved(row.queue, row.kind, row.schema_version, level)
 
 

@@ -36,7 +36,7 @@ class ScheduleForecast(NamedTuple):
     ``fires``: its fire times, the first 300; ``fire_count``: how many there are. ``every``: of one with more, how far
     apart they are on average. ``tasks``: of one run; ``pools``: where those run. ``p50``, ``p90``: how long a run
     takes, None if one of its kinds has not run lately. ``approximate``: it counts from the ends of its runs.
-    ``trouble``: why nothing can be said.
+    ``trouble``: why there is no forecast.
     """
 
     name: str
@@ -260,5 +260,5 @@ def _clock_changes(found: Sequence[ScheduleForecast], since: int, until: int) ->
 def group_text(group: object) -> str:
     """``medium thread``: what a collision is about."""
     assert isinstance(group, tuple)
-    pool, sort = group
-    return f"{POOLS[pool]} {SLOT_TYPES[sort]}"
+    pool, slot_type = group
+    return f"{POOLS[pool]} {SLOT_TYPES[slot_type]}"

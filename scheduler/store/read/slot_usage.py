@@ -61,7 +61,7 @@ def _beside(here: list[WorkerRecord], others: list[WorkerRecord]) -> str:
 
 
 def _taken(tx: Tx, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord]) -> str | None:
-    sort = fleet.slot_types.get(row.kind)
+    slot_type = fleet.slot_types.get(row.kind)
     held = _held(tx, fleet)
     full = _Full()
     for worker in able:
@@ -70,31 +70,31 @@ def _taken(tx: Tx, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord]) -> 
             full.at_most.append((holds, capacity.most))
             full.orphans.extend(capacity.orphans)
             continue
-        if sort == PROCESS and capacity.childless:
+        if slot_type == PROCESS and capacity.childless:
             full.childless = True
             continue
-        room = None if sort is None else capacity.room(row.pool, sort, held.get(worker.id, {}))
-        if sort is None or room is None or room.free:
+        room = None if slot_type is None else capacity.room(row.pool, slot_type, held.get(worker.id, {}))
+        if slot_type is None or room is None or room.free:
             return None
         full.rooms.append(room)
-        full.orphans.extend(capacity.orphans_of(row.pool, sort))
-    return _said(able, row.pool, THREAD if sort is None else sort, full)
+        full.orphans.extend(capacity.orphans_of(row.pool, slot_type))
+    return _describe(able, row.pool, THREAD if slot_type is None else slot_type, full)
 
 
 def _held(tx: Tx, fleet: Fleet) -> dict[int, Counter[SlotKey]]:
-    """What each worker holds, by level and sort; without kinds of which no worker has said their sort."""
+    """What each worker holds, by pool and slot type; without kinds whose slot type no worker has reported."""
     held: dict[int, Counter[SlotKey]] = {}
     rows = tx.run(
         f"SELECT worker, pool, kind, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY worker, pool, kind"
     )
     for row in rows:
-        sort = fleet.slot_types.get(row.kind)
-        if sort is not None:
-            held.setdefault(row.worker or _NOBODY, Counter())[row.pool, sort] += row.n
+        slot_type = fleet.slot_types.get(row.kind)
+        if slot_type is not None:
+            held.setdefault(row.worker or _NOBODY, Counter())[row.pool, slot_type] += row.n
     return held
 
 
-def _said(able: list[WorkerRecord], level: int, sort: int, full: _Full) -> str:
+def _describe(able: list[WorkerRecord], level: int, slot_type: int, full: _Full) -> str:
     waits = []
     if full.childless:
         waits.append("a child process: none can be started at present, its worker's log says why")
@@ -105,7 +105,7 @@ def _said(able: list[WorkerRecord], level: int, sort: int, full: _Full) -> str:
         if any(not one.full for one in full.rooms):
             return _perhaps(room)
         more = f", {room.more} more claimed" if room.more else ""
-        waits.append(f"{_what(able, level, sort)} ({room.busy} busy of {room.slots}{more})")
+        waits.append(f"{_what(able, level, slot_type)} ({room.busy} busy of {room.slots}{more})")
     if full.at_most:
         held, most = map(sum, zip(*full.at_most, strict=True))
         waits.append(f"room under max_concurrent_tasks ({held} held of {most})")
@@ -124,9 +124,9 @@ def _perhaps(room: Room) -> str:
     return f"a worker claims it at its next cycle, or when {some}"
 
 
-def _what(able: list[WorkerRecord], level: int, sort: int) -> str:
-    if sort == PROCESS:
+def _what(able: list[WorkerRecord], level: int, slot_type: int) -> str:
+    if slot_type == PROCESS:
         return "a free child process"
-    pools = [POOLS[one] for one in range(level, len(POOLS)) if any(w.capacity.pool(one)[sort] for w in able)]
-    name = "thread" if sort == THREAD else "async"
+    pools = [POOLS[one] for one in range(level, len(POOLS)) if any(w.capacity.pool(one)[slot_type] for w in able)]
+    name = "thread" if slot_type == THREAD else "async"
     return f"a free {name} slot of pool{'s' if len(pools) > 1 else ''} {', '.join(pools)}"

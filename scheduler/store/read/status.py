@@ -289,7 +289,7 @@ def never(tx: Tx) -> list[Stuck]:
     ).fetchall()
     hopeless = {row.child for row in rows if row.state == st.SUCCESS}  # a success is not retried
     found = []
-    for problem, wanted, said in (
+    for problem, wanted, template in (
         ("success", True, "{} can never run, waiting for the failure of what has succeeded ({}): to be cancelled"),
         ("parent", False, "{} stuck until a parent is retried: {}"),
     ):
@@ -297,7 +297,7 @@ def never(tx: Tx) -> list[Stuck]:
         children = list(dict.fromkeys(row.child for row in edges))
         if children:
             parents = listed([str(i) for i in dict.fromkeys(row.parent for row in edges)])
-            text = said.format(counted(len(children), "waiting task"), parents)
+            text = template.format(counted(len(children), "waiting task"), parents)
             found.append(Stuck(problem, text, len(children), tuple(children[:_EXAMPLES])))
     return found
 
@@ -355,8 +355,8 @@ def _ahead(tx: Tx) -> list[Stuck]:
     names = [row.name for row in rows if row.next_at < FOREVER and is_ahead(row, tx.now + _SCHEDULE_LATE)]
     found = []
     if names:
-        said = "a clock was ahead: `schedctl cron pause` and `resume` each"
-        text = f"{counted(len(names), 'schedule')} far from the next slot: {listed(names)}; {said}"
+        remedy = "a clock was ahead: `schedctl cron pause` and `resume` each"
+        text = f"{counted(len(names), 'schedule')} far from the next slot: {listed(names)}; {remedy}"
         found.append(Stuck("ahead", text, len(names)))
     return found + tasks_ahead(tx, newest=_MAX_COUNT)
 

@@ -199,8 +199,8 @@ def list_tasks(
     """A page of tasks, newest first, and the cursor of the next page (None: there is none).
 
     ``correlation`` also finds the task that has this id and no correlation of its own. ``since`` and ``until``: created
-    at or after, and before, these instants, in microseconds. ``worker``: that holds them. ``broken``: told of each row
-    that cannot be read, which is left out.
+    at or after, and before, these instants, in microseconds. ``worker``: that holds them. ``broken``: called with each
+    row that cannot be read, which is left out.
 
     Raises BrokenRowError for such a row without ``broken``.
     """

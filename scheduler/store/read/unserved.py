@@ -45,7 +45,7 @@ def unserved_schedules(tx: Tx, fleet: Fleet) -> list[Unserved]:
             if row.graph is not None:
                 tasks = [(one.kind, one) for one in msgspec.json.decode(row.graph, type=list[_Node])]
         except msgspec.MsgspecError:
-            continue  # told as a schedule that cannot be read
+            continue  # reported as a schedule that cannot be read
         for kind, options in tasks:
             reason = fleet.unserved(options.queue, kind, options.schema_version, options.pool)
             if reason is not None:

@@ -264,10 +264,10 @@ def drained(tx: Tx, worker: int) -> Drained:
 
 
 def slot_types(tx: Tx) -> dict[str, int]:
-    """What sort of slots runs each kind, as far as workers have said so."""
+    """The type of slot that runs each kind, as far as workers have reported it."""
     rows = tx.run("SELECT name, options FROM schedd_kinds")
-    found = {row.name: options_of(row.options).get("sort") for row in rows}
-    return {name: SLOT_TYPES.index(sort) for name, sort in found.items() if sort in SLOT_TYPES}
+    found = {row.name: options_of(row.options).get("slot_type") for row in rows}
+    return {name: SLOT_TYPES.index(slot_type) for name, slot_type in found.items() if slot_type in SLOT_TYPES}
 
 
 class Fleet:
@@ -307,10 +307,10 @@ class Fleet:
         return f"no live worker serves both kind {kind!r} and queue {queue!r}"
 
     def _slotless(self, serving: list[WorkerRecord], queue: str, kind: str, level: int | None) -> str | None:
-        sort = self.slot_types.get(kind)
-        if level is None or sort is None or not all(w.capacity.lacks(level, sort) for w in serving):
+        slot_type = self.slot_types.get(kind)
+        if level is None or slot_type is None or not all(w.capacity.lacks(level, slot_type) for w in serving):
             return None
-        what = ("a thread slot", "an async slot", "a child process")[sort]
+        what = ("a thread slot", "an async slot", "a child process")[slot_type]
         return f"no live worker that serves kind {kind!r} in queue {queue!r} has {what} for {POOLS[level]} tasks"
 
 

@@ -137,8 +137,8 @@ def _await(work: Work, a: AttemptRequest, until: int, in_time: int, progress: tu
     if not live and not still_open:
         return _ended(work, a, in_time)
     if until <= work.tx.now:
-        told = f"task {items[0]} has" if len(items) == 1 else f"{len(live) or still_open} of {len(items)} tasks have"
-        return _failed(TimeoutError(f"{told} not ended in time"))
+        subject = f"task {items[0]} has" if len(items) == 1 else f"{len(live) or still_open} of {len(items)} tasks have"
+        return _failed(TimeoutError(f"{subject} not ended in time"))
     waits.register(work.tx, [Wait(*a.label, None, until, a.claim)])
     waits.register_items(work.tx, [(*a.label, i) for i in sorted(live)])
     return {"until": until}

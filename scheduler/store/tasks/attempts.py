@@ -50,8 +50,8 @@ def record(
     if len(recorded) == len(outcomes):
         return
     if ends.plain and not recorded:
-        told = (ends.claimed_at, ends.started_at, ends.finished_at, [_SUCCEEDED] * len(outcomes))
-        whole = (ends.task_ids, ends.claims, ends.numbers, *told)
+        rest = (ends.claimed_at, ends.started_at, ends.finished_at, [_SUCCEEDED] * len(outcomes))
+        whole = (ends.task_ids, ends.claims, ends.numbers, *rest)
         run_across(tx, _RECORD_PLAIN, _PLAIN_COLUMNS, whole, [0] * len(_PLAIN_COLUMNS), worker=worker)
         return
     plain: list[tuple[object, ...]] = []

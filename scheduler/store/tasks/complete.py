@@ -62,7 +62,7 @@ WITH {{{{rows}}}}, {{patience}} done AS (
     result = j.result, result_until = :now + {_LIVES}
   FROM j {{patiently}} WHERE {T}.id = j.id AND {{{{among {T}}}}} {_HELD_BY_US} AND {_PLAIN}
   RETURNING {T}.id, {T}.claim {{parent}}
-), told AS (
+), recorded AS (
   INSERT INTO schedd_attempts (worker, task_id, claim, number, claimed_at, started_at, finished_at, outcome)
   SELECT :worker, j.id, j.claim, j.number, j.claimed, j.started, j.finished, j.outcome
   FROM j JOIN done ON done.id = j.id AND done.claim = j.claim WHERE j.started IS NOT NULL
@@ -255,8 +255,8 @@ def _follow_up(
     if wrote.ended and debug_log.wanted():
         debug_log.released(tx, wrote.ended, ready_children.ids() if ready_children is not None else ())
     if any(ends.publish):
-        told = [o.publish for o in wrote.accepted if o.publish and wrote.ended.get(o.task_id) is TaskState.SUCCESS]
-        ready += len(enqueue(tx, told, ours=False))
+        messages = [o.publish for o in wrote.accepted if o.publish and wrote.ended.get(o.task_id) is TaskState.SUCCESS]
+        ready += len(enqueue(tx, messages, ours=False))
     overridden: dict[int, AttemptEnd] = {}
     if wrote.overridden:
         apply_deferred(tx, wrote.overridden)
@@ -288,8 +288,8 @@ def write(
     recorded: Collection[object] = ()
     awaited: bool | None = None
     if tx.dialect.name == "postgresql":
-        told = _success_columns(outcomes, ends) if usual else ()
-        recorded, parents, awaited = _succeed_and_record(tx, told, bound)
+        columns = _success_columns(outcomes, ends) if usual else ()
+        recorded, parents, awaited = _succeed_and_record(tx, columns, bound)
         states = dict.fromkeys(recorded, TaskState.SUCCESS)
     else:
         plain = run_across(tx, _COMPLETE_COMMON_RETURNING, _SUCCEED_COLUMNS, _succeeded(successes), None, **bound)
@@ -328,14 +328,14 @@ def complete_unlocked(
     tx: Tx, worker: int, outcomes: Sequence[Outcome], ends: OutcomeColumns, lives: Lives
 ) -> tuple[CompletionResult, Sequence[Outcome], Mapping[int, int]]:
     """Write the usual successes. Returns also the other outcomes, and the ends that are known to break no edge."""
-    told = _success_columns(outcomes, ends)
-    if not told:
+    successes = _success_columns(outcomes, ends)
+    if not successes:
         return CompletionResult({}, [], [], [], []), outcomes, {}
-    given = len(told[0])
+    given = len(successes[0])
     bound = {"worker": worker, "now": tx.now, "all": given, "patience": _ROW_LOCK_TIMEOUT, "lives": lives.result}
     try:
-        ((some, count, usual),) = run_across(tx, _SUCCEED_UNLOCKED, _RECORDED_COLUMNS, told, None, **bound)
-        recorded = _recorded(told, some, count)
+        ((some, count, usual),) = run_across(tx, _SUCCEED_UNLOCKED, _RECORDED_COLUMNS, successes, None, **bound)
+        recorded = _recorded(successes, some, count)
         ids = tx.dialect.bind_ids([task_id for task_id, _ in recorded])
         # The rows are locked by now: a transaction that adds a child or a wait sees how they ended.
         ((parents, awaited, _),) = tx.rows(_FOLLOWS, ids=ids, usual=usual)
@@ -365,27 +365,27 @@ def _success_columns(outcomes: Sequence[Outcome], ends: OutcomeColumns) -> tuple
 
 
 def _recorded(
-    told: tuple[Sequence[Any], ...], some: Iterable[Sequence[int]] | None, count: int
+    successes: tuple[Sequence[Any], ...], some: Iterable[Sequence[int]] | None, count: int
 ) -> set[tuple[int, int]]:
-    """(task id, claim) of those written: all that were ``told``, if so many were."""
-    if count == len(told[0]):
-        return set(zip(told[0], told[1], strict=True))
+    """(task id, claim) of those written: all that were given, if so many were."""
+    if count == len(successes[0]):
+        return set(zip(successes[0], successes[1], strict=True))
     return {(task_id, claim) for task_id, claim in some or ()}
 
 
 def _succeed_and_record(
-    tx: Tx, told: tuple[Sequence[Any], ...], bound: Mapping[str, object]
+    tx: Tx, successes: tuple[Sequence[Any], ...], bound: Mapping[str, object]
 ) -> tuple[set[tuple[int, int]], list[int], bool | None]:
     """PostgreSQL: write the usual successes, which are locked, with their attempts' records.
 
     Returns (task id, claim) written, which of them have children, and whether a task awaits an end.
     """
-    if not told:
+    if not successes:
         return set(), [], None
     ((some, count, parents, awaited),) = run_across(
-        tx, _SUCCEED_LOCKED, _RECORDED_COLUMNS, told, None, **bound, all=len(told[0])
+        tx, _SUCCEED_LOCKED, _RECORDED_COLUMNS, successes, None, **bound, all=len(successes[0])
     )
-    return _recorded(told, some, count), parents or [], awaited
+    return _recorded(successes, some, count), parents or [], awaited
 
 
 def _complete_all_common(

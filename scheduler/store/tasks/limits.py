@@ -153,7 +153,11 @@ def known(tx: Tx) -> KnownLimits:
         f"UNION ALL SELECT s.scope, s.name, NULL, s.value FROM schedd_settings s WHERE s.scope IN ('{KEY}', '{QUEUE}')"
     )
     keys = {name: decode(live) for scope, name, _, live in rows if scope == KEY}
-    kinds = {name: limit_of({**options_of(said), **decode(live)}) for scope, name, said, live in rows if scope == KIND}
+    kinds = {
+        name: limit_of({**options_of(declared), **decode(live)})
+        for scope, name, declared, live in rows
+        if scope == KIND
+    }
     queues = {name: limit_of(decode(live)) for scope, name, _, live in rows if scope == QUEUE}
     with_keys = set(map(kind_of, keys))
     return KnownLimits(

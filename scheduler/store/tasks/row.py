@@ -53,7 +53,7 @@ _CODES = {
 _RARE = tuple(name for name in RARE if name in TaskSpec.__struct_fields__)
 _rare_of = attrgetter(*_RARE)
 _NOTHING_RARE = (None,) * len(_RARE)
-# Of a task that stands alone, and that nothing was said about but what it is to do, and when and where.
+# Of a task without edges, whose caller has set only what it is to do, and when and where.
 _USUAL_DECIDED = ("state", "run_at", "unmet", "dead_letter", "created_at", "payload", "extras")
 _USUAL_OF_SPEC = tuple(f.name for f in msgspec.structs.fields(TaskSpec) if f.name in _GIVEN and f.default is not None)
 _usual_given_of = attrgetter(*_USUAL_OF_SPEC)

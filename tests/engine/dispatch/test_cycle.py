@@ -197,7 +197,7 @@ def test_quick_kinds_are_claimed_ahead_for_one_level_only(fleet: Fleet) -> None:
         jobs.task(plain).schedule()
     for _ in range(5):
         step(jobs)
-    sorts = Counter(attempt.slot_type for attempt in engine.engine_state.held.values())
+    sorts = Counter(attempt.slot_key for attempt in engine.engine_state.held.values())
     assert sorts == {(1, THREAD): 4 + 2 * 10, (2, THREAD): 3}
 
 

@@ -176,10 +176,10 @@ def test_while_a_high_task_is_under_way_the_loop_waits_for_none(flood: Flood, mo
     waited: list[float] = []
     monkeypatch.setattr(flood.engine_state, "wait_for_outcomes", lambda _, seconds: waited.append(seconds))
     high = next(iter(flood.engine_state.held.values()))
-    usual, high.slot_type = high.slot_type, (0, THREAD)
+    usual, high.slot_key = high.slot_key, (0, THREAD)
     flood.engine.dispatch.wait_for_short_tasks()
     assert not waited
-    high.slot_type = usual
+    high.slot_key = usual
     flood.engine.dispatch.wait_for_short_tasks()
     assert waited
     flood.finish()

@@ -86,7 +86,7 @@ class Pool:
         for slots in engine_of(self.bench.jobs).inline_slots():
             slots.waiting.clear()
         for attempt in held.values():
-            attempt.slot_type = (MEDIUM, PROCESS)
+            attempt.slot_key = (MEDIUM, PROCESS)
         return [held[i] for i in ids]
 
     def give(self, *attempts: Attempt) -> list[int]:

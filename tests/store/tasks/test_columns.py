@@ -23,7 +23,7 @@ PLACES = {
 
 
 def test_a_column_is_listed_in_few_places() -> None:
-    """One that a caller sets, an attempt is handed and a program reads takes five, a migration of its own among them."""
+    """One that a caller sets, an attempt is handed and a program reads takes five, with its migration."""
     assert len(PLACES) <= 5
     names = {column.name for column in tasks.columns}
     listing = re.compile(r"^\s*(?:Column\()?(?:sa\.Column\()?\"?(\w+)\"?(?:,|:)", re.MULTILINE)
