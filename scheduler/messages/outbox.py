@@ -28,7 +28,6 @@ from scheduler.transports.envelope import EnvelopeError, Message, encode, from_f
 from scheduler.transports.ports import Outgoing, Published, Refused, Sink, TransportError
 from scheduler.transports.types import make_sink
 
-POINTER = "blob:"  # begins the URI of a payload that is a blob of [files]
 _Waiting = tuple[Outgoing, "Future[Published | Refused]"]
 
 
@@ -132,8 +131,8 @@ def make_kind(name: str, settings: Settings, publisher: Publisher, database: Dat
                 return made
             if settings.large != "pointer" or blobs is None or message.payload_inline is None:
                 raise PermanentError(f'{why}: pass its data as payload_ref, or say large = "pointer" in [sinks.{name}]')
-            blob = blobs.put(msgspec.json.encode(message.payload_inline))
-            pointing = msgspec.structs.replace(message, payload_inline=None, payload_ref=POINTER + blob.file_id)
+            uri = blobs.put_json(message.payload_inline)
+            pointing = msgspec.structs.replace(message, payload_inline=None, payload_ref=uri)
             made = _made(self.key, pointing, self.group)
             why = too_large(made, publisher.sink.limits)
             if why is not None:

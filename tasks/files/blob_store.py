@@ -39,6 +39,9 @@ Progress = Callable[[int], object]
 """Called after every chunk with the bytes read so far; may raise to give up."""
 
 
+POINTER = "blob:"  # begins the URI of a blob
+
+
 class Blob(NamedTuple):
     file_id: str
     size: int
@@ -146,6 +149,21 @@ class BlobStore:
         if not self._has(blob):
             self._staging.write(self.path(blob.file_id), data, mode=0o444)
         return blob
+
+    def put_json(self, value: Any) -> str:
+        """Store a JSON value. Returns its URI, ``blob:<file id>``: a message's ``payload_ref``."""
+        return POINTER + self.put(msgspec.json.encode(value)).file_id
+
+    def get_json(self, uri: str) -> Any:
+        """The value that :meth:`put_json` stored. Raises PermanentError, BlobMissing among them."""
+        scheme, _, file_id = uri.partition(":")
+        if f"{scheme}:" != POINTER or not FILE_ID.match(file_id):
+            raise PermanentError(f"{uri!r:.100} names no blob: {POINTER} and a file id")
+        with self.open(file_id) as file:
+            try:
+                return msgspec.json.decode(file.read())
+            except msgspec.DecodeError as error:
+                raise PermanentError(f"blob {file_id} is no JSON: {error}") from None
 
     def incoming(self) -> Incoming:
         """For a blob that comes by pieces; to be dropped in the end."""

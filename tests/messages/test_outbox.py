@@ -19,6 +19,7 @@ from scheduler.errors import ConfigError, PayloadError
 from scheduler.messages.outbox import sink_kinds
 from scheduler.messages.packing import pack, too_large
 from scheduler.model.outgoing import OUTBOX
+from scheduler.tasks.files.blob_store import BlobStore
 from scheduler.testing import FakeClock, drain
 from scheduler.transports import types
 from scheduler.transports.ports import Limits, Outgoing, Refused
@@ -241,7 +242,11 @@ def test_a_message_over_the_limit_is_refused_or_points_to_its_payload(make: Make
     rig.jobs.publish("shop", "x" * 2000, key="large")
     message = rig.sent()[-1]
     assert "payload_inline" not in message
-    assert message["payload_ref"].startswith("blob:f1~")
+    assert BlobStore(tmp_path).get_json(message["payload_ref"]) == "x" * 2000
+    with pytest.raises(PermanentError, match="names no blob"):
+        BlobStore(tmp_path).get_json("s3://bucket/42")
+    with pytest.raises(PermanentError, match="there is no blob"):
+        BlobStore(tmp_path).get_json("blob:f1~" + "A" * 43)
     with pytest.raises(ConfigError, match=r"set blobs in \[files\]"):
         make(large="pointer")
 
