@@ -30,6 +30,7 @@ LOCAL = (
     "cpu_profile",
     "servers",
     "start_causes",
+    "scale",
 )
 
 
@@ -199,3 +200,18 @@ def test_stages_add_up(local: Any) -> None:
     assert found["inner"] >= 19_000
     assert 9_000 <= found["outer"] < found["inner"] + 9_000  # its own time only
     assert sum(found.values()) <= whole * 1.02
+
+
+def test_what_a_day_of_tasks_needs_follows_from_the_costs(local: Any) -> None:
+    scale = local("scale")
+    alone, batch, run = scale.Cost(400, 500, 1000, 1.0), scale.Cost(10, 10, 500, 0.01), scale.Cost(50, 60, 1500, 0.01)
+    costs = scale.Costs(alone, batch, run, kept=1000.0)
+    a_day = 86_400 * 2_000  # 10,000 tasks/s at the peak
+    one = scale.needs(costs, a_day, batches=False)
+    assert one.rate == pytest.approx(10_000)
+    assert (one.server_cores, one.wal, one.disk) == pytest.approx((4.5, 25.0, 172.8))
+    assert (one.daemons, one.connections, one.cells) == (1, 3, 1)
+    many = scale.needs(costs, 100 * a_day, batches=True)
+    assert (many.daemons, many.connections, many.cells) == (100, 300, 7)
+    assert scale.medians([costs, costs._replace(kept=3000.0), costs._replace(kept=2000.0)]).kept == 2000.0
+    assert "| 100,000,000 | alone | 5,787 | 2.6 |" in scale.table(costs)
