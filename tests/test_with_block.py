@@ -27,7 +27,7 @@ def descriptors() -> set[tuple[str, str]]:
 
 
 def nothing_left_since(before: set[tuple[str, str]]) -> None:
-    """Wait until nothing more is open: the doorbell's thread closes its connection when it ends, a moment later."""
+    """Wait until nothing more is open: the notifier's thread closes its connection when it ends, a moment later."""
     deadline = time.monotonic() + 10
     while left := descriptors() - before:
         assert time.monotonic() < deadline, f"left open: {left}"
@@ -38,7 +38,7 @@ def test_the_block_closes_what_it_and_the_program_before_it_opened(database: Dat
     jobs = Scheduler(database.url)
     jobs.register(double)
     before = descriptors()
-    early = jobs.task(double, number=1).schedule()  # rings other processes: a doorbell of the caller's
+    early = jobs.task(double, number=1).schedule()  # rings other processes: a notifier of the caller's
     with jobs:
         late = jobs.task(double, number=2).schedule()
         assert [jobs.result(early, timeout=10), jobs.result(late, timeout=10)] == [2, 4]

@@ -145,7 +145,7 @@ class EngineState:
         self.closed = False  # the engine has stopped and answers nothing
         self._sleeping = False
         self._rung = False
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     # what attempts call
 
@@ -250,7 +250,7 @@ class EngineState:
 
     def _wake(self) -> None:
         self._sleeping = False
-        self._bell.put(None)
+        self._wakeups.put(None)
 
     def was_woken(self) -> bool:
         """Whether a notification came since the last call."""
@@ -266,9 +266,9 @@ class EngineState:
             self._sleeping = False
             return
         try:
-            self._bell.get(timeout=max(0.0, seconds))
+            self._wakeups.get(timeout=max(0.0, seconds))
             while True:
-                self._bell.get_nowait()
+                self._wakeups.get_nowait()
         except queue.Empty:
             pass
         self._sleeping = False

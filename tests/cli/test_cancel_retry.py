@@ -171,7 +171,7 @@ def test_retry_is_all_or_nothing(ctl: Ctl, live: Bench) -> None:
 
 
 def test_a_command_that_writes_wakes_an_idle_worker(ctl: Ctl, live: Bench) -> None:
-    """Through the doorbell: the worker's own looks are hours apart."""
+    """Through the notifier: the worker's own looks are hours apart."""
     dead = live.ended("dead")
     live.script.failing.clear()
     ran = threading.Event()

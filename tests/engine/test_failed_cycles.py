@@ -166,16 +166,16 @@ def test_an_end_reported_right_before_the_engine_sleeps_is_not_slept_over(bench:
     ring_and_step(bench.jobs)
     engine_state = engine_of(bench.jobs).engine_state
     engine_state.sleep(0.0)
-    assert engine_state._bell.empty()
+    assert engine_state._wakeups.empty()
     run_claimed(bench.jobs)
     assert engine_state.outcomes
-    assert engine_state._bell.empty()
+    assert engine_state._wakeups.empty()
 
     class Deaf:
         def get(self, timeout: float) -> None:
             raise AssertionError("it sleeps")
 
-    engine_state._bell = Deaf()  # type: ignore[assignment]
+    engine_state._wakeups = Deaf()  # type: ignore[assignment]
     engine_state.sleep(60.0)
     assert not engine_state._sleeping
 

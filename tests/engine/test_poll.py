@@ -9,7 +9,7 @@ import pytest
 from scheduler import Context, task
 from scheduler.store import due_work as looks
 from scheduler.testing import FakeClock, engine_of
-from support.fleet import Fleet, let_bell_work, step
+from support.fleet import Fleet, let_notifier_work, step
 
 
 @task
@@ -22,7 +22,7 @@ def test_a_ring_that_was_lost(fleet: Fleet, clock: FakeClock, monkeypatch: pytes
     jobs, caller = fleet.worker(plain), fleet.worker(plain)
     step(jobs)
     engine = engine_of(jobs)
-    let_bell_work(jobs)
+    let_notifier_work(jobs)
     for _ in range(3):
         clock.advance(max(0.001, engine.step()))
     turns = engine.cycles

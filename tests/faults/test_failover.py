@@ -37,7 +37,7 @@ def echo(ctx: Any, word: str) -> str:
 
 
 def listens(server: Any) -> bool:
-    """Whether a doorbell listens there."""
+    """Whether a notifier listens there."""
     return bool(server.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'schedd listener'"))
 
 
@@ -61,13 +61,13 @@ def stored(jobs: Scheduler, word: str, kind: Any = echo) -> TaskId:
     ("spelling", "change"),
     [("lists", "fail over"), ("pairs", "demotion that keeps sessions")],
 )
-def test_doorbells_and_all_else_follow_the_server_that_takes_writes(pair: Pair, spelling: str, change: str) -> None:
+def test_listeners_and_all_else_follow_the_server_that_takes_writes(pair: Pair, spelling: str, change: str) -> None:
     jobs, caller = Scheduler(pair.url(spelling), lease=30), Scheduler(pair.url(spelling))
     for one in jobs, caller:
         one.register(echo)
     try:
         jobs.start()
-        until(lambda: listens(pair.primary), "a doorbell listens on the primary")
+        until(lambda: listens(pair.primary), "a notifier listens on the primary")
         assert caller.result(stored(caller, "before"), timeout=PATIENCE) == "before"
         pair.caught_up()
         if change == "fail over":
@@ -77,7 +77,7 @@ def test_doorbells_and_all_else_follow_the_server_that_takes_writes(pair: Pair, 
             pair.demote()
         begun = time.monotonic()
         assert caller.result(stored(caller, "after"), timeout=SOON) == "after"
-        until(lambda: listens(pair.standby), "the doorbell follows", SOON)
+        until(lambda: listens(pair.standby), "the notifier follows", SOON)
         assert time.monotonic() < begun + SOON
         assert pair.standby.sql("SELECT count(*) FROM schedd_tasks WHERE state = 6", "jobs")[0][0] == 2
         if change == "fail over":  # and then the old primary comes back, the first of the hosts

@@ -1,4 +1,4 @@
-"""Scheduling in one process wakes the idle worker of another; without a doorbell the worker polls."""
+"""Scheduling in one process wakes the idle worker of another; without a notifier the worker polls."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ def test_what_was_stored_without_ringing_is_found_by_polling(fleet: Fleet, jobs:
 def test_without_a_usable_socket_it_still_starts_by_polling(
     database: Database, fleet: Fleet, jobs: Scheduler, broken: str
 ) -> None:
-    bell = database.path.with_name("jobs.db.bell")
+    directory = database.path.with_name("jobs.db.notify")
     if broken == "before":
-        bell.write_text("a file where the directory should be: no worker can put a socket there")
+        directory.write_text("a file where the directory should be: no worker can put a socket there")
     worker = fleet.worker()
     assert len(worker.lines("no notifier")) == (1 if broken == "before" else 0)
     if broken != "before":
-        for path in bell.glob("*.sock"):
+        for path in directory.glob("*.sock"):
             path.unlink()
     if broken == "directory":
-        for path in bell.iterdir():
+        for path in directory.iterdir():
             path.unlink()
-        bell.rmdir()
+        directory.rmdir()
     assert min(latency(fleet, jobs.task(Work()).schedule) for _ in range(3)) < POLL + 0.5
     _well(worker)
 
@@ -83,12 +83,12 @@ def test_without_a_usable_socket_it_still_starts_by_polling(
 def test_a_lost_listening_connection_comes_back(fleet: Fleet, jobs: Scheduler) -> None:
     worker = fleet.worker()
     latency(fleet, jobs.task(Work()).schedule)
-    doorbells = "FROM pg_stat_activity WHERE application_name = 'schedd listener' AND datname = current_database()"
+    listeners = "FROM pg_stat_activity WHERE application_name = 'schedd listener' AND datname = current_database()"
 
     def without() -> float:
         """The latency right after it was lost."""
-        until(lambda: len(rows(jobs, f"SELECT pid {doorbells}")) == 1, "it listens, by one connection")
-        assert len(rows(jobs, f"SELECT pg_terminate_backend(pid) {doorbells}")) == 1
+        until(lambda: len(rows(jobs, f"SELECT pid {listeners}")) == 1, "it listens, by one connection")
+        assert len(rows(jobs, f"SELECT pg_terminate_backend(pid) {listeners}")) == 1
         return latency(fleet, jobs.task(Work()).schedule)
 
     assert any(without() < POLL + 0.5 for _ in range(3))

@@ -27,7 +27,7 @@ from scheduler.store.schedules import ScheduleSpec
 from scheduler.store.tasks import enqueue
 from scheduler.testing import FakeClock, drain, engine_of
 from support.databases import Database
-from support.fleet import let_bell_work
+from support.fleet import let_notifier_work
 
 TASKS = 1000
 # work -> (statements, commits) on SQLite, on PostgreSQL. A BEGIN of SQLite's is a statement of ours; a single task's
@@ -149,7 +149,7 @@ def test_of_rest(jobs: Scheduler, database: Database, counted: Any) -> None:
     """An engine with nothing to do. What its CPU comes to is for benchmarks to say: to wake costs a machine that has
     slept more than all the rest."""
     engine, clock = engine_of(jobs), jobs.database.clock
-    let_bell_work(jobs)
+    let_notifier_work(jobs)
     steps = calls = 0
 
     def called(_frame: FrameType, event: str, _arg: object) -> None:

@@ -71,8 +71,8 @@ def step(jobs: Scheduler) -> None:
     engine.step()
 
 
-def let_bell_work(jobs: Scheduler) -> None:
-    """As if this inline engine had a doorbell: without one it polls ten times as often."""
+def let_notifier_work(jobs: Scheduler) -> None:
+    """As if this inline engine had a notifier: without one it polls ten times as often."""
     engine_of(jobs).notifier.works = True  # type: ignore[misc]
 
 

@@ -113,7 +113,7 @@ class Database:
     def socket_directory(self) -> Path | None:
         """Directory of a SQLite file's notifier sockets and write-gate locks."""
         path = self.path
-        return None if path is None else path.with_name(path.name + ".bell")
+        return None if path is None else path.with_name(path.name + ".notify")
 
     def now(self) -> int:
         """The one clock of scheduling: wall time in microseconds, on PostgreSQL the server's."""

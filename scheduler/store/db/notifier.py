@@ -1,6 +1,6 @@
 """Notifiers: they wake idle engines of other processes. Notifications may get lost; every engine polls, too.
 
-SQLite: each engine binds a Unix datagram socket ``<incarnation>.sock`` in ``<db>.bell/`` and holds the flock of
+SQLite: each engine binds a Unix datagram socket ``<incarnation>.sock`` in ``<db>.notify/`` and holds the flock of
 ``<incarnation>.lock``; a free lock proves that its owner is dead. PostgreSQL: LISTEN and NOTIFY.
 """
 

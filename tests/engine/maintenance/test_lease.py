@@ -24,7 +24,7 @@ from scheduler.store.db.statements import run
 from scheduler.store.db.tx import Tx
 from scheduler.testing import FakeClock, engine_of
 from support.bench import Bench, ring_and_step
-from support.fleet import Fleet, let_bell_work
+from support.fleet import Fleet, let_notifier_work
 
 
 @pytest.mark.case(2, 4)
@@ -336,7 +336,7 @@ def test_a_busy_engine_looks_for_the_dead_no_more_often(
     for jobs in (busy, other):
         ring_and_step(jobs)
     engine, looked = engine_of(busy), 0
-    let_bell_work(busy)
+    let_notifier_work(busy)
     look = reaper.find_expired
 
     def counting(connection: sa.Connection, worker: int | None) -> tuple[int, bool]:

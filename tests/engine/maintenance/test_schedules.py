@@ -291,7 +291,7 @@ def test_the_name_without_a_key_comes_from_kind_and_payload(bench: Bench) -> Non
 
 @pytest.mark.case(42)
 def test_an_engine_without_notifications_finds_a_new_schedule(bench: Bench) -> None:
-    """The doorbell may be lossy; behind it every engine looks once a second."""
+    """The notifier may be lossy; behind it every engine looks once a second."""
     deaf, caller = bench.worker(), bench.worker()
     ring_and_step(deaf)
     caller.task(Step("tick")).key("tick").every(10).schedule()

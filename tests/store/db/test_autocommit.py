@@ -243,7 +243,7 @@ def test_one_that_breaks_unseen_is_not_kept(database: Database, store: Store) ->
 
 
 @on_postgres
-def test_one_whose_bell_failed_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_whose_notification_failed_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task is stored by a second statement on it."""
     monkeypatch.setattr(enqueue, "_insert_and_notify", lambda insert: f"WITH made AS ({insert}) SELECT 1 / 0, :channel")
     raw = used(jobs.database)

@@ -119,18 +119,18 @@ def test_who_rings_wakes_the_others_and_not_itself(database: Database, monkeypat
     monkeypatch.setattr(notifiers, "_DEBOUNCE", 0.0)
     store = Store(database.url, SystemClock())
     heard: queue.Queue[str] = queue.Queue()
-    bells = {name: notifiers.PgNotifier(store) for name in ("one", "two")}
-    for name, notifier in bells.items():
+    pair = {name: notifiers.PgNotifier(store) for name in ("one", "two")}
+    for name, notifier in pair.items():
         notifier.listen(name, functools.partial(heard.put, name))
     assert {heard.get(timeout=20), heard.get(timeout=20)} == {"one", "two"}, "what was rung before they listened"
     for ringing, other in (("one", "two"), ("two", "one"), ("one", "two")):
-        bells[ringing].notify()
+        pair[ringing].notify()
         assert heard.get(timeout=20) == other
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as caller:
         caller.execute(f"NOTIFY {notifiers.CHANNEL}")  # as notify_after_commit does
     assert {heard.get(timeout=20), heard.get(timeout=20)} == {"one", "two"}
     assert heard.empty()
-    for notifier in bells.values():
+    for notifier in pair.values():
         notifier.close()
     store.dispose()
 
@@ -161,7 +161,9 @@ def test_a_single_task_rings_with_its_own_commit(database: Database, monkeypatch
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_bell_that_fails_keeps_no_task_from_being_stored(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_notification_keeps_no_task_from_being_stored(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The queue of notifications may be full, say."""
     broken: list[str] = []
 

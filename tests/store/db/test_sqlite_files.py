@@ -59,7 +59,7 @@ def test_what_is_made_is_its_owners_alone(empty_database: Database) -> None:
         assert jobs.result(jobs.task(quick).schedule(), timeout=60) == "done"
         made = [path, beside(path, "-wal"), beside(path, "-shm")]
         assert [mode(file) for file in made] == [0o600] * 3
-        assert mode(beside(path, ".bell")) == 0o700
+        assert mode(beside(path, ".notify")) == 0o700
 
 
 @one_database
@@ -71,7 +71,7 @@ def test_a_file_that_is_shared_stays_shared(database: Database) -> None:
         jobs.register(quick)
         jobs.result(jobs.task(quick).schedule(), timeout=60)
         assert mode(path) == mode(beside(path, "-wal")) == mode(beside(path, "-shm")) == 0o660
-        assert mode(beside(path, ".bell")) == 0o770
+        assert mode(beside(path, ".notify")) == 0o770
 
 
 @one_database
@@ -149,7 +149,7 @@ def test_a_file_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
 @one_database
 def test_a_notifier_that_could_not_be_had_is_had_later(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "scheduler.engine")
-    place = beside(database.path, ".bell")
+    place = beside(database.path, ".notify")
     place.write_text("in its way")
     with Scheduler(database.url, lease=1.0) as jobs:
         jobs.register(quick)

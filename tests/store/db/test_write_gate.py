@@ -1,4 +1,4 @@
-"""SQLite's gate: who is next; and with the doorbell, at the end of a program that has stopped nothing."""
+"""SQLite's gate: who is next; and with the notifier, at the end of a program that has stopped nothing."""
 
 from __future__ import annotations
 
