@@ -225,6 +225,8 @@ class CloudEventsSink:
     def _post(self, message_id: str, data: bytes, content: str) -> Any:
         import httpx2
 
+        from scheduler.tasks.http.client_log import unlogged
+
         headers = {"content-type": f"{content}; charset=utf-8"}
         if self._settings.token is not None:
             headers["authorization"] = f"Bearer {self._settings.token}"
@@ -240,7 +242,8 @@ class CloudEventsSink:
                 self._client = httpx2.Client(timeout=self._settings.timeout, follow_redirects=False)
             client = self._client
         try:
-            return client.post(self._settings.url, content=data, headers=headers)
+            with unlogged():
+                return client.post(self._settings.url, content=data, headers=headers)
         except httpx2.HTTPError as error:
             raise TransportError(f"{_host(self._settings.url)}: {str(error) or type(error).__name__}") from None
 

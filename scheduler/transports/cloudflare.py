@@ -274,12 +274,15 @@ class _Api:
     def _ask(self, method: str, path: str, content: bytes | None) -> Mapping[str, Any]:
         import httpx2
 
+        from scheduler.tasks.http.client_log import unlogged
+
         with self._lock:
             if self._client is None:
                 self._client = httpx2.Client(timeout=self._timeout, headers=self._headers, follow_redirects=False)
             client = self._client
         try:
-            answer = client.request(method, self._base + path, content=content)
+            with unlogged():
+                answer = client.request(method, self._base + path, content=content)
         except (httpx2.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed under it
             raise TransportError(f"{self._what}: {str(error) or type(error).__name__}") from None
         return self._result(answer)

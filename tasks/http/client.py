@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
-import logging
 import ssl
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler import PermanentError
+from scheduler.tasks.http.client_log import unlogged
 from scheduler.tasks.http.errors import Unreachable
 from scheduler.tasks.http.secrets import Secrets, needs_secret
 from scheduler.tasks.http.ssrf_guard import Rules
@@ -24,7 +23,6 @@ CONNECT_TIMEOUT = 10.0  # seconds
 READ_TIMEOUT = 30.0  # seconds without a byte
 SINK_CHUNK = 256 * 1024  # bytes that a sink is given at a time
 MOVED = frozenset({301, 302, 303, 307, 308})
-_LOGGERS = ("httpx2", *(f"httpcore2.{name}" for name in ("connection", "http11", "http2", "proxy", "socks")))
 _FOR_THIS_HOST = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
@@ -53,18 +51,6 @@ class Reply(NamedTuple):
     url: str
 
 
-class _ClientLogFilter(logging.Filter):
-    """Drops the client's own log lines, which have whole URLs and headers; those of other users stay."""
-
-    ours: ContextVar[bool] = ContextVar("ours", default=False)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not self.ours.get()
-
-
-_CLIENT_LOG_FILTER = _ClientLogFilter()
-
-
 async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: Sink | None = None) -> Reply:
     """Send a request and read the answer. Raises Unreachable (also for its timeout) and PermanentError.
 
@@ -79,15 +65,13 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: 
     rules = Rules(http.get("allow") or ())
     limits = httpx2.Timeout(connect=CONNECT_TIMEOUT, read=READ_TIMEOUT, write=READ_TIMEOUT, pool=None)
     context = await asyncio.to_thread(_trust, http.get("ca"))
-    for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_CLIENT_LOG_FILTER)  # once: the same again is none
-    discretion = _CLIENT_LOG_FILTER.ours.set(True)
     try:
-        async with (
-            asyncio.timeout(call.timeout),
-            httpx2.AsyncClient(verify=context, timeout=limits, trust_env=False) as client,
-        ):
-            return await _follow(client, call, rules, secrets, sink)
+        with unlogged():
+            async with (
+                asyncio.timeout(call.timeout),
+                httpx2.AsyncClient(verify=context, timeout=limits, trust_env=False) as client,
+            ):
+                return await _follow(client, call, rules, secrets, sink)
     except (PermanentError, Unreachable) as error:  # what a redirect says may be in it
         error.args = tuple(secrets.hidden(one) if isinstance(one, str) else one for one in error.args)
         raise
@@ -98,8 +82,6 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: 
         raise Unreachable(f"{shown(call.method, call.url)}: {detail}") from None
     except (httpx2.InvalidURL, ValueError) as error:
         raise PermanentError(f"{shown(call.method, call.url)}: {secrets.hidden(str(error))}") from None
-    finally:
-        _CLIENT_LOG_FILTER.ours.reset(discretion)
 
 
 async def _follow(client: httpx2.AsyncClient, call: Call, rules: Rules, secrets: Secrets, sink: Sink | None) -> Reply:

@@ -91,6 +91,12 @@ def test_an_event_that_went_out_comes_in_with_the_same_envelope(endpoint: Endpoi
     assert got.payload_inline == {"order": 1}
 
 
+def test_the_client_logs_no_line_for_each_event(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    sink(endpoint, token="of-the-shop").publish([outgoing("k")])
+    assert caplog.records == []
+
+
 def test_a_batch_is_one_request(endpoint: Endpoint) -> None:
     made = sink(endpoint, mode="batch")
     assert made.publish([outgoing("a"), outgoing("b")]) == [Published("a"), Published("b")]

@@ -428,5 +428,14 @@ def test_a_source_without_a_dead_letter_queue_is_refused_unless_it_is_said(tmp_p
         assert made.limits.has_dlq == ("dlq" not in more)
 
 
+def test_the_client_logs_no_line_for_each_pull(faked: Account, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    queue, _ = faked.make()
+    caplog.clear()
+    source(faked, queue).receive(1, 0.0)
+    sink(faked, queue).publish([outgoing(1)])
+    assert caplog.records == []
+
+
 def test_the_fakes_cap_is_the_one_that_schedd_keeps_to() -> None:
     assert MAX_DELAY == cloudflare.MAX_DELAY
