@@ -35,6 +35,7 @@ _WHERE = {
     "PermanentError": "errors",
     "Priority": "model.task",
     "ProcessDied": "errors",
+    "Resources": "model.resources",
     "ResultExpiredError": "errors",
     "Retry": "errors",
     "RetryPolicy": "model.retry",

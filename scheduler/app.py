@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from scheduler.client.submitter import AnyConnection
     from scheduler.config.model import Otel
     from scheduler.engine.engine import Engine
+    from scheduler.engine.placed import Claim, PlacedEngine
     from scheduler.telemetry.metrics import Family
     from scheduler.telemetry.otel import Tracing
 
@@ -80,6 +81,8 @@ class Scheduler(
     handler to be ended has ``process_grace`` seconds from SIGTERM to SIGKILL. A child is replaced after
     ``recycle_tasks`` attempts, or once it has more than ``recycle_memory`` (bytes, or a text such as "512M"); 0: never.
 
+    ``any_executor``: run tasks that name an executor, too, for tests and for development without the engine.
+
     Raises ConfigError.
     """
 
@@ -112,6 +115,7 @@ class Scheduler(
         before_schedule: Callable[[Any], Any] | None = None,
         around_run: Callable[[Any], AbstractContextManager[Any]] | None = None,
         on_dead_letter: Callable[[DeadLetter], Any] | None = None,
+        any_executor: bool = False,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -141,6 +145,7 @@ class Scheduler(
             rollups=bool(rollups),
             metrics=bool(metrics) or (self._otel is not None and self._otel.metrics),
             processes=_processes(processes, process_grace, recycle_tasks, recycle_memory, child_state),
+            any_executor=bool(any_executor),
         )
         self._tracing: Tracing | None = None
         self._caller = TaskSubmitter(
@@ -358,13 +363,13 @@ class Scheduler(
         if self._tracing is not None:
             self._tracing.flush()
 
-    def _make_engine(self, *, inline: bool = False) -> Engine:
+    def _make_engine(self, make: type[Engine] | None = None, *, inline: bool = False) -> Engine:
         from scheduler.engine.engine import Engine
 
-        engine = Engine(
+        engine = (Engine if make is None else make)(
             self.database,
             self.registry,
-            self._options,
+            self._options._replace(any_executor=True) if inline else self._options,  # drain() runs everything
             state=self.state,
             settings=self.settings,
             around_run=self._around_run,
@@ -396,6 +401,19 @@ class Scheduler(
             engine = self._make_engine()
             engine.start()
             self._engine = engine
+
+    def start_job(self, claim: Claim) -> PlacedEngine:
+        """Run one claim that an executor placed, in the job's own process. Raises StoreUnavailableError."""
+        from scheduler.engine.placed import PlacedEngine, options_of_job
+
+        with self._lifecycle:
+            self._options = options_of_job(self._options)
+            engine = self._make_engine(PlacedEngine)
+            assert isinstance(engine, PlacedEngine)
+            engine.claim = claim
+            self._engine = engine
+            engine.start()
+        return engine
 
     def reconfigure(self, *, pools: Mapping[str, tuple[int, int]], max_concurrent_tasks: int = 0) -> None:
         """Have these slots, (thread slots, async slots) by pool, from now on, and hold at most so many tasks (0: no

@@ -25,7 +25,7 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"transports"}),
     frozenset({"alerts"}),
     frozenset({"app"}),
-    frozenset({"messages"}),
+    frozenset({"executors", "messages"}),
     frozenset({"console"}),
     frozenset({"cli", "daemon", "testing"}),
 )
@@ -39,7 +39,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"rollups", "workers"}),
     frozenset({"inbox_order", "outbox", "reaper", "requests"}),
     frozenset({"inbox"}),
-    frozenset({"schedule_runs"}),
+    frozenset({"placements", "schedule_runs"}),
     frozenset({"schedules"}),
     frozenset({"schedule_sets"}),
     frozenset({"read"}),
@@ -55,6 +55,7 @@ ENGINE: tuple[frozenset[str], ...] = (
     frozenset({"dispatch"}),
     frozenset({"maintenance"}),
     frozenset({"engine"}),
+    frozenset({"placed"}),
 )
 BUILDINGS = {"scheduler": HOUSE, "scheduler.store": STORE, "scheduler.engine": ENGINE}
 # Imports that go up, each with its reason. Nothing else does.

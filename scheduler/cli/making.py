@@ -51,6 +51,8 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--timeout", type=SPAN, metavar="S", help="The longest one attempt may run."),
     click.option("--correlation", metavar="C", help="What belongs together."),
     click.option("--subject", metavar="S", help="What it is about."),
+    click.option("--executor", metavar="NAME", help="Run it as a job of [executors.NAME]; local: in a worker."),
+    click.option("--resources", metavar="cpu=2,…", help="What it needs there: cpu, memory, gpu, disk (memory=4G)."),
 )
 
 
@@ -86,6 +88,8 @@ class TaskOptionsGiven:
     timeout: int | None = None
     correlation: str | None = None
     subject: str | None = None
+    executor: str | None = None
+    resources: str | None = None
 
     def check(self) -> None:
         """Refuse options that exclude each other. Raises UsageError."""
@@ -115,6 +119,19 @@ class TaskOptionsGiven:
             if seen.setdefault(edge.parent, edge) != edge:
                 raise click.UsageError(f"--depend-on names {edge.parent} twice with different conditions")
 
+    def _placing(self, options: Mapping[str, Any]) -> dict[str, str | None]:
+        """Where it runs: as the kind says, or as was given. Raises ConfigError."""
+        from scheduler.model.resources import parse_executor, read_resources
+
+        made = {name: options.get(name) for name in ("executor", "resources", "executor_options")}
+        if self.executor is not None:
+            chosen = parse_executor(self.executor)
+            if chosen != made["executor"]:
+                made |= {"executor": chosen, "executor_options": None}
+        if self.resources is not None:
+            made["resources"] = read_resources(self.resources).to_json()
+        return made
+
     def spec(self, kind: str, payload: dict[str, Any], record: KindRecord | None) -> TaskSpec:
         """The task to store: the kind's options, and over them what was given. Raises SchedulerError."""
         from scheduler.client.published import encode_payload, lane_of, refuse_own_keys
@@ -129,6 +146,7 @@ class TaskOptionsGiven:
         policy = None if options.get("retry") is None else RetryPolicy.from_json(options["retry"])
         if self.retry is not None:
             policy = RetryPolicy(max_attempts=self.retry + 1)
+        placing = self._placing(options)
         return TaskSpec(
             kind=kind,
             payload=encode_payload(kind, payload),
@@ -143,6 +161,9 @@ class TaskOptionsGiven:
             dead_letter=options.get("dead_letter", True),
             schema_version=record.schema_version if record is not None else 1,
             result_ttl=options.get("result_ttl"),
+            executor=placing["executor"],
+            resources=placing["resources"],
+            executor_options=placing["executor_options"],
             key_retention=None if self.key is None else options.get("key_retention"),
             correlation=self.correlation,
             subject=self.subject,
@@ -163,8 +184,8 @@ def schedule(
         _store(session, spec)
     with session.database.read() as tx:
         fleet = session.fleet(tx)
-    unserved = fleet.unserved(spec.queue, spec.kind, level=spec.pool)
-    if unserved is not None and fleet.claiming:
+    unserved = fleet.unserved(spec.queue, spec.kind, level=spec.pool, executor=spec.executor)
+    if unserved is not None and (fleet.claiming or spec.executor is not None):
         note(unserved)
 
 

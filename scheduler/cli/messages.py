@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -13,14 +13,22 @@ from scheduler.cli.output import print_rows, time
 from scheduler.cli.session import Session, note, prints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from scheduler.store.db.tx import Tx
-    from scheduler.transports.ports import Finding
+
+    class Finding(Protocol):
+        """What a check found: of transports and of executors."""
+
+        @property
+        def ok(self) -> bool: ...
+        @property
+        def text(self) -> str: ...
+
 
 _SOURCE_FIELDS = ("source", "type", "kind", "ack", "paused", "open", "held", "dead", "last_at")
 _SINK_FIELDS = ("sink", "type", "paused", "waiting", "retrying", "dead")
-_CHECK_FIELDS = ("name", "type", "ok", "found")
+CHECK_FIELDS = ("name", "type", "ok", "found")
 _CHANGE_FIELDS = ("name", "paused", "changed")
 _INBOX_FIELDS = (
     *("source", "key", "state", "task", "deliveries", "first_at", "last_at", "message_id", "subject", "sequence"),
@@ -63,7 +71,7 @@ def list_sources(session: Session, /) -> None:
 @sources_command.command(name="check")
 @click.argument("names", metavar="[SOURCE]…", nargs=-1)
 @common
-@prints(_CHECK_FIELDS)
+@prints(CHECK_FIELDS)
 def check_sources(session: Session, /, names: tuple[str, ...]) -> int:
     """Connect to these sources, or to all of them; status 1 if one is not as it should be.
 
@@ -71,7 +79,7 @@ def check_sources(session: Session, /, names: tuple[str, ...]) -> int:
     """
     from scheduler.messages.service import check_source
 
-    return _check(session, session.config.sources, names, "source", lambda name: check_source(session.config, name))
+    return check(session, session.config.sources, names, "source", lambda name: check_source(session.config, name))
 
 
 @sources_command.command(name="pause")
@@ -128,12 +136,12 @@ def list_sinks(session: Session, /) -> None:
 @sinks_command.command(name="check")
 @click.argument("names", metavar="[SINK]…", nargs=-1)
 @common
-@prints(_CHECK_FIELDS)
+@prints(CHECK_FIELDS)
 def check_sinks(session: Session, /, names: tuple[str, ...]) -> int:
     """Connect to these sinks, or to all of them; status 1 if one is not as it should be. Publishes nothing."""
     from scheduler.messages.service import check_sink
 
-    return _check(session, session.config.sinks, names, "sink", lambda name: check_sink(session.config, name))
+    return check(session, session.config.sinks, names, "sink", lambda name: check_sink(session.config, name))
 
 
 @sinks_command.command(name="pause")
@@ -221,9 +229,10 @@ def list_outbox(session: Session, /, sink: str | None, everything: bool, limit: 
     print_rows(session, rows)
 
 
-def _check(
-    session: Session, there: Iterable[str], names: tuple[str, ...], what: str, check: Callable[[str], list[Finding]]
+def check(
+    session: Session, there: Iterable[str], names: tuple[str, ...], what: str, look: Callable[[str], Sequence[Finding]]
 ) -> int:
+    """Print what is found about these entries of ``[WHATs]``, or about all; the exit status. Raises UsageError."""
     known = dict.fromkeys(there)
     _refuse_unknown(known, names, what)
     if not known:
@@ -232,7 +241,7 @@ def _check(
     rows = [
         {"name": name, "type": sections[name].type, "ok": one.ok, "found": one.text}
         for name in dict.fromkeys(names or known)
-        for one in check(name)
+        for one in look(name)
     ]
     print_rows(session, rows)
     return exits.DONE if all(row["ok"] for row in rows) else exits.FAILED

@@ -44,6 +44,7 @@ COMMANDS = {
     "alerts": ("alerts", "What fires, silences, and where messages go."),
     "sources": ("messages", "Where messages come from."),
     "sinks": ("messages", "Where messages go."),
+    "executors": ("executors", "Where tasks run that name an executor."),
     "inbox": ("messages", "Messages that have come."),
     "outbox": ("messages", "Messages that go out."),
     "audit": ("audit", "Who changed what, when, and why."),

@@ -156,8 +156,8 @@ def set_key(
 
     The cap holds in place of the kind's, the rate beside it. What runs goes on.
     """
+    from scheduler.model.lanes import LANE_SEPARATOR
     from scheduler.model.live_settings import KEY
-    from scheduler.model.registry import LANE_SEPARATOR
 
     values = _limits(max_concurrency, rate_limit)
     _note_kind(session, kind)

@@ -18,12 +18,14 @@ from scheduler.cli.views import (
     ENVELOPE_FIELDS,
     LIST_COLUMNS,
     LIST_FIELDS,
+    PLACEMENT_COLUMNS,
     SCREEN_COLUMNS,
     SHOW_FIELDS,
     TASK_FIELDS,
     attempt_view,
     audit_view,
     edge_view,
+    placement_view,
     task_view,
 )
 from scheduler.cli.watch import watchable
@@ -217,6 +219,7 @@ def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str
     """All that ``show`` prints of a task; without its secrets, unless ``reveal``. Raises UnknownTaskError."""
     from scheduler.cli.durable_views import checkpoint_view, wait_view
     from scheduler.store.durable import checkpoints, waits
+    from scheduler.store.placements import placements_of
     from scheduler.store.read.audit import of_task
     from scheduler.store.read.explain import why
     from scheduler.store.read.graph import dependencies, dependents
@@ -243,6 +246,7 @@ def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str
             "dependents": [edge_view(e, e.child) for e in dependents(tx, task_id)],
             "attempts": [attempt_view(a) for a in attempts(tx, task_id)],
             "children": _children(tx, task_id),
+            "placements": [placement_view(p) for p in placements_of(tx, task_id)],
             "recorded": [checkpoint_view(c) for c in checkpoints.records(tx, task_id)],
             "waits": [] if task.state.terminal else [wait_view(w) for w in waits.records(tx, task_id)],
             "audit": [audit_view(a) for a in of_task(tx, task_id)],
@@ -291,6 +295,7 @@ def print_view(view: dict[str, Any]) -> None:
         ("dependents", view["dependents"], view["dependents"][:ROWS], EDGE_COLUMNS),
         ("attempts", view["attempts"], view["attempts"][-ROWS:], _attempt_columns(view)),
         (_spawned(view["children"]), view["children"]["tasks"], view["children"]["tasks"], CHILD_COLUMNS),
+        ("placements", view["placements"], view["placements"][-ROWS:], PLACEMENT_COLUMNS),
         ("recorded", view["recorded"], view["recorded"][-ROWS:], CHECKPOINT_COLUMNS),
         ("waits for", view["waits"], view["waits"][:ROWS], WAIT_COLUMNS),
         ("audit", view["audit"], view["audit"][-ROWS:], AUDIT_COLUMNS),

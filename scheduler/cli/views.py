@@ -9,6 +9,7 @@ from scheduler.client.json_views import attempt_view as attempt_view
 from scheduler.client.json_views import audit_view as audit_view
 from scheduler.client.json_views import decoded as decoded
 from scheduler.client.json_views import edge_view as edge_view
+from scheduler.client.json_views import placement_view as placement_view
 from scheduler.client.json_views import seconds as seconds
 from scheduler.client.json_views import task_view as task_view
 from scheduler.client.json_views import time as time
@@ -28,6 +29,7 @@ SHOW_FIELDS = (
         "dependents",
         "attempts",
         "children",
+        "placements",
         "recorded",
         "waits",
         "audit",
@@ -49,6 +51,9 @@ ENVELOPE_FIELDS = (
     *("created_at", "payload", "payload_ref"),
 )
 ATTEMPT_COLUMNS = ("attempt", "outcome", "worker", "started_at", "finished_at", "seconds", "error")
+
+
+PLACEMENT_COLUMNS = ("claim", "executor", "handle", "state", "phase", "node", "attached_at", "reason")
 
 
 AUDIT_COLUMNS = ("at", "actor", "action", "reason", "via", "detail")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, get_args
 
 import msgspec
 
+from scheduler.client.placing_calls import PlacingCalls
 from scheduler.client.published import PublishedKind
 from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
@@ -44,7 +45,7 @@ Seconds = float | timedelta
 Conflict = Literal["keep", "reject", "replace"]
 
 
-class _Builder(RecurrenceCalls["RecurringBuilder"]):
+class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
     """The common base of builders for single tasks and recurrences."""
 
     def __init__(

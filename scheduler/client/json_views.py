@@ -17,6 +17,7 @@ from scheduler.ports import FOREVER
 if TYPE_CHECKING:
     from scheduler.store.durable.checkpoints import CheckpointRecord
     from scheduler.store.durable.waits import WaitRecord
+    from scheduler.store.placements import PlacementRecord
     from scheduler.store.read.audit import AuditRecord
     from scheduler.store.read.graph import EdgeRecord
     from scheduler.store.read.history import AttemptRecord
@@ -58,6 +59,7 @@ _OWN_WAY: dict[str, Callable[[TaskRecord], Any]] = {
     "state": lambda task: task.state.value,
     "priority": lambda task: task.priority.label,
     "payload": lambda task: decoded(task.payload),
+    "resources": lambda task: None if task.resources is None else msgspec.to_builtins(task.resources),
     "retry": lambda task: None if task.retry is None else msgspec.to_builtins(task.retry),
 }
 # What is shown beside the columns, by the column that it follows.
@@ -95,6 +97,26 @@ def edge_view(edge: EdgeRecord, other: int) -> dict[str, Any]:
         "when": edge.when.value,
         "otherwise": edge.otherwise.value,
         "satisfied": edge.satisfied,
+    }
+
+
+def placement_view(placement: PlacementRecord) -> dict[str, Any]:
+    """One job of an executor, and the claim that it is for."""
+    return {
+        "claim": placement.claim,
+        "executor": placement.executor,
+        "name": placement.name,
+        "handle": placement.handle,
+        "state": placement.state.value,
+        "phase": None if placement.phase is None else placement.phase.value,
+        "reason": placement.reason,
+        "node": placement.node,
+        "submissions": placement.tries,
+        "reserved_at": time(placement.reserved_at),
+        "submitted_at": time(placement.submitted_at),
+        "attached_at": time(placement.attached_at),
+        "seen_at": time(placement.seen_at),
+        "lost": placement.lost,
     }
 
 

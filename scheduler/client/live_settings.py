@@ -12,8 +12,9 @@ from msgspec import UNSET, UnsetType
 from scheduler.client.builder import check_text
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError
+from scheduler.model.lanes import LANE_SEPARATOR
 from scheduler.model.live_settings import KEY, KIND, POOL, QUEUE, pool_name, rate_value, shown, whole
-from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY
+from scheduler.model.registry import MAX_KEY
 from scheduler.model.times import to_datetime
 from scheduler.store import settings
 

@@ -12,7 +12,8 @@ import msgspec
 
 from scheduler.errors import PayloadError, UnregisteredKindError
 from scheduler.model.concurrency_keys import fields_of
-from scheduler.model.registry import LANE_SEPARATOR, MAX_KEY, MAX_PAYLOAD, encode_json
+from scheduler.model.lanes import LANE_SEPARATOR
+from scheduler.model.registry import MAX_KEY, MAX_PAYLOAD, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.secrets import Mask, hide_in
 from scheduler.model.spec import TaskSpec
@@ -62,6 +63,9 @@ class PublishedKind:
             dead_letter=given.get("dead_letter", True),
             schema_version=self.record.schema_version,
             result_ttl=given.get("result_ttl"),
+            executor=given.get("executor"),
+            resources=given.get("resources"),
+            executor_options=given.get("executor_options"),
         )
 
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from scheduler.config.alerts import Alerts, AlertSink
+from scheduler.config.executors import Executor
 from scheduler.config.messages import Door, Sink, Source, common_settings, is_secret_option
 from scheduler.config.section import Section
 from scheduler.config.sources import OPEN, Duration, format_duration, is_duration
@@ -259,6 +260,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     door: Door = Door()
     sources: dict[str, Source] = {}
     sinks: dict[str, Sink] = {}
+    executors: dict[str, Executor] = {}
     file: str | None = None
     origins: dict[str, str] = {}
 
@@ -266,7 +268,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """The value of a setting by its dotted name, such as ``pools.high.slots``."""
         value: Any = self
         for part in name.split("."):
-            if isinstance(value, Source | Sink) and part in value.options:
+            if isinstance(value, Source | Sink | Executor) and part in value.options:
                 value = value.options
             value = value[part] if isinstance(value, dict) else getattr(value, part)
         return value
@@ -296,6 +298,7 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "alerts.sinks": typing.get_type_hints(AlertSink, include_extras=True),
     "sources": common_settings(Source) | {OPEN: object},
     "sinks": common_settings(Sink) | {OPEN: object},
+    "executors": common_settings(Executor) | {OPEN: object},
 }
 """Sections whose entries a user names, each with the settings of an entry and their annotated types."""
 

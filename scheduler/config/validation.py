@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from scheduler.config.addresses import OPEN_CONSOLE, parse_listen
 from scheduler.config.alerts import mistakes
+from scheduler.config.executors import executor_mistakes
 from scheduler.config.messages import mistakes as message_mistakes
 from scheduler.config.model import Config
 from scheduler.config.sources import shown
@@ -49,6 +50,8 @@ def check(config: Config) -> None:
     for name, why in mistakes(config.alerts, bool(config.mail.host and config.mail.sender)):
         refuse(name, why)
     for name, why in message_mistakes(config.sources, config.sinks):
+        refuse(name, why)
+    for name, why in executor_mistakes(config.executors):
         refuse(name, why)
     pools = (config.pools.high, config.pools.medium, config.pools.low)
     if not any(pool.slots or pool.async_slots for pool in pools):

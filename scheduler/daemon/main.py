@@ -59,6 +59,7 @@ def serve(config: Config, factory: Factory) -> DaemonExit:
     companions = make_companions(config)
     service = factory(config)
     companions += make_message_service(config, service)
+    companions += make_executor_service(config, service)
     loader = TaskModules(service)
     kinds = loader.register(config)
     logger.log(
@@ -100,6 +101,17 @@ def make_message_service(config: Config, service: Service) -> list[Companion]:
     return [MessageService(config, service)]
 
 
+def make_executor_service(config: Config, service: Service) -> list[Companion]:
+    """What the configuration's executors need. Raises ConfigError."""
+    if not config.executors:
+        return []
+    from scheduler.app import Scheduler
+    from scheduler.executors.service import ExecutorService
+
+    assert isinstance(service, Scheduler)
+    return [ExecutorService(config, service)]
+
+
 def _monitoring(config: Config, supervisor: Supervisor) -> contextlib.AbstractContextManager[None]:
     if config.metrics.listen is None:
         return contextlib.nullcontext()
@@ -134,6 +146,10 @@ def check(config: Config) -> str:
         from scheduler.transports.types import make_sink
 
         make_sink(config, name)
+    if config.executors:
+        from scheduler.executors.service import make_executors
+
+        make_executors(config)
     return f"{config.file or 'no configuration file'}: fine; kinds: {', '.join(kinds) or 'none'}"
 
 
@@ -147,7 +163,7 @@ def version() -> str:
 def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:
     """The command ``schedd``; returns its exit status."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the supervisor handles it, SIGHUP must not kill the process
-    _prepare()
+    prepare()
     options = _parse(argv)
     debug = options.debug or os.environ.get("SCHEDD_DEBUG", "") not in ("", "0")
     try:
@@ -201,7 +217,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Prepare the streams and the interpreter for a long-running process."""
     for fd in (0, 1, 2):  # a closed one would become the database's, and then be printed to
         try:

@@ -32,6 +32,7 @@ class EngineOptions(NamedTuple):
 
     ``ahead``: how far ahead of the slots to claim; ``give_back``: attempts not started by then are released;
     ``default_timeout``: microseconds, of tasks that have none; 0: none either. ``rollups``: keep numbers of attempts.
+    ``any_executor``: run tasks that name an executor, too.
     ``metrics``: keep this worker's own metrics, see ``telemetry/registry.py``.
     """
 
@@ -50,3 +51,4 @@ class EngineOptions(NamedTuple):
     processes: ProcessOptions = ProcessOptions()
     rollups: bool = True
     metrics: bool = False
+    any_executor: bool = False

@@ -137,6 +137,7 @@ class EngineState:
         self.metrics = MetricsRegistry(self.monotonic, self.rollups) if options.metrics else None
         self.tracing: Tracing | None = None  # None: no attempt is traced
         self.dead_letter_hook = DeadLetterHook(None, None)
+        self.on_wake: tuple[Callable[[], None], ...] = ()  # called from any thread, when there may be new work
         self.on_ends: Callable[[], None] | None = None  # wakes programs that subscribe to the ends of tasks
         self.processes: ChildProcesses | None = None
         self.drafts: StoredDrafts | None = None
@@ -247,6 +248,8 @@ class EngineState:
         """There may be new work, or a request from outside. From any thread."""
         self._rung = True
         self._wake()
+        for wake in self.on_wake:
+            wake()
 
     def _wake(self) -> None:
         self._sleeping = False

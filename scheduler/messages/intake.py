@@ -12,7 +12,8 @@ from scheduler.config.messages import Source
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.messages.reading import Letter, Reader
 from scheduler.model.inbox import INBOX, InboxState
-from scheduler.model.registry import LANE_SEPARATOR, encode_json
+from scheduler.model.lanes import LANE_SEPARATOR
+from scheduler.model.registry import encode_json
 from scheduler.model.spec import TaskSpec
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS, SECOND

@@ -16,6 +16,7 @@ from scheduler.model.concurrency_keys import check_template, fields_of, is_verba
 from scheduler.model.fingerprint import describe
 from scheduler.model.finite import find_not_finite
 from scheduler.model.handlers import NAMES
+from scheduler.model.lanes import LANE_SEPARATOR
 from scheduler.model.names import check_name
 from scheduler.model.reference import reference_of
 from scheduler.model.secrets import lost_mark, marked_fields
@@ -26,7 +27,6 @@ from scheduler.model.unique import check_fields, key_of
 
 MAX_PAYLOAD = 128 * 1024
 MAX_KEY = 255
-LANE_SEPARATOR = "\x1f"
 _encoder = msgspec.json.Encoder(enc_hook=plain)
 
 
@@ -219,6 +219,9 @@ def _usual_spec(options: TaskOptions) -> TaskSpec:
         dead_letter=options.dead_letter,
         schema_version=options.schema_version,
         result_ttl=options.result_ttl,
+        executor=options.executor,
+        resources=options.resources,
+        executor_options=options.executor_options,
     )
 
 

@@ -25,6 +25,7 @@ class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycl
 
     ``unique_states``: the states in which the key's holder keeps this task out, as bits; None: in all. ``debounce``:
     how long after the first call at most it is due, when a call replaces another one.
+    ``executor``: that places it; ``resources``, ``executor_options``: JSON. ``lane``: without the executor's mark.
     ``delay``: due that long after the transaction's now; ``run_at``: due at that time. The later one counts.
     """
 
@@ -60,6 +61,9 @@ class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycl
     result_ttl: int | None = None
     max_duration: int | None = None
     max_delay: int | None = None
+    executor: str | None = None
+    resources: str | None = None
+    executor_options: str | None = None
     edges: Sequence[EdgeSpec] = ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import IntEnum
 from typing import (
@@ -29,6 +29,7 @@ from scheduler.model.handlers import check_function, check_run
 from scheduler.model.limits import Limits, parse_limits
 from scheduler.model.names import check_name, is_name
 from scheduler.model.rate import Rate, parse_rate
+from scheduler.model.resources import Resources, parse_executor, parse_options, parse_resources
 from scheduler.model.retry import MAX_COUNT, RetryPolicy
 from scheduler.model.times import span_us
 from scheduler.model.typed import R_co
@@ -60,7 +61,10 @@ class Priority(IntEnum):
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The class options of a task type, checked. Durations are microseconds."""
+    """The class options of a task type, checked. Durations are microseconds.
+
+    ``resources``, ``executor_options``: as JSON.
+    """
 
     kind: str
     queue: str = "default"
@@ -82,6 +86,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = 1
     limits: Limits | None = None
     on_success: str | None = None
+    executor: str | None = None
+    resources: str | None = None
+    executor_options: str | None = None
 
 
 class OptionArgs(TypedDict, total=False):
@@ -107,6 +114,9 @@ class OptionArgs(TypedDict, total=False):
     schema_version: int
     limits: dict[str, Any] | None
     on_success: str | None
+    executor: str | None
+    resources: Resources | Mapping[str, Any] | None
+    executor_options: Mapping[str, Any] | None
 
 
 OPTION_NAMES = frozenset(OptionArgs.__annotations__)
@@ -172,6 +182,7 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(sink, str) or not sink.startswith("sinks.") or not is_name(sink):
             raise ConfigError(f'on_success must name a sink, such as "sinks.shop", not {sink!r}')
         done["on_success"] = sink
+    done |= placing(args)
     done["dead_letter"] = bool(args.get("dead_letter", True))
     rule = args.get("concurrency_key")
     if rule is not None and not isinstance(rule, str) and not callable(rule):
@@ -186,6 +197,18 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("unique and debounce exclude each other: both make the key of a task")
     if "key_retention" in done and (done["unique"] is not None or done["debounce"] is not None):
         raise ConfigError("key_retention is for keys of the caller's: unique has a period, and debounce none")
+    return done
+
+
+def placing(args: Mapping[str, Any]) -> dict[str, str | None]:
+    """The options of a task that are for an executor, as they are stored. Raises ConfigError."""
+    done: dict[str, str | None] = {}
+    if "executor" in args:
+        done["executor"] = parse_executor(args["executor"])
+    if args.get("resources") is not None:
+        done["resources"] = parse_resources(args["resources"]).to_json()
+    if args.get("executor_options") is not None:
+        done["executor_options"] = msgspec.json.encode(parse_options(args["executor_options"])).decode()
     return done
 
 

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from scheduler.model.resources import Resources
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
@@ -70,6 +71,9 @@ class TaskColumns(msgspec.Struct, Generic[Instant, Due, Span], frozen=True, kw_o
     replay_count: int
     spawned_by: int | None
     worker: int | None
+    executor: str | None
+    resources: Resources | None
+    executor_options: dict[str, Any] | None
 
 
 def _columns_of(*variables: TypeVar) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from scheduler.errors import InvalidScheduleError, SchedulerError
 from scheduler.model.capacity import Capacity
 from scheduler.model.outcome import AttemptEnd
+from scheduler.model.placement import PlacementState
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.spec import TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
@@ -26,6 +27,7 @@ _OWNERS = {  # by whose name and by which column a row is called
     "schedd_tasks": ("task", "id"),
     "schedd_attempts": ("task", "task_id"),
     "schedd_edges": ("task", "child"),
+    "schedd_placements": ("task", "task_id"),
     "schedd_outcomes": ("task", "task_id"),
     "schedd_workers": ("worker", "id"),
     "schedd_kinds": ("kind", "name"),
@@ -40,6 +42,7 @@ _CODES = (
     ("schedd_edges", "on_end", len(When), "an edge waits for the unknown end {}"),
     ("schedd_edges", "otherwise", len(Otherwise), "an edge has the unknown otherwise {}"),
     ("schedd_workers", "state", 4, "state {} is unknown"),
+    ("schedd_placements", "state", len(PlacementState), "the state {} of a placement is unknown"),
 )
 _OBJECTS = (("schedd_tasks", "headers"), ("schedd_tasks", "retry"))  # JSON objects in a table too long to decode here
 _TEXTS: tuple[tuple[str, str, Callable[[str], object]], ...] = (

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from scheduler.model import state as st
+from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.outcome import AttemptEnd
+from scheduler.model.placement import Phase
 from scheduler.model.retry import is_spent
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.db.begun import begun
@@ -17,7 +19,6 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.graph.descendants import BROKEN_BITS
 from scheduler.store.graph.release import release
 from scheduler.store.predicates import held
-from scheduler.store.tasks.claim import QUARANTINE_LANE
 from scheduler.store.tasks.outcome_locks import lock_descendants
 from scheduler.store.tasks.replace import apply_deferred, blocked_replacements
 from scheduler.store.workers import (
@@ -100,12 +101,18 @@ def _reclaim(
         worker=worker,
     ).fetchall()
     tasks, attempts, poisoned, spent = [], [], [], []
-    error = f"lost: worker {label} died or lost its lease"
+    jobs = _jobs(tx, [r.id for r in rows])
     for r in rows:
+        executor, phase, reason = jobs.get((r.id, r.claim), (None, None, None))
+        error = f"lost: worker {label} died or lost its lease"
+        if executor is not None and reason is not None:
+            error = f"{error}; executor {executor} says: {reason}"
         alone = r.lane.startswith(QUARANTINE_LANE)
         deaths = r.deaths + (1 if alone else 0)
         lane, text = r.lane, error
         began = r.state == st.RUNNING or (r.id, r.claim) in noted
+        if phase == Phase.PREEMPTED.code:  # the task is not to blame, nor is its attempt used
+            alone, deaths, began = False, r.deaths, False
         end = AttemptEnd.LOST
         if r.rerun == 1:
             state = st.SCHEDULED  # as its replacement, which is not known to kill workers
@@ -144,6 +151,17 @@ def _reclaim(
     if replaced:
         apply_deferred(tx, [t[0] for t in tasks])
     return len(tasks), tuple(poisoned), tuple(spent)
+
+
+def _jobs(tx: Tx, ids: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None, str | None]]:
+    """What engines say of the jobs that ran these tasks: executor, phase and reason, by (task id, claim)."""
+    if not ids:
+        return {}
+    rows = tx.run(
+        f"SELECT task_id, claim, executor, phase, reason FROM schedd_placements WHERE task_id IN {tx.dialect.ids()}",
+        ids=bind_rows(ids),
+    )
+    return {(row.task_id, row.claim): (row.executor, row.phase, row.reason) for row in rows}
 
 
 def _write_back(

@@ -104,6 +104,10 @@ tasks = Table(
     Column("max_delay", BigInteger),
     Column("expires_at", BigInteger),  # by max_duration
     Column("check_at", BigInteger),  # when these are looked at next; NULL: neither is set, or it is over
+    # where it runs
+    Column("executor", Text),  # that places it; NULL: workers claim it
+    Column("resources", Text),  # model.resources.Resources as JSON
+    Column("executor_options", Text),  # JSON
     sqlite_autoincrement=True,
 )
 # SQLAlchemy 2.0 has no option of Table for storage parameters.
@@ -595,6 +599,48 @@ inbox_subjects = Table(  # how far the messages of a subject have come, of sourc
     Column("at", BigInteger, nullable=False),
     PrimaryKeyConstraint("source", "subject"),
     sqlite_with_rowid=False,
+)
+
+executors = Table(  # which execute tasks elsewhere, and the lease of the one daemon that places for each
+    "schedd_executors",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("worker", BigInteger, nullable=False),  # its row of schedd_workers, which holds what no job has taken up
+    Column("holder", Text, nullable=False),
+    Column("until", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("trouble", Text),  # why the last look at the engine failed
+)
+
+placements = Table(  # jobs of executors, each for one claim of a task
+    "schedd_placements",
+    metadata,
+    Column("task_id", BigInteger, nullable=False),
+    Column("claim", BigInteger, nullable=False),
+    Column("executor", Text, nullable=False),
+    Column("name", Text, nullable=False),  # of the job in the engine
+    Column("state", SmallInteger, nullable=False),  # model.placement.PlacementState.code
+    Column("handle", Text),  # the engine's own id of the job
+    Column("reserved_at", BigInteger, nullable=False),
+    Column("submitted_at", BigInteger),  # the last time
+    Column("attached_at", BigInteger),  # when the job took the claim over
+    Column("seen_at", BigInteger),  # when the engine last listed it with something new
+    Column("phase", SmallInteger),  # model.placement.Phase.code
+    Column("reason", Text),
+    Column("node", Text),
+    Column("tries", Integer, nullable=False, server_default=text("0")),  # submissions
+    Column("next_at", BigInteger, nullable=False, server_default=text("0")),  # of the next one, not before
+    Column("cancelled_at", BigInteger),  # when the engine was last asked to end it
+    Column("lost", SmallInteger, nullable=False, server_default=text("0")),  # 1: it ended before it took the claim over
+    PrimaryKeyConstraint("task_id", "claim"),
+    sqlite_with_rowid=False,
+)
+Index(
+    "ix_schedd_placements_open",
+    placements.c.executor,
+    placements.c.task_id,
+    sqlite_where=text("state < 3"),
+    postgresql_where=text("state < 3"),
 )
 
 NUMBERED = tuple(table.name for table in (tasks, workers, audit))  # whose ids the database gives out, tasks first

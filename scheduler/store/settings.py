@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scheduler.model.actor import actor
+from scheduler.model.lanes import LANE_SEPARATOR
 from scheduler.model.live_settings import decode, shown
-from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from scheduler.errors import InvalidTransitionError, UnknownWorkerError
 from scheduler.model.capacity import SLOT_TYPES, Capacity
 from scheduler.model.registry import Kind
+from scheduler.ports import FOREVER
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import IN_EFFECT
@@ -26,6 +27,12 @@ LIVE, DRAINING, STOPPED, DEAD = range(4)
 WORKER_STATES = ("live", "draining", "stopped", "dead")
 SUSPECT_TWICE = 2
 DEATHS_ALONE = 3
+EXECUTOR_HOST = "executor"  # of the row of an executor, which has no process and no lease
+
+
+def executor_incarnation(name: str) -> str:
+    """The incarnation of an executor's row among the workers."""
+    return f"executor:{name}"
 
 
 class WorkerInfo(NamedTuple):
@@ -81,6 +88,9 @@ def publish_kinds(tx: Tx, worker: int, kinds: Iterable[Kind]) -> None:
             "makes_keys": kind.makes_keys,
             "stall_after": o.stall_after,
             "on_stall": o.on_stall,
+            "executor": o.executor,
+            "resources": o.resources,
+            "executor_options": o.executor_options,
             "concurrency_key": kind.published_key_template(),
             "concurrency_key_why": kind.why_key_is_private(),  # only its program can make it
         }
@@ -206,7 +216,9 @@ def stop(tx: Tx, worker: int) -> None:
     )
 
 
-_NEXT_LAPSE = f"SELECT min(lease_until) FROM schedd_workers WHERE state < {STOPPED} AND id <> :spare"
+_NEXT_LAPSE = (
+    f"SELECT min(lease_until) FROM schedd_workers WHERE state < {STOPPED} AND id <> :spare AND lease_until < {FOREVER}"
+)
 _DEAD_HOLDING = (
     f"schedd_workers w WHERE w.state >= {STOPPED} AND EXISTS "
     f"(SELECT 1 FROM schedd_tasks t WHERE t.worker = w.id AND {held('t')})"

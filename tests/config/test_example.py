@@ -9,7 +9,7 @@ from scheduler.config.load import load
 from scheduler.config.model import KINDS
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
-ENTRIES = ("alerts.sinks.ops.", "sources.orders.", "sinks.shop.")
+ENTRIES = ("alerts.sinks.ops.", "sources.orders.", "sinks.shop.", "executors.batch.")
 SETTING = re.compile(r"#?(\w+) = ")
 
 

@@ -12,8 +12,8 @@ from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.defaults import POOLS
+from scheduler.model.lanes import LANE_SEPARATOR
 from scheduler.model.live_settings import KEY, KIND, MAX_SLOTS, POOL, shown
-from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.secrets import is_secret_name
 from scheduler.store import settings as store
 

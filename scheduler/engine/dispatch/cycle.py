@@ -24,6 +24,7 @@ from scheduler.engine.dispatch.requests import RequestBatch
 from scheduler.engine.slots import Slots, all_waiting, take_waiting
 from scheduler.engine.state import EngineState
 from scheduler.errors import StoreUnavailableError
+from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.pauses import Pauses
 from scheduler.model.registry import SlotKey
@@ -32,7 +33,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.durable.resume import Recorded, resume
 from scheduler.store.tasks import claim as claims
-from scheduler.store.tasks.claim import QUARANTINE_LANE, Claimed, LaneHead
+from scheduler.store.tasks.claim import Claimed, LaneHead
 from scheduler.store.tasks.complete import Completion, RowLocked
 from scheduler.store.tasks.ready_children import ReadyChildren
 

@@ -13,12 +13,13 @@ from scheduler.engine.attempt.outcomes import released
 from scheduler.engine.dispatch.planner import SHORT_TASK_S, ClaimPlanner, Plan
 from scheduler.engine.slots import Slots, ThreadSlots
 from scheduler.engine.state import EngineState
+from scheduler.model.lanes import QUARANTINE_LANE, kind_of
 from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.model.running import log_fields
 from scheduler.ports import SECOND
 from scheduler.store.durable.resume import Recorded
 from scheduler.store.tasks import claim as claims
-from scheduler.store.tasks.claim import QUARANTINE_LANE, Claimed, LaneHead
+from scheduler.store.tasks.claim import Claimed, LaneHead
 
 log = logging.getLogger("scheduler.engine")
 
@@ -69,7 +70,7 @@ class SlotFeeder:
         one = claimed and len(plan.picks) == 1  # mostly
         lanes = [(claims.LANE_OF(plan.picks[0]), claimed)] if one else groupby(claimed, key=claims.LANE_OF)
         for lane, rows in lanes:
-            kind = engine_state.registry.get(claims.kind_of(lane[1]))
+            kind = engine_state.registry.get(kind_of(lane[1]))
             assert kind is not None, "only lanes of registered kinds are claimed"
             shares, of_lane = left[lane], list(rows)
             while of_lane:

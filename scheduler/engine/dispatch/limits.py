@@ -7,27 +7,39 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from scheduler.engine.attempt.attempt import Attempt, CountedStarts
 from scheduler.engine.dispatch.queue_turns import QueueTurns
-from scheduler.engine.state import EngineState
+from scheduler.engine.options import EngineOptions
+from scheduler.model.lanes import base_lane, kind_of
 from scheduler.model.live_settings import KIND, QUEUE
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.rate import Rate
+from scheduler.model.registry import Registry
 from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import limits as caps
-from scheduler.store.tasks.claim import Claimed, LaneClaim, LaneHead, kind_of
+from scheduler.store.tasks.claim import Claimed, LaneClaim, LaneHead
 from scheduler.store.tasks.complete import Completion
-from scheduler.store.tasks.limits import Headroom, KnownLimits, Place, base_lane
+from scheduler.store.tasks.limits import Headroom, KnownLimits, Place
 
 CONTENDED_RETRY_US = 10_000  # until a kind or queue is retried that another worker was claiming
+
+
+class Claiming(Protocol):
+    """Who claims: which kinds and queues."""
+
+    @property
+    def registry(self) -> Registry: ...
+    @property
+    def options(self) -> EngineOptions: ...
 
 
 class Limits:
     """The limits of this worker's kinds and queues: as published by the newest program, and as operators set them."""
 
-    def __init__(self, engine_state: EngineState) -> None:
+    def __init__(self, engine_state: Claiming) -> None:
         self.engine_state = engine_state
         self.known = KnownLimits()
         self.turns = QueueTurns()

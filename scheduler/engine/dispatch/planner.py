@@ -18,9 +18,10 @@ from scheduler.engine.dispatch.limits import Admission, Limits
 from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.slots import Slots, waiting_since
 from scheduler.engine.state import EngineState
+from scheduler.model.lanes import QUARANTINE_LANE, executor_of, kind_of
 from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.store.tasks import claim as claims
-from scheduler.store.tasks.claim import QUARANTINE_LANE, LaneClaim, LaneHead
+from scheduler.store.tasks.claim import LaneClaim, LaneHead
 
 log = logging.getLogger("scheduler.engine")
 
@@ -66,11 +67,13 @@ class ClaimPlanner:
         self._logged = LogOnce()  # kinds too new to read
 
     def serves(self, head: LaneHead) -> bool:
-        """Whether this worker claims tasks of the lane: of its queues and kinds, none of them paused."""
+        """Whether this worker claims tasks of the lane: of its queues and kinds, none paused, none for an executor."""
         queues = self.engine_state.options.queues
         if "*" not in queues and head.queue not in queues:
             return False
-        kind = claims.kind_of(head.lane)
+        if not self.engine_state.options.any_executor and executor_of(head.lane) is not None:
+            return False
+        kind = kind_of(head.lane)
         if self.engine_state.registry.get(kind) is None:
             return False
         if self.engine_state.pauses and self.engine_state.pauses.hold(head.queue, kind):
@@ -115,7 +118,7 @@ class ClaimPlanner:
 
     def plan_single(self, head: LaneHead) -> Plan:
         """The plan for one task of this lane while nothing is held; empty if no slot of its level fits."""
-        kind = self.engine_state.registry.get(claims.kind_of(head.lane))
+        kind = self.engine_state.registry.get(kind_of(head.lane))
         if kind is None or kind.slot_type == PROCESS or self.engine_state.options.max_concurrent:
             return Plan([], {})
         slots = self.slots.get((head.pool, kind.slot_type))
@@ -151,7 +154,7 @@ class ClaimPlanner:
 
     def slot_type_of(self, head: LaneHead) -> int:
         """The slot type for this lane. Suspects run in child processes, where a crash harms no other task."""
-        kind = self.engine_state.registry.get(claims.kind_of(head.lane))
+        kind = self.engine_state.registry.get(kind_of(head.lane))
         assert kind is not None, "only lanes of registered kinds are claimed"
         processes = self.engine_state.processes
         if processes is not None and head.lane.startswith(QUARANTINE_LANE) and processes.can_run(kind):
@@ -183,7 +186,7 @@ class ClaimPlanner:
             taken[attempt.slot_key] = taken.get(attempt.slot_key, 0) + 1
 
         def room(pool: int, head: LaneHead) -> int:
-            kind = engine_state.registry.get(claims.kind_of(head.lane))
+            kind = engine_state.registry.get(kind_of(head.lane))
             assert kind is not None
             slots = self.slots.get((pool, kind.slot_type))
             return 0 if slots is None else max(0, slots.size - taken.get((pool, kind.slot_type), 0))
@@ -212,7 +215,7 @@ class ClaimPlanner:
             return max(own, size - in_children)  # the levels share the others
 
         def room(pool: int, head: LaneHead) -> int:
-            kind = engine_state.registry.get(claims.kind_of(head.lane))
+            kind = engine_state.registry.get(kind_of(head.lane))
             assert kind is not None
             slot_key = (pool, self.slot_type_of(head))
             slots = self.slots.get(slot_key)

@@ -9,11 +9,12 @@ from scheduler.engine.dispatch.planner import SUSPECT_ALONE_S, ClaimPlanner
 from scheduler.engine.state import EngineState
 from scheduler.errors import ProcessDied
 from scheduler.model import state as st
+from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.retry import is_spent
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import claim as claims
-from scheduler.store.tasks.claim import QUARANTINE_LANE, Claimed, LaneClaim
+from scheduler.store.tasks.claim import Claimed, LaneClaim
 from scheduler.store.tasks.complete import Completion
 from scheduler.store.workers import DEATHS_ALONE
 

@@ -20,6 +20,7 @@ from scheduler.ports import SECOND, Spawner
 from scheduler.store import workers
 from scheduler.store.db.begun import Begun, begun, directories, is_gone
 from scheduler.store.db.notifier import Notifier, NullNotifier, make_notifier
+from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import claim as claims
 from scheduler.store.workers import WorkerInfo
 
@@ -55,6 +56,9 @@ class WorkerRegistration:
         self.drain_requested = False  # by an operator
         self.on_restart: Callable[[], None] | None = None  # an operator asks for it; None: this program cannot
         self._restart_requested = False
+        self.on_join: Callable[[Tx, int, str], None] | None = (
+            None  # in the transaction; such a worker publishes no kinds
+        )
         self.commands_may_wait = False  # a command for this worker may have been written
         self._reclaimed_worker = 0  # the id of the row that was reclaimed
         self._spawn = spawn
@@ -83,7 +87,7 @@ class WorkerRegistration:
             engine_state.options.queues,
             engine_state.capacity(),
         )
-        kinds, begun = list(engine_state.registry), engine_state.monotonic()
+        kinds, begun = [] if self.on_join is not None else list(engine_state.registry), engine_state.monotonic()
         with database.write(connection) as tx:
             if self._reclaimed_worker:
                 workers.bury(tx, before)
@@ -95,6 +99,8 @@ class WorkerRegistration:
             if self.drain_requested:  # the operator meant more than one incarnation
                 workers.set_drain(tx, worker, drain=True)
             self.dispatch.limits.learn(tx)
+            if self.on_join is not None:
+                self.on_join(tx, worker, self.incarnation)
         # Not before the commit: after a rollback another worker may get this id.
         self.dispatch.worker = engine_state.worker = worker
         self.periodic.known_kinds, self.periodic.known_capacity = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from scheduler.errors import UnknownTaskError
+from scheduler.model.lanes import base_lane
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.store import audit
 from scheduler.store.admin.replay import COPIED, READ, edges_of, payload_of
@@ -24,7 +25,7 @@ def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, depende
     row = tx.run(f"SELECT {READ} FROM schedd_tasks t WHERE t.id = :id", id=task_id).first()
     if row is None:
         raise UnknownTaskError(task_id)
-    payload = NewPayload(payload_of(tx, row), row.lane.lstrip("!"), row.schema_version)
+    payload = NewPayload(payload_of(tx, row), base_lane(row.lane), row.schema_version)
     if change.payload is not UNSET:
         payload = change.payload(task_id, row.kind, payload.text)
     if key is not None:

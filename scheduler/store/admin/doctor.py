@@ -23,6 +23,7 @@ from scheduler.store.db.deadline import in_time
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
+from scheduler.store.placements import executors
 from scheduler.store.predicates import HELD, held
 from scheduler.store.read.status import hung, never, tasks_ahead, unserved
 from scheduler.store.read.unserved import describe, unserved_schedules
@@ -213,7 +214,7 @@ def unclaimed(tx: Tx) -> list[int]:
 
 
 def _claims(tx: Tx) -> Finding:
-    live = {w.id for w in workers(tx) if not w.lost}
+    live = {w.id for w in workers(tx) if not w.lost} | {one.worker for one in executors(tx)}
     rows = tx.run(f"SELECT id, worker FROM schedd_tasks WHERE {HELD} ORDER BY id").fetchall()
     loose = [row.id for row in rows if row.worker not in live]
     return _finding(

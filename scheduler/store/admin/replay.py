@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import DuplicateKeyError, PayloadError, UnknownTaskError
 from scheduler.model import state as st
+from scheduler.model.lanes import base_lane
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
@@ -27,7 +28,7 @@ _WHENS, _OTHERWISES = tuple(When), tuple(Otherwise)
 COPIED = (
     *("kind", "queue", "pool", "max_attempts", "retry", "timeout", "payload_ref", "message_type", "causation"),
     *("subject", "sequence", "headers", "key_retention", "slot", "slot_tz", "missed", "missed_since"),
-    *("result_ttl", "max_duration", "max_delay"),
+    *("result_ttl", "max_duration", "max_delay", "executor", "resources", "executor_options"),
 )
 READ = ", ".join(
     f"t.{name}"
@@ -137,7 +138,7 @@ def _detail(row: sa.Row[Any], key: str | None, payload: NewPayload | None) -> di
 def _copy(tx: Tx, row: sa.Row[Any], key: str | None, payload: NewPayload | None) -> TaskId:
     detail = _detail(row, key, payload)
     if payload is None:
-        payload = NewPayload(payload_of(tx, row), row.lane.lstrip("!"), row.schema_version)
+        payload = NewPayload(payload_of(tx, row), base_lane(row.lane), row.schema_version)
     if key is not None:
         _refuse(tx, row, key)
     spec = TaskSpec(

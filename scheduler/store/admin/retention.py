@@ -415,6 +415,7 @@ def remove(tx: Tx, expired: Sequence[tuple[int, int]]) -> None:
         f"DELETE FROM schedd_edges WHERE child IN {tx.dialect.ids()}",
         f"DELETE FROM schedd_task_values WHERE task_id IN {tx.dialect.ids()}",
         f"DELETE FROM schedd_attempts WHERE task_id IN {tx.dialect.ids()}",
+        f"DELETE FROM schedd_placements WHERE task_id IN {tx.dialect.ids()}",
         f"DELETE FROM schedd_tasks WHERE id IN {tx.dialect.ids()}",
     ):
         tx.run(sql, **bound)

@@ -16,7 +16,8 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.errors import SchedulerError
-from scheduler.store import audit
+from scheduler.ports import FOREVER
+from scheduler.store import audit, placements
 from scheduler.store.db import whole_tables
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
@@ -114,13 +115,20 @@ def writing(target: Database) -> Iterator[Tx]:
 
 def _refuse_use(tx: Tx) -> None:
     live = tx.run(
-        f"SELECT id, host, pid FROM schedd_workers WHERE state < {STOPPED} AND lease_until > :now ORDER BY id",
+        f"SELECT id, host, pid FROM schedd_workers WHERE state < {STOPPED} AND lease_until > :now "
+        f"AND lease_until < {FOREVER} ORDER BY id",
         now=tx.now,
     ).fetchall()
     if live:
         named = ", ".join(f"{row.id} ({row.host}, process {row.pid})" for row in live[:5])
         raise SchedulerError(
             f"{len(live)} workers live, such as {named}: stop them first (`schedctl workers` lists them)"
+        )
+    placed = sum(pending + running for pending, running in placements.counts(tx).values())
+    if placed:
+        raise SchedulerError(
+            f"{placed} tasks have jobs of executors, which would go on with this store: wait until they end, or cancel "
+            "them and let schedd run until they have (`schedctl executors list` counts them)"
         )
     (held,) = tx.run(f"SELECT count(*) FROM schedd_tasks WHERE {HELD}").one()
     if held:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from scheduler.model import state as st
+from scheduler.model.lanes import kind_of
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.rollup import DAY, MINUTE, Measure
 from scheduler.ports import SECOND
@@ -15,7 +16,6 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.read.explain import ready_since
 from scheduler.store.read.stats import FINISHED, stats
-from scheduler.store.read.workers import kind_of
 from scheduler.store.rollups import floor
 from scheduler.store.tasks.claim import lane_heads
 

@@ -11,9 +11,10 @@ import sqlalchemy as sa
 from scheduler.errors import UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.defaults import POOLS
+from scheduler.model.lanes import LANE_SEPARATOR, QUARANTINE_LANE, executor_of
 from scheduler.model.live_settings import KEY, QUEUE
+from scheduler.model.placement import PlacementState
 from scheduler.model.policy import TOO_LONG, TOO_SLOW
-from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import FOREVER, SECOND
@@ -23,13 +24,14 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
 from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
+from scheduler.store.placements import PlacementRecord
 from scheduler.store.read import audit
+from scheduler.store.read import executors as placed
 from scheduler.store.read import slot_usage as slots
 from scheduler.store.read.graph import dependencies
-from scheduler.store.read.workers import GONE, LOST, Fleet, WorkerRecord, slot_types, workers
+from scheduler.store.read.workers import GONE, LOST, Fleet, WorkerRecord, fleet_of, workers
 from scheduler.store.tasks import keys, stalls
 from scheduler.store.tasks import limits as caps
-from scheduler.store.tasks.claim import QUARANTINE_LANE
 
 _ROW = (
     "SELECT t.id, t.claim, t.kind, t.schema_version, t.state, t.queue, t.pool, t.lane, t.unmet, t.run_at, t.attempt, "
@@ -54,7 +56,7 @@ class _Fleet:
 
     @cached_property
     def fleet(self) -> Fleet:
-        return Fleet(self.workers, slot_types(self._tx))
+        return fleet_of(self._tx, self.workers)
 
 
 def why(tx: Tx, task_id: int) -> str | None:
@@ -163,6 +165,9 @@ def _waiting(tx: Tx, row: sa.Row[Any]) -> str:
 def _held(tx: Tx, row: sa.Row[Any], state: TaskState, alive: dict[int, WorkerRecord]) -> str | None:
     worker = f"worker {row.host}:{row.pid}" if row.host is not None else f"worker {row.worker}"
     holder = alive.get(row.worker)
+    placement = placed.latest(tx, row.id, row.claim) if holder is None else None
+    if placement is not None and placement.state in (PlacementState.RESERVED, PlacementState.SUBMITTED):
+        return _placed(tx, row, placement)
     if holder is not None and holder.state == GONE:
         return f"held by {worker}, whose process is gone; the next live worker takes it back"
     if holder is None or holder.state == LOST:
@@ -193,6 +198,15 @@ def _held(tx: Tx, row: sa.Row[Any], state: TaskState, alive: dict[int, WorkerRec
             f"over its kind's {span_text(quiet.stall_after)}: {stalls.remedy(str(row.id))}"
         )
     return None
+
+
+def _placed(tx: Tx, row: sa.Row[Any], placement: PlacementRecord) -> str:
+    """Where a task is whose job has not begun."""
+    said = placed.describe(placement, tx.now)
+    if row.cancel_requested is not None:
+        said = f"cancel requested at {rfc3339(row.cancel_requested, exact=False)}; {said}"
+    trouble = placed.unplaced(placed.executor_statuses(tx), placement.executor)
+    return said if trouble is None else f"{said}; {trouble}"
 
 
 def _hung(row: sa.Row[Any], holder: WorkerRecord, now: int) -> str | None:
@@ -261,7 +275,7 @@ def _paused_later(tx: Tx, row: sa.Row[Any]) -> str:
 
 def _unserved(row: sa.Row[Any], fleet: Fleet) -> str | None:
     level = None if row.lane.startswith(QUARANTINE_LANE) else row.pool  # a suspect may run in slots of another pool
-    return fleet.unserved(row.queue, row.kind, row.schema_version, level)
+    return fleet.unserved(row.queue, row.kind, row.schema_version, level, executor_of(row.lane))
 
 
 def _due(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> str:
@@ -275,11 +289,15 @@ def _due(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> str:
     holder = row_locks.holder(tx.connection, row.id)
     if holder is not None:
         return f"{since}, but its row is locked by {holder}: claims pass over it until that ends"
-    if row.lane.startswith(QUARANTINE_LANE):
+    if row.lane.startswith(QUARANTINE_LANE) and executor_of(row.lane) is None:
         return f"{since}; it ran when its worker died, twice, so it runs alone once the others have ended"
     limited = _limited(tx, row, fleet)
     if limited is not None:
         return f"{since}; {limited}"
+    named = executor_of(row.lane)
+    executor = fleet.places(row.queue) if named is None else fleet.executors.get(named)
+    if executor is not None:
+        return f"{since}; {placed.waits_there(tx, executor)}"
     taken = slots.full_reason(tx, fleet, row)
     return f"{since}; {taken or 'a worker claims it at its next cycle'}"
 

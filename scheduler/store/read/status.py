@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from scheduler.model import state as st
 from scheduler.model.defaults import POOLS
+from scheduler.model.lanes import QUARANTINE_LANE, executor_of, kind_of
 from scheduler.model.state import Otherwise, TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
@@ -26,16 +27,15 @@ from scheduler.store.read.workers import (
     Fleet,
     WorkerRecord,
     far_text,
+    fleet_of,
     hung_text,
-    kind_of,
     orphans_text,
     read_fleet,
-    slot_types,
     workers,
 )
 from scheduler.store.schedules import is_ahead
 from scheduler.store.tasks import stalls
-from scheduler.store.tasks.claim import QUARANTINE_LANE, LaneHead, lane_heads
+from scheduler.store.tasks.claim import LaneHead, lane_heads
 
 MAX_COUNTED = 100_000  # tasks of each index that are counted
 _MAX_COUNT = 10_000  # counts of what is stuck end here
@@ -100,7 +100,7 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
     ``most``: tasks of each index, and of each pool, that are counted.
     """
     found = workers(tx)
-    fleet = Fleet(found, slot_types(tx))
+    fleet = fleet_of(tx, found)
     heads = lane_heads(tx)
     due = _due_of(heads, tx.now)
     states, capped = about(tx, most)
@@ -195,13 +195,15 @@ def unserved(tx: Tx) -> list[Stuck]:
 
 
 def _unserved(tx: Tx, due: list[LaneHead], fleet: Fleet) -> list[Stuck]:
-    groups: dict[tuple[str, str, int, bool], list[LaneHead]] = {}
+    groups: dict[tuple[str, str, int, bool, str], list[LaneHead]] = {}
     for head in due:
-        suspect = head.lane.startswith(QUARANTINE_LANE)
-        groups.setdefault((head.queue, kind_of(head.lane), head.pool, suspect), []).append(head)
+        suspect, executor = head.lane.startswith(QUARANTINE_LANE), executor_of(head.lane) or ""
+        groups.setdefault((head.queue, kind_of(head.lane), head.pool, suspect, executor), []).append(head)
     rows: dict[str, tuple[int, list[int]]] = {}
-    for (queue, kind, level, suspect), heads in sorted(groups.items()):
-        reason = fleet.unserved(queue, kind, level=None if suspect else level)
+    for (queue, kind, level, suspect, executor), heads in sorted(groups.items()):
+        reason = fleet.unserved(queue, kind, level=None if suspect else level, executor=executor or None)
+        if reason is None and executor:
+            continue
         if reason is None:
             version, ids = _too_new(tx, heads, fleet.newest(queue, kind))
             reason = fleet.unserved(queue, kind, version)

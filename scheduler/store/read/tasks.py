@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import ConfigError, UnknownTaskError
 from scheduler.model import state as st
+from scheduler.model.resources import Resources, resources_from_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import is_another
 from scheduler.model.state import TaskState
@@ -102,6 +103,14 @@ def _headers(text: str | None) -> dict[str, Any]:
         return {}
 
 
+def _resources(text: str | None) -> Resources | None:
+    """Stored resources; none for a text that no version of ours wrote."""
+    try:
+        return None if text is None else resources_from_json(text)
+    except (ConfigError, msgspec.MsgspecError):
+        return None
+
+
 def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
     given = dict(row._mapping)
     for name, most in (("state", len(TaskState)), ("pool", len(Priority))):
@@ -119,6 +128,8 @@ def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
         "retry": _policy(policy),
         "headers": _headers(headers),
         "dead_letter": bool(given["dead_letter"]),
+        "resources": _resources(given["resources"]),
+        "executor_options": None if given["executor_options"] is None else _headers(given["executor_options"]),
         "finished_at": given["finished_at"] if state.terminal else None,  # else of its last attempt
         "rerun": given["rerun"] == 1,
         "payload": given["payload"] if given["payload"] is not None else values.get((task_id, "payload")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,11 +14,12 @@ from scheduler.model import state as st
 from scheduler.model.capacity import SLOT_TYPES, Capacity, HungHandler, OrphanedAttempts
 from scheduler.model.defaults import POOLS
 from scheduler.model.texts import counted, listed, rfc3339
+from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.begun import is_gone
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import HELD
-from scheduler.store.tasks.claim import QUARANTINE_LANE
+from scheduler.store.read.executors import ExecutorStatus, executor_statuses, unplaced
 from scheduler.store.workers import DRAINING, LIVE, STOPPED, WORKER_STATES
 
 NOT_LIVE = "no worker is live"
@@ -27,7 +29,7 @@ _RECENT = 50
 _MAX_RUNNING = 1000  # running tasks named, of all workers
 _ROW = (
     "SELECT id, incarnation, host, pid, version, state, queues, pools, started_at, heartbeat_at, lease_until, "
-    "drain_requested, skew FROM schedd_workers"
+    f"drain_requested, skew FROM schedd_workers WHERE lease_until < {FOREVER}"  # executors have none
 )
 
 
@@ -110,7 +112,7 @@ class WorkerRecord(NamedTuple):
 
 def workers(tx: Tx, *, every: bool = False) -> list[WorkerRecord]:
     """Workers that have neither stopped nor been found dead; ``every``: the most recent of those too."""
-    some = f"ORDER BY id DESC LIMIT {_RECENT}" if every else f"WHERE state < {STOPPED}"
+    some = f"ORDER BY id DESC LIMIT {_RECENT}" if every else f"AND state < {STOPPED}"
     rows = tx.run(f"{_ROW} {some}").fetchall()
     held = {
         row.worker: row.n
@@ -273,7 +275,13 @@ def slot_types(tx: Tx) -> dict[str, int]:
 class Fleet:
     """The workers that take new work, and what none of them serves."""
 
-    def __init__(self, found: list[WorkerRecord], slot_types: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        found: list[WorkerRecord],
+        slot_types: Mapping[str, int],
+        executors: Mapping[str, ExecutorStatus] = MappingProxyType({}),
+    ) -> None:
+        self.executors = executors
         self.claiming = [w for w in found if w.claims]
         self.no_worker = no_worker_reason(found)
         self.slot_types = slot_types
@@ -288,11 +296,21 @@ class Fleet:
         """The highest schema_version that the workers know which serve this queue and kind; 0 if none does."""
         return max((w.versions[kind] for w in self.serving(queue, kind)), default=0)
 
-    def unserved(self, queue: str, kind: str, version: int = 0, level: int | None = None) -> str | None:
+    def places(self, queue: str) -> ExecutorStatus | None:
+        """The executor that takes tasks of this queue though they name none."""
+        return next((one for one in self.executors.values() if queue in one.queues and one.reason is None), None)
+
+    def unserved(
+        self, queue: str, kind: str, version: int = 0, level: int | None = None, executor: str | None = None
+    ) -> str | None:
         """Why no worker would run a task of this queue, kind, schema_version and level; None if one would.
 
-        ``level`` None: whatever slots it needs.
+        ``level`` None: whatever slots it needs. ``executor``: that it names.
         """
+        if executor is not None:
+            return unplaced(self.executors, executor)
+        if self.places(queue) is not None:
+            return None
         newest = self.newest(queue, kind)
         if newest:
             if newest >= version:
@@ -314,11 +332,11 @@ class Fleet:
         return f"no live worker that serves kind {kind!r} in queue {queue!r} has {what} for {POOLS[level]} tasks"
 
 
+def fleet_of(tx: Tx, found: list[WorkerRecord]) -> Fleet:
+    """The same, of workers that were read already."""
+    return Fleet(found, slot_types(tx), executor_statuses(tx))
+
+
 def read_fleet(tx: Tx) -> Fleet:
     """The workers that take new work."""
-    return Fleet(workers(tx), slot_types(tx))
-
-
-def kind_of(lane: str) -> str:
-    """The kind of a lane: what comes before its concurrency key, without the mark of a suspect."""
-    return lane.lstrip(QUARANTINE_LANE).partition("\x1f")[0]
+    return fleet_of(tx, workers(tx))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.model import state as st
-from scheduler.model.registry import LANE_SEPARATOR
+from scheduler.model.lanes import kind_of
 from scheduler.store.db.dialect import PostgreSQL, SQLite, bind_rows, fence
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from scheduler.store.tasks.ready_children import ReadyChildren
 
 HAS_RARE, HAS_PARENTS = 1, 2  # bits of ``extras``: a column of RARE is set; it waits, or has waited, for others
-QUARANTINE_LANE = "!"  # prefix of the lane of a task in quarantine
 
 
 class LaneHead(NamedTuple):
@@ -177,11 +176,6 @@ _PICK_FROM_COLUMNS: Columns = (*_PICK_COLUMNS, ("from_at", int), ("from_id", int
 _START = (-(2**62), 0)
 
 
-def kind_of(lane: str) -> str:
-    """The kind whose tasks queue up in this lane."""
-    return lane.lstrip(QUARANTINE_LANE).partition(LANE_SEPARATOR)[0]
-
-
 def lane_heads(tx: Tx, after: LaneHead | None = None, most: int = 10**9) -> list[LaneHead]:
     """The heads of up to ``most`` lanes with a claimable task, due or not, after this one."""
     if after is None:
@@ -256,6 +250,13 @@ def claim_one(tx: Tx, worker: int, pick: LaneClaim, above: int = 0) -> list[Clai
     sql = _CLAIM_ONE.format(skip_locked=tx.dialect.skip_locked, claim=tx.dialect.next_claim.format(t=""))
     rows = tx.rows(sql, **bound)
     return _completed(tx, [_new(Claimed, row + _NOTHING_RARE) for row in rows])
+
+
+def read_claimed(tx: Tx, task_id: int) -> Claimed | None:
+    """A claimed task as :func:`claim` returns it."""
+    rows = tx.rows(f"SELECT {_NAMES} FROM schedd_tasks t WHERE t.id = :id", id=task_id)
+    found = _completed(tx, [_new(Claimed, row + _NOTHING_RARE) for row in rows])
+    return found[0] if found else None
 
 
 def _completed(tx: Tx, claimed: list[Claimed]) -> list[Claimed]:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE, base_lane, kind_of
 from scheduler.model.live_settings import KEY, KIND, QUEUE, decode
 from scheduler.model.rate import Rate
-from scheduler.model.registry import LANE_SEPARATOR
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.tasks.claim import QUARANTINE_LANE, kind_of
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _LIVE = f"(SELECT s.value FROM schedd_settings s WHERE s.scope = '{KIND}' AND s.name = t.name)"
@@ -167,11 +166,6 @@ def known(tx: Tx) -> KnownLimits:
     )
 
 
-def base_lane(lane: str) -> str:
-    """The lane whose cap counts this lane's tasks: a task in quarantine counts where it came from."""
-    return lane.lstrip(QUARANTINE_LANE)
-
-
 def lock(tx: Tx, places: Iterable[Place]) -> dict[Place, Limit]:
     """Lock these kinds and queues and return their limits as they are now.
 
@@ -236,8 +230,10 @@ WITH RECURSIVE w(id) AS (
 """
 _HELD = f"""{_HOLDERS}
 SELECT j.lane, (SELECT count(*) FROM schedd_tasks t
-  WHERE t.worker = w.id AND t.lane = j.lane AND t.state >= 4 AND t.state <= 5) AS n
-FROM w CROSS JOIN {{source}} j WHERE w.id IS NOT NULL
+  WHERE t.worker = w.id AND t.lane = j.sign || e.mark || j.lane AND t.state >= 4 AND t.state <= 5) AS n
+FROM w CROSS JOIN {{source}} j
+CROSS JOIN (SELECT '' AS mark UNION ALL SELECT '{PLACED_LANE}' || name || '{LANE_SEPARATOR}' FROM schedd_executors) e
+WHERE w.id IS NOT NULL
 """
 # All that each worker holds is read, which slots bound; a queue in the index would cost each claim of any queue.
 _HELD_OF_QUEUES = f"""{_HOLDERS}
@@ -248,15 +244,15 @@ FROM w CROSS JOIN {{source}} j WHERE w.id IS NOT NULL
 
 
 def held(tx: Tx, lanes: Iterable[str]) -> dict[str, int]:
-    """How many tasks are held in each of these lanes, with those in quarantine from there."""
+    """How many tasks are held in each of these lanes, with those in quarantine from there and those of executors."""
     asked = sorted(lanes)
     if not asked:
         return {}
-    sql = _HELD.format(source=tx.dialect.rows({"lane": str}))
-    rows = tx.rows(sql, rows=bind_rows([(f"{sign}{lane}",) for lane in asked for sign in ("", QUARANTINE_LANE)]))
+    sql = _HELD.format(source=tx.dialect.rows({"sign": str, "lane": str}))
+    rows = tx.rows(sql, rows=bind_rows([(sign, lane) for lane in asked for sign in ("", QUARANTINE_LANE)]))
     counted = dict.fromkeys(asked, 0)
     for lane, number in rows:
-        counted[base_lane(lane)] += number
+        counted[lane] += number
     return counted
 
 

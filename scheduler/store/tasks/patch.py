@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from scheduler.errors import InvalidTransitionError, PayloadError, UnknownTaskError
 from scheduler.model import state as st
+from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE
 from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
 from scheduler.model.texts import rfc3339
@@ -160,8 +161,10 @@ def set_payload(tx: Tx, task_id: int, payload: NewPayload) -> None:
     inline = len(payload.text) <= INLINE
     tx.run(
         "UPDATE schedd_tasks SET payload = :text, schema_version = :version, lane = "
-        "CASE WHEN substr(lane, 1, 1) = '!' THEN '!' || CAST(:lane AS text) ELSE CAST(:lane AS text) END "
-        "WHERE id = :id",  # what is in quarantine stays there
+        f"CASE WHEN substr(lane, 1, 1) = '{QUARANTINE_LANE}' THEN '{QUARANTINE_LANE}' ELSE '' END || "
+        f"CASE WHEN executor IS NULL THEN '' ELSE '{PLACED_LANE}' || executor || :separator END || "
+        "CAST(:lane AS text) WHERE id = :id",  # what is in quarantine stays there, and its executor's too
+        separator=LANE_SEPARATOR,
         id=task_id,
         text=payload.text if inline else None,
         lane=payload.lane,

@@ -10,6 +10,7 @@ import msgspec
 
 from scheduler.errors import UnknownDependencyError
 from scheduler.model import state as st
+from scheduler.model.lanes import placed_lane
 from scheduler.model.policy import first_look
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import EdgeVerdict, Otherwise, TaskState, When, edge_verdict, satisfied_mask
@@ -34,6 +35,7 @@ _DECIDED: dict[str, type] = {  # columns whose values are decided here
     "ended_by": int,
     "expires_at": int,
     "check_at": int,
+    "lane": str,  # with its executor's mark
 }
 _NOT_STORED = ("delay", "conflict", "unique_states", "debounce", "edges")  # what decides, and is no column
 # Columns with a caller's values as they are.
@@ -54,7 +56,7 @@ _RARE = tuple(name for name in RARE if name in TaskSpec.__struct_fields__)
 _rare_of = attrgetter(*_RARE)
 _NOTHING_RARE = (None,) * len(_RARE)
 # Of a task without edges, whose caller has set only what it is to do, and when and where.
-_USUAL_DECIDED = ("state", "run_at", "unmet", "dead_letter", "created_at", "payload", "extras")
+_USUAL_DECIDED = ("state", "run_at", "unmet", "dead_letter", "created_at", "payload", "extras", "lane")
 _USUAL_OF_SPEC = tuple(f.name for f in msgspec.structs.fields(TaskSpec) if f.name in _GIVEN and f.default is not None)
 _usual_given_of = attrgetter(*_USUAL_OF_SPEC)
 USUAL_GIVEN = tuple(name in {*_USUAL_DECIDED, *_USUAL_OF_SPEC} for name in NEW)
@@ -166,6 +168,7 @@ def values_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None)
         end.parent if end else None,
         expires_at,
         look_at,  # check_at
+        spec.lane if spec.executor is None else placed_lane(spec.executor, spec.lane),
         *_given_of(spec),
     )
 
@@ -183,6 +186,7 @@ def usual_values_of(spec: TaskSpec, now: int) -> list[Any] | None:
         now,  # created_at
         spec.payload,
         0,  # extras
+        spec.lane,
         *_usual_given_of(spec),
     ]
 

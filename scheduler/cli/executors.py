@@ -1,0 +1,62 @@
+"""``schedctl executors``: where tasks run that name an executor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from scheduler.cli.group import Group
+from scheduler.cli.messages import CHECK_FIELDS, check
+from scheduler.cli.options import common
+from scheduler.cli.output import print_rows
+from scheduler.cli.session import Session, note, prints
+
+_FIELDS = ("executor", "type", "worker", "placed_by", "draining", "pending", "running", "trouble")
+
+
+@click.group(name="executors", cls=Group)
+def executors_command() -> None:
+    """Where tasks run that name an executor."""
+
+
+@executors_command.command(name="list")
+@common
+@prints(_FIELDS)
+def list_executors(session: Session, /) -> None:
+    """The executors of the configuration, and those that daemons of this store have had.
+
+    WORKER: the id that `worker drain` and `worker resume` take, to place nothing more and to go on. PLACED BY: the
+    daemon that starts the jobs. PENDING: jobs that have not taken their task up; RUNNING: those that have.
+    """
+    from scheduler.store.read.executors import executor_statuses
+
+    with session.existing().read() as tx:
+        found = executor_statuses(tx, counted_too=True)
+    sections, rows = session.config.executors, []
+    for name in sorted({*sections, *found}):
+        known = found.get(name)
+        kind = sections[name].type if name in sections else None
+        row: dict[str, Any] = {"executor": name, "type": kind, "worker": None, "placed_by": None, "draining": False}
+        if known is not None:
+            row |= {"worker": known.worker, "placed_by": known.placed_by, "draining": known.draining}
+            row |= {"trouble": known.trouble, "pending": known.pending, "running": known.running}
+        rows.append({"pending": 0, "running": 0, "trouble": None} | row)
+    print_rows(session, rows)
+    if not rows:
+        note("there is no executor: write one as [executors.NAME]")
+
+
+@executors_command.command(name="check")
+@click.argument("names", metavar="[EXECUTOR]…", nargs=-1)
+@common
+@prints(CHECK_FIELDS)
+def check_executors(session: Session, /, names: tuple[str, ...]) -> int:
+    """Ask the engines of these executors, or of all; status 1 if one is not as it should be. Starts no job.
+
+    Done by this command itself, without a daemon: run it where the daemon runs, as its user.
+    """
+    from scheduler.executors.service import check_executor
+
+    config = session.config
+    return check(session, config.executors, names, "executor", lambda name: check_executor(config, name))

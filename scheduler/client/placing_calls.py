@@ -1,0 +1,46 @@
+"""The calls of builders that say where a task runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from scheduler.model.resources import Resources, parse_executor, parse_options
+from scheduler.model.spec import TaskSpec
+
+
+class PlacingCalls:
+    """Needs ``_spec``."""
+
+    _spec: TaskSpec
+
+    def executor(self, name: str, options: Mapping[str, Any] | None = None) -> Self:
+        """Run the task as a job of ``[executors.NAME]``; ``"local"``: in a worker, whatever its kind says.
+
+        ``options``: the executor's own, such as a partition; without them the kind's count, if it names the same
+        executor. Raises ConfigError.
+        """
+        chosen = parse_executor(name)
+        if options is not None:
+            self._spec.executor_options = msgspec.json.encode(parse_options(options)).decode()
+        elif chosen != self._spec.executor:
+            self._spec.executor_options = None
+        self._spec.executor = chosen
+        return self
+
+    def resources(
+        self,
+        cpu: float | None = None,
+        memory: int | str | None = None,
+        gpu: int | None = None,
+        disk: int | str | None = None,
+    ) -> Self:
+        """What the task needs of the machine that its executor finds, in place of what its kind says.
+
+        ``cpu``: cores; ``memory``, ``disk``: bytes, or a text such as ``"32G"``. Workers do not look at it. Raises
+        ConfigError.
+        """
+        self._spec.resources = Resources(cpu=cpu, memory=memory, gpu=gpu, disk=disk).to_json()
+        return self

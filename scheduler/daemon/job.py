@@ -1,0 +1,117 @@
+"""The process of a job: ``python -P -m scheduler.daemon.job EXECUTOR TASK CLAIM``. Executors start it.
+
+It reads the daemon's own configuration, so that no secret is in its arguments, imports the task modules, takes its
+claim over as a worker, runs the task, records how it ended, and leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from scheduler.config.load import load
+from scheduler.config.task_modules import TaskModules
+from scheduler.daemon import log
+from scheduler.daemon.main import build, leave, prepare
+from scheduler.engine.child import cgroups
+from scheduler.errors import SchedulerError, StoreUnavailableError
+from scheduler.model.placement import CANNOT_RUN, GRACE_VARIABLE, NOT_MINE
+from scheduler.model.printable import printable
+
+if TYPE_CHECKING:
+    from scheduler.app import Scheduler
+    from scheduler.engine.placed import Claim, PlacedEngine
+
+DEFAULT_GRACE_S = 10.0
+HAND_BACK_AT = 0.5  # of the grace: then a handler that still runs is handed back
+DONE, UNREACHABLE = 0, 5
+POLL_S = 0.5  # a signal ends the wait at once
+
+logger = logging.getLogger("scheduler.daemon")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one claim; returns the exit status."""
+    prepare()
+    parser = argparse.ArgumentParser(prog="scheduler.daemon.job", description="Runs one task that an executor placed.")
+    parser.add_argument("executor")
+    parser.add_argument("task", type=int)
+    parser.add_argument("claim", type=int)
+    given = parser.parse_args(argv)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    from scheduler.engine.placed import Claim
+
+    try:
+        return _run(Claim(given.executor, given.task, given.claim), stopping)
+    except SchedulerError as error:
+        print(printable(f"schedd job: {error}"), file=sys.stderr)
+        return UNREACHABLE if isinstance(error, StoreUnavailableError) else CANNOT_RUN
+
+
+def _run(claim: Claim, stopping: threading.Event) -> int:
+    from scheduler.app import Scheduler
+
+    config = load()
+    config = msgspec.structs.replace(config, log=log.settled(config.log))
+    log.configure(config.log)
+    cgroups.set_up()
+    jobs = build(config)
+    assert isinstance(jobs, Scheduler)
+    TaskModules(jobs).register(config)
+    if not _can_run(jobs, claim):
+        return CANNOT_RUN
+    engine = jobs.start_job(claim)
+    while not engine.over.wait(POLL_S) and not stopping.is_set():
+        pass
+    if stopping.is_set() and not engine.over.is_set():
+        _wind_up(engine)
+    if engine.not_mine:
+        jobs.engine.stop(hand_back_running=False)
+        print(printable(f"schedd job: {engine.replaced}"), file=sys.stderr)
+        return NOT_MINE
+    jobs.stop_now()
+    return DONE
+
+
+def _can_run(jobs: Scheduler, claim: Claim) -> bool:
+    """Whether this program has the task's kind, and can read its payload. If not, the claim stays as it is."""
+    from scheduler.store import placements
+
+    with jobs.database.read() as tx:
+        found = placements.kind_of_claim(tx, claim.task_id, claim.number)
+    if found is None:
+        return True  # which the attach finds, too
+    name, version = found
+    kind = jobs.registry.get(name)
+    if kind is None:
+        print(f"schedd job: kind {name!r} is not among the task modules of this configuration", file=sys.stderr)
+    elif kind.options.schema_version < version:
+        known = kind.options.schema_version
+        print(f"schedd job: the task has schema_version {version} of {name}, this code {known}", file=sys.stderr)
+    else:
+        return True
+    return False
+
+
+def _wind_up(engine: PlacedEngine) -> None:
+    """The job is to end: let the handler end by itself for a while; the stop hands it back, which uses no attempt."""
+    try:
+        grace = float(os.environ.get(GRACE_VARIABLE, DEFAULT_GRACE_S))
+    except ValueError:
+        grace = DEFAULT_GRACE_S
+    logger.info("the job is to end: its task has %g s, then it is handed back", grace * HAND_BACK_AT)
+    engine.over.wait(grace * HAND_BACK_AT)
+
+
+if __name__ == "__main__":
+    leave(main())

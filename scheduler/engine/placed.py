@@ -1,0 +1,146 @@
+"""PlacedEngine: the worker of a job that an executor started. It runs one claim, and claims nothing.
+
+Its first transaction registers the worker and takes the claim over; a job whose claim is another's writes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from scheduler.engine.dispatch.planner import Plan, PoolShare
+from scheduler.engine.engine import Engine
+from scheduler.engine.maintenance.periodic import CANCEL_EVERY
+from scheduler.engine.options import EngineOptions
+from scheduler.errors import StoreReplacedError
+from scheduler.ports import FAILPOINTS, FOREVER
+from scheduler.store import placements
+from scheduler.store.db.tx import Tx
+from scheduler.store.durable.resume import Recorded, resume
+from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+log = logging.getLogger("scheduler.engine")
+
+ONE_SLOT = {"high": (1, 1), "medium": (1, 1), "low": (1, 1)}  # whatever level and slot type the task needs
+START_WITHIN_S = 600.0  # for the start of the handler, of a child process above all
+
+
+class Claim(NamedTuple):
+    """The claim that a job is for, and the executor that made it."""
+
+    executor: str
+    task_id: int
+    number: int
+
+
+class NotMineError(StoreReplacedError):
+    """The claim is not this job's: another job has taken it over, or it was taken back."""
+
+
+def options_of_job(options: EngineOptions) -> EngineOptions:
+    """A worker's options for a job: it serves no queue, and has one slot of each sort."""
+    processes = options.processes._replace(children=1)
+    return options._replace(queues=(), pools=ONE_SLOT, max_concurrent=0, give_back=START_WITHIN_S, processes=processes)
+
+
+class PlacedEngine(Engine):
+    """Runs the attempt of one claim. ``over`` is set once there is nothing to do any more."""
+
+    claim: Claim
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.over = threading.Event()
+        self.registration.on_join = self._attach
+        self._attached: tuple[Claimed, Sequence[Recorded] | None] | None = None  # until it is handed to a slot
+        self._before = ""  # the incarnation of a first try whose answer was lost
+        self._begun = False
+
+    @property
+    def claims(self) -> bool:
+        return False
+
+    @property
+    def not_mine(self) -> bool:
+        """Whether it ended because the claim is not its own, before it began."""
+        return isinstance(self.replaced, NotMineError) and not self._begun
+
+    def _attach(self, tx: Tx, worker: int, incarnation: str) -> None:
+        """Take the claim over, in the transaction that registers the worker."""
+        claim, before = self.claim, "" if self._begun else self._before
+        taken = placements.attach(tx, claim.executor, claim.task_id, claim.number, worker, before)
+        if taken is None:
+            state = "any more" if self._begun else "it was taken back, or another job has taken it over"
+            raise NotMineError(f"claim {claim.number} of task {claim.task_id} is not this job's: {state}")
+        self._before = incarnation
+        recorded = resume(tx, [(taken.id, taken.claim)]) if taken.claim > 1 else {}
+        self._attached = taken, recorded.get(taken.id)
+        FAILPOINTS.hit("before attach commit")
+
+    def _step(self, connection: sa.Connection) -> float:
+        if not self.worker:
+            self.registration.join(connection)
+            FAILPOINTS.hit("after attach")
+        if self._attached is not None:
+            self._begin(*self._attached)
+        return super()._step(connection)
+
+    def _begin(self, claimed: Claimed, recorded: Sequence[Recorded] | None) -> None:
+        self._attached, self._begun = None, True
+        self.periodic.known_kinds = len(self.engine_state.registry)  # the daemons publish them
+        lane = LANE_OF(claimed)
+        plan = Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(claimed.pool, 1)]})
+        known = {} if recorded is None else {claimed.id: recorded}
+        self.dispatch.feeder.submit([claimed], plan, {}, known)
+
+    def _round(self) -> float:
+        pause = super()._round()
+        if self._stop.is_set() or (self._begun and not self.engine_state.held and not self.dispatch.has_work()):
+            self.over.set()
+        return pause
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        finally:
+            self.over.set()
+
+    def _upkeep(self, connection: sa.Connection) -> bool:
+        """Keep the lease, and look after the attempt: daemons do the rest."""
+        periodic, timers = self.periodic, self.periodic.timers
+        if timers.due("renew", self.options.lease / 3):
+            self.registration.renew(connection, claims=True)
+            periodic.write_rollups(connection)
+        periodic.publish_worker(connection)
+        if timers.due("look", self.options.lease / 3):
+            self.registration.commands_may_wait = True
+        self.registration.apply_commands(connection)
+        if periodic.watch_attempts(connection, self._reported, woken=False):
+            self.notifier.notify()
+        return False
+
+    def _wants_cycle(self, woken: bool) -> bool:
+        return self._has_more or self.dispatch.has_work() or self.dispatch.unmarked()
+
+    def _run_cycle(self, connection: sa.Connection, woken: bool) -> None:
+        result = self.dispatch.run(connection, claiming=False)
+        self.cycles += 1
+        self._next_due, self._needs_scan, self._has_more = FOREVER, False, result.busy
+        if result.finished:
+            self.notifier.notify()  # the task's dependents may run, and its executor has room
+
+    def _pause(self) -> float:
+        if self._has_more or self.dispatch.has_work():
+            return 0.0
+        left = self.periodic.timers.remaining
+        wait = min(left("renew"), left("look"), CANCEL_EVERY)
+        if self.registration.commands_may_wait:
+            wait = min(wait, left("told"))
+        if self.dispatch.unmarked():
+            wait = min(wait, CANCEL_EVERY / 5)
+        return max(0.0, wait)

@@ -1,0 +1,100 @@
+"""EngineLink: asks an engine, and bears with it while it is away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from scheduler.backoff import Backoff, LogOnce
+from scheduler.executors import ports
+from scheduler.executors.ports import ExecutorError, Seen
+from scheduler.store import placements
+from scheduler.store.db.database import Database
+from scheduler.store.placements import Placement
+
+BACKOFF_S = (1.0, 60.0)  # between questions to an engine that is away
+LOG_TAIL = 4000  # characters of what a job wrote that died before it could say anything itself
+
+log = logging.getLogger("scheduler.executors")
+
+
+class Answers(NamedTuple):
+    """What an engine said: jobs by their names; None: it could not be asked."""
+
+    jobs: Mapping[str, Seen] | None
+
+    def of(self, placement: Placement) -> Seen | None:
+        """What it said of the job of this placement."""
+        return None if self.jobs is None else self.jobs.get(placement.name)
+
+    def handles(self, found: Iterable[Placement]) -> list[str]:
+        """The engine's own ids of these jobs, as far as they are known."""
+        handles = []
+        for placement in found:
+            seen = self.of(placement)
+            handle = placement.handle if seen is None else seen.handle
+            if handle is not None:
+                handles.append(handle)
+        return handles
+
+
+class EngineLink:
+    """One executor's engine. For one thread. ``trouble``: why it could not be asked, as it is stored for people."""
+
+    def __init__(self, name: str, executor: ports.Executor, database: Database) -> None:
+        self.executor = executor
+        self.trouble: str | None = None
+        self._name = name
+        self._database = database
+        self._backoff = Backoff(*BACKOFF_S)
+        self._ask_again = 0.0  # when an engine that was away is asked again (monotonic)
+        self._logged = LogOnce()
+
+    def ask(self) -> Answers:
+        """What the engine says of all jobs, in one question. Raises StoreUnavailableError."""
+        if self._database.clock.monotonic() < self._ask_again:
+            return Answers(None)
+        try:
+            found = {seen.name: seen for seen in self.executor.observe()}
+        except ExecutorError as error:
+            self.was_away(error)
+            return Answers(None)
+        self._backoff.reset()
+        if self.trouble is not None:
+            log.info("executor %s can be asked again", self._name)
+            self._logged.clear()
+            self._set_trouble(None)
+        return Answers(found)
+
+    def attempt(self, work: Callable[[], object]) -> bool:
+        """Ask something of the engine. False: it is away, and is asked again later."""
+        try:
+            work()
+        except ExecutorError as error:
+            self.was_away(error)
+            return False
+        return True
+
+    def was_away(self, error: ExecutorError) -> None:
+        """Note that the engine could not be asked."""
+        pause = max(self._backoff.next(), error.after or 0.0)
+        self._ask_again = self._database.clock.monotonic() + pause
+        if self._logged.is_new(str(error)):
+            log.warning("executor %s: %s", self._name, error)
+        if self.trouble != str(error):
+            self._set_trouble(str(error))
+
+    def _set_trouble(self, text: str | None) -> None:
+        self.trouble = text
+        self._database.change(lambda tx: placements.set_trouble(tx, self._name, text))
+
+    def tail(self, placement: Placement, answers: Answers) -> str | None:
+        """The end of what a job wrote, if the engine keeps it."""
+        handles = answers.handles([placement])
+        if not handles or not self.executor.capabilities.has_logs:
+            return None
+        try:
+            return self.executor.logs(handles[0], LOG_TAIL)
+        except ExecutorError:
+            return None

@@ -1,0 +1,141 @@
+"""Submissions: jobs made of placements and given to the engine, until it has answered for each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from scheduler.config.executors import Executor as Section
+from scheduler.executors.link import EngineLink
+from scheduler.executors.ports import ExecutorError, Job, Submitted
+from scheduler.executors.take_back import TakeBack
+from scheduler.model.resources import resources_from_json
+from scheduler.model.texts import counted
+from scheduler.ports import FAILPOINTS, SECOND
+from scheduler.store import placements
+from scheduler.store.db.database import Database
+from scheduler.store.db.tx import Tx
+from scheduler.store.placements import RESERVED, Placement
+
+RETRY_S = 5.0  # until a job is submitted again that the engine refused, if it does not say when
+START_ALLOWANCE_S = 60.0  # of a job's limit, beside its task's timeout
+
+log = logging.getLogger("scheduler.executors")
+
+
+class Commands(Protocol):
+    """How a job is started."""
+
+    def argv(self, executor: str, task_id: int, claim: int) -> Sequence[str]:
+        """The command of a job, without secrets."""
+        ...
+
+    def env(self) -> Mapping[str, str]:
+        """What is set beside what the job inherits."""
+        ...
+
+
+class Submissions:
+    """Submits for one executor. Nothing depends on what it stores of the answers."""
+
+    def __init__(
+        self,
+        name: str,
+        section: Section,
+        link: EngineLink,
+        database: Database,
+        commands: Commands,
+        take_back: TakeBack,
+    ) -> None:
+        self._name = name
+        self._section = section
+        self._link = link
+        self._database = database
+        self._commands = commands
+        self._take_back = take_back
+
+    def again(self, worker: int, pending: Sequence[Placement], now: int) -> None:
+        """Submit what the engine refused for a while, and what it does not know after an answer that never came."""
+        grace = round(self._section.submit_grace * SECOND)
+        due, silent = [], []
+        for placement in pending:
+            if placement.state != RESERVED:
+                continue
+            if placement.next_at:
+                due += [placement] if placement.next_at <= now else []
+            elif now - (placement.submitted_at or placement.reserved_at) >= grace:
+                silent.append(placement)
+        if silent:
+            known = self._find(silent)
+            if known is None:
+                return
+            due += [placement for placement in silent if placement.name not in known]
+        if due:
+            self._database.change(lambda tx: placements.resubmitting(tx, [placement.key for placement in due]))
+            self.submit(worker, due)
+
+    def _find(self, silent: Sequence[Placement]) -> Mapping[str, str] | None:
+        """Those of these jobs that the engine has after all; None if it is away."""
+        executor = self._link.executor
+        try:
+            known = executor.find([placement.name for placement in silent]) if executor.capabilities.can_find else {}
+        except ExecutorError as error:
+            self._link.was_away(error)
+            return None
+        there = [(*placement.key, known[placement.name]) for placement in silent if placement.name in known]
+        if there:
+            self._database.change(lambda tx: placements.submitted(tx, there))
+            log.info("executor %s: found %s again", self._name, counted(len(there), "job"))
+        return known
+
+    def submit(self, worker: int, found: Sequence[Placement]) -> None:
+        """Submit jobs in one go, and store what the engine answers. Without an answer they are looked for later."""
+        try:
+            answers = self._link.executor.submit([self._job(placement) for placement in found])
+        except ExecutorError as error:
+            self._link.was_away(error)
+            return
+        FAILPOINTS.hit("after submit")
+        by_name = {placement.name: placement for placement in found}
+        there: list[tuple[int, int, str]] = []
+        later: list[tuple[int, int, int, str]] = []
+        for answer in answers:
+            placement = by_name[answer.name]
+            if isinstance(answer, Submitted):
+                there.append((*placement.key, answer.handle))
+            elif answer.later:
+                wait = RETRY_S if answer.after is None else answer.after
+                later.append((*placement.key, self._database.now() + round(wait * SECOND), answer.reason))
+            else:
+                self._take_back.refused(worker, placement, answer.reason)
+
+        def work(tx: Tx) -> None:
+            placements.submitted(tx, there)
+            placements.postponed(tx, later)
+
+        if there or later:
+            self._database.change(work)
+        FAILPOINTS.hit("after handle")
+
+    def _job(self, placement: Placement) -> Job:
+        identity, limit = self._database.same.identity, None
+        if placement.timeout:
+            limit = placement.timeout / SECOND + START_ALLOWANCE_S + self._section.grace
+        return Job(
+            name=placement.name,
+            argv=self._commands.argv(self._name, *placement.key),
+            env=self._commands.env(),
+            resources=resources_from_json(placement.resources),
+            limit=limit,
+            options={} if placement.options is None else msgspec.json.decode(placement.options),
+            labels={
+                "store": "" if identity is None else identity.store,
+                "task": str(placement.task_id),
+                "claim": str(placement.claim),
+                "kind": placement.kind or "",
+                "queue": placement.queue or "",
+            },
+        )

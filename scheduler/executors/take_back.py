@@ -1,0 +1,119 @@
+"""Takes back claims that no job has taken over. By the fence: a job that comes first keeps its claim."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from scheduler.engine.dead_letter_hook import DeadLetterHook
+from scheduler.model import state as st
+from scheduler.model.outcome import AttemptEnd, Failure, Outcome
+from scheduler.model.placement import MAX_LOST_STARTS
+from scheduler.model.texts import counted
+from scheduler.ports import SECOND
+from scheduler.store import placements
+from scheduler.store.db.database import Database
+from scheduler.store.db.tx import Tx
+from scheduler.store.placements import Placement
+from scheduler.store.tasks.complete import finish
+
+LAST_LINE = 300  # characters of what a lost job wrote last
+
+log = logging.getLogger("scheduler.executors")
+
+_STATES = {
+    AttemptEnd.CANCELLED: st.CANCELLED,
+    AttemptEnd.DEAD: st.DEAD,
+    AttemptEnd.FAILED: st.FAILED,
+    AttemptEnd.HANDED_BACK: st.SCHEDULED,
+}
+
+
+class TakeBack:
+    """Ends claims of one executor. ``interval``: seconds between two looks; ``ring``: tasks may run that could not."""
+
+    def __init__(
+        self,
+        name: str,
+        interval: float,
+        database: Database,
+        ring: Callable[[], object],
+        dead_letters: DeadLetterHook,
+    ) -> None:
+        self._name = name
+        self._interval = interval
+        self._database = database
+        self._ring = ring
+        self._dead_letters = dead_letters
+
+    def asked_for(self, worker: int, placement: Placement) -> None:
+        """The task was cancelled, or replaced: then it runs as what it is now."""
+        cancelled = placement.cancel_requested is not None and placement.rerun != 1
+        self._end(worker, placement, AttemptEnd.CANCELLED if cancelled else AttemptEnd.HANDED_BACK)
+
+    def lost(self, worker: int, placement: Placement, why: str, tail: str | None, *, counts: bool = True) -> None:
+        """The job will not begin: the task goes back without using an attempt, and fails after some in a row.
+
+        ``tail``: what the job wrote last. ``counts``: it is one of those in a row.
+        """
+        with self._database.read() as tx:
+            lost = placements.lost_starts(tx, placement.task_id) + 1
+        if lost < MAX_LOST_STARTS or not counts:
+            log.warning("executor %s, job %s: %s", self._name, placement.name, why, extra={"task": placement.task_id})
+            due = self._database.now() + round(lost * self._interval * SECOND)
+            self._end(worker, placement, AttemptEnd.HANDED_BACK, reason=why, log_text=tail, due=due, lost=counts)
+            return
+        wrote = (tail or "").strip()
+        last = f"; it wrote: {wrote.splitlines()[-1][:LAST_LINE]}" if wrote else ""
+        text = f"{counted(lost, 'job')} of executor {self._name} in a row did not begin; last: {why}{last}"
+        self._fail(worker, placement, Failure(text, "LostStart"), tail)
+
+    def refused(self, worker: int, placement: Placement, reason: str) -> None:
+        """The engine never takes the job: the task fails."""
+        text = f"executor {self._name} never takes it: {reason}"
+        self._fail(worker, placement, Failure(text, "ExecutorRefused"), None)
+
+    def _fail(self, worker: int, placement: Placement, failure: Failure, tail: str | None) -> None:
+        log.error("%s", failure.text, extra={"task": placement.task_id})
+        end = AttemptEnd.DEAD if placement.dead_letter else AttemptEnd.FAILED
+        self._dead_letters.pending.add(placement.task_id)
+        self._end(worker, placement, end, failure=failure, reason=failure.text, log_text=tail, lost=True)
+        self._dead_letters.notify_pending(self._database)
+
+    def _end(
+        self,
+        worker: int,
+        placement: Placement,
+        end: AttemptEnd,
+        *,
+        failure: Failure | None = None,
+        reason: str | None = None,
+        log_text: str | None = None,
+        due: int | None = None,
+        lost: bool = False,
+    ) -> None:
+        def work(tx: Tx) -> bool:
+            outcome = Outcome(
+                placement.task_id,
+                placement.claim,
+                placement.attempt,
+                end,
+                _STATES[end],
+                placement.claimed_at,
+                None,
+                tx.now,
+                failure=failure,
+                run_at=due,
+                refund=1 if end is AttemptEnd.HANDED_BACK else 0,
+                log=log_text,
+            )
+            done = finish(tx, worker, [outcome])
+            if done.lost or done.deferred:
+                return False
+            placements.end(tx, [placement.key], lost=lost, reason=reason)
+            if failure is not None:
+                placements.count_no_more(tx, placement.task_id)
+            return True
+
+        if self._database.change(work):
+            self._ring()

@@ -1,0 +1,71 @@
+"""Placements: jobs of an executor, each for one claim of a task. What an engine says of a job is a hint."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+NOT_MINE = 75  # exit status of a job whose claim is not its own: another job has it, or it was taken back
+CANNOT_RUN = 76  # exit status of a job that cannot run the task, before it took the claim over
+GRACE_VARIABLE = "SCHEDD_JOB_GRACE"  # in a job's environment: seconds from SIGTERM to SIGKILL
+MAX_LOST_STARTS = 3  # in a row; then the task fails
+
+
+class PlacementState(StrEnum):
+    """How far a placement is. Stored by position: append, never reorder; up to ``ended`` they are open."""
+
+    RESERVED = "reserved"  # claimed for a job that the engine has not confirmed
+    SUBMITTED = "submitted"  # the engine has the job
+    ATTACHED = "attached"  # the job has taken the claim over, as a worker
+    ENDED = "ended"
+
+    @property
+    def code(self) -> int:
+        return tuple(PlacementState).index(self)
+
+    @classmethod
+    def from_code(cls, code: int) -> PlacementState:
+        return tuple(cls)[code]
+
+
+class Phase(StrEnum):
+    """What an engine says of a job. Stored by position: append, never reorder."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    TIMED_OUT = "timed out"
+    GONE = "gone"  # the engine does not know it, or no longer
+
+    @property
+    def code(self) -> int:
+        return tuple(Phase).index(self)
+
+    @classmethod
+    def from_code(cls, code: int) -> Phase:
+        return tuple(cls)[code]
+
+    @property
+    def over(self) -> bool:
+        """Whether the job runs no more, as far as the engine knows; GONE does not say that."""
+        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.PREEMPTED, Phase.TIMED_OUT)
+
+
+def job_name(store: str, task_id: int, claim: int) -> str:
+    """The name of a placement's job: at most 63 characters, a DNS label. ``store``: the store's id, hexadecimal."""
+    return f"{name_prefix(store)}{task_id}-{claim}"
+
+
+def name_prefix(store: str) -> str:
+    """What the names of all jobs of a store begin with."""
+    return f"schedd-{store.replace('-', '')[:8].lower()}-"
+
+
+def placement_text(executor: str, handle: str | None, phase: Phase | None, reason: str | None) -> str:
+    """``placed on slurm as 4711: queued, Resources``."""
+    where = f"placed on {executor}" + (f" as {handle}" if handle is not None else "")
+    told = ", ".join(part for part in (phase, reason) if part)
+    return f"{where}: {told}" if told else where

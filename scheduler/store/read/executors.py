@@ -1,0 +1,106 @@
+"""Executors and placements as they are shown: who places, what runs, and why a task waits there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from scheduler.model.placement import PlacementState, placement_text
+from scheduler.model.texts import counted, rfc3339
+from scheduler.store import placements
+from scheduler.store.db.tx import Tx
+from scheduler.store.placements import PlacementRecord
+
+
+class ExecutorStatus(NamedTuple):
+    """One executor. ``placed_by``: the daemon that has its lease, None: no daemon places; ``since``: of no daemon.
+
+    ``pending``: jobs that have not begun; ``running``: those that hold their claims. Times are microseconds.
+    """
+
+    name: str
+    worker: int
+    queues: tuple[str, ...]
+    placed_by: str | None
+    since: int
+    draining: bool
+    trouble: str | None
+    pending: int
+    running: int
+
+    @property
+    def reason(self) -> str | None:
+        """Why it places nothing; None if it does."""
+        if self.placed_by is None:
+            return f"no live daemon places tasks for executor {self.name!r}, since {rfc3339(self.since, exact=False)}"
+        if self.draining:
+            return f"executor {self.name!r} is drained: `schedctl worker resume {self.worker}` ends that"
+        if self.trouble is not None:
+            return f"the engine of executor {self.name!r} cannot be asked: {self.trouble}"
+        return None
+
+
+_EXECUTORS = (
+    "SELECT e.name, e.worker, e.holder, e.until, e.trouble, w.queues, w.drain_requested FROM schedd_executors e "
+    "LEFT JOIN schedd_workers w ON w.id = e.worker ORDER BY e.name"
+)
+
+
+def executor_statuses(tx: Tx, *, counted_too: bool = False) -> dict[str, ExecutorStatus]:
+    """All executors that daemons have had, by name; ``counted_too``: with their jobs."""
+    counts = placements.counts(tx) if counted_too else {}
+    return {row.name: _status(row, counts, tx.now) for row in tx.run(_EXECUTORS)}
+
+
+def _status(row: sa.Row[Any], counts: Mapping[str, tuple[int, int]], now: int) -> ExecutorStatus:
+    try:
+        queues = tuple(msgspec.json.decode(row.queues or "[]", type=list[str]))
+    except msgspec.MsgspecError:
+        queues = ()
+    pending, running = counts.get(row.name, (0, 0))
+    lives = row.until > now
+    return ExecutorStatus(
+        row.name,
+        row.worker,
+        queues,
+        row.holder if lives else None,
+        row.until,
+        row.drain_requested is not None,
+        row.trouble if lives else None,
+        pending,
+        running,
+    )
+
+
+def unplaced(known: Mapping[str, ExecutorStatus], executor: str) -> str | None:
+    """Why no job is started for a task that names this executor; None if one is."""
+    found = known.get(executor)
+    if found is None:
+        return f"no daemon has had [executors.{executor}] in its configuration"
+    return found.reason
+
+
+def latest(tx: Tx, task_id: int, claim: int) -> PlacementRecord | None:
+    """The placement of this claim, if it has one."""
+    return next((one for one in placements.placements_of(tx, task_id) if one.claim == claim), None)
+
+
+def describe(placement: PlacementRecord, now: int) -> str:
+    """``placed on slurm as 4711: queued, Resources``."""
+    text = placement_text(placement.executor, placement.handle, placement.phase, placement.reason)
+    if placement.state is not PlacementState.RESERVED:
+        return text
+    if placement.next_at > now:
+        return f"{text}; it is submitted again at {rfc3339(placement.next_at, exact=False)}"
+    tries = "" if placement.tries <= 1 else f", after {counted(placement.tries, 'submission')}"
+    return f"{text}; the engine has not confirmed the job{tries}"
+
+
+def waits_there(tx: Tx, executor: ExecutorStatus) -> str:
+    """What a task waits for that is due, and that no job was started for."""
+    pending, running = placements.counts(tx).get(executor.name, (0, 0))
+    jobs = f"{counted(pending, 'job')} that {'has' if pending == 1 else 'have'} not begun, {running} running"
+    return f"executor {executor.name} places it at its next look, or when others have begun ({jobs})"

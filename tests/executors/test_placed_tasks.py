@@ -1,0 +1,288 @@
+"""Tasks that name an executor: stored, left alone by workers, counted under caps, patched, copied, and shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler import Context, Resources, Scheduler, Task, TaskState
+from scheduler.config.executors import Executor as Section
+from scheduler.executors.placer import Placer
+from scheduler.executors.ports import Capabilities, Executor
+from scheduler.store import placements
+from scheduler.store.admin import transfer
+from scheduler.store.db.database import Database as Store
+from scheduler.store.read.status import unserved
+from scheduler.testing import FakeClock, drain
+from support.databases import Database
+from support.fleet import Fleet, rows, step, write
+from support.memory_engine import MemoryEngine, NoCommands
+
+
+class Fit(Task, executor="batch", resources=Resources(cpu=2), executor_options={"nice": 1}, concurrency_key="{who}"):
+    who: str = "a"
+
+    def run(self, ctx: Context) -> str:
+        return self.who
+
+
+class Capped(Task, executor="batch", max_concurrency=2):
+    def run(self, ctx: Context) -> None: ...
+
+
+class Plain(Task, max_concurrency=2):
+    def run(self, ctx: Context) -> None: ...
+
+
+class Rated(Task, executor="batch", rate_limit="3/hour"):
+    def run(self, ctx: Context) -> None: ...
+
+
+TYPES = (Fit, Capped, Plain, Rated)
+
+
+@pytest.fixture
+def jobs(fleet: Fleet) -> Scheduler:
+    made = fleet.worker(*TYPES)
+    step(made)  # a worker publishes the kinds and their limits
+    return made
+
+
+def placer_of(jobs: Scheduler, engine: Executor | None = None, **settings: Any) -> Placer:
+    section = Section(type="memory", **{"max_pending": 50, **settings})
+    engine = MemoryEngine() if engine is None else engine
+    return Placer("batch", section, engine, jobs.database, jobs.registry, "holder", NoCommands(), ring=lambda: None)
+
+
+def lane(jobs: Scheduler, task_id: int) -> str:
+    return str(rows(jobs, "SELECT lane FROM schedd_tasks WHERE id = :id", id=task_id)[0].lane)
+
+
+def test_where_it_runs_is_stored_and_shown(jobs: Scheduler) -> None:
+    task = jobs.get_task(jobs.task(Fit()).schedule())
+    assert (task.executor, task.resources, task.executor_options) == ("batch", Resources(cpu=2), {"nice": 1})
+    changed = jobs.task(Fit()).executor("other", {"x": [1]}).resources(memory="1G", gpu=2).schedule()
+    task = jobs.get_task(changed)
+    assert (task.executor, task.executor_options) == ("other", {"x": [1]})
+    assert task.resources == Resources(memory=1024**3, gpu=2)
+    same = jobs.get_task(jobs.task(Fit()).executor("batch").schedule())
+    assert same.executor_options == {"nice": 1}
+    local = jobs.get_task(jobs.task(Fit()).executor("local").schedule())
+    assert (local.executor, local.executor_options, lane(jobs, local.id)) == (None, None, "Fit\x1fa")
+
+
+def test_drain_runs_them_whatever_they_name(jobs: Scheduler) -> None:
+    task_id = jobs.task(Fit("b")).schedule()
+    assert drain(jobs) == 1
+    assert jobs.result(task_id) == "b"
+
+
+def test_workers_leave_them_alone_unless_they_are_to_take_any(fleet: Fleet, database: Database) -> None:
+    worker, any_worker = fleet.worker(*TYPES), Scheduler(database.url, clock=fleet.clock, any_executor=True)
+    task_id = worker.task(Fit()).schedule()
+    assert worker._options.any_executor is False
+    assert any_worker._options.any_executor is True
+    engine = worker._make_engine()
+    engine.inline = True
+    assert not engine.dispatch.planner.serves(worker_head(worker, task_id))
+    any_worker.register(Fit)
+    assert any_worker._make_engine().dispatch.planner.serves(worker_head(worker, task_id))
+    any_worker.close()
+
+
+def worker_head(jobs: Scheduler, task_id: int) -> Any:
+    from scheduler.store.tasks.claim import LaneHead
+
+    return LaneHead("default", lane(jobs, task_id), 1, 0, task_id)
+
+
+def test_a_new_payload_keeps_the_executor(jobs: Scheduler) -> None:
+    task_id = jobs.task(Fit()).after(60).schedule()
+    jobs.update_task(task_id, payload={"who": "z"})
+    assert lane(jobs, task_id) == "@batch\x1fFit\x1fz"
+
+
+def test_dead_ones_are_replayed_and_copied_for_their_executor(jobs: Scheduler) -> None:
+    task_id = jobs.task(Fit()).schedule()
+    write(jobs, f"UPDATE schedd_tasks SET state = {TaskState.DEAD.code}, finished_at = 1 WHERE id = :id", id=task_id)
+    copy = jobs.dead_letters.replay(task_id, copy=True)
+    assert (lane(jobs, copy), jobs.get_task(copy).executor) == ("@batch\x1fFit\x1fa", "batch")
+    assert jobs.get_task(copy).executor_options == {"nice": 1}
+    jobs.dead_letters.replay(task_id)
+    assert lane(jobs, task_id) == "@batch\x1fFit\x1fa"
+
+
+def test_a_cap_counts_what_is_placed_and_what_workers_hold(jobs: Scheduler) -> None:
+    """In whichever lane: of its executor, of workers, in quarantine."""
+    engine = MemoryEngine()
+    placer = placer_of(jobs, engine)
+    ids = [jobs.task(Capped()).schedule() for _ in range(5)]
+    placer.step()
+    placer.step()
+    assert len(engine.jobs) == 2
+    local = jobs.task(Capped()).executor("local").schedule()
+    step(jobs)
+    assert jobs.get_task(local).state is TaskState.SCHEDULED
+    jobs.cancel_task(ids[0])
+    placer.step()
+    assert sum(jobs.get_task(i).state is TaskState.CLAIMED for i in ids) == 2
+
+
+def test_a_rate_counts_claims(jobs: Scheduler) -> None:
+    engine = MemoryEngine()
+    placer = placer_of(jobs, engine)
+    for _ in range(5):
+        jobs.task(Rated()).schedule()
+    placer.step()
+    placer.step()
+    assert len(engine.jobs) == 3
+
+
+def test_pauses_and_drains_keep_tasks_from_being_placed(jobs: Scheduler) -> None:
+    engine = MemoryEngine()
+    placer = placer_of(jobs, engine)
+    jobs.pause(kind="Fit")
+    jobs.task(Fit()).schedule()
+    placer.step()
+    assert not engine.jobs
+    jobs.resume(kind="Fit")
+    write(jobs, "UPDATE schedd_workers SET drain_requested = 1 WHERE host = 'executor'")
+    placer.step()
+    assert not engine.jobs
+    write(jobs, "UPDATE schedd_workers SET drain_requested = NULL WHERE host = 'executor'")
+    placer.step()
+    assert len(engine.jobs) == 1
+
+
+def test_slots_bound_what_is_placed_and_the_highest_level_comes_first(jobs: Scheduler) -> None:
+    engine = MemoryEngine()
+    placer = placer_of(jobs, engine, max_pending=2, max_running=3)
+    low = [jobs.task(Fit()).priority("low").schedule() for _ in range(3)]
+    high = [jobs.task(Fit("h")).priority("high").schedule() for _ in range(2)]
+    placer.step()
+    assert engine.tasks() == high
+    for task_id in high:
+        engine.attach(jobs, task_id)
+    placer.step()
+    assert engine.tasks() == [*high, low[0]]
+    placer.step()
+    assert len(engine.jobs) == 3
+
+
+def test_queues_of_an_executor_are_placed_though_tasks_name_none(jobs: Scheduler) -> None:
+    engine = MemoryEngine()
+    placer = placer_of(jobs, engine, queues=("gpu",))
+    placed = jobs.task(Plain()).queue("gpu").schedule()
+    jobs.task(Plain()).schedule()
+    placer.step()
+    assert engine.tasks() == [placed]
+    waiting = jobs.task(Plain()).queue("gpu").schedule()
+    jobs.pause(queue="gpu")
+    with jobs.database.read() as tx:
+        assert "gpu" not in str([one.text for one in unserved(tx) if waiting in one.tasks])
+
+
+def test_status_says_that_no_daemon_places(jobs: Scheduler, clock: FakeClock) -> None:
+    step(jobs)
+    task_id = jobs.task(Fit()).schedule()
+    with jobs.database.read() as tx:
+        (one,) = unserved(tx)
+    assert "no daemon has had [executors.batch] in its configuration" in one.text
+    placer = placer_of(jobs, MemoryEngine(), max_pending=1)
+    placer.step()
+    with jobs.database.read() as tx:
+        assert unserved(tx) == []
+    jobs.cancel_task(task_id)
+    placer.step()
+    jobs.task(Fit()).schedule()
+    clock.advance(60)
+    with jobs.database.read() as tx:
+        (one,) = unserved(tx)
+    assert "no live daemon places tasks for executor 'batch', since" in one.text
+
+
+def test_one_daemon_places_at_a_time(jobs: Scheduler, clock: FakeClock) -> None:
+    first, engine = placer_of(jobs), MemoryEngine()
+    second = Placer(
+        "batch",
+        Section(type="memory"),
+        engine,
+        jobs.database,
+        jobs.registry,
+        "another",
+        NoCommands(),
+        ring=lambda: None,
+    )
+    first.step()
+    second.step()
+    assert (first.leads, second.leads, engine.asked) == (True, False, 0)
+    first.give_up()
+    second.step()
+    assert (first.leads, second.leads) == (False, True)
+    clock.advance(60)
+    first.step()
+    second.step()
+    assert (first.leads, second.leads) == (True, False)
+
+
+def test_an_engine_that_is_away_is_left_alone_and_told_of(jobs: Scheduler, clock: FakeClock) -> None:
+    engine = MemoryEngine()
+    placer = placer_of(jobs, engine)
+    placer.step()
+    engine.away = "no route to host"
+    placer.step()
+    asked = engine.asked
+    jobs.task(Fit()).schedule()
+    placer.step()
+    assert engine.asked == asked
+    with jobs.database.read() as tx:
+        (one,) = unserved(tx)
+        assert "the engine of executor 'batch' cannot be asked: no route to host" in one.text
+    engine.away = ""
+    clock.advance(5)
+    placer.step()
+    with jobs.database.read() as tx:
+        assert (unserved(tx), len(engine.jobs)) == ([], 1)
+
+
+def test_what_is_replaced_while_it_waits_runs_as_what_it_is_now(jobs: Scheduler) -> None:
+    engine = MemoryEngine()
+    placer = placer_of(jobs, engine)
+    task_id = jobs.task(Fit("a")).key("k").schedule()
+    placer.step()
+    again = jobs.task(Fit("b")).key("k", conflict="replace").executor("local").schedule()
+    assert again == task_id
+    placer.step()
+    assert jobs.get_task(task_id).state is TaskState.SCHEDULED
+    assert (lane(jobs, task_id), engine.cancelled) == ("Fit\x1fb", [f"handle-{task_id}-1"])
+
+
+def test_a_store_with_jobs_does_not_move(jobs: Scheduler, empty_database: Database) -> None:
+    placer = placer_of(jobs)
+    jobs.task(Fit()).schedule()
+    placer.step()
+    jobs.stop_now()
+    target = Store(empty_database.url, FakeClock(), auto_migrate=True)
+    with pytest.raises(Exception, match="1 tasks have jobs of executors"):
+        transfer.copy(jobs.database, target)
+    target.dispose()
+
+
+def test_retention_removes_placements(jobs: Scheduler, clock: FakeClock) -> None:
+    placer = placer_of(jobs)
+    task_id = jobs.task(Fit()).schedule()
+    placer.step()
+    jobs.cancel_task(task_id)
+    placer.step()
+    with jobs.database.read() as tx:
+        assert len(placements.placements_of(tx, task_id)) == 1
+    clock.advance(90 * 86400)
+    assert jobs.cleanup_tasks("cancelled", 3600) == 1
+    assert rows(jobs, "SELECT * FROM schedd_placements") == []
+
+
+def test_what_an_engine_can_do_is_said() -> None:
+    assert Capabilities() == Capabilities(
+        names_unique=False, can_find=True, can_cancel=True, has_logs=False, tells_reason=False, survives_restart=False
+    )

@@ -1,0 +1,79 @@
+"""Task types for jobs of executors. Each body writes what it does into a file, for tests to read.
+
+``PLACED_KILL=POINT`` in a job's environment: the job of the task's first claim kills itself at this failpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from scheduler import Context, PermanentError, Resources, RetryPolicy, Task
+from scheduler.ports import FAILPOINTS
+
+SMALL = Resources(cpu=0.01)
+
+
+def note(place: str, what: str) -> None:
+    """Append a line, whole."""
+    with open(place, "a", encoding="utf-8") as file:
+        file.write(f"{what}\n")
+
+
+def wait_for(path: Path, seconds: float = 60.0) -> None:
+    """Wait until a test has made this file."""
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not come"
+        time.sleep(0.01)
+
+
+class Work(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, max_attempts=3, jitter=0)):
+    """``how``: returns at once; waits for the file ``go``; fails; kills itself in the first claim; or hears nothing."""
+
+    notes: str
+    how: str = "plain"
+
+    def run(self, ctx: Context) -> Any:
+        place, go = self.notes, Path(self.notes).with_suffix(".go")
+        note(place, f"begin {ctx.id} {ctx.attempt} {os.getpid()}")
+        first = ctx.step("first", lambda: ctx.attempt)
+        if self.how == "wait":
+            while not go.exists():
+                ctx.check_cancelled()
+                time.sleep(0.01)
+        elif self.how == "deaf":
+            while True:
+                try:
+                    time.sleep(0.05)
+                except BaseException:
+                    note(place, f"deaf {ctx.id} {ctx.attempt} {os.getpid()}")
+        elif self.how == "fail":
+            raise PermanentError("it cannot be done")
+        elif self.how == "die" and ctx.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        note(place, f"end {ctx.id} {ctx.attempt} {os.getpid()}")
+        print("the body has ended")
+        return {"first": first, "attempt": ctx.attempt}
+
+
+class Newer(Task, executor="it", resources=SMALL, schema_version=1):
+    """Stored by a newer program, in a test."""
+
+    def run(self, ctx: Context) -> None: ...
+
+
+def _arm(point: str) -> None:
+    def hit(name: str) -> None:
+        if name == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    FAILPOINTS.hit = hit
+
+
+if os.environ.get("PLACED_KILL") and sys.argv[-1:] == ["1"]:  # the number of the claim
+    _arm(os.environ["PLACED_KILL"])

@@ -1,0 +1,235 @@
+"""An executor's placer for tests: stepped by hand, with real jobs, on an engine that may be made unreliable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scheduler import Scheduler, TaskState
+from scheduler.config.load import load
+from scheduler.config.model import Config
+from scheduler.executors.placer import Placer
+from scheduler.executors.ports import Capabilities, Executor, ExecutorError, Finding, Job, Refused, Seen, Submitted
+from scheduler.executors.service import JobCommands
+from scheduler.executors.types import make_executor
+from scheduler.ports import FAILPOINTS
+from scheduler.store import placements, reaper
+from scheduler.store.placements import PlacementRecord
+from support.placed import Newer, Work
+
+NAME = "it"
+TESTS = Path(__file__).parents[1]
+GATE = 'while [ ! -e "$0" ]; do sleep 0.02; done; exec "$@"'
+PATIENCE = 90.0  # seconds: the machine may be busy
+
+
+class Unreliable:
+    """An engine that a test may have lose requests and answers, forget jobs, and count questions."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.drop_requests = self.drop_answers = 0  # of so many submissions
+        self.forgets = False  # it knows no job
+        self.twice = False  # it starts each job a second time
+        self.asked = self.submissions = 0
+        self.submitted: list[Job] = []
+        self.cancelled: list[str] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    def submit(self, jobs: Sequence[Job]) -> Sequence[Submitted | Refused]:
+        self.submissions += 1
+        if self.drop_requests:
+            self.drop_requests -= 1
+            raise ExecutorError("the request was lost")
+        self.submitted += jobs
+        answers = self.inner.submit(jobs)
+        if self.twice:
+            self.inner.submit(jobs)
+        if self.drop_answers:
+            self.drop_answers -= 1
+            raise ExecutorError("the answer was lost")
+        return answers
+
+    def find(self, names: Sequence[str]) -> Mapping[str, str]:
+        return {} if self.forgets else self.inner.find(names)
+
+    def observe(self) -> Sequence[Seen]:
+        self.asked += 1
+        return [] if self.forgets else self.inner.observe()
+
+    def cancel(self, handles: Sequence[str], grace: float) -> None:
+        self.cancelled += handles
+        self.inner.cancel(handles, grace)
+
+    def logs(self, handle: str, tail: int) -> str | None:
+        return self.inner.logs(handle, tail)
+
+    def forget(self, handles: Sequence[str]) -> None:
+        self.inner.forget(handles)
+
+    def check(self) -> Sequence[Finding]:
+        return self.inner.check()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class TestCommands(JobCommands):
+    """A job's command, behind a gate if there is one, or another one altogether."""
+
+    __test__ = False
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, 1.0)
+        self.gate: Path | None = None  # a job begins once this file is there
+        self.instead: list[str] | None = None
+        self.more: dict[str, str] = {}  # of the environment
+
+    def argv(self, executor: str, task_id: int, claim: int) -> Sequence[str]:
+        argv = self.instead or list(super().argv(executor, task_id, claim))
+        return argv if self.gate is None else ["/bin/sh", "-c", GATE, str(self.gate), *argv]
+
+    def env(self) -> Mapping[str, str]:
+        return {**super().env(), "PYTHONPATH": str(TESTS), **self.more}
+
+
+class Place:
+    """One store, one executor and its placer. ``settings``: of the executor, as TOML lines."""
+
+    def __init__(self, url: str, directory: Path, settings: str, holder: str = "first") -> None:
+        self.directory = directory
+        self.notes = directory / "notes"
+        self.file = directory / "config.toml"
+        if not self.file.exists():
+            self.file.write_text(
+                f'[store]\nurl = "{url}"\n[tasks]\nmodules = ["support.placed"]\n[worker]\nlease = 5\n'
+                f'[log]\nlevel = "warning"\n[executors.{NAME}]\ninterval = 0.02\nsubmit_grace = 0.2\ngrace = 1\n'
+                + settings
+            )
+        self.config = load(str(self.file), {})
+        self.jobs = Scheduler(url)
+        self.jobs.register(Work)
+        self.jobs.register(Newer)
+        self.engine = Unreliable(make_executor(self.config, NAME))
+        self.commands = TestCommands(self.config)
+        self.rung = 0
+        self.placer = Placer(
+            NAME,
+            self.config.executors[NAME],
+            self.engine,
+            self.jobs.database,
+            self.jobs.registry,
+            holder,
+            self.commands,
+            ring=self._ring,
+        )
+
+    def _ring(self) -> None:
+        self.rung += 1
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        try:
+            self.engine.forgets = False
+            handles = [seen.handle for seen in self.engine.observe() if not seen.phase.over]
+            self.engine.cancel(handles, 0.0)
+            self.until(lambda: all(seen.phase.over for seen in self.engine.observe()), step=False)
+        finally:
+            self.placer.close()
+            self.jobs.close()
+
+    def schedule(self, how: str = "plain") -> int:
+        """Store a task; what its bodies do is in the notes."""
+        return int(self.jobs.task(Work(str(self.notes), how)).schedule())
+
+    def go(self) -> None:
+        """Let bodies that wait go on."""
+        self.notes.with_suffix(".go").touch()
+
+    def lines(self, what: str = "") -> list[str]:
+        """What bodies have written that begins with ``what``."""
+        if not self.notes.exists():
+            return []
+        return [line for line in self.notes.read_text().splitlines() if line.startswith(what)]
+
+    def until(self, over: Callable[[], Any], *, step: bool = True) -> None:
+        """Step the placer until something is so; workers that are dead are reaped meanwhile."""
+        deadline = time.monotonic() + PATIENCE
+        while not over():
+            assert time.monotonic() < deadline, self.told()
+            if step:
+                self.placer.step()
+                self.jobs.database.change(lambda tx: reaper.reap(tx))
+            time.sleep(0.02)
+
+    def told(self) -> str:
+        """What is known, for an assertion that fails."""
+        tasks = [(task.id, task.state, task.error) for task in self.jobs.list_tasks()]
+        places = [self.placements(task[0]) for task in tasks]
+        return f"{tasks}\n{places}\n{self.lines()}\n{self.engine.observe()}"
+
+    def ended(self, *ids: int) -> bool:
+        """Whether these tasks have ended."""
+        return all(self.jobs.get_task(task_id).state.terminal for task_id in ids)
+
+    def state(self, task_id: int) -> TaskState:
+        return self.jobs.get_task(task_id).state
+
+    def outcomes(self, task_id: int) -> list[str]:
+        """How the attempts ended, in order."""
+        return [attempt.outcome.value for attempt in self.jobs.get_attempts(task_id)]
+
+    def placements(self, task_id: int) -> list[PlacementRecord]:
+        with self.jobs.database.read() as tx:
+            return placements.placements_of(tx, task_id)
+
+    def handles(self) -> list[str]:
+        return [seen.handle for seen in self.engine.inner.observe()]
+
+    def side_by_side(self) -> int:
+        """How many bodies of one task ran while another of its bodies did: one that was killed has no end."""
+        found, open_bodies = 0, dict[str, str]()
+        for line in self.lines():
+            what, task_id, _, pid = line.split()
+            if what == "end":
+                open_bodies.pop(task_id, None)
+                continue
+            before = open_bodies.get(task_id)
+            found += before is not None and _is_running(int(before))
+            open_bodies[task_id] = pid
+        return found
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def main() -> None:
+    """``python -m support.placing URL DIRECTORY POINT``: step a placer until it kills itself at this failpoint."""
+    url, directory, point = sys.argv[1:]
+
+    def hit(name: str) -> None:
+        if name == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    FAILPOINTS.hit = hit
+    place = Place(url, Path(directory), "", holder="killed")
+    while True:
+        place.placer.step()
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()
