@@ -40,6 +40,7 @@ from scheduler.model.typed import R, Runs, RunsAsync
 from scheduler.ports import Clock, SystemClock
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import Notifier, make_notifier
+from scheduler.telemetry.traffic import Traffic
 
 if TYPE_CHECKING:
     from scheduler.client.submitter import AnyConnection
@@ -127,6 +128,7 @@ class Scheduler(
         self.threads = CallThreads()
         self.settings = settings if settings is not None else {}
         self.state = state
+        self.traffic = Traffic()
         self._drain = _seconds(drain, "drain")
         self._rng = rng
         self._around_run = around_run
@@ -380,6 +382,7 @@ class Scheduler(
             inline=inline,
             version=__version__,
         )
+        engine.engine_state.traffic = self.traffic
         if self._tracing is not None and engine.metrics is not None:
             self._tracing.metrics.read = engine.metrics.snapshot
         return engine

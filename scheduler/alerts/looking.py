@@ -70,6 +70,7 @@ class Looker:
 
         part(("dead_letters",), lambda: self._dead_letters(tx))
         part(("dead_letters_expiring",), lambda: self._expiring(tx))
+        part(("dead_messages",), lambda: self._dead_messages(tx))
         part(("retry_rate",), lambda: self._retry_rate(tx))
         taken = list(samples)
         part(("backlog_age", "backlog_growth"), lambda: self._backlogs(tx, taken))
@@ -97,6 +98,9 @@ class Looker:
         kept = self._retained.dead
         within = min(us(self._settings.dead_letters_expiring.within), kept // 2)  # not from the moment they die
         return rules.dead_letters_expiring(facts.expiring(tx, kept, within), tx.now), True
+
+    def _dead_messages(self, tx: Tx) -> tuple[list[Observation], bool]:
+        return rules.dead_messages(facts.dead_messages(tx, us(self._settings.dead_messages.within))), True
 
     def _retry_rate(self, tx: Tx) -> tuple[list[Observation], bool]:
         own = self._settings.retry_rate

@@ -15,11 +15,12 @@ from scheduler.store.read.alert_facts import (
     MAX_BACKLOG,
     Backlog,
     DeadGroup,
+    DeadMessages,
     Expiring,
     LongRun,
     RetryRate,
 )
-from scheduler.store.read.status import Stuck
+from scheduler.store.read.stuck import Stuck
 
 DEAD_LETTER_STEPS = (1, 10, 100, 1000)
 AGE_LOOKS, AGE_CLEAR_LOOKS = 2, 3  # of backlog_age: looks that confirm it, and that it is over
@@ -40,6 +41,9 @@ STUCK_RULES: Mapping[str, str] = {
     "hung": "stalled",
     "bodies": "stalled",
     "schedule": "late_schedule",
+    "source": "unreachable",
+    "sink": "unreachable",
+    "old_messages": "old_messages",
 }
 PROBLEM = "problem"
 STUCK = (*dict.fromkeys(STUCK_RULES.values()), PROBLEM)
@@ -53,6 +57,9 @@ _TITLES = {
     "lease_lost": ("a worker lost its lease", "critical", "workers"),
     "stalled": ("running tasks are stuck", "warning", "tasks?state=running"),
     "late_schedule": ("schedules are late", "critical", "schedules"),
+    "unreachable": ("a source or a sink cannot be used", "critical", ""),
+    "old_messages": ("messages come too late", "critical", ""),
+    "dead_messages": ("messages can become no task", "warning", ""),
     "problem": ("something is stuck", "critical", ""),
     "long_run": ("attempts run unusually long", "warning", "tasks?state=running"),
     "silent_schedule": ("a schedule has not succeeded in time", "critical", "schedules"),
@@ -75,7 +82,7 @@ def rules_of(settings: AlertRules) -> dict[str, Rule]:
         after, clear_after = us(getattr(own, "after", 0.0)), us(getattr(own, "clear_after", 0.0))
         looks, clear_looks = 2 if after else 1, 2 if clear_after else 1
         rule = Rule(name, title, severity, after, looks, clear_after, clear_looks, (), page)
-        if name == "dead_letters":
+        if name in ("dead_letters", "dead_messages"):
             rule = rule._replace(steps=DEAD_LETTER_STEPS)
         elif name == "backlog_age":
             rule = rule._replace(looks=AGE_LOOKS, clear_looks=AGE_CLEAR_LOOKS)
@@ -114,6 +121,18 @@ def dead_letters_expiring(groups: Iterable[Expiring], now: int) -> list[Observat
         when = f"in {span_text(left)}" if left > 0 else "now"
         text = f"retention removes {counted(group.number, 'dead letter')} of {group.kind}, the first {when}"
         found.append(Observation(Key("dead_letters_expiring", group.kind), Level.FIRES, group.number, text))
+    return found
+
+
+def dead_messages(groups: Iterable[DeadMessages]) -> list[Observation]:
+    """One observation for each source."""
+    found = []
+    for group in groups:
+        error = shown_error(group.error)
+        text = f"{counted(group.number, 'message')} of source {group.source} could become no task"
+        detail = {"error": error, "key": group.key}
+        text = f"{text}, the last one: {error or 'an unknown cause'}"
+        found.append(Observation(Key("dead_messages", group.source), Level.FIRES, group.number, text, detail))
     return found
 
 

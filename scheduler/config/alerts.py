@@ -66,6 +66,14 @@ class PresentRule(Section, frozen=True):
     clear_after: Duration = 2 * MINUTE
 
 
+class DeadMessagesRule(Section, frozen=True):
+    """Messages of a source have come ``within`` this time that could become no task, and went to its transport's
+    dead-letter queue. Says so again when there are 10, 100, 1,000."""
+
+    enabled: bool = True
+    within: Annotated[Duration, Meta(ge=60)] = 24 * HOUR
+
+
 class LongRunRule(Section, frozen=True):
     """An attempt runs longer than ``factor`` times the p95 of its kind, and longer than ``above``."""
 
@@ -93,6 +101,9 @@ class AlertRules(Section, frozen=True):
     lease_lost: PresentRule = PresentRule()
     stalled: PresentRule = PresentRule()
     late_schedule: PresentRule = PresentRule()
+    unreachable: PresentRule = PresentRule()
+    old_messages: PresentRule = PresentRule()
+    dead_messages: DeadMessagesRule = DeadMessagesRule()
     problem: PresentRule = PresentRule()
     long_run: LongRunRule = LongRunRule()
     silent_schedule: SilentScheduleRule = SilentScheduleRule()

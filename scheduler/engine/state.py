@@ -39,6 +39,7 @@ from scheduler.store.requests import children as asked_children
 from scheduler.store.requests.request import Answer
 from scheduler.store.tasks.claim import DUE_AT, GROUP_OF
 from scheduler.telemetry.registry import MetricsRegistry
+from scheduler.telemetry.traffic import Traffic
 
 if TYPE_CHECKING:
     from scheduler.model.registry import Kind
@@ -131,6 +132,7 @@ class EngineState:
         self.held: dict[tuple[int, int], Attempt] = {}
         self.losing: set[tuple[int, int]] = set()  # claims taken from attempts that still run
         self.hung: tuple[HungHandler, ...] = ()  # handlers that hang
+        self.traffic = Traffic()  # of this process's sources and sinks
         self.means: dict[str, float] = {}  # seconds by kind
         counted = options.rollups or options.metrics
         self.rollups = RollupCounter(GROUP_OF, DUE_AT) if counted else None  # of what the loop recorded
@@ -370,6 +372,7 @@ class EngineState:
             hung=self.hung,
             begun="" if self.begun is None else str(self.begun.path),
             lease_needed=self.lease_needed,
+            troubles=self.traffic.troubles,
         )
 
     def _orphaned_attempts(self) -> tuple[OrphanedAttempts, ...]:

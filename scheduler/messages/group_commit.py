@@ -12,6 +12,7 @@ from scheduler.errors import SchedulerError
 from scheduler.messages.intake import Intake, Taken
 from scheduler.model.state import TaskState
 from scheduler.store import inbox, pauses
+from scheduler.telemetry.metrics import MESSAGES_RECEIVED, MESSAGES_SETTLED
 from scheduler.transports.ports import Ack, Delivery, PushSource, Retry, Verdict
 
 MOST_AT_ONCE = 1000  # messages of one transaction
@@ -81,6 +82,7 @@ class PushedIntake:
         try:
             self._refuse_if_held_back()
             flat = [delivery for deliveries, _ in batch for delivery in deliveries]
+            self._intake.traffic.count(MESSAGES_RECEIVED, self._intake.name, number=len(flat))
             taken = self._intake.take(flat)
         except Exception as error:
             for _, done in batch:
@@ -91,9 +93,14 @@ class PushedIntake:
             part = taken[at : at + len(deliveries)]
             at += len(deliveries)
             if self._intake.section.ack == "stored":
-                done.set_result([one.verdict for one in part if one.verdict is not None])
+                self._answer(done, [one.verdict for one in part if one.verdict is not None])
             else:  # in a thread of its own: other requests do not wait for these tasks
                 threading.Thread(target=self._await_ends, args=(part, done), daemon=True).start()
+
+    def _answer(self, done: Future[list[Verdict]], verdicts: list[Verdict]) -> None:
+        for one in verdicts:
+            self._intake.traffic.count(MESSAGES_SETTLED, self._intake.name, type(one).__name__.lower())
+        done.set_result(verdicts)
 
     def _refuse_if_held_back(self) -> None:
         """Raises Busy."""
@@ -138,7 +145,7 @@ class PushedIntake:
                     verdicts.append(self._at_last(one.delivery.receipt, *ends[one.entry.task_id], now))
                 else:
                     verdicts.append(one.verdict)
-            done.set_result(verdicts)
+            self._answer(done, verdicts)
         except Exception as error:
             done.set_exception(error)
 

@@ -21,6 +21,8 @@ from scheduler.store import inbox
 from scheduler.store.db.tx import Tx
 from scheduler.store.inbox_order import Ordering
 from scheduler.store.read.kinds import get_kind
+from scheduler.telemetry.metrics import MESSAGES_DEAD
+from scheduler.telemetry.traffic import Traffic
 from scheduler.transports.ports import Ack, Dead, Delivery, Limits, Retry, Verdict
 
 UNREADABLE = "messages.unreadable"
@@ -47,9 +49,16 @@ class Intake:
     """Takes the deliveries of one source. ``holder``: who has their receipts, if the task's end settles them."""
 
     def __init__(
-        self, name: str, section: Source, limits: Limits, caller: TaskSubmitter, holder: str | None = None
+        self,
+        name: str,
+        section: Source,
+        limits: Limits,
+        caller: TaskSubmitter,
+        holder: str | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self.name = name
+        self.traffic = traffic or Traffic()
         self.section = section
         self.reader = Reader(name, section, caller)
         self.queues: set[str] = set() if section.task_queue is None else {section.task_queue}
@@ -89,6 +98,8 @@ class Intake:
         self.notify()
         for one, letter in zip(taken, letters, strict=True):
             self._log(one, letter)
+            if letter.spec is None and (one.entry is None or not one.entry.again):
+                self.traffic.count(MESSAGES_DEAD, self.name)
         return taken
 
     def unknown_kind(self) -> str | None:

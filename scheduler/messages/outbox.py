@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,22 +20,28 @@ from scheduler.messages.packing import pack, too_large
 from scheduler.model.outgoing import OUTBOX, sink_kind
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.task import Task
+from scheduler.model.trouble import Trouble
 from scheduler.ports import FAILPOINTS
 from scheduler.store import outbox
 from scheduler.store.db.database import Database
 from scheduler.tasks.files.blob_store import BlobStore
+from scheduler.telemetry.metrics import MESSAGES_PUBLISHED, MESSAGES_REFUSED
+from scheduler.telemetry.traffic import Traffic
 from scheduler.transports.envelope import EnvelopeError, Message, encode, from_fields
 from scheduler.transports.ports import Outgoing, Published, Refused, Sink, TransportError
 from scheduler.transports.types import make_sink
 
+TROUBLE_LASTS = 60.0  # seconds that a failed try counts, beside the wait for the next one
 _Waiting = tuple[Outgoing, "Future[Published | Refused]"]
 
 
 class Publisher:
     """A thread that publishes what waits, in batches, to one sink. It starts with the first message."""
 
-    def __init__(self, name: str, sink: Sink, settings: Settings) -> None:
+    def __init__(self, name: str, sink: Sink, settings: Settings, now: Callable[[], int], traffic: Traffic) -> None:
         self.sink = sink
+        self._now = now
+        self._traffic = traffic
         self._name = name
         self._settings = settings
         self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
@@ -69,9 +75,17 @@ class Publisher:
             FAILPOINTS.hit("outbox.publishing")
             answers = self.sink.publish(batch)
             FAILPOINTS.hit("outbox.published")
+            self._traffic.is_well("sink", self._name)
             for one, answer in zip(batch, answers, strict=True):
+                self._traffic.count(
+                    MESSAGES_PUBLISHED if isinstance(answer, Published) else MESSAGES_REFUSED, self._name
+                )
                 _resolve(waiting[id(one)], answer)
         except Exception as error:
+            self._traffic.count(MESSAGES_REFUSED, self._name, number=len(batch))
+            if isinstance(error, TransportError):
+                lasts = TROUBLE_LASTS + 2 * self._settings.max_wait  # until the next try has failed
+                self._traffic.tell(Trouble("sink", self._name, self._now(), str(error)), lasts)
             for one in batch:
                 done = waiting[id(one)]
                 if not done.done():
@@ -146,13 +160,13 @@ def _made(key: str, message: Message, group: str | None) -> Outgoing:
     return Outgoing(key=key, body=encode(message), message=message, group=group)
 
 
-def sink_kinds(config: Config, database: Database) -> dict[str, tuple[Publisher, Any]]:
+def sink_kinds(config: Config, database: Database, traffic: Traffic) -> dict[str, tuple[Publisher, Any]]:
     """The publishers and task types of all sinks of a configuration, by name. Raises ConfigError."""
     found: dict[str, tuple[Publisher, Any]] = {}
     for name, settings in config.sinks.items():
         if settings.large == "pointer" and config.files.blobs is None:
             raise ConfigError(f'[sinks.{name}] large = "pointer" needs a place for payloads: set blobs in [files]')
         blobs = None if config.files.blobs is None else BlobStore.from_settings(task_settings(config))
-        publisher = Publisher(name, make_sink(config, name), settings)
+        publisher = Publisher(name, make_sink(config, name), settings, database.now, traffic)
         found[name] = publisher, make_kind(name, settings, publisher, database, blobs)
     return found

@@ -10,16 +10,21 @@ from collections.abc import Sequence
 from scheduler.backoff import Backoff, LogOnce
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.messages.intake import Intake
+from scheduler.model.trouble import Trouble
 from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store import inbox, pauses
 from scheduler.store.db.database import Database
-from scheduler.transports.ports import Retry, Source, TransportError, Verdict
+from scheduler.telemetry.metrics import MESSAGES_RECEIVED, MESSAGES_SETTLED
+from scheduler.transports.ports import Delivery, Retry, Source, TransportError, Verdict
 
 IDLE_WAIT = 10.0  # seconds that one receive waits for messages
 OPEN_WAIT = 0.5  # the same while ends of tasks are waited for
 LOOK_EVERY = 1.0  # seconds between looks at pauses and the backlog
 OVERDUE_EVERY = 5.0  # seconds between looks for held messages that have waited too long
 FIRST_PAUSE, MAX_PAUSE = 0.5, 60.0  # seconds between tries after trouble with the transport or the store
+TROUBLE_LASTS = 300.0  # seconds that one failed try counts: longer than until the next one has failed
+OLD_SHARE = 0.75  # of the transport's retention: messages that come so late are about to be dropped
+OLD_LASTS = 3600.0  # seconds that an old message counts, while none comes
 
 log = logging.getLogger("scheduler.messages")
 
@@ -35,12 +40,14 @@ class Receiver:
         self.error: str | None = None
         self._source = source
         self._intake = intake
+        self._traffic = intake.traffic
         self._database = database
         self._holder = holder
         self._at_end = intake.section.ack == "end"
         self._waits_in_order = intake.ordering is not None and intake.ordering.gap == "wait"
         self._open: dict[str, float] = {}  # receipt -> when it is to be extended (monotonic)
         self._held_back = False
+        self._missing_kind: str | None = None
         self._look_at = self._overdue_at = 0.0
         self._stopping = threading.Event()
         self._logged = LogOnce()
@@ -70,12 +77,15 @@ class Receiver:
             try:
                 self.turn()
                 self.error = None
+                if self._missing_kind is None:
+                    self._traffic.is_well("source", self.name)
                 self._backoff.reset()
                 self._logged.clear()
                 continue
             except TransportError as error:
                 pause = max(self._backoff.next(), error.after or 0.0)
                 self._failed(str(error))
+                self._tell(str(error))
             except (StoreUnavailableError, SchedulerError) as error:
                 pause = self._backoff.next()
                 self._failed(str(error))
@@ -95,12 +105,29 @@ class Receiver:
         if self._logged.is_new(text):
             log.warning("source %s: %s", self.name, text)
 
+    def _tell(self, text: str) -> None:
+        self._traffic.tell(Trouble("source", self.name, self._database.now(), text), TROUBLE_LASTS)
+
+    def _look_at_ages(self, deliveries: Sequence[Delivery]) -> None:
+        """Tell if messages come so late that the transport is about to drop those behind them."""
+        keeps = self._source.limits.retention
+        sent = [one.sent_at for one in deliveries if one.sent_at is not None]
+        if keeps is None or (deliveries and not sent):
+            return
+        oldest, now = min(sent, default=None), self._database.now()
+        if oldest is not None and now - oldest > OLD_SHARE * keeps * SECOND:
+            trouble = Trouble("source", self.name, oldest, old=True, keeps=round(keeps * SECOND))
+            self._traffic.tell(trouble, OLD_LASTS)
+        else:
+            self._traffic.is_well("source", self.name, old=True)
+
     def turn(self) -> int:
         """Receive once, unless nothing may be received now, and settle what is due. Returns how many came."""
         if self._may_receive():
             section = self._intake.section
             most = min(section.batch, self._source.limits.max_batch or section.batch)
             deliveries = self._source.receive(most, OPEN_WAIT if self._open or self._at_end else IDLE_WAIT)
+            self._traffic.count(MESSAGES_RECEIVED, self.name, number=len(deliveries))
             try:
                 taken = self._intake.take(deliveries)
             except Exception:
@@ -111,6 +138,7 @@ class Receiver:
             at = time.monotonic() + self._extend_after()
             self._open |= {one.delivery.receipt: at for one in taken if one.verdict is None}
             received = len(deliveries)
+            self._look_at_ages(deliveries)
         else:
             received = 0
             self._stopping.wait(LOOK_EVERY)
@@ -131,9 +159,11 @@ class Receiver:
     def _is_held_back(self) -> bool:
         """Whether the source is paused, or too many of its tasks wait."""
         most = self._intake.section.max_backlog
-        unknown = self._intake.unknown_kind()
-        if unknown is not None:
-            self._failed(f"no worker has registered the kind {unknown!r}: nothing is received until one has")
+        self._missing_kind = self._intake.unknown_kind()
+        if self._missing_kind is not None:
+            text = f"no worker has registered the kind {self._missing_kind!r}: nothing is received until one has"
+            self._failed(text)
+            self._tell(text)
             return True
         with self._database.read() as tx:
             if pauses.of_source(tx, self.name) is not None:
@@ -154,6 +184,8 @@ class Receiver:
                 log.warning("source %s: a verdict was not taken: %s", self.name, one.error)
                 continue
             self._open.pop(verdict.receipt, None)
+            if not one.gone:
+                self._traffic.count(MESSAGES_SETTLED, self.name, type(verdict).__name__.lower())
             (back if one.gone or isinstance(verdict, Retry) else done).append(verdict.receipt)
         if self._at_end:
             self._note(done, back)

@@ -74,22 +74,23 @@ class MessageService:
         self._thread: threading.Thread | None = None
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         sources = make_sources(config)
+        jobs.traffic.know(config.sources, config.sinks)
         self.receivers: dict[str, Receiver] = {}
         pushed: dict[str, tuple[PushSource, Intake]] = {}
         rereading: dict[str, Intake] = {}
         for name, source in sources.items():
             section, limits = config.sources[name], source.limits
-            rereading[name] = Intake(name, section, limits, jobs.submitter)
+            rereading[name] = Intake(name, section, limits, jobs.submitter, traffic=jobs.traffic)
             if isinstance(source, PushSource):
                 pushed[name] = source, rereading[name]
             else:
-                intake = Intake(name, section, limits, jobs.submitter, holder)
+                intake = Intake(name, section, limits, jobs.submitter, holder, jobs.traffic)
                 self.receivers[name] = Receiver(source, intake, jobs.database, holder)
         if sources:
             UnreadableMessage.intakes = rereading
             jobs.register(UnreadableMessage)
         self.publishers: dict[str, Publisher] = {}
-        for name, (publisher, kind) in sink_kinds(config, jobs.database).items():
+        for name, (publisher, kind) in sink_kinds(config, jobs.database, jobs.traffic).items():
             self.publishers[name] = publisher
             jobs.register(kind)
         self.door = self._make_door(config, pushed)

@@ -13,6 +13,7 @@ import msgspec
 
 from scheduler.model.defaults import POOLS
 from scheduler.model.registry import PROCESS, SlotKey
+from scheduler.model.trouble import Trouble
 
 SLOT_TYPES = ("thread", "async", "process")  # published names of the slot types, in the order of their numbers
 HIGH = 0
@@ -85,7 +86,8 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     ``processes``: children, None: an older program did not say; ``most``: tasks that it holds at most, 0: as many as
     its slots take; ``childless``: no child can be started at present; ``hung``: handlers
     that hang; ``begun``: the file on its host that says which handlers have begun; ``lease_needed``: the
-    database is too far away for its lease, so it claims nothing until that has so many seconds.
+    database is too far away for its lease, so it claims nothing until that has so many seconds; ``troubles``: what is
+    wrong with the sources and sinks of its process.
     """
 
     high: tuple[int, int] = (0, 0)
@@ -98,6 +100,7 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     hung: tuple[HungHandler, ...] = ()
     begun: str = ""
     lease_needed: float | None = None
+    troubles: tuple[Trouble, ...] = ()
 
     @property
     def pools(self) -> dict[str, tuple[int, int]]:

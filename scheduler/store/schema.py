@@ -580,6 +580,12 @@ Index(
     sqlite_where=text("receipt IS NOT NULL"),
     postgresql_where=text("receipt IS NOT NULL"),
 )
+Index(  # the verdict is InboxState.DEAD
+    "ix_schedd_inbox_dead",
+    inbox.c.last_at,
+    sqlite_where=text("verdict = 2"),
+    postgresql_where=text("verdict = 2"),
+)
 Index(
     "ix_schedd_inbox_held",
     inbox.c.source,

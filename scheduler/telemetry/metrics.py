@@ -106,11 +106,34 @@ RATE_WAITS = Metric(
     "Dispatch cycles in which a rate limit kept due tasks of a kind waiting.",
     ("kind",),
 )
+MESSAGES_RECEIVED = Metric(
+    "schedd_messages_received_total", "counter", "Messages that were delivered here.", ("source",)
+)
+MESSAGES_SETTLED = Metric(
+    "schedd_messages_settled_total",
+    "counter",
+    "Messages whose verdict the transport has taken: ack, retry, dead.",
+    ("source", "verdict"),
+)
+MESSAGES_DEAD = Metric("schedd_messages_dead_total", "counter", "Messages that could become no task.", ("source",))
+MESSAGES_PUBLISHED = Metric(
+    "schedd_messages_published_total", "counter", "Messages that the transport has confirmed.", ("sink",)
+)
+MESSAGES_REFUSED = Metric(
+    "schedd_messages_refused_total",
+    "counter",
+    "Tries to publish a message that the transport refused, or for which it was away.",
+    ("sink",),
+)
+TRANSPORT_UNREACHABLE = Metric(
+    "schedd_transport_unreachable", "gauge", "1 while a source or a sink cannot be used from here.", ("side", "name")
+)
 BUILD_INFO = Metric("schedd_build_info", "gauge", "Always 1.", ("version", "python", "store"))
 
 WORKER_METRICS = (
     *(ATTEMPTS, ATTEMPT_DURATION, QUEUE_WAIT, DEAD_LETTERS_MADE, SLOTS, SLOTS_BUSY, ORPHANED_ATTEMPTS, LEASES_LOST),
     *(RECLAIMED, TIMEOUTS, CYCLE_DURATION, LOOP_AGE, STORE_ERRORS, STORE_UNREACHABLE, CAP_WAITS, RATE_WAITS),
+    *(MESSAGES_RECEIVED, MESSAGES_SETTLED, MESSAGES_DEAD, MESSAGES_PUBLISHED, MESSAGES_REFUSED, TRANSPORT_UNREACHABLE),
     BUILD_INFO,
 )
 

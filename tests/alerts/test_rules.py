@@ -13,8 +13,11 @@ from scheduler.alerts.evaluator import Evaluator
 from scheduler.alerts.looking import Retained
 from scheduler.config.alerts import AlertRules, Alerts, AlertSink
 from scheduler.model.alerts import Alert, Phase, Silence
+from scheduler.model.trouble import Trouble
 from scheduler.ports import SECOND
 from scheduler.store import alerts as store
+from scheduler.store import inbox
+from scheduler.store.inbox import Arrival
 from scheduler.testing import FakeClock, engine_of
 from support.bench import Bench, Step
 from support.databases import one_database
@@ -434,3 +437,39 @@ def test_one_rule_that_meets_a_broken_row_stops_no_other(bench: Bench, watch: Wa
     write(bench.jobs, "UPDATE schedd_schedules SET recurrence = 'nonsense'")
     alive(bench, watch, 8)
     assert ("dead_letters", "Step") in watch.firing()
+
+
+def test_a_source_that_cannot_be_used(bench: Bench, watch: Watch) -> None:
+    trouble = Trouble("source", "orders", bench.jobs.database.now(), "cannot connect: password=hunter2")
+    bench.jobs.traffic.tell(trouble, 3600.0)
+    alive(bench, watch, 6)
+    assert watch.firing() == [("unreachable", "source")]
+    (message,) = watch.messages()
+    assert message["severity"] == "critical"
+    assert "source orders cannot be used since" in message["text"]
+    assert "hunter2" not in json.dumps(message)
+    bench.jobs.traffic.is_well("source", "orders")
+    alive(bench, watch, 10)
+    assert watch.told() == [("fired", "unreachable"), ("recovered", "unreachable")]
+
+
+def test_messages_that_can_become_no_task(bench: Bench, watch: Watch) -> None:
+    def arrive(*numbers: int, error: str | None = "it is no JSON") -> None:
+        arrivals = [Arrival(f"k{n}", f"m{n}", None, f"{error}: token=geheim") for n in numbers]
+        bench.jobs.database.change(lambda tx: inbox.store(tx, "orders", arrivals, inbox.Rules(30 * DAY)))
+
+    arrive(1)
+    alive(bench, watch, 2)
+    assert watch.firing() == [("dead_messages", "orders")]
+    bench.clock.advance(60)
+    arrive(*range(2, 13))
+    alive(bench, watch, 2)
+    first, second = watch.messages()
+    said = "1 message of source orders could become no task, the last one: it is no JSON: token=***"
+    assert first["text"].startswith(said)
+    assert second["number"] == 12, "again at 10"
+    bench.clock.advance(86_400)
+    alive(bench, watch, 2)
+    assert watch.firing() == []
+    with bench.jobs.database.read() as tx:
+        assert len(inbox.records(tx)) == 12, "they are there, and old"

@@ -76,7 +76,7 @@ class Rig:
             self.jobs.register(task)
         files = Files(blobs=section.pop("blobs", None))
         self.config = Config(store=Store(url=database.url), files=files, sinks={"shop": Sink(type="memory", **section)})
-        for _, kind in sink_kinds(self.config, self.jobs.database).values():
+        for _, kind in sink_kinds(self.config, self.jobs.database, self.jobs.traffic).values():
             self.jobs.register(kind)
 
     def sent(self) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ class Stored:
     visible_at: float = 0.0
     attempts: int = 0
     receipt: str | None = None
+    sent_at: int | None = None
 
 
 @dataclass
@@ -91,7 +92,7 @@ class MemorySource:
                     one.visible_at = queue.now() + (queue.limits.visibility or 1e9)
                     found.append(Delivery(
                         message_id=one.message_id, body=one.body, receipt=one.receipt, attempts=one.attempts,
-                        headers=one.headers,
+                        headers=one.headers, sent_at=one.sent_at,
                     ))  # fmt: skip
             return found
 

@@ -67,6 +67,17 @@ def setup(scheduler):
     scheduler.task(quick).key("nightly").daily_at(3, 0).schedule()
 """
 KINDS = ("quick", "slow", "fails", "alone", "seldom", "sleeps", "apart")
+MESSAGES = """
+[door]
+listen = "127.0.0.1:0"
+[sources.orders]
+type = "cloudevents"
+token = "secret"
+dlq = "none"
+[sinks.shop]
+type = "cloudevents"
+url = "http://127.0.0.1:9/"
+"""
 WINDOW = "5s"  # for $__rate_interval: scrapes come each half a second
 # Series that there are on one of the databases only.
 ONLY_ON = {"schedd_wal_bytes": "sqlite", "schedd_snapshot_age_seconds": "postgresql"}
@@ -200,7 +211,7 @@ def test_each_panel_shows_something(database: Database, tmp_path: Path) -> None:
 
     with Nursery(tmp_path) as nursery, serving(figures) as served:
         nursery.write("jobs.py", JOBS)
-        nursery.write("config.toml", '[tasks]\nmodules = ["jobs"]\npath = ["."]\n')
+        nursery.write("config.toml", '[tasks]\nmodules = ["jobs"]\npath = ["."]\n' + MESSAGES)
         environ = {"SCHEDD_STORE__URL": database.url, "SCHEDD_METRICS__LISTEN": "127.0.0.1:0"}
         children = [nursery.start("-m", "scheduler.daemon", SCHEDD_WORKER__PROCESSES="1", **environ) for _ in range(2)]
         lines = [json.loads(child.expect("metrics and health checks at"))["event"] for child in children]
@@ -230,7 +241,7 @@ def test_each_panel_shows_something(database: Database, tmp_path: Path) -> None:
                     raise AssertionError(f"no series for {without}") from None
                 groups = prometheus.get("rules")["groups"]
                 rules = [rule for group in groups for rule in group["rules"]]
-                assert len(rules) == 20
+                assert len(rules) == 22
                 assert {rule["health"] for rule in rules} == {"ok"}
                 until(lambda: prometheus.query('ALERTS{alertname="ScheddNewDeadLetters",kind="fails"}'))
                 assert prometheus.get("metadata", metric="schedd_attempts")["schedd_attempts"][0]["type"] == "counter"

@@ -19,7 +19,8 @@ from scheduler.store.read import dead_letters
 from scheduler.store.read.graph import dependencies
 from scheduler.store.read.lives import status_at
 from scheduler.store.read.series import Minute, minutes
-from scheduler.store.read.status import PausedWork, Status, Stuck, status
+from scheduler.store.read.status import PausedWork, Status, status
+from scheduler.store.read.stuck import Stuck
 from scheduler.store.read.tasks import get_tasks
 from scheduler.store.read.workers import no_worker_reason
 
@@ -247,6 +248,9 @@ _REMEDIES: dict[str, tuple[str | None, tuple[str, str] | None]] = {
     "parent": ("Retry the parent; the children go on by themselves.", ("Waiting tasks", "/tasks?q=state:waiting")),
     "success": ("Cancel them.", ("Waiting tasks", "/tasks?q=state:waiting")),
     "schedule": ("Is a daemon running? Trigger what must not wait.", ("Schedules", "/schedules")),
+    "source": ("`schedctl sources check` connects and says what is wrong.", None),
+    "sink": ("`schedctl sinks check` connects and says what is wrong; messages wait meanwhile.", None),
+    "old_messages": ("Run more workers, or have the transport keep messages for longer.", ("Workers", "/workers")),
     "ahead": ("Pause and resume each schedule.", ("Schedules", "/schedules")),
     "unserved_schedule": ("Start a worker that serves the kind.", ("Schedules", "/schedules")),
 }

@@ -47,6 +47,7 @@ class Gauges:
             Family(names.LOOP_AGE, [Sample((), self._loop_age())]),
             Family(names.STORE_UNREACHABLE, [Sample((), int(self._unreachable()))]),
             Family(names.BUILD_INFO, [Sample(self._build, 1)]),
+            *self._engine_state.traffic.families(),
         ]
 
     def _orphans(self) -> int:

@@ -136,6 +136,7 @@ class PeriodicWork:
         known, processes = self.known_capacity, self.engine_state.processes
         childless = processes is not None and processes.backing_off
         moved = known.childless != childless or known.hung != self.engine_state.hung
+        moved |= known.troubles != self.engine_state.traffic.troubles
         moved |= known.lease_needed != self.engine_state.lease_needed or self._resized
         if moved or self.engine_state.orphans or known.orphans:
             self.attempt("telling of this worker's slots", lambda: self._publish_capacity(connection))

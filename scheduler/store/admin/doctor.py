@@ -25,7 +25,8 @@ from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
 from scheduler.store.placements import executors
 from scheduler.store.predicates import HELD, held
-from scheduler.store.read.status import hung, never, tasks_ahead, unserved
+from scheduler.store.read.status import never, tasks_ahead, unserved
+from scheduler.store.read.stuck import hung
 from scheduler.store.read.unserved import describe, unserved_schedules
 from scheduler.store.read.workers import read_fleet, workers
 from scheduler.store.schedules import is_ahead

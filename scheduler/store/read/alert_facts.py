@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from scheduler.model import inbox
 from scheduler.model import state as st
 from scheduler.model.lanes import kind_of
 from scheduler.model.outcome import AttemptEnd
@@ -227,3 +228,33 @@ def errors_of(tx: Tx, ids: Sequence[int]) -> Mapping[int, str | None]:
         return {}
     rows = tx.run(f"SELECT id, error FROM schedd_tasks WHERE id IN {tx.dialect.ids()}", ids=bind_rows(list(ids)))
     return {r.id: r.error for r in rows}
+
+
+class DeadMessages(NamedTuple):
+    """Messages of one source that could become no task, and what the last one had. ``key``: its own."""
+
+    source: str
+    number: int
+    key: str
+    error: str | None
+
+
+def dead_messages(tx: Tx, within: int) -> list[DeadMessages]:
+    """Messages in dead-letter queues of transports that came within so many microseconds, the newest ``MAX_DEAD``."""
+    dead = f"verdict = {inbox.DEAD} AND task_id IS NULL"
+    rows = tx.run(
+        "SELECT source, count(*) AS n, max(last_at) AS last FROM (SELECT source, last_at FROM schedd_inbox "
+        f"WHERE {dead} AND last_at >= :since ORDER BY last_at DESC LIMIT {MAX_DEAD}) d "
+        f"GROUP BY source ORDER BY n DESC, source LIMIT {MAX_GROUPS}",
+        since=tx.now - within,
+    ).fetchall()
+    found = []
+    for row in rows:
+        newest = tx.run(
+            f"SELECT message_key, error FROM schedd_inbox WHERE {dead} AND last_at = :last AND source = :source "
+            "ORDER BY message_key LIMIT 1",
+            last=row.last,
+            source=row.source,
+        ).one()
+        found.append(DeadMessages(row.source, row.n, newest.message_key, newest.error))
+    return found

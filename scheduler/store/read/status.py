@@ -9,7 +9,7 @@ from scheduler.model import state as st
 from scheduler.model.defaults import POOLS
 from scheduler.model.lanes import QUARANTINE_LANE, executor_of, kind_of
 from scheduler.model.state import Otherwise, TaskState
-from scheduler.model.texts import counted, listed, rfc3339, span_text
+from scheduler.model.texts import counted, listed, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
 from scheduler.store import pauses
@@ -21,15 +21,12 @@ from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.read import dead_letters
 from scheduler.store.read.counts import about, pools
 from scheduler.store.read.explain import CLOCK_AHEAD, ready_since
+from scheduler.store.read.stuck import Stuck, of_transports, of_workers
 from scheduler.store.read.unserved import describe, unserved_schedules
 from scheduler.store.read.workers import (
-    LOST,
     Fleet,
     WorkerRecord,
-    far_text,
     fleet_of,
-    hung_text,
-    orphans_text,
     read_fleet,
     workers,
 )
@@ -63,15 +60,6 @@ class ReadyTask(NamedTuple):
     kind: str
     queue: str
     since: int
-
-
-class Stuck(NamedTuple):
-    """Something that will not move by itself: a short name, a sentence, how many and some of them."""
-
-    problem: str
-    text: str
-    number: int
-    tasks: tuple[int, ...] = ()
 
 
 class PausedWork(NamedTuple):
@@ -111,10 +99,8 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
         lambda: _overdue(tx),
         lambda: _stalled(tx, found),
         lambda: never(tx),
-        lambda: _lost(found),
-        lambda: _far(found),
-        lambda: _bodies(found),
-        lambda: hung(found),
+        lambda: of_workers(found),
+        lambda: of_transports(found, tx.now),
         lambda: _late_schedules(tx),
         lambda: _ahead(tx),
         lambda: _runs(tx, fleet),
@@ -307,43 +293,6 @@ def never(tx: Tx) -> list[Stuck]:
 def _writes(tx: Tx) -> list[Stuck]:
     reason = no_writes(tx.connection)
     return [] if reason is None else [Stuck("writes", reason, 0)]
-
-
-def _far(found: list[WorkerRecord]) -> list[Stuck]:
-    return [Stuck("short lease", text, 0) for text in map(far_text, found) if text is not None]
-
-
-def _lost(found: list[WorkerRecord]) -> list[Stuck]:
-    return [
-        Stuck(
-            "lease",
-            f"worker {w.label} {_end_of(w)} and still holds {counted(w.holds, 'task')}; "
-            "the next live worker takes them back",
-            w.holds,
-        )
-        for w in found
-        if w.lost
-    ]
-
-
-def _end_of(worker: WorkerRecord) -> str:
-    if worker.state == LOST:
-        return f"lost its lease at {rfc3339(worker.lease_until, exact=False)}"
-    return "is gone, its process has ended,"
-
-
-def _bodies(found: list[WorkerRecord]) -> list[Stuck]:
-    """Handlers that lost their claims and run on: a thread cannot be ended, and until it ends it keeps its slot."""
-    return [Stuck("orphans", text, w.orphans, w.orphaned_tasks) for w in found if (text := orphans_text(w)) is not None]
-
-
-def hung(found: list[WorkerRecord]) -> list[Stuck]:
-    """Handlers that hang, and what can be done."""
-    return [
-        Stuck("hung", hung_text(w, hang), 1 + len(hang.behind), tuple(i for i in (hang.task, *dict(hang.behind)) if i))
-        for w in found
-        for hang in w.hung
-    ]
 
 
 def _ahead(tx: Tx) -> list[Stuck]:
